@@ -1,0 +1,38 @@
+# Every target sets up .venv first when it is missing or out of date. PYTHON=python3.12 chooses the interpreter.
+PYTHON ?=
+PYTEST_ARGS ?=
+WORKERS ?= 2
+
+BIN := .venv/bin
+PACKAGES := $(patsubst %/__init__.py,%,$(wildcard shared_embeddings/__init__.py nmt/__init__.py lm/__init__.py recipes/__init__.py))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format pins clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
+
+setup: ## make .venv with the pinned packages (every other target does this by itself)
+	@PYTHON="$(PYTHON)" scripts/setup.sh
+
+demo: setup ## train, translate with and compare several small models, about five minutes on two cores
+	@PATH="$(CURDIR)/$(BIN):$$PATH" recipes/quickstart/run.sh
+
+test: setup ## run the tests (PYTEST_ARGS="-k name" to choose, WORKERS=0 for one process)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+check: setup ## lint, formatting and types
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy $(PACKAGES)
+
+format: setup ## put the code into the house style
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+pins: ## resolve requirements/pins.in anew
+	@PYTHON="$(PYTHON)" scripts/update_pins.sh
+
+clean: ## remove .venv, caches and build products
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Make .venv in the repository root complete: pinned packages, OpenNMT-py, then this project. Does nothing when it already is.
+# PYTHON=python3.12 chooses the interpreter. Packages come from wherever pip is configured to take them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# Settings that would put packages anywhere but into .venv.
+unset PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
+
+venv=.venv
+stamp=$venv/setup-complete
+unfinished=$venv/setup-unfinished
+
+fail() {
+    echo "set-up: $*" >&2
+    exit 2
+}
+
+step() {
+    echo "set-up: $*"
+}
+
+# What the environment depends on; a changed line means that it has to be brought up to date.
+fingerprint() {
+    echo "directory $PWD"
+    echo "python $("$venv/bin/python" -c 'import platform; print(platform.python_version())' 2>/dev/null || true)"
+    cat requirements/*.txt pyproject.toml scripts/setup.sh | cksum
+}
+
+check_python() {
+    command -v "$python" >/dev/null || fail "no '$python' here; install Python 3.10 to 3.13, or name one: make PYTHON=/path/to/python"
+    "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' ||
+        fail "'$python' is $("$python" --version 2>&1); Python 3.10 to 3.13 is needed: make PYTHON=/path/to/python"
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "'$python' cannot make virtual environments; on Debian and Ubuntu: apt install python$(version "$python")-venv"
+}
+
+version() {
+    "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
+}
+
+# Two runs at once would install into the same directory: the second waits here.
+exec 9<scripts/setup.sh
+flock 9
+
+python=${PYTHON:-python3}
+wanted=""
+if [ -n "${PYTHON:-}" ]; then
+    wanted=$(version "$PYTHON")
+fi
+present=$(version "$venv/bin/python")
+if [ -f $stamp ] && [ "$(cat $stamp)" = "$(fingerprint)" ] && { [ -z "${PYTHON:-}" ] || [ "$wanted" = "$present" ]; }; then
+    exit 0
+fi
+
+# An environment made by hand, or for older pins, is brought up to date; anything doubtful is made anew.
+if [ -z "$present" ] || [ -f $unfinished ] || { [ -n "$wanted" ] && [ "$wanted" != "$present" ]; } ||
+    { [ -f $stamp ] && [ "$(head -n 1 $stamp)" != "directory $PWD" ]; } ||
+    ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    check_python
+    step "making $venv with $("$python" --version 2>&1)"
+    rm -rf $venv
+    "$python" -m venv $venv || fail "'$python -m venv' failed, see above"
+fi
+
+rm -f $stamp
+touch $unfinished
+pip() {
+    "$venv/bin/python" -m pip --disable-pip-version-check "$@"
+}
+
+step "1 of 5: pip and setuptools"
+pip install --quiet --constraint requirements/pins.txt pip setuptools
+step "2 of 5: torch (the largest download: 0.2 GB, or 3 GB where the package index has the CUDA build)"
+pip install --constraint requirements/pins.txt --requirement requirements/torch.txt
+step "3 of 5: the other packages"
+pip install --quiet --no-build-isolation --constraint requirements/torch.txt --requirement requirements/pins.txt
+step "4 of 5: OpenNMT-py"
+pip install --quiet --no-deps --requirement requirements/opennmt.txt
+# Last, so that its onmt_* commands replace those of OpenNMT-py.
+step "5 of 5: this project"
+pip install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
+
+fingerprint >$stamp.tmp
+mv $stamp.tmp $stamp
+rm -f $unfinished
+step "done"
