@@ -43,17 +43,18 @@ exec 9<scripts/setup.sh
 flock 9
 
 python=${PYTHON:-python3}
-wanted=""
-if [ -n "${PYTHON:-}" ]; then
-    wanted=$(version "$PYTHON")
-fi
 present=$(version "$venv/bin/python")
-if [ -f $stamp ] && [ "$(cat $stamp)" = "$(fingerprint)" ] && { [ -z "${PYTHON:-}" ] || [ "$wanted" = "$present" ]; }; then
+wanted=$present # whatever is there will do, unless a certain one is asked for
+if [ -n "${PYTHON:-}" ]; then
+    check_python
+    wanted=$(version "$python")
+fi
+if [ -f $stamp ] && [ "$wanted" = "$present" ] && [ "$(cat $stamp)" = "$(fingerprint)" ]; then
     exit 0
 fi
 
 # An environment made by hand, or for older pins, is brought up to date; anything doubtful is made anew.
-if [ -z "$present" ] || [ -f $unfinished ] || { [ -n "$wanted" ] && [ "$wanted" != "$present" ]; } ||
+if [ -z "$present" ] || [ -f $unfinished ] || [ "$wanted" != "$present" ] ||
     { [ -f $stamp ] && [ "$(head -n 1 $stamp)" != "directory $PWD" ]; } ||
     ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     check_python
