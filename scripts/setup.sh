@@ -23,6 +23,7 @@ step() {
 fingerprint() {
     echo "directory $PWD"
     echo "python $("$venv/bin/python" -c 'import platform; print(platform.python_version())' 2>/dev/null || true)"
+    echo "packages" */__init__.py # an editable install knows the packages that were there
     cat requirements/*.txt pyproject.toml scripts/setup.sh | cksum
 }
 
@@ -73,13 +74,13 @@ step "1 of 5: pip and setuptools"
 pip install --quiet --constraint requirements/pins.txt pip setuptools
 step "2 of 5: torch (the largest download: 0.2 GB, or 3 GB where the package index has the CUDA build)"
 pip install --constraint requirements/pins.txt --requirement requirements/torch.txt
-step "3 of 5: the other packages"
+step "3 of 5: $(grep -c == requirements/pins.txt) other packages (0.2 GB)"
 pip install --quiet --no-build-isolation --constraint requirements/torch.txt --requirement requirements/pins.txt
 step "4 of 5: OpenNMT-py"
 pip install --quiet --no-deps --requirement requirements/opennmt.txt
 # Last, so that its onmt_* commands replace those of OpenNMT-py.
 step "5 of 5: this project"
-pip install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
+pip install --quiet --no-deps --no-build-isolation --editable .
 
 fingerprint >$stamp.tmp
 mv $stamp.tmp $stamp
