@@ -1,0 +1,1 @@
+"""What every recipe needs: results files, tables, plots, scores, resumable steps, checkpoints."""

@@ -1,0 +1,33 @@
+"""Mistakes of the person at the keyboard, told in one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+
+class UserError(Exception):
+    """Something that the user can put right; its text is one line that says what and how."""
+
+
+def run_main(
+    program: str, main: Callable[[Sequence[str]], None], arguments: Sequence[str] | None = None
+) -> int:
+    """Run `main` on the command line and return the exit status.
+
+    A `UserError` becomes one line on stderr and status 2; an interruption becomes one line and status 130.
+
+    Args:
+        program: what the line starts with.
+        main: takes the arguments.
+        arguments: ``sys.argv[1:]`` if not given.
+    """
+    try:
+        main(sys.argv[1:] if arguments is None else arguments)
+    except UserError as error:
+        print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    return 0

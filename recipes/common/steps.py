@@ -1,0 +1,55 @@
+"""Steps of a preparation that run once, and again only when something that they depend on has changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recipes.common.files import sha256, write_text
+
+
+def run_step(
+    name: str,
+    stamps: Path,
+    action: Callable[[], object],
+    *,
+    inputs: Sequence[Path],
+    outputs: Sequence[Path],
+    settings: Mapping[str, Any],
+) -> None:
+    """Run `action` unless its outputs are there, unharmed, and come from the same inputs and settings.
+
+    The stamp is written after the outputs, so that an interrupted step runs again. `action` must write each
+    output under a temporary name (`recipes.common.files.replacing`).
+
+    Args:
+        name: what is printed, and the name of the stamp.
+        stamps: folder of the stamps.
+        action: makes the outputs.
+        inputs: files whose content decides about the outputs.
+        outputs: files that `action` leaves.
+        settings: everything else that decides about the outputs, as JSON values.
+    """
+    stamp = stamps / f"{name}.json"
+    key = {"settings": json.loads(json.dumps(dict(settings))), "inputs": _checksums(inputs)}
+    if _read(stamp) == {**key, "outputs": _checksums(outputs)}:
+        print(f"{name}: up to date", flush=True)
+        return
+    print(f"{name}: running", flush=True)
+    action()
+    write_text(stamp, json.dumps({**key, "outputs": _checksums(outputs)}, indent=2) + "\n")
+
+
+def _checksums(paths: Sequence[Path]) -> dict[str, str | None]:
+    """Checksum by file name; ``None`` where the file is absent."""
+    return {path.name: sha256(path) if path.is_file() else None for path in paths}
+
+
+def _read(stamp: Path) -> Any:
+    """The content of a stamp; ``None`` when it is absent or damaged."""
+    try:
+        return json.loads(stamp.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,1 @@
+"""English-German translation of image captions (Multi30k)."""

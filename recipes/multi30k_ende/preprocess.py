@@ -1,0 +1,195 @@
+"""Raw Multi30k to subwords and a shared vocabulary, in steps that are skipped when they are up to date."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recipes.common import subwords
+from recipes.common.corpus import check_pairs, download, read_lines, verify, with_progress, write_lines
+from recipes.common.errors import UserError, run_main
+from recipes.common.files import sha256, write_text
+from recipes.common.moses import Tokenizer
+from recipes.common.results import REPOSITORY
+from recipes.common.steps import run_step
+
+RECIPE = Path(__file__).parent
+NAME = RECIPE.name
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The content of ``data.yaml``, which explains each of them."""
+
+    source: str
+    target: str
+    splits: dict[str, str]
+    bpe_operations: int
+    split_dashes: bool
+    url: str
+    sha256: dict[str, str | None]
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Source and target language."""
+        return self.source, self.target
+
+    def raw_name(self, split: str, language: str) -> str:
+        """Name of the raw file of one side of a split."""
+        return f"{self.splits[split]}.{language}.gz"
+
+
+def read_settings(path: Path) -> Settings:
+    """Read ``data.yaml``.
+
+    Raises:
+        UserError: absent, not YAML, or a setting that is missing, unknown or of another type.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not YAML: {error}") from error
+    wanted = {field.name for field in fields(Settings)}
+    if not isinstance(content, dict) or set(content) != wanted:
+        given = set(content) if isinstance(content, dict) else set()
+        raise UserError(
+            f"{path}: missing settings {sorted(wanted - given)}, unknown settings {sorted(given - wanted)}"
+        )
+    operations = content["bpe_operations"]
+    if type(operations) is not int or operations < 1:
+        raise UserError(f"{path}: bpe_operations is {operations!r}; it must be a whole number of at least 1")
+    if set(content["splits"]) != {"train", "valid", "test"}:
+        raise UserError(f"{path}: splits must be train, valid and test, not {sorted(content['splits'])}")
+    return Settings(**content)
+
+
+def locate_raw(settings: Settings, data_dir: Path | None, download_dir: Path) -> dict[str, Path]:
+    """Find or download each raw file and check it; returns the paths by file name.
+
+    A file in `data_dir` is used where it lies, so that the folder may be read-only; a missing one goes to
+    `download_dir`.
+    """
+    paths = {}
+    for split in settings.splits:
+        for language in settings.languages:
+            name = settings.raw_name(split, language)
+            checksum = settings.sha256.get(name)
+            path = data_dir / name if data_dir and (data_dir / name).is_file() else download_dir / name
+            if path.is_file():
+                verify(path, checksum)
+            else:
+                download(f"{settings.url}/{name}", path, checksum)
+            paths[name] = path
+    return paths
+
+
+def tokenize_split(settings: Settings, split: str, raw: dict[str, Path], folder: Path) -> None:
+    """Write both sides of a split, tokenised; of the test set also the untouched reference."""
+    names = [settings.raw_name(split, language) for language in settings.languages]
+    sides = {name: read_lines(raw[name]) for name in names}
+    check_pairs(sides)
+    for language, lines in zip(settings.languages, sides.values(), strict=True):
+        tokenizer = Tokenizer(language, settings.split_dashes)
+        tokens = (tokenizer.tokenize(line) for line in with_progress(lines, f"{split}.{language}"))
+        write_lines(folder / "tokens" / f"{split}.{language}", tokens)
+    if split == "test":
+        write_lines(folder / "test.reference", sides[names[1]])
+
+
+def file_names(settings: Settings) -> list[str]:
+    """Names of the prepared files, both sides of all splits."""
+    return [f"{split}.{language}" for split in settings.splits for language in settings.languages]
+
+
+def prepare(settings: Settings, raw: dict[str, Path], folder: Path) -> None:
+    """All steps from the raw files to ``data.json``, which describes the outcome."""
+    stamps = folder / "steps"
+    for split in settings.splits:
+        files = [raw[settings.raw_name(split, language)] for language in settings.languages]
+        outputs = [folder / "tokens" / f"{split}.{language}" for language in settings.languages]
+        run_step(
+            f"tokenise-{split}",
+            stamps,
+            partial(tokenize_split, settings, split, raw, folder),
+            inputs=files,
+            outputs=[*outputs, folder / "test.reference"] if split == "test" else outputs,
+            settings={"languages": settings.languages, "split_dashes": settings.split_dashes},
+        )
+    training = [folder / "tokens" / f"train.{language}" for language in settings.languages]
+    codes = folder / "bpe.codes"
+    run_step(
+        "learn-bpe",
+        stamps,
+        lambda: subwords.learn(training, codes, settings.bpe_operations),
+        inputs=training,
+        outputs=[codes],
+        settings={"operations": settings.bpe_operations, "min_frequency": subwords.MIN_PAIR_FREQUENCY},
+    )
+    tokens = [folder / "tokens" / name for name in file_names(settings)]
+    pieces = [folder / path.name for path in tokens]
+    run_step(
+        "apply-bpe",
+        stamps,
+        lambda: subwords.apply(codes, tokens, folder),
+        inputs=[codes, *tokens],
+        outputs=pieces,
+        settings={},
+    )
+    vocabulary = folder / "vocabulary"
+    run_step(
+        "vocabulary",
+        stamps,
+        lambda: subwords.write_vocabulary([folder / path.name for path in training], vocabulary),
+        inputs=[folder / path.name for path in training],
+        outputs=[vocabulary],
+        settings={},
+    )
+    write_text(folder / "data.json", json.dumps(describe(settings, folder), indent=2) + "\n")
+
+
+def describe(settings: Settings, folder: Path) -> dict[str, Any]:
+    """Sizes and checksums of the prepared data.
+
+    ``checksum`` is the SHA-256 over the checksums of all files; it goes into every results file.
+    """
+    names = [*file_names(settings), "test.reference", "vocabulary"]
+    checksums = {name: sha256(folder / name) for name in names}
+    sizes = {name: len(read_lines(folder / name)) for name in names}
+    listing = json.dumps(checksums, sort_keys=True).encode()
+    return {
+        "source": settings.source,
+        "target": settings.target,
+        "pairs": {split: sizes[f"{split}.{settings.source}"] for split in settings.splits},
+        "vocabulary": sizes["vocabulary"],
+        "bpe_operations": settings.bpe_operations,
+        "checksum": hashlib.sha256(listing).hexdigest(),
+        "files": checksums,
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Prepare Multi30k below $RUNS/multi30k_ende/data, from $DATA_DIR/multi30k or from the network."""
+    parser = argparse.ArgumentParser(prog="preprocess.sh", description=main.__doc__)
+    parser.add_argument("--settings", type=Path, default=RECIPE / "data.yaml", help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    settings = read_settings(options.settings)
+    home = Path(os.environ.get("RUNS") or REPOSITORY / "runs") / NAME
+    data_dir = os.environ.get("DATA_DIR")
+    raw = locate_raw(settings, Path(data_dir) / "multi30k" if data_dir else None, home / "raw")
+    prepare(settings, raw, home / "data")
+    print(f"prepared {home / 'data'}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("preprocess", main))
