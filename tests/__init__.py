@@ -1,0 +1,1 @@
+"""The tests: one directory per package, small, fast, on a CPU."""

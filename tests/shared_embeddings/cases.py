@@ -1,0 +1,128 @@
+"""The table of embeddings that the whole contract is checked against: one row per method and way of using it.
+
+A new method needs one row here and nothing else in ``test_contract.py``; ``test_every_method_has_a_row`` says so
+when it is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import shared_embeddings as se
+
+VOCABULARY = 37
+DIMENSION = 24
+PADDING = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: how to build an embedding, and what may be expected of it.
+
+    ``output`` is False where there is no output side. ``adaptive`` marks a hierarchical output distribution,
+    whose probabilities are not the softmax of its scores. ``score_dim`` is the width ``S`` of the hidden states
+    that the output side takes.
+    """
+
+    name: str
+    method: str
+    options: dict[str, Any] = field(default_factory=dict)
+    num_embeddings: int = VOCABULARY
+    embedding_dim: int = DIMENSION
+    padding_idx: int | None = PADDING
+    score_dim: int = DIMENSION
+    output: bool = True
+    adaptive: bool = False
+
+    def build(self, seed: int | None = 0, **changes: Any) -> se.SharedEmbedding:
+        """Build the embedding, its weights drawn from ``seed``; ``changes`` replace fields of the row."""
+        row = replace(self, **changes)
+        if seed is not None:
+            torch.manual_seed(seed)
+        return se.build(
+            row.method,
+            num_embeddings=row.num_embeddings,
+            embedding_dim=row.embedding_dim,
+            padding_idx=row.padding_idx,
+            **row.options,
+        )
+
+    def hidden(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """Random hidden states ``(*shape, S)`` that take a gradient."""
+        return (torch.randn(*shape, self.score_dim) * scale).requires_grad_()
+
+
+def _define(name: str, **options: Any) -> Case:
+    """A row of DeFINE; ``output`` is the full table unless it says otherwise."""
+    settings = {"map_dim": 16, "expand_dim": 48, "depth": 3, "output": "table"} | options
+    if settings.get("transform") != "linear":
+        settings.setdefault("max_groups", 4)
+    if settings["output"] == "map" and not settings.get("output_projection"):
+        score_dim = settings["map_dim"]
+    else:
+        score_dim = DIMENSION
+    return Case(
+        f"define-{name}",
+        "define",
+        settings,
+        score_dim=score_dim,
+        output=settings["output"] != "none",
+        adaptive=settings.get("map") == "adaptive" and settings["output"] == "map",
+    )
+
+
+def _alone(name: str, **options: Any) -> Case:
+    """A row of ALONE, small."""
+    settings = {"base_dim": 18, "hidden_dim": 40, "codebooks": 3, "codebook_size": 5} | options
+    return Case(f"alone-{name}", "alone", settings)
+
+
+ADAPTIVE_MAP = {"map": "adaptive", "cutoffs": [9, 20], "factor": 2}
+
+CASES: list[Case] = [
+    Case("standard", "standard"),
+    Case("standard-no-padding", "standard", padding_idx=None),
+    Case("projective", "projective", {"rank": 5}),
+    Case("projective-full-rank", "projective", {"rank": DIMENSION}),
+    Case("projective-rank-one", "projective", {"rank": 1}),
+    Case("funnel", "funnel", {"rank": 7}),
+    Case("funnel-gelu", "funnel", {"rank": 7, "activation": "gelu"}),
+    Case("funnel-tanh", "funnel", {"rank": 7, "activation": "tanh"}, padding_idx=None),
+    _alone("real", filter="real"),
+    _alone("real-fixed-base", filter="real", train_base=False),
+    _alone("binary", filter="binary", zero_probability=0.4),
+    _alone("binary-fixed-base", filter="binary", train_base=False),
+    _alone("one-codebook", filter="real", codebooks=1, codebook_size=VOCABULARY),
+    *(
+        _define(f"{transform}-{connection}", transform=transform, connection=connection)
+        for transform in ("hgt", "glt", "linear")
+        for connection in ("mixer", "skip", "residual", "none")
+    ),
+    _define("shuffle", transform="glt", connection="none", shuffle=True),
+    _define("shuffle-mixer", transform="glt", connection="mixer", shuffle=True),
+    _define("no-reduce", transform="hgt", connection="mixer", expand_dim=DIMENSION, reduce=False),
+    _define("shallow", transform="hgt", connection="mixer", depth=1),
+    _define("deep", transform="hgt", connection="mixer", depth=6),
+    _define("tied-to-map", output="map"),
+    _define("tied-to-map-projected", output="map", output_projection=True),
+    _define("input-only", output="none"),
+    _define("projective-map", map="projective", rank=6),
+    _define("projective-map-tied", map="projective", rank=6, output="map"),
+    _define("projective-map-projected", map="projective", rank=6, output="map", output_projection=True),
+    _define("adaptive-map", **ADAPTIVE_MAP),
+    _define("adaptive-map-tied", **ADAPTIVE_MAP, output="map"),
+    _define("adaptive-map-projected", **ADAPTIVE_MAP, output="map", output_projection=True),
+    _define("adaptive-map-input-only", **ADAPTIVE_MAP, output="none"),
+]
+
+OUTPUT_CASES = [case for case in CASES if case.output]
+SOFTMAX_CASES = [case for case in OUTPUT_CASES if not case.adaptive]
+
+
+def by_name(name: str) -> Case:
+    """The row called ``name``."""
+    return next(case for case in CASES if case.name == name)

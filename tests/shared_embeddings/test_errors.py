@@ -1,0 +1,194 @@
+"""Options that cannot work are refused, and the message names the option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import shared_embeddings as se
+
+SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24, "padding_idx": 3}
+DEFINE: dict[str, Any] = {"map_dim": 16, "expand_dim": 48, "depth": 3, "max_groups": 4, "output": "table"}
+ALONE: dict[str, Any] = {"base_dim": 18, "hidden_dim": 40}
+ADAPTIVE: dict[str, Any] = {"map": "adaptive", "cutoffs": [9, 20], "factor": 2}
+
+
+def without(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The options but for some."""
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def message(method: str, **options: Any) -> str:
+    """The text of the error that building raises."""
+    with pytest.raises(se.OptionError) as error:
+        se.build(method, **(SIZES | options))
+    return str(error.value)
+
+
+def test_option_error_is_a_value_error() -> None:
+    assert issubclass(se.OptionError, ValueError)
+
+
+def test_unknown_method_is_named_with_the_known_ones() -> None:
+    text = message("word2vec")
+    assert "word2vec" in text
+    for method in se.methods():
+        assert method in text
+
+
+def test_unknown_method_in_the_other_functions() -> None:
+    with pytest.raises(se.OptionError, match="word2vec"):
+        se.options("word2vec")
+    with pytest.raises(se.OptionError, match="word2vec"):
+        se.expected_count("word2vec", num_embeddings=37, embedding_dim=24)
+
+
+UNKNOWN = [
+    ("standard", {"rank": 4}, "rank"),
+    ("projective", {"rank": 4, "hidden_dim": 4}, "hidden_dim"),
+    ("funnel", {"rank": 4, "activations": "relu"}, "activations"),
+    ("define", DEFINE | {"dept": 3}, "dept"),
+    ("alone", ALONE | {"code_books": 3}, "code_books"),
+]
+
+MISSING = [
+    ("projective", {}, "rank"),
+    ("funnel", {}, "rank"),
+    ("define", without(DEFINE, "map_dim"), "map_dim"),
+    ("define", DEFINE | {"map": "projective"}, "rank"),
+    ("define", DEFINE | {"map": "adaptive"}, "cutoffs"),
+]
+
+WRONG_TYPE = [
+    ("projective", {"rank": "4"}, "rank"),
+    ("projective", {"rank": 4.5}, "rank"),
+    ("projective", {"rank": True}, "rank"),
+    ("projective", {"rank": None}, "rank"),
+    ("funnel", {"rank": [4]}, "rank"),
+    ("funnel", {"rank": 4, "activation": 3}, "activation"),
+    ("define", DEFINE | {"depth": 2.5}, "depth"),
+    ("define", DEFINE | {"reduce": "yes"}, "reduce"),
+    ("define", DEFINE | {"shuffle": 1}, "shuffle"),
+    ("define", DEFINE | {"transform": 3}, "transform"),
+    ("define", DEFINE | ADAPTIVE | {"cutoffs": 9}, "cutoffs"),
+    ("define", DEFINE | ADAPTIVE | {"cutoffs": ["9"]}, "cutoffs"),
+    ("alone", ALONE | {"train_base": "no"}, "train_base"),
+    ("alone", ALONE | {"seed": "today"}, "seed"),
+    ("alone", ALONE | {"filter": "binary", "zero_probability": "half"}, "zero_probability"),
+]
+
+UNKNOWN_VALUE = [
+    ("funnel", {"rank": 4, "activation": "rleu"}, "activation"),
+    ("define", DEFINE | {"transform": "htg"}, "transform"),
+    ("define", DEFINE | {"connection": "mix"}, "connection"),
+    ("define", DEFINE | {"map": "table"}, "map"),
+    ("define", DEFINE | {"output": "tied"}, "output"),
+    ("alone", ALONE | {"filter": "complex"}, "filter"),
+]
+
+IMPOSSIBLE = [
+    ("standard", {"num_embeddings": 0}, "num_embeddings"),
+    ("standard", {"num_embeddings": -3}, "num_embeddings"),
+    ("standard", {"embedding_dim": 0}, "embedding_dim"),
+    ("standard", {"padding_idx": 37}, "padding_idx"),
+    ("projective", {"rank": 0}, "rank"),
+    ("projective", {"rank": -1}, "rank"),
+    ("projective", {"rank": 25}, "rank"),
+    ("funnel", {"rank": 0}, "rank"),
+    ("funnel", {"rank": 25}, "rank"),
+    ("define", DEFINE | {"depth": 0}, "depth"),
+    ("define", DEFINE | {"depth": -2}, "depth"),
+    ("define", DEFINE | {"map_dim": 0}, "map_dim"),
+    ("define", DEFINE | {"map_dim": 18}, "map_dim"),
+    ("define", DEFINE | {"expand_dim": 0}, "expand_dim"),
+    ("define", DEFINE | {"max_groups": 0}, "max_groups"),
+    ("define", DEFINE | {"max_groups": 3}, "max_groups"),
+    ("define", DEFINE | {"max_groups": 64}, "max_groups"),
+    ("define", DEFINE | {"reduce": False}, "reduce"),
+    ("define", DEFINE | {"map": "projective", "rank": 0}, "rank"),
+    ("define", DEFINE | {"map": "projective", "rank": 17}, "rank"),
+    ("define", DEFINE | ADAPTIVE | {"cutoffs": [9, 37]}, "cutoffs"),
+    ("define", DEFINE | ADAPTIVE | {"cutoffs": [20, 9]}, "cutoffs"),
+    ("define", DEFINE | ADAPTIVE | {"cutoffs": [0, 9]}, "cutoffs"),
+    ("define", DEFINE | ADAPTIVE | {"cutoffs": []}, "cutoffs"),
+    ("define", DEFINE | ADAPTIVE | {"factor": 0}, "factor"),
+    ("define", DEFINE | ADAPTIVE | {"factor": 100}, "factor"),
+    ("alone", ALONE | {"base_dim": 0}, "base_dim"),
+    ("alone", ALONE | {"hidden_dim": 0}, "hidden_dim"),
+    ("alone", ALONE | {"codebooks": 0}, "codebooks"),
+    ("alone", ALONE | {"codebook_size": 0}, "codebook_size"),
+    ("alone", ALONE | {"filter": "binary", "zero_probability": 1.5}, "zero_probability"),
+    ("alone", ALONE | {"filter": "binary", "zero_probability": -0.1}, "zero_probability"),
+    ("alone", ALONE | {"relu_dropout": 1.0}, "relu_dropout"),
+    ("alone", ALONE | {"relu_dropout": -0.5}, "relu_dropout"),
+]
+
+NO_EFFECT = [
+    ("define", DEFINE | {"rank": 4}, "rank"),
+    ("define", DEFINE | {"cutoffs": [9]}, "cutoffs"),
+    ("define", DEFINE | {"map": "projective", "rank": 4, "cutoffs": [9]}, "cutoffs"),
+    ("define", DEFINE | {"map": "projective", "rank": 4, "factor": 2}, "factor"),
+    ("define", DEFINE | ADAPTIVE | {"rank": 4}, "rank"),
+    ("define", DEFINE | {"output_projection": True}, "output_projection"),
+    ("define", DEFINE | {"output": "none", "output_projection": True}, "output_projection"),
+    ("define", DEFINE | {"transform": "linear"}, "max_groups"),
+    ("define", without(DEFINE, "max_groups") | {"transform": "linear", "shuffle": True}, "shuffle"),
+    ("alone", ALONE | {"filter": "real", "zero_probability": 0.3}, "zero_probability"),
+]
+
+
+def table(rows: list[tuple[str, dict[str, Any], str]]) -> pytest.MarkDecorator:
+    """One test for each row."""
+    return pytest.mark.parametrize(
+        ("method", "options", "named"), rows, ids=[f"{row[0]}-{row[2]}-{i}" for i, row in enumerate(rows)]
+    )
+
+
+@table(UNKNOWN)
+def test_unknown_option(method: str, options: dict[str, Any], named: str) -> None:
+    assert named in message(method, **options)
+
+
+@table(MISSING)
+def test_missing_option(method: str, options: dict[str, Any], named: str) -> None:
+    assert named in message(method, **options)
+
+
+@table(WRONG_TYPE)
+def test_wrong_type(method: str, options: dict[str, Any], named: str) -> None:
+    assert named in message(method, **options)
+
+
+@table(UNKNOWN_VALUE)
+def test_unknown_value_is_shown_with_the_option(method: str, options: dict[str, Any], named: str) -> None:
+    text = message(method, **options)
+    assert named in text and str(options[named]) in text
+
+
+@table(IMPOSSIBLE)
+def test_impossible_size(method: str, options: dict[str, Any], named: str) -> None:
+    assert named in message(method, **options)
+
+
+@table(NO_EFFECT)
+def test_option_without_effect(method: str, options: dict[str, Any], named: str) -> None:
+    assert named in message(method, **options)
+
+
+COUNTABLE = [
+    row for row in UNKNOWN + WRONG_TYPE + UNKNOWN_VALUE + IMPOSSIBLE + NO_EFFECT if row[2] != "padding_idx"
+]
+
+
+@table(COUNTABLE)
+def test_counting_refuses_what_building_refuses(method: str, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(se.OptionError) as error:
+        se.expected_count(method, **(without(SIZES | options, "padding_idx")))
+    assert named in str(error.value)
+
+
+@table(UNKNOWN + MISSING + WRONG_TYPE + UNKNOWN_VALUE + IMPOSSIBLE + NO_EFFECT)
+def test_a_message_is_one_line(method: str, options: dict[str, Any], named: str) -> None:
+    text = message(method, **options)
+    assert "\n" not in text and len(text) < 400
