@@ -1,7 +1,7 @@
 """Tables of results in Markdown, put between two markers of a README.
 
 ``python -m recipes.common.table --results runs/RECIPE --readme recipes/RECIPE/README.md`` also draws the
-picture of quality against size. Every number comes from a results file; a configuration without one says "not run".
+picture of quality against size. Every number comes from a results file; a row without one says "not run".
 """
 
 from __future__ import annotations

@@ -19,11 +19,8 @@ from recipes.common.corpus import check_pairs, download, read_lines, verify, wit
 from recipes.common.errors import UserError, run_main
 from recipes.common.files import sha256, write_text
 from recipes.common.moses import Tokenizer
-from recipes.common.results import REPOSITORY
 from recipes.common.steps import run_step
-
-RECIPE = Path(__file__).parent
-NAME = RECIPE.name
+from recipes.multi30k_ende.rows import RECIPE, data_folder, home
 
 
 @dataclass(frozen=True)
@@ -184,11 +181,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--settings", type=Path, default=RECIPE / "data.yaml", help="default: %(default)s")
     options = parser.parse_args(arguments)
     settings = read_settings(options.settings)
-    home = Path(os.environ.get("RUNS") or REPOSITORY / "runs") / NAME
     data_dir = os.environ.get("DATA_DIR")
-    raw = locate_raw(settings, Path(data_dir) / "multi30k" if data_dir else None, home / "raw")
-    prepare(settings, raw, home / "data")
-    print(f"prepared {home / 'data'}")
+    raw = locate_raw(settings, Path(data_dir) / "multi30k" if data_dir else None, home() / "raw")
+    prepare(settings, raw, data_folder())
+    print(f"prepared {data_folder()}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,55 @@
+"""What the rows of a recipe weigh, from the papers' formulas and before any training.
+
+``python -m recipes.common.sizes recipes/RECIPE/configs --vocabulary N`` prints what heads each row's file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import shared_embeddings as se
+from recipes.common.config import Row, read_row, row_names
+from recipes.common.errors import UserError, run_main
+
+# Unknown, padding, start and end of a sentence.
+SPECIAL_TOKENS = 4
+
+
+def padded_vocabulary(entries: int, multiple: int) -> int:
+    """Rows of the table for a vocabulary file of `entries` lines, as OpenNMT-py pads them to a `multiple`."""
+    return -(-(entries + SPECIAL_TOKENS) // multiple) * multiple
+
+
+def describe_size(row: Row, entries: int) -> str:
+    """One line: embedding parameters of `row`, input and output together, and the compression.
+
+    Raises:
+        UserError: the method refuses its options.
+    """
+    vocabulary = padded_vocabulary(entries, row.train.get("vocab_size_multiple", 8))
+    size = row.train["hidden_size"]
+    options = {key: value for key, value in row.embedding.items() if key != "method"}
+    try:
+        count = se.expected_count(
+            row.embedding["method"], num_embeddings=vocabulary, embedding_dim=size, **options
+        )
+    except (se.OptionError, KeyError) as error:
+        raise UserError(f"{row.name}: {error}") from error
+    dense = vocabulary * size
+    return f"{count:,} embedding parameters, {dense / count:.1f} times fewer than {vocabulary:,} x {size}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the size of every row's embedding."""
+    parser = argparse.ArgumentParser(prog="recipes.common.sizes", description=main.__doc__)
+    parser.add_argument("configs", type=Path, help="folder of the rows")
+    parser.add_argument("--vocabulary", type=int, required=True, help="lines of the vocabulary file")
+    options = parser.parse_args(arguments)
+    for name in row_names(options.configs):
+        print(f"{name}: {describe_size(read_row(options.configs, name), options.vocabulary)}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("sizes", main))

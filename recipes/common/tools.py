@@ -1,0 +1,32 @@
+"""Running OpenNMT-py's commands from a recipe."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from recipes.common.errors import UserError
+
+
+def run_tool(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
+    """Run the command `name` of the environment that this Python belongs to; its output goes where ours goes.
+
+    Args:
+        name: for instance ``onmt_train``.
+        arguments: its arguments.
+        keep_open: file descriptors that it inherits.
+
+    Raises:
+        UserError: the command is not installed, or it failed.
+        SystemExit: with status 2 when the command has found a mistake of the user's and said so itself.
+    """
+    command = Path(sys.executable).with_name(name)
+    if not command.exists():
+        raise UserError(f"{command}: not installed; run 'make setup'")
+    status = subprocess.run([command, *arguments], pass_fds=keep_open).returncode
+    if status == 2:
+        raise SystemExit(2)
+    if status:
+        raise UserError(f"{name} ended with status {status}; see what it printed above")

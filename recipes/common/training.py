@@ -1,0 +1,171 @@
+"""Training one row: start or resume, then average the last checkpoints."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recipes.common.checkpoints import Checkpoint, complete_checkpoints
+from recipes.common.config import Row, write_yaml
+from recipes.common.errors import UserError
+from recipes.common.files import replacing, write_text
+from recipes.common.tools import run_tool
+
+AVERAGED = "model_averaged.pt"
+# What may change between a start and a resumption without making it another model.
+FREE_TO_CHANGE = ("train_steps", "report_every", "keep_checkpoint")
+Segment = dict[str, Any]
+
+
+def train_row(row: Row, run: Path, data: dict[str, Any], options: Sequence[str], average: int) -> None:
+    """Train `row` in the folder `run` up to its number of steps, and average its last checkpoints.
+
+    Training goes on from the newest complete checkpoint when there is one.
+
+    Args:
+        row: what to train.
+        run: gets ``train.yaml``, ``train.log``, ``training.json``, the checkpoints and the averaged model.
+        data: options of ``onmt_train`` that say where data and vocabulary are.
+        options: further options of ``onmt_train``, as on its command line.
+        average: how many checkpoints to average.
+
+    Raises:
+        UserError: another process trains this row, or the run was started with other settings.
+    """
+    checkpoints = run / "checkpoints"
+    config = {
+        **data,
+        "save_model": str(checkpoints / "model"),
+        "log_file": str(run / "train.log"),
+        **row.train,
+        "embedding": row.embedding,
+    }
+    with locked(run / "lock") as lock:
+        found = complete_checkpoints(checkpoints)
+        if found:
+            _check_unchanged(run / "train.yaml", config)
+        write_text(run / "train.yaml", write_yaml(config))
+        target = _steps(option_value(options, "train_steps") or config.get("train_steps"))
+        _train(run, found[-1] if found else None, target, options, lock)
+        _average(complete_checkpoints(checkpoints)[-average:], run / AVERAGED)
+
+
+def _train(run: Path, newest: Checkpoint | None, target: int, options: Sequence[str], lock: int) -> None:
+    """Run ``onmt_train`` unless it came to its end for this `target` before; keep the books of the time."""
+    books = run / "training.json"
+    segments: list[Segment] = []
+    if newest:
+        state = read_json(books) or {"segments": [], "finished": None}
+        if state["finished"] == target:
+            print(f"{run.name}: trained to step {newest.step} before", flush=True)
+            return
+        segments = kept_segments(state["segments"], newest.path.stat().st_mtime)
+    arguments = ["-config", str(run / "train.yaml"), *options]
+    if newest:
+        print(f"{run.name}: going on from step {newest.step}", flush=True)
+        arguments += ["-train_from", str(newest.path)]
+    segment: Segment = {"from_step": newest.step if newest else 0, "started": time.time(), "ended": None}
+    segments.append(segment)
+    _write_json(books, {"segments": segments, "finished": None})
+    run_tool("onmt_train", arguments, keep_open=[lock])
+    segment["ended"] = time.time()
+    state = {
+        "segments": segments,
+        "finished": target,
+        "seconds": round(sum(part["ended"] - part["started"] for part in segments), 1),
+        "options": list(options),
+        "peak_memory_mib": peak_memory_of_children(),
+    }
+    _write_json(books, state)
+
+
+def kept_segments(segments: Sequence[Segment], saved: float) -> list[Segment]:
+    """The stretches of training that led to a checkpoint saved at `saved`; what came after it was lost."""
+    kept = [segment for segment in segments if segment["started"] < saved]
+    return [{**part, "ended": saved if part["ended"] is None else min(part["ended"], saved)} for part in kept]
+
+
+def _average(checkpoints: Sequence[Checkpoint], target: Path) -> None:
+    """Average `checkpoints` into `target`."""
+    if not checkpoints:
+        raise UserError(
+            f"{target.parent}: training left no checkpoint; set save_checkpoint_steps in common.yaml"
+        )
+    print(f"averaging steps {', '.join(str(checkpoint.step) for checkpoint in checkpoints)}", flush=True)
+    with replacing(target) as temporary:
+        models = [checkpoint.path for checkpoint in checkpoints]
+        run_tool("onmt_average_models", ["-models", *models, "-output", temporary])
+
+
+def _check_unchanged(path: Path, config: dict[str, Any]) -> None:
+    """Refuse to resume a run under settings other than those it was started with."""
+    try:
+        before = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError:
+        return
+    changed = [key for key in {**before, **config} if before.get(key) != config.get(key)]
+    changed = [key for key in changed if key not in FREE_TO_CHANGE]
+    if changed:
+        raise UserError(
+            f"{path.parent}: started with another {', '.join(changed)}; put it back, or move the folder away"
+        )
+
+
+def option_value(options: Sequence[str], name: str) -> str | None:
+    """The value of ``-name`` or ``--name`` among command line options, the last one if there are several."""
+    value = None
+    for index, option in enumerate(options):
+        key, _, attached = option.partition("=")
+        if key in (f"-{name}", f"--{name}"):
+            value = attached or (options[index + 1] if index + 1 < len(options) else None)
+    return value
+
+
+def _steps(value: Any) -> int:
+    """A number of training steps, from the configuration or the command line."""
+    if not str(value).isdecimal() or int(value) < 1:
+        raise UserError(f"train_steps is {value!r}; it must be a whole number of at least 1")
+    return int(value)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """Hold a lock and give its file descriptor: a child that inherits it keeps the lock if its parent is killed.
+
+    Raises:
+        UserError: somebody else holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"{path.parent}: another process is at work here; wait for it or end it"
+            ) from error
+        yield file.fileno()
+
+
+def peak_memory_of_children() -> float:
+    """Largest resident memory of any child process so far, in MiB."""
+    return round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, 1)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; ``None`` when it is absent or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    write_text(path, json.dumps(content, indent=2) + "\n")

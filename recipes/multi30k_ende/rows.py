@@ -1,0 +1,59 @@
+"""Where this recipe keeps its rows, its data and its runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recipes.common.config import Row, read_row, row_names
+from recipes.common.errors import UserError
+from recipes.common.results import REPOSITORY
+from recipes.common.training import read_json
+
+RECIPE = Path(__file__).parent
+CONFIGS = RECIPE / "configs"
+
+
+def home() -> Path:
+    """Folder of everything that this recipe writes: ``$RUNS/multi30k_ende``."""
+    return Path(os.environ.get("RUNS") or REPOSITORY / "runs").absolute() / RECIPE.name
+
+
+def data_folder() -> Path:
+    """Folder of the prepared data."""
+    return home() / "data"
+
+
+def parse(usage: str, arguments: Sequence[str]) -> tuple[Row, list[str]]:
+    """Take the command line ``CONFIG [option ...]`` apart.
+
+    ``--help`` prints `usage` and the configs and exits with 0; without a CONFIG, they go to stderr, with 2.
+    """
+    wants_help = any(argument in ("-h", "--help") for argument in arguments[:1])
+    if wants_help or not arguments:
+        text = f"{usage}\n\nCONFIG is one of: {', '.join(row_names(CONFIGS))}"
+        print(text, file=sys.stdout if wants_help else sys.stderr)
+        raise SystemExit(0 if wants_help else 2)
+    return read_row(CONFIGS, arguments[0]), list(arguments[1:])
+
+
+def data_options() -> dict[str, Any]:
+    """Options of ``onmt_train`` that name the prepared data.
+
+    Raises:
+        UserError: the data are not prepared.
+    """
+    folder = data_folder()
+    description = read_json(folder / "data.json")
+    if description is None:
+        raise UserError(f"{folder}: no prepared data; run preprocess.sh")
+    source, target = description["source"], description["target"]
+    corpora = {
+        part: {"path_src": str(folder / f"{part}.{source}"), "path_tgt": str(folder / f"{part}.{target}")}
+        for part in ("train", "valid")
+    }
+    vocabulary = str(folder / "vocabulary")
+    return {"data": corpora, "src_vocab": vocabulary, "tgt_vocab": vocabulary}

@@ -1,0 +1,33 @@
+"""Train one row of the table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from recipes.common.errors import UserError, run_main
+from recipes.common.training import train_row
+from recipes.multi30k_ende import rows
+
+USAGE = """usage: train.sh CONFIG [option of onmt_train ...]
+
+Trains CONFIG in $RUNS/multi30k_ende/CONFIG, going on from the newest complete checkpoint if there is one, and
+averages the last checkpoints ($AVERAGE of them, if set). Run preprocess.sh first."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train the row that the command line names."""
+    row, options = rows.parse(USAGE, arguments)
+    train_row(row, rows.home() / row.name, rows.data_options(), options, _average(row.average))
+
+
+def _average(default: int) -> int:
+    """How many checkpoints to average."""
+    given = os.environ.get("AVERAGE") or str(default)
+    if not given.isdecimal() or int(given) < 1:
+        raise UserError(f"AVERAGE is {given!r}; it must be a whole number of at least 1")
+    return int(given)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("train", main))
