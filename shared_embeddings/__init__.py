@@ -1,0 +1,16 @@
+"""Word embeddings with few parameters, for the input and the output of a model, behind one interface."""
+
+from shared_embeddings import accounting
+from shared_embeddings.interface import SharedEmbedding
+from shared_embeddings.options import OptionError
+from shared_embeddings.registry import build, expected_count, methods, options
+
+__all__ = [
+    "OptionError",
+    "SharedEmbedding",
+    "accounting",
+    "build",
+    "expected_count",
+    "methods",
+    "options",
+]

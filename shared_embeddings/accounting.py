@@ -1,0 +1,46 @@
+"""Counting what a model holds: every tensor once, however many names it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor, nn
+
+
+def count_parameters(module: nn.Module) -> int:
+    """The number of parameters of `module`; a parameter used in several places counts once."""
+    return count_distinct(module.parameters())
+
+
+def count_distinct(tensors: Iterable[Tensor]) -> int:
+    """The number of elements of `tensors`, each tensor once by identity."""
+    return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in tensors}.values())
+
+
+def parameter_bytes(module: nn.Module) -> int:
+    """The bytes that the parameters of `module` take in memory, each once."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+
+
+def stored_bits(module: nn.Module) -> int:
+    """The bits that it takes to store `module`: its parameters, and the buffers that its checkpoint holds.
+
+    Each tensor counts once, with the bits of its own type; where an embedding needs fewer bits than its
+    buffer has in memory (word codes of log2 c bits), its `buffer_bits` says so.
+    """
+    parameters = sum(p.numel() * p.element_size() * 8 for p in module.parameters())
+    return parameters + sum({id(buffer): bits for buffer, bits in _buffers_with_bits(module)}.values())
+
+
+def _buffers_with_bits(module: nn.Module) -> Iterator[tuple[Tensor, int]]:
+    """Every buffer that a checkpoint of `module` holds, with its size in bits."""
+    for part in module.modules():
+        bits_of = getattr(part, "buffer_bits", _bits_in_memory)
+        for name, buffer in part.named_buffers(recurse=False):
+            if name not in part._non_persistent_buffers_set:
+                yield buffer, bits_of(name, buffer)
+
+
+def _bits_in_memory(name: str, buffer: Tensor) -> int:
+    """The size of a buffer that nothing more is known about."""
+    return buffer.numel() * buffer.element_size() * 8

@@ -1,0 +1,342 @@
+"""What every embedding offers: input lookup, tied output scores, loss, and an account of its size.
+
+A method gives rows for word ids and, for the output side, codes ``(V, R)`` with an optional basis ``(R, S)``; all
+that hosts call is built here from these. Axes: ``B`` batch, ``T`` time, ``N`` = B*T tokens, ``V`` vocabulary, ``D``
+model dimension, ``S`` width of the hidden states that are scored, ``R`` rank or small dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from shared_embeddings import accounting
+from shared_embeddings.softmax import Reduction, linear_cross_entropy
+
+# Rows that a deep method computes at a time when it builds its table, so that its wide layers stay small.
+_TABLE_BLOCK = 2048
+
+
+class OutputFactors(NamedTuple):
+    """The output table in factors: scores are ``(hidden @ basis.T) @ codes.T``.
+
+    Attributes:
+        codes: ``(V, R)``.
+        basis: ``(R, S)``, or None when R is S and hidden states meet the codes directly.
+    """
+
+    codes: Tensor
+    basis: Tensor | None
+
+
+class _Derived(NamedTuple):
+    """Tensors derived from the parameters, and the state of the parameters that they were derived from."""
+
+    state: tuple[object, ...]
+    # Holding the sources keeps their memory from being given to a newer tensor, which would look like the old one.
+    sources: tuple[Tensor, ...]
+    tensors: dict[str, Any]
+
+
+class SharedEmbedding(nn.Module):
+    """An embedding for the input and the tied output of a model.
+
+    The row of `padding_idx` is zero on both sides and gets no gradient on either, whatever its parameters hold.
+
+    In ``eval()`` without gradients, what is derived from the parameters is kept until a parameter, the mode, the
+    device or the type changes. Only writes through an alias like ``parameter.data.add_(1)`` stay unseen, since torch
+    does not count them: call `clear_cache` after those.
+
+    Attributes:
+        method: the registered name.
+        num_embeddings: V.
+        embedding_dim: D.
+        padding_idx: the word without a vector, or None.
+        options: the method's frozen options.
+        score_dim: S, the width of hidden states that `logits` and `cross_entropy` take.
+        has_output: whether there is an output side at all.
+        is_deep: whether a row takes more work than an index and one small product, so that each distinct
+            word of a batch is computed once and the whole table is cached for inference.
+    """
+
+    method: ClassVar[str]
+    options_class: ClassVar[type]
+    is_deep: ClassVar[bool] = False
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: Any) -> None:
+        super().__init__()
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = padding_idx
+        self.options = options
+        self.score_dim = embedding_dim
+        self.has_output = True
+        self._derived: _Derived | None = None
+
+    # What a method gives.
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The input vectors ``(n, D)`` of word ids ``(n,)``; the padding row is of no account.
+
+        Raises:
+            IndexError: an id is no word (on a CPU).
+        """
+        raise NotImplementedError
+
+    def output_factors(self) -> OutputFactors:
+        """The output table in factors; by default the table itself. The padding row is of no account."""
+        return OutputFactors(self._all_rows(), None)
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, from torch's random numbers, so that table entries have std about D**-0.5."""
+        raise NotImplementedError
+
+    @classmethod
+    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: Any) -> int:
+        """The number of trainable parameters by the paper's formula."""
+        raise NotImplementedError
+
+    @classmethod
+    def gather_options(cls, given: dict[str, object]) -> dict[str, object]:
+        """The options as given, sorted into the fields of the options class."""
+        return given
+
+    @classmethod
+    def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: Any) -> None:
+        """Raise `OptionError` when no embedding of V words in D dimensions can have these options."""
+
+    def output_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that the output side uses."""
+        return self.parameters()
+
+    def input_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that the input side uses."""
+        return self.parameters()
+
+    def buffer_bits(self, name: str, buffer: Tensor) -> int:
+        """The bits that it takes to store the buffer `name`."""
+        return buffer.numel() * buffer.element_size() * 8
+
+    # What hosts call.
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The vectors ``(..., D)`` of word ids ``(...)``.
+
+        Raises:
+            IndexError: an id is no word (on a CPU).
+        """
+        flat = ids.reshape(-1)
+        if not self.is_deep:
+            vectors = self._without_padding(self.rows(flat), flat)
+        elif self._may_cache():
+            vectors = F.embedding(flat, self.table())
+        else:
+            words, inverse = torch.unique(flat, return_inverse=True)
+            vectors = F.embedding(inverse, self._without_padding(self.rows(words), words))
+        return vectors.view(*ids.shape, self.embedding_dim)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The scores ``(..., V)`` of all words for hidden states ``(..., S)``.
+
+        Raises:
+            ValueError: the last axis of `hidden` is not `score_dim`.
+        """
+        codes, basis = self._output_side(hidden)
+        scores = F.linear(hidden if basis is None else F.linear(hidden, basis), codes)
+        if self.padding_idx is not None:
+            scores[..., self.padding_idx] = 0.0
+        return scores
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """The log-probabilities ``(..., V)`` of all words for hidden states ``(..., S)``."""
+        return F.log_softmax(self.logits(hidden), dim=-1)
+
+    def cross_entropy(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
+    ) -> Tensor:
+        """``F.cross_entropy(logits(hidden), targets)`` without ever holding the N x V scores.
+
+        Args:
+            hidden: ``(..., S)``.
+            targets: ``(...)`` word ids.
+            ignore_index: the target of tokens that do not count.
+            label_smoothing: the weight of the uniform distribution over all V words in the target.
+            reduction: "mean" over the tokens that count, "sum", or "none" for a loss ``(...)`` per token.
+
+        Raises:
+            ValueError: shapes that do not fit, an unknown reduction, or a label smoothing outside 0 to 1.
+            IndexError: a target is no word (on a CPU).
+        """
+        return self.cross_entropy_and_predictions(hidden, targets, ignore_index, label_smoothing, reduction)[0]
+
+    def cross_entropy_and_predictions(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
+    ) -> tuple[Tensor, Tensor]:
+        """As `cross_entropy`, and with the loss the word ``(...)`` with the highest score of every token."""
+        codes, basis = self._output_side(hidden)
+        if hidden.shape[:-1] != targets.shape:
+            raise ValueError(
+                f"hidden states {tuple(hidden.shape)} and targets {tuple(targets.shape)} do not fit: "
+                "all axes but the last of the hidden states must be those of the targets"
+            )
+        loss, predictions = linear_cross_entropy(
+            (hidden if basis is None else F.linear(hidden, basis)).reshape(-1, codes.size(1)),
+            codes,
+            targets.reshape(-1),
+            masked_word=self.padding_idx,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            reduction=reduction,
+        )
+        return (loss.view(targets.shape) if reduction == "none" else loss), predictions.view(targets.shape)
+
+    def table(self) -> Tensor:
+        """The dense input table ``(V, D)``. In inference it may be the cached one: do not write to it."""
+        if self.is_deep:
+            return self._cached("table", self._all_rows_without_padding)
+        return self._all_rows_without_padding()
+
+    def output_table(self) -> Tensor:
+        """The dense output table ``(V, S)`` with ``logits(h) == h @ output_table().T``."""
+        codes, basis = self._output_side(None)
+        table = codes if basis is None else codes @ basis
+        return self._without_padding(table, self._all_ids(table.device))
+
+    def counts(self) -> dict[str, int]:
+        """The parameters used by the input only, by the output only, by both; their total; and the bits stored."""
+        by_input = {id(p): p.numel() for p in self.input_parameters()}
+        by_output = {id(p): p.numel() for p in self.output_parameters()} if self.has_output else {}
+        return {
+            "input": sum(size for key, size in by_input.items() if key not in by_output),
+            "output": sum(size for key, size in by_output.items() if key not in by_input),
+            "shared": sum(size for key, size in by_input.items() if key in by_output),
+            "total": accounting.count_parameters(self),
+            "stored_bits": accounting.stored_bits(self),
+        }
+
+    def clear_cache(self) -> None:
+        """Forget what was derived from the parameters."""
+        self._derived = None
+
+    def extra_repr(self) -> str:
+        """The sizes and the options, for print(module)."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, padding_idx={self.padding_idx}, {self.options}"
+
+    # Rows and padding.
+
+    def _all_ids(self, device: torch.device) -> Tensor:
+        """The ids ``(V,)`` of all words."""
+        return torch.arange(self.num_embeddings, device=device)
+
+    def _all_rows(self) -> Tensor:
+        """The rows ``(V, D)`` of all words, a block at a time for deep methods."""
+        ids = self._all_ids(next(self.parameters()).device)
+        if not self.is_deep:
+            return self.rows(ids)
+        return torch.cat([self._block_of_rows(block) for block in ids.split(_TABLE_BLOCK)])
+
+    def _block_of_rows(self, ids: Tensor) -> Tensor:
+        """Rows whose inner layers are computed again in the backward pass, rather than kept for all of V."""
+        if not torch.is_grad_enabled():
+            return self.rows(ids)
+        return checkpoint(self.rows, ids, use_reentrant=False)
+
+    def _all_rows_without_padding(self) -> Tensor:
+        """The rows ``(V, D)`` of all words, the padding row zero."""
+        rows = self._all_rows()
+        return self._without_padding(rows, self._all_ids(rows.device))
+
+    def _without_padding(self, rows: Tensor, ids: Tensor) -> Tensor:
+        """`rows` ``(n, D)`` with a constant zero wherever `ids` ``(n,)`` is the padding word."""
+        if self.padding_idx is None:
+            return rows
+        return rows.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
+
+    def _output_side(self, hidden: Tensor | None) -> OutputFactors:
+        """The output factors, cached in inference, after a check that `hidden` ``(..., S)`` fits them."""
+        if not self.has_output:
+            raise RuntimeError(f"this {self.method} embedding has no output side: it was built for the input only")
+        if hidden is not None and hidden.size(-1) != self.score_dim:
+            raise ValueError(
+                f"hidden states have {hidden.size(-1)} dimensions, but this {self.method} embedding scores "
+                f"{self.score_dim}: project them first"
+            )
+        return self._cached("output", self.output_factors)
+
+    # The cache.
+
+    def _may_cache(self) -> bool:
+        """Whether derived tensors may be kept now."""
+        return not self.training and not torch.is_grad_enabled() and self._sources_state() is not None
+
+    def _cached(self, name: str, make: Callable[[], Any]) -> Any:
+        """`make()`, or what it gave before in the same state of the parameters."""
+        state = self._sources_state()
+        if self.training or torch.is_grad_enabled() or state is None:
+            return make()
+        derived = self._derived
+        if derived is None or derived.state != state:
+            derived = _Derived(state, tuple(source.detach() for source in self._sources()), {})
+        if name not in derived.tensors:
+            derived.tensors[name] = make()
+        self._derived = derived
+        return derived.tensors[name]
+
+    def _sources(self) -> Iterator[Tensor]:
+        """All tensors that something can be derived from."""
+        yield from self.parameters()
+        yield from self.buffers()
+
+    def _sources_state(self) -> tuple[object, ...] | None:
+        """Changes whenever a parameter, buffer or autocast does; None when torch does not track changes."""
+        sources = tuple(self._sources())
+        if any(source.is_inference() for source in sources):
+            return None
+        kind = sources[0].device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return (autocast, *((source.data_ptr(), source._version, source.dtype) for source in sources))
+
+    def train(self, mode: bool = True) -> SharedEmbedding:
+        """As in ``nn.Module``; forgets what was derived."""
+        self.clear_cache()
+        return super().train(mode)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> SharedEmbedding:
+        self.clear_cache()
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.clear_cache()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles start without a cache.
+        return {**self.__dict__, "_derived": None}
+
+
+def zero_padding_row(table: Tensor, padding_idx: int | None) -> None:
+    """Set the padding row of a parameter ``(V, ...)`` to zero in place, so that stored tables look as they act."""
+    if padding_idx is not None:
+        with torch.no_grad():
+            table[padding_idx].zero_()
+
+
+def entry_std(embedding_dim: int) -> float:
+    """The std that table entries start with, D**-0.5: a host's factor sqrt(D) makes it one."""
+    return math.sqrt(1.0 / embedding_dim)

@@ -1,0 +1,75 @@
+"""Funneling decomposition of Distilled Embedding: a narrow table behind a non-linearity, then a projection."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared_embeddings.interface import OutputFactors, SharedEmbedding, entry_std, zero_padding_row
+from shared_embeddings.options import require_rank
+from shared_embeddings.registry import register
+
+_ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
+# E[f(x)^2] of a standard normal x, by which the narrow vectors shrink.
+_SECOND_MOMENT = {"relu": 0.5, "gelu": 0.4252, "tanh": 0.3943}
+
+
+@dataclasses.dataclass(frozen=True)
+class FunnelOptions:
+    """Options of `funnel`.
+
+    Attributes:
+        rank: R, the width of the narrow table; at most D, at least 1.
+        activation: f of Eq. 3; the paper uses relu throughout.
+    """
+
+    rank: int
+    activation: Literal["relu", "gelu", "tanh"] = "relu"
+
+
+@register("funnel", FunnelOptions)
+class FunnelEmbedding(SharedEmbedding):
+    """Row w of the table is ``f(codes[w]) @ basis`` (Distilled Embedding, Eq. 3): codes ``(V, R)``, basis ``(R, D)``."""
+
+    options: FunnelOptions
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: FunnelOptions
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
+        self.codes = nn.Parameter(torch.empty(num_embeddings, options.rank))
+        self.basis = nn.Parameter(torch.empty(options.rank, embedding_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Standard normal codes, and a basis that gives their activations' products std D**-0.5."""
+        kept = _SECOND_MOMENT[self.options.activation] * self.options.rank
+        nn.init.normal_(self.codes)
+        nn.init.normal_(self.basis, std=entry_std(self.embedding_dim) * kept**-0.5)
+        zero_padding_row(self.codes, self.padding_idx)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows ``(n, D)`` for ids ``(n,)``."""
+        return self._activated(F.embedding(ids, self.codes)) @ self.basis
+
+    def output_factors(self) -> OutputFactors:
+        """The activated codes ``(V, R)`` and the basis ``(R, D)``."""
+        return OutputFactors(self._activated(self.codes), self.basis)
+
+    def _activated(self, codes: Tensor) -> Tensor:
+        """f of Eq. 3."""
+        return _ACTIVATIONS[self.options.activation](codes)
+
+    @classmethod
+    def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: FunnelOptions) -> None:
+        """The rank must be from 1 to D."""
+        require_rank(options.rank, embedding_dim)
+
+    @classmethod
+    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: FunnelOptions) -> int:
+        """R * (V + D) (Distilled Embedding, Eq. 3)."""
+        return options.rank * (num_embeddings + embedding_dim)

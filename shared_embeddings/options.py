@@ -1,0 +1,154 @@
+"""Reading a method's options: every name, type and size is checked before any module is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union
+
+T = TypeVar("T")
+
+
+class OptionError(ValueError):
+    """An embedding option is unknown, of the wrong type, impossible, or would have no effect."""
+
+
+def parse_options(method: str, options_class: type[T], given: Mapping[str, object]) -> T:
+    """Build the frozen options of `method` from plain values as Python, YAML or a command line give them.
+
+    Args:
+        method: the method's name, for messages.
+        options_class: the method's options dataclass; its annotations say what each option accepts.
+        given: option name -> value.
+
+    Raises:
+        OptionError: an unknown or missing option, a value of the wrong type, or one the class itself refuses.
+    """
+    fields = {field.name: field for field in dataclasses.fields(options_class)}  # type: ignore[arg-type]
+    for name in given:
+        if name not in fields:
+            raise OptionError(_unknown_option(method, name, list(fields)))
+    for field in fields.values():
+        has_default = (
+            field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        )
+        if field.name not in given and not has_default:
+            raise OptionError(f"{method}: option '{field.name}' is missing; give it a value")
+    hints = typing.get_type_hints(options_class)
+    values = {name: _convert(method, name, value, hints[name]) for name, value in given.items()}
+    try:
+        return options_class(**values)
+    except OptionError as error:
+        raise OptionError(f"{method}: {error}") from None
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `OptionError` with `message` unless `condition` holds."""
+    if not condition:
+        raise OptionError(message)
+
+
+def require_at_least(name: str, value: float | None, minimum: float) -> None:
+    """Raise `OptionError` unless option `name` is absent (None) or at least `minimum`."""
+    require(
+        value is None or value >= minimum,
+        f"option '{name}' is {value}, but it must be at least {minimum}; raise it",
+    )
+
+
+def require_rank(rank: int, embedding_dim: int) -> None:
+    """Raise `OptionError` unless 1 <= `rank` <= D: a rank above D would only add parameters."""
+    require_at_least("rank", rank, 1)
+    require(
+        rank <= embedding_dim,
+        f"option 'rank' is {rank}, more than the dimension {embedding_dim}; choose at most {embedding_dim}",
+    )
+
+
+def require_probability(name: str, value: float) -> None:
+    """Raise `OptionError` unless 0 <= `value` < 1."""
+    require(
+        0.0 <= value < 1.0,
+        f"option '{name}' is {value}, but it is a probability: choose a value from 0 up to, not including, 1",
+    )
+
+
+def describe_type(hint: Any) -> str:
+    """What an option with annotation `hint` accepts, in words."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(str(value) for value in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe_type(argument) for argument in arguments)
+    if origin is tuple:
+        return f"a list whose items are each {describe_type(arguments[0])}"
+    if hint is types.NoneType:
+        return "nothing (null)"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names.get(hint, "a mapping of names to values")
+
+
+def _convert(method: str, name: str, value: object, hint: Any) -> object:
+    """`value` as the type `hint`, or an `OptionError` that says what was wanted."""
+    try:
+        return _matched(value, hint)
+    except TypeError:
+        raise OptionError(
+            f"{method}: option '{name}' is {value!r}, but it must be {describe_type(hint)}; change the value"
+        ) from None
+
+
+def _matched(value: object, hint: Any) -> object:
+    """`value` as the type `hint`; TypeError when it does not fit."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _matched_union(value, arguments)
+    if origin is Literal:
+        # `True == 1`, so equality alone would let a bool stand for a number.
+        if any(value == allowed and type(value) is type(allowed) for allowed in arguments):
+            return value
+        raise TypeError
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise TypeError
+        return tuple(_matched(item, arguments[0]) for item in value)
+    return _matched_plain(value, origin or hint)
+
+
+def _matched_union(value: object, alternatives: tuple[Any, ...]) -> object:
+    """`value` as the first of the `alternatives` that it fits; TypeError when it fits none."""
+    for alternative in alternatives:
+        try:
+            return _matched(value, alternative)
+        except TypeError:
+            continue
+    raise TypeError
+
+
+def _matched_plain(value: object, wanted: type) -> object:
+    """`value` as one of the plain types an option may have; TypeError when it is another."""
+    if wanted is types.NoneType and value is None:
+        return None
+    if wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise TypeError
+        return float(value)
+    if wanted is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if wanted in (bool, str) and isinstance(value, wanted):
+        return value
+    if wanted in (Mapping, dict) and isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError
+
+
+def _unknown_option(method: str, name: str, valid: list[str]) -> str:
+    """The message about an option that `method` does not have."""
+    close = difflib.get_close_matches(name, valid, n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    listed = ", ".join(valid) if valid else "none"
+    return f"{method}: unknown option '{name}'.{hint} Valid options: {listed}"

@@ -1,0 +1,140 @@
+"""The methods by name, and how one is built. Each registers itself; no list is kept by hand."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shared_embeddings.options import OptionError, parse_options
+
+if TYPE_CHECKING:
+    from shared_embeddings.interface import SharedEmbedding
+
+EmbeddingClass = TypeVar("EmbeddingClass", bound="type[SharedEmbedding]")
+
+_registered: dict[str, type[SharedEmbedding]] = {}
+
+
+def register(method: str, options_class: type) -> Callable[[EmbeddingClass], EmbeddingClass]:
+    """Class decorator: make an embedding class known as `method`, with `options_class` as its options."""
+
+    def add(embedding_class: EmbeddingClass) -> EmbeddingClass:
+        if method in _registered:
+            raise ValueError(f"two embedding classes are registered as '{method}': rename one")
+        embedding_class.method = method
+        embedding_class.options_class = options_class
+        _registered[method] = embedding_class
+        return embedding_class
+
+    return add
+
+
+def methods() -> list[str]:
+    """The names of all registered methods, sorted."""
+    _discover()
+    return sorted(_registered)
+
+
+def method_class(method: str) -> type[SharedEmbedding]:
+    """The class registered as `method`.
+
+    Raises:
+        OptionError: there is no such method.
+    """
+    names = methods()
+    if method not in _registered:
+        close = difflib.get_close_matches(str(method), names, n=1)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        raise OptionError(f"unknown embedding method {method!r}.{hint} Methods: {', '.join(names)}")
+    return _registered[method]
+
+
+def options(method: str) -> type:
+    """The options dataclass of `method`: its fields are the options, their defaults and types.
+
+    Raises:
+        OptionError: there is no such method.
+    """
+    return method_class(method).options_class
+
+
+def build(
+    method: str,
+    *,
+    num_embeddings: int,
+    embedding_dim: int,
+    padding_idx: int | None = None,
+    **options: object,
+) -> SharedEmbedding:
+    """Build an embedding of `num_embeddings` (V) words in `embedding_dim` (D) dimensions.
+
+    Args:
+        method: one of `methods()`.
+        padding_idx: the word whose row is always zero and never trained, from 0 to V - 1.
+        options: the method's own options, as in `options(method)`.
+
+    Raises:
+        OptionError: an unknown method or option, a wrong type, an impossible size.
+    """
+    embedding_class = method_class(method)
+    sizes = _checked_sizes(method, num_embeddings, embedding_dim)
+    if padding_idx is not None:
+        padding_idx = _checked_padding(method, padding_idx, sizes[0])
+    resolved = _resolve(embedding_class, sizes, options)
+    return embedding_class(*sizes, padding_idx, resolved)
+
+
+def expected_count(method: str, *, num_embeddings: int, embedding_dim: int, **options: object) -> int:
+    """The number of trainable parameters, from the closed form of the method's paper; builds nothing.
+
+    Raises:
+        OptionError: as in `build`.
+    """
+    embedding_class = method_class(method)
+    sizes = _checked_sizes(method, num_embeddings, embedding_dim)
+    return embedding_class.closed_form(*sizes, _resolve(embedding_class, sizes, options))
+
+
+def _resolve(embedding_class: type[SharedEmbedding], sizes: tuple[int, int], given: dict[str, Any]) -> Any:
+    """The checked options dataclass for an embedding of these sizes (V, D)."""
+    method = embedding_class.method
+    resolved: Any = parse_options(
+        method, embedding_class.options_class, embedding_class.gather_options(dict(given))
+    )
+    try:
+        embedding_class.check_sizes(*sizes, resolved)
+    except OptionError as error:
+        raise OptionError(f"{method}: {error}") from None
+    return resolved
+
+
+def _checked_sizes(method: str, num_embeddings: int, embedding_dim: int) -> tuple[int, int]:
+    """(V, D) as plain ints, or `OptionError`."""
+    for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            raise OptionError(f"{method}: '{name}' is {value!r}, but it must be a whole number of at least 1")
+    return int(num_embeddings), int(embedding_dim)
+
+
+def _checked_padding(method: str, padding_idx: int, num_embeddings: int) -> int:
+    """`padding_idx` as a plain int, or `OptionError` when it is no word of the vocabulary."""
+    is_number = isinstance(padding_idx, Integral) and not isinstance(padding_idx, bool)
+    if not is_number or not 0 <= padding_idx < num_embeddings:
+        raise OptionError(
+            f"{method}: 'padding_idx' is {padding_idx!r}, but it must be a word id from 0 to "
+            f"{num_embeddings - 1}, or None"
+        )
+    return int(padding_idx)
+
+
+@functools.cache
+def _discover() -> None:
+    """Import every module of the methods package; each registers what it holds."""
+    package = importlib.import_module("shared_embeddings.methods")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")

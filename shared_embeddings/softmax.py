@@ -1,0 +1,333 @@
+"""Cross entropy of a tied softmax layer that never holds the (N, V) scores of a batch.
+
+The tokens are walked over in blocks. A block's scores live in one buffer that every block reuses, so the extra
+memory is a block of scores and the gradients themselves; and since a block's softmax is at hand when its loss is
+computed, its share of the gradients is added up right then instead of being computed again in the backward pass.
+
+Axes: ``N`` tokens, ``V`` vocabulary, ``R`` width of the hidden states and of the codes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Reduction = Literal["mean", "sum", "none"]
+
+# Smallest block of tokens, and the scores one block may hold when the vocabulary is small. Measured on a 2-core CPU.
+_CPU_BLOCK = (128, 128 * 37_000)
+_ACCELERATOR_BLOCK = (1024, 2**25)
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    codes: Tensor,
+    targets: Tensor,
+    *,
+    masked_word: int | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: Reduction = "mean",
+) -> tuple[Tensor, Tensor]:
+    """Cross entropy of the scores ``hidden @ codes.T``, and the best word of every token.
+
+    Equals ``F.cross_entropy`` on those scores in value and in gradients. Products run in the type that autocast asks
+    for; softmax, loss and gradients are summed up in at least 32 bits, and the loss is returned so.
+
+    Args:
+        hidden: ``(N, R)``.
+        codes: ``(V, R)``.
+        targets: ``(N,)`` word ids.
+        masked_word: a word whose score is fixed at zero: its row of `codes` has neither effect nor gradient.
+        ignore_index, label_smoothing, reduction: as in ``F.cross_entropy``.
+
+    Returns:
+        The loss, a scalar or ``(N,)`` for reduction "none"; and ``(N,)`` the word with the highest score.
+
+    Raises:
+        IndexError: a target is no word of the vocabulary (checked where that needs no wait for the device).
+        ValueError: an unknown reduction, or a label smoothing outside 0 to 1.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction is {reduction!r}, but it must be 'mean', 'sum' or 'none'")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing is {label_smoothing}, but it must be from 0 to 1")
+    _check_targets(targets, codes.size(0), ignore_index)
+    settings = _Settings(
+        masked_word=masked_word,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction=reduction,
+        product_dtype=_product_dtype(hidden),
+        wants_gradients=torch.is_grad_enabled() and reduction != "none",
+    )
+    return _LinearCrossEntropy.apply(hidden, codes, targets, settings)
+
+
+def _check_targets(targets: Tensor, vocabulary: int, ignore_index: int) -> None:
+    """Raise IndexError for a target that is no word, where looking costs no wait for a device."""
+    if targets.device.type != "cpu" or targets.numel() == 0:
+        return
+    words = targets[targets != ignore_index]
+    if words.numel() and (int(words.min()) < 0 or int(words.max()) >= vocabulary):
+        wrong = int(words.min()) if int(words.min()) < 0 else int(words.max())
+        raise IndexError(f"Target {wrong} is out of bounds: the vocabulary has {vocabulary} words")
+
+
+def _product_dtype(hidden: Tensor) -> torch.dtype:
+    """The type that matrix products with `hidden` run in: autocast's where it is on."""
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return hidden.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What one call of the loss was asked for."""
+
+    masked_word: int | None
+    ignore_index: int
+    label_smoothing: float
+    reduction: Reduction
+    product_dtype: torch.dtype
+    wants_gradients: bool
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """The loss as an autograd function; see `linear_cross_entropy`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, codes: Tensor, targets: Tensor, settings: _Settings
+    ) -> tuple[Tensor, Tensor]:
+        """Walk over the blocks; for a reduced loss, form the gradients on the way."""
+        ctx.settings = settings
+        ctx.save_for_backward(hidden, codes, targets)
+        kept = (targets != settings.ignore_index).to(_sum_dtype(hidden))
+        wants = ctx.needs_input_grad[:2] if settings.wants_gradients else (False, False)
+        losses, predictions, ctx.gradients = _walk(hidden, codes, targets, kept, settings, wants)
+        ctx.mark_non_differentiable(predictions)
+        # Without kept tokens the mean is 0 / 0 like F.cross_entropy's, and its gradients are zero, not nan.
+        ctx.scale = 1.0 / kept.sum().clamp(min=1.0) if settings.reduction == "mean" else 1.0
+        if settings.reduction == "none":
+            return losses, predictions
+        total = losses.sum()
+        return (total / kept.sum() if settings.reduction == "mean" else total), predictions
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        """Hand out the gradients formed in the forward pass; form them now where they were not, or are used up."""
+        hidden, codes, targets = ctx.saved_tensors
+        gradients, ctx.gradients = ctx.gradients, None
+        factor = grad_loss * ctx.scale
+        if gradients is None:
+            kept = (targets != ctx.settings.ignore_index).to(_sum_dtype(hidden))
+            _, _, gradients = _walk(
+                hidden, codes, targets, kept * factor, ctx.settings, ctx.needs_input_grad[:2]
+            )
+        else:
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.mul_(factor)
+        grad_hidden, grad_codes = gradients
+        return (
+            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
+            None if grad_codes is None else grad_codes.to(codes.dtype),
+            None,
+            None,
+        )
+
+
+_Gradients = tuple[Tensor | None, Tensor | None]
+
+
+def _walk(
+    hidden: Tensor, codes: Tensor, targets: Tensor, weights: Tensor, settings: _Settings, wants: tuple[bool, ...]
+) -> tuple[Tensor, Tensor, _Gradients | None]:
+    """One pass over all blocks.
+
+    Args:
+        weights: ``(N,)`` what each token's loss counts in the gradients; zero for ignored ones.
+        wants: whether the gradients of `hidden` and of `codes` are wanted.
+
+    Returns:
+        ``(N,)`` losses (zero for ignored tokens), ``(N,)`` predictions, and the gradients of
+        ``(weights * losses).sum()``, or None when none is wanted.
+    """
+    with torch.autocast(hidden.device.type, enabled=False):
+        scorer = _Scorer(hidden, codes, targets, settings)
+        gradients = _GradientSums(scorer, weights, *wants) if any(wants) else None
+        losses = torch.empty_like(weights)
+        predictions = torch.empty_like(targets, dtype=torch.long)
+        for rows in scorer.blocks():
+            exponentials, sums = scorer.score(rows, losses, predictions)
+            if gradients is not None:
+                gradients.add(rows, exponentials, sums)
+        ignored = targets == settings.ignore_index
+        finished = None if gradients is None else gradients.finish()
+        return losses.masked_fill_(ignored, 0.0), predictions, finished
+
+
+class _Scorer:
+    """Scores, loss and predictions block by block, in buffers that all blocks share."""
+
+    def __init__(self, hidden: Tensor, codes: Tensor, targets: Tensor, settings: _Settings) -> None:
+        self.settings = settings
+        self.sum_dtype = _sum_dtype(hidden)
+        self.hidden = hidden.to(settings.product_dtype)
+        self.codes = codes.to(settings.product_dtype)
+        # An ignored target may be no word at all; any word will do, as its weight is zero.
+        self.targets = targets.masked_fill(targets == settings.ignore_index, 0).unsqueeze(1)
+        self.smoothing = settings.label_smoothing / codes.size(0)
+        self.code_sum = _sum_of_codes(codes, settings, self.sum_dtype)
+        self.block = _block_size(hidden, codes)
+        self.buffer = hidden.new_empty((self.block, codes.size(0)), dtype=self.sum_dtype)
+        is_low = settings.product_dtype != self.sum_dtype
+        self.low_buffer = torch.empty_like(self.buffer, dtype=settings.product_dtype) if is_low else None
+
+    def blocks(self) -> Iterator[slice]:
+        """The blocks of tokens, in order."""
+        tokens = self.hidden.size(0)
+        return (slice(start, min(start + self.block, tokens)) for start in range(0, tokens, self.block))
+
+    def score(self, rows: slice, losses: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
+        """Fill in the `losses` and `predictions` of the tokens `rows` (n of them).
+
+        Returns:
+            ``(n, V)`` exp(score - highest score), valid until the next call, and its sums over the words ``(n, 1)``.
+        """
+        scores = self._scores(rows)
+        targets = self.targets[rows]
+        highest, predictions[rows] = scores.max(dim=1)
+        of_target = scores.gather(1, targets).squeeze(1)
+        exponentials = scores.sub_(highest.unsqueeze(1)).exp_()
+        sums = exponentials.sum(dim=1)
+        loss = sums.log().add_(highest).sub_(of_target, alpha=1.0 - self.settings.label_smoothing)
+        if self.code_sum is not None:
+            loss.sub_(self.hidden[rows].to(self.sum_dtype) @ self.code_sum, alpha=self.smoothing)
+        losses[rows] = loss
+        return exponentials, sums.unsqueeze(1)
+
+    def _scores(self, rows: slice) -> Tensor:
+        """``(n, V)`` scores of the tokens `rows`, in the shared buffer."""
+        hidden = self.hidden[rows]
+        scores = self.buffer[: hidden.size(0)]
+        if self.low_buffer is None:
+            torch.mm(hidden, self.codes.t(), out=scores)
+        else:
+            scores.copy_(torch.mm(hidden, self.codes.t(), out=self.low_buffer[: hidden.size(0)]))
+        if self.settings.masked_word is not None:
+            scores[:, self.settings.masked_word] = 0.0
+        return scores
+
+
+class _GradientSums:
+    """Adds up the gradients of the weighted losses, block by block.
+
+    With p the softmax and q the smoothed target, the gradient by a token's scores is p - q. Its scale 1 / sum and its
+    weight are applied to the narrow sides of the products, never to the ``(n, V)`` block; the constant part of q is the
+    same for all words, so it is added once at the end.
+    """
+
+    def __init__(self, scorer: _Scorer, weights: Tensor, wants_hidden: bool, wants_codes: bool) -> None:
+        self.scorer = scorer
+        self.weights = weights.unsqueeze(1)
+        low = scorer.settings.product_dtype
+        # 16-bit floats with 5 bits of exponent would lose small probabilities.
+        self.dtype = low if low == torch.bfloat16 else scorer.sum_dtype
+        self.codes = scorer.codes.to(self.dtype)
+        hidden, codes = scorer.hidden, scorer.codes
+        self.of_hidden = hidden.new_empty(hidden.shape, dtype=scorer.sum_dtype) if wants_hidden else None
+        self.of_codes = codes.new_empty(codes.shape, dtype=scorer.sum_dtype) if wants_codes else None
+        is_low = self.dtype != scorer.sum_dtype
+        self.low_sum = torch.empty_like(codes, dtype=self.dtype) if is_low and wants_codes else None
+        self.is_first = True
+
+    def add(self, rows: slice, exponentials: Tensor, sums: Tensor) -> None:
+        """Add the block `rows`; `exponentials` ``(n, V)`` is overwritten."""
+        scorer, settings = self.scorer, self.scorer.settings
+        exponentials.scatter_add_(1, scorer.targets[rows], sums * (settings.label_smoothing - 1.0))
+        if settings.masked_word is not None:
+            exponentials[:, settings.masked_word] = 0.0
+        scale = self.weights[rows] / sums
+        errors = exponentials
+        if self.dtype != exponentials.dtype:
+            errors = self._lowered(exponentials)
+        if self.of_hidden is not None:
+            self._add_hidden(rows, errors, scale)
+        if self.of_codes is not None:
+            self._add_codes(rows, errors, scale)
+        self.is_first = False
+
+    def finish(self) -> _Gradients:
+        """The gradients of hidden ``(N, R)`` and codes ``(V, R)``, where wanted."""
+        scorer = self.scorer
+        if self.of_codes is not None:
+            if self.is_first:
+                self.of_codes.zero_()
+            if scorer.code_sum is not None:
+                total = (scorer.hidden.to(scorer.sum_dtype) * self.weights).sum(dim=0)
+                self.of_codes.sub_(total, alpha=scorer.smoothing)
+                if scorer.settings.masked_word is not None:
+                    self.of_codes[scorer.settings.masked_word] = 0.0
+        if self.of_hidden is not None and scorer.code_sum is not None:
+            self.of_hidden.sub_(self.weights * scorer.code_sum, alpha=scorer.smoothing)
+        return self.of_hidden, self.of_codes
+
+    def _lowered(self, exponentials: Tensor) -> Tensor:
+        """The block in the type of the products, in the buffer that the scores no longer need."""
+        buffer = self.scorer.low_buffer
+        assert buffer is not None
+        return buffer[: exponentials.size(0)].copy_(exponentials)
+
+    def _add_hidden(self, rows: slice, errors: Tensor, scale: Tensor) -> None:
+        """The gradient of the hidden states `rows`."""
+        assert self.of_hidden is not None
+        gradient = self.of_hidden[rows]
+        if self.dtype == gradient.dtype:
+            torch.mm(errors, self.codes, out=gradient)
+        else:
+            gradient.copy_(torch.mm(errors, self.codes))
+        gradient.mul_(scale)
+
+    def _add_codes(self, rows: slice, errors: Tensor, scale: Tensor) -> None:
+        """The share of the tokens `rows` in the gradient of the codes."""
+        assert self.of_codes is not None
+        hidden = (self.scorer.hidden[rows].to(scale.dtype) * scale).to(self.dtype)
+        if self.low_sum is None:
+            # With beta 0 what is in the fresh memory is ignored.
+            self.of_codes.addmm_(errors.t(), hidden, beta=0.0 if self.is_first else 1.0)
+            return
+        torch.mm(errors.t(), hidden, out=self.low_sum)
+        if self.is_first:
+            self.of_codes.copy_(self.low_sum)
+        else:
+            self.of_codes.add_(self.low_sum)
+
+
+def _sum_dtype(hidden: Tensor) -> torch.dtype:
+    """The type of sums: 32 bits, or 64 for hidden states that have them."""
+    return torch.promote_types(hidden.dtype, torch.float32)
+
+
+def _sum_of_codes(codes: Tensor, settings: _Settings, dtype: torch.dtype) -> Tensor | None:
+    """``(R,)`` the sum of all codes that count, which label smoothing needs; None without it."""
+    if settings.label_smoothing == 0.0:
+        return None
+    total = codes.sum(dim=0, dtype=dtype)
+    return total if settings.masked_word is None else total - codes[settings.masked_word].to(dtype)
+
+
+def _block_size(hidden: Tensor, codes: Tensor) -> int:
+    """How many tokens go into one block."""
+    smallest, scores = _CPU_BLOCK if hidden.device.type == "cpu" else _ACCELERATOR_BLOCK
+    return max(1, min(max(smallest, scores // codes.size(0)), hidden.size(0)))
+
+
