@@ -138,7 +138,7 @@ def _steps(value: Any) -> int:
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Hold a lock and give its file descriptor: a child that inherits it keeps the lock if its parent is killed.
+    """Hold a lock and give its file descriptor; a child that inherits it keeps the lock if we are killed.
 
     Raises:
         UserError: somebody else holds it.

@@ -1,0 +1,227 @@
+"""The Multi30k recipe on a handful of sentences, from raw files to a vocabulary."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from recipes.common import corpus
+from recipes.common.config import read_row, row_names
+from recipes.common.errors import run_main
+from recipes.common.files import sha256
+from recipes.common.moses import Tokenizer
+from recipes.common.subwords import join
+from recipes.multi30k_ende import preprocess, rows
+
+PAIRS = [
+    ("Two young men are outside.", "Zwei junge Männer sind im Freien."),
+    ('A girl in a T-shirt says "yes" (twice).', 'Ein Mädchen im T-Shirt sagt "ja" (zweimal).'),
+    ("A  dog & a cat at McDonald's.", "Ein Hund & eine Katze bei McDonald's."),
+    ("The men are young.", "Die Männer sind jung."),
+    ("Two dogs are outside, waiting...", "Zwei Hunde sind im Freien und warten..."),
+]
+FILES = [f"{split}.{side}.gz" for split in ("train", "val", "test_2016_flickr") for side in ("en", "de")]
+
+
+class Corpus:
+    """A small corpus in Multi30k's format, with its own settings and an empty folder of runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.raw, self.runs, self.settings = folder / "multi30k", folder / "runs", folder / "data.yaml"
+        self.data = self.runs / "multi30k_ende" / "data"
+        self.raw.mkdir()
+        for name in FILES:
+            lines = [pair["de" in name] for pair in PAIRS]
+            self.write(name, "".join(f"{line}\n" for line in lines))
+        self.configure()
+
+    def write(self, name: str, text: str) -> None:
+        (self.raw / name).write_bytes(gzip.compress(text.encode(), mtime=0))
+
+    def configure(self, **changes: Any) -> None:
+        settings = yaml.safe_load((preprocess.RECIPE / "data.yaml").read_text())
+        checksums = {path.name: sha256(path) for path in self.raw.iterdir()}
+        settings.update(bpe_operations=40, sha256=checksums, **changes)
+        self.settings.write_text(yaml.safe_dump(settings, sort_keys=False))
+
+    def prepare(self) -> int:
+        return run_main("preprocess", preprocess.main, ["--settings", str(self.settings)])
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
+    made = Corpus(tmp_path)
+    monkeypatch.setenv("RUNS", str(made.runs))
+    monkeypatch.setenv("DATA_DIR", str(tmp_path))
+    return made
+
+
+def test_preprocessing_from_end_to_end(small: Corpus) -> None:
+    assert small.prepare() == 0
+    description = json.loads((small.data / "data.json").read_text())
+    assert description["pairs"] == {"train": 5, "valid": 5, "test": 5}
+    vocabulary = [line.split("\t") for line in (small.data / "vocabulary").read_text().splitlines()]
+    assert len(vocabulary) == description["vocabulary"]
+    counts = [int(count) for _, count in vocabulary]
+    assert counts == sorted(counts, reverse=True)
+    tokens = {token for token, _ in vocabulary}
+    for side in ("en", "de"):
+        lines = (small.data / f"train.{side}").read_text().splitlines()
+        assert len(lines) == 5 and all(set(line.split(" ")) <= tokens for line in lines)
+        text = [" ".join(pair[side == "de"].split()) for pair in PAIRS]
+        assert [Tokenizer(side).detokenize(join(line)) for line in lines] == text
+    assert (small.data / "test.reference").read_text().splitlines() == [pair[1] for pair in PAIRS]
+
+
+def test_second_run_does_nothing_and_changes_are_followed(
+    small: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ran() -> list[str]:
+        assert small.prepare() == 0
+        out = capsys.readouterr().out.splitlines()
+        return [line.split(":")[0] for line in out if line.endswith(": running")]
+
+    everything = ran()
+    assert everything[0] == "tokenise-train" and everything[-1] == "vocabulary"
+    assert ran() == []
+    first = json.loads((small.data / "data.json").read_text())["checksum"]
+    small.write("test_2016_flickr.de.gz", "Anders.\n" * 5)
+    small.configure()
+    assert ran() == ["tokenise-test", "apply-bpe"]
+    assert json.loads((small.data / "data.json").read_text())["checksum"] != first
+    (small.data / "bpe.codes").write_text("damaged")
+    assert ran() == ["learn-bpe"]
+
+
+def test_interrupted_preprocessing_goes_on(small: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preprocess.subwords, "write_vocabulary", interrupted)
+        assert small.prepare() == 130
+    assert not (small.data / "data.json").exists()
+    assert small.prepare() == 0
+    assert (small.data / "vocabulary").exists()
+    assert not list(small.data.rglob("*.tmp"))
+
+
+def refuse(small: Corpus, capsys: pytest.CaptureFixture[str]) -> str:
+    """Prepare, expecting one line on stderr and status 2; returns the line."""
+    assert small.prepare() == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("preprocess:")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_other_content_is_refused(small: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    small.write("val.de.gz", "other\n")
+    line = refuse(small, capsys)
+    assert "val.de.gz" in line and "SHA-256" in line
+
+
+def test_truncated_file_is_refused(small: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    path = small.raw / "train.en.gz"
+    path.write_bytes(path.read_bytes()[:-9])
+    small.configure()
+    assert "truncated" in refuse(small, capsys)
+    assert not (small.data / "tokens" / "train.en").exists()
+
+
+def test_unequal_sides_are_refused_with_both_counts(
+    small: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small.write("train.de.gz", "Zwei.\nDrei.\n")
+    small.configure()
+    line = refuse(small, capsys)
+    assert "train.en.gz has 5 lines" in line and "train.de.gz has 2 lines" in line
+
+
+def test_missing_file_is_downloaded(small: Corpus, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    small.configure(url=elsewhere.as_uri())
+    (small.raw / "val.en.gz").rename(elsewhere / "val.en.gz")
+    assert small.prepare() == 0
+    assert (small.runs / "multi30k_ende" / "raw" / "val.en.gz").exists()
+
+
+def test_missing_file_offline_is_one_line(
+    small: Corpus, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (small.raw / "val.en.gz").unlink()
+    small.configure(url="http://127.0.0.1:9")
+    monkeypatch.setattr(corpus.time, "sleep", lambda seconds: None)
+    line = refuse(small, capsys)
+    assert "http://127.0.0.1:9/val.en.gz" in line and "$DATA_DIR" in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"bpe_operation": 3}, "unknown settings ['bpe_operation']"),
+        ({"bpe_operations": 0}, "bpe_operations is 0"),
+        ({"splits": {"train": "train"}}, "splits must be"),
+    ],
+)
+def test_wrong_settings_are_refused(
+    small: Corpus, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], said: str
+) -> None:
+    settings = yaml.safe_load(small.settings.read_text())
+    small.settings.write_text(yaml.safe_dump({**settings, **changes}))
+    assert said in refuse(small, capsys)
+
+
+def run_script(name: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run one of the recipe's scripts from another folder, with this environment's Python."""
+    return subprocess.run(
+        [preprocess.RECIPE / name, *arguments],
+        cwd=folder,
+        env={**os.environ, "VIRTUAL_ENV": sys.prefix},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_scripts_work_from_any_folder(small: Corpus, tmp_path: Path) -> None:
+    done = run_script("preprocess.sh", "--settings", "data.yaml", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for script in ("train.sh", "eval.sh"):
+        helped = run_script(script, "--help", folder=tmp_path)
+        assert helped.returncode == 0 and "funnel_4x" in helped.stdout
+        bare = run_script(script, folder=tmp_path)
+        assert bare.returncode == 2 and bare.stderr == helped.stdout
+        wrong = run_script(script, "funel", folder=tmp_path)
+        assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "no config 'funel'" in wrong.stderr
+    early = run_script("eval.sh", "standard", folder=tmp_path)
+    assert early.returncode == 2 and early.stderr.count("\n") == 1 and "run train.sh standard" in early.stderr
+
+
+def test_training_before_preprocessing_is_refused(small: Corpus, tmp_path: Path) -> None:
+    early = run_script("train.sh", "standard", folder=tmp_path)
+    assert early.returncode == 2 and early.stderr.count("\n") == 1 and "run preprocess.sh" in early.stderr
+
+
+def test_words_are_put_together_again() -> None:
+    assert join("An@@ trie@@ b und S@@ tr@@") == "Antrieb und Str"
+
+
+@pytest.mark.parametrize("text", ["Bei Trader Joe's im T-Shirt & [innen].", "Ca. 120 cm, 5,3 km!"])
+def test_tokens_become_the_same_text_again(text: str) -> None:
+    tokenizer = Tokenizer("de")
+    assert tokenizer.detokenize(tokenizer.tokenize(text)) == text
+
+
+@pytest.mark.parametrize("name", row_names(rows.CONFIGS))
+def test_rows_differ_in_their_embedding_only(name: str) -> None:
+    row, standard = read_row(rows.CONFIGS, name), read_row(rows.CONFIGS, "standard")
+    assert (row.train, row.translate, row.average) == (standard.train, standard.translate, standard.average)
+    assert row.train["keep_checkpoint"] >= row.average
