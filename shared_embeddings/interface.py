@@ -147,7 +147,8 @@ class SharedEmbedding(nn.Module):
         Raises:
             ValueError: the last axis of `hidden` is not `score_dim`.
         """
-        codes, basis = self._output_side(hidden)
+        codes, basis = self._factors()
+        self.check_hidden(hidden)
         scores = F.linear(hidden if basis is None else F.linear(hidden, basis), codes)
         if self.padding_idx is not None:
             scores[..., self.padding_idx] = 0.0
@@ -189,7 +190,8 @@ class SharedEmbedding(nn.Module):
         reduction: Reduction = "mean",
     ) -> tuple[Tensor, Tensor]:
         """As `cross_entropy`, and with the loss the word ``(...)`` with the highest score of every token."""
-        codes, basis = self._output_side(hidden)
+        codes, basis = self._factors()
+        self.check_hidden(hidden)
         if hidden.shape[:-1] != targets.shape:
             raise ValueError(
                 f"hidden states {tuple(hidden.shape)} and targets {tuple(targets.shape)} do not fit: "
@@ -214,7 +216,7 @@ class SharedEmbedding(nn.Module):
 
     def output_table(self) -> Tensor:
         """The dense output table ``(V, S)`` with ``logits(h) == h @ output_table().T``."""
-        codes, basis = self._output_side(None)
+        codes, basis = self._factors()
         table = codes if basis is None else codes @ basis
         return self._without_padding(table, self._all_ids(table.device))
 
@@ -268,15 +270,18 @@ class SharedEmbedding(nn.Module):
             return rows
         return rows.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
 
-    def _output_side(self, hidden: Tensor | None) -> OutputFactors:
-        """The output factors, cached in inference, after a check that `hidden` ``(..., S)`` fits them."""
-        if not self.has_output:
-            raise RuntimeError(f"this {self.method} embedding has no output side: it was built for the input only")
-        if hidden is not None and hidden.size(-1) != self.score_dim:
+    def check_hidden(self, hidden: Tensor) -> None:
+        """Raise ValueError unless the hidden states are ``(..., S)``."""
+        if hidden.size(-1) != self.score_dim:
             raise ValueError(
                 f"hidden states have {hidden.size(-1)} dimensions, but this {self.method} embedding scores "
                 f"{self.score_dim}: project them first"
             )
+
+    def _factors(self) -> OutputFactors:
+        """The output factors, cached in inference."""
+        if not self.has_output:
+            raise RuntimeError(f"this {self.method} embedding has no output side: it is for the input only")
         return self._cached("output", self.output_factors)
 
     # The cache.

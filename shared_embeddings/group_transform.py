@@ -1,0 +1,159 @@
+"""DeFINE's expansion: group linear transforms in a stack, and how they are connected (section 3, appendix A.1)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Transform = Literal["hgt", "glt", "linear"]
+Connection = Literal["mixer", "skip", "residual", "none"]
+
+# Widths between layers are multiples of at least this.
+_SMALLEST_MULTIPLE = 8
+
+
+class LayerPlan(NamedTuple):
+    """The sizes of one group linear transform."""
+
+    groups: int
+    inputs: int
+    outputs: int
+
+
+def plan_groups(transform: Transform, max_groups: int, depth: int) -> list[int]:
+    """The number of groups of each layer: halved from layer to layer (Eq. 1), constant, or one."""
+    if transform == "hgt":
+        return [max(max_groups // 2**layer, 1) for layer in range(depth)]
+    return [max_groups if transform == "glt" else 1] * depth
+
+
+def plan_layers(
+    input_dim: int, expand_dim: int, depth: int, max_groups: int, transform: Transform, connection: Connection
+) -> list[LayerPlan]:
+    """The sizes of all layers of an expansion from n = `input_dim` to k = `expand_dim`.
+
+    Output widths are spaced linearly from n to k, rounded up to a multiple of the groups on both sides; with residual
+    connections all are k / 2 (section 4.4). A direct link to the input widens all layers but the first by n.
+    """
+    groups = plan_groups(transform, max_groups, depth)
+    linked = input_dim if connection in ("mixer", "skip") else 0
+    plans: list[LayerPlan] = []
+    for layer in range(depth):
+        share = layer / (depth - 1) if depth > 1 else 1.0
+        width = expand_dim / 2 if connection == "residual" else input_dim + share * (expand_dim - input_dim)
+        outputs = _round_up(width, math.lcm(*groups[layer : layer + 2]))
+        inputs = plans[-1].outputs + linked if plans else input_dim
+        plans.append(LayerPlan(groups[layer], inputs, outputs))
+    return plans
+
+
+def _round_up(width: float, groups: int) -> int:
+    """The smallest multiple of `groups`, in steps of at least 8, that is no less than `width`."""
+    step = groups * math.ceil(_SMALLEST_MULTIPLE / groups)
+    # Spacing by fractions can overshoot a whole number by a rounding error.
+    return step * math.ceil(round(width / step, 6))
+
+
+class GroupLinear(nn.Module):
+    """A group linear transform (appendix A.1), then layer normalisation and GELU.
+
+    The input is cut into g chunks, chunk i is multiplied by its own matrix ``(inputs / g, outputs / g)``, and the
+    results are put together; every output has a bias.
+    """
+
+    def __init__(self, plan: LayerPlan) -> None:
+        super().__init__()
+        groups, inputs, outputs = plan
+        self.weight = nn.Parameter(torch.empty(groups, inputs // groups, outputs // groups))
+        self.bias = nn.Parameter(torch.empty(groups, 1, outputs // groups))
+        self.norm = nn.LayerNorm(outputs)
+
+    def reset_parameters(self, gain: float) -> None:
+        """Weights that keep the variance, no bias, and a normalisation to std `gain`."""
+        nn.init.normal_(self.weight, std=self.weight.size(1) ** -0.5)
+        nn.init.zeros_(self.bias)
+        nn.init.constant_(self.norm.weight, gain)
+        nn.init.zeros_(self.norm.bias)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """``(n, inputs)`` -> ``(n, outputs)``."""
+        groups, width, _ = self.weight.shape
+        chunks = vectors.reshape(-1, groups, width).transpose(0, 1)
+        transformed = torch.baddbmm(self.bias, chunks, self.weight).transpose(0, 1).flatten(1)
+        return F.gelu(self.norm(transformed))
+
+
+class Expansion(nn.Module):
+    """The stack of group linear transforms that widens n to k (Figures 2, 3 and 5).
+
+    From the second layer on, a layer sees the previous output and, by `connection`:
+    "mixer": chunk i of the stack's input in front of chunk i of the previous output (Figure 5c);
+    "skip": the whole input in front of the whole previous output, without splitting and mixing (Figure 5d);
+    "none": nothing else (Figure 5a). "residual" adds the previous output to a layer's own (Figure 5b).
+    """
+
+    def __init__(self, plans: list[LayerPlan], connection: Connection, shuffle: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(GroupLinear(plan) for plan in plans)
+        self.groups = [plan.groups for plan in plans]
+        self.connection = connection
+        self.shuffle = shuffle
+        has_first_link = plans[0].inputs == plans[0].outputs
+        # How many activations are added up in the output.
+        self.summands = len(plans) + has_first_link if connection == "residual" else 1
+
+    def reset_parameters(self, gain: float) -> None:
+        """Reset all layers, the normalisation of those that the output is read from to std `gain`."""
+        for layer in self.layers:
+            is_read = layer is self.layers[-1] or self.connection == "residual"
+            assert isinstance(layer, GroupLinear)
+            layer.reset_parameters(gain if is_read else 1.0)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """``(n, input_dim)`` -> ``(n, width of the last layer)``."""
+        output = inputs
+        for position, layer in enumerate(self.layers):
+            previous = output
+            if position > 0 and self.shuffle:
+                previous = _shuffled(previous, self.groups[position - 1])
+            linked = self._linked(inputs, previous, self.groups[position]) if position > 0 else previous
+            output = layer(linked)
+            if self.connection == "residual" and output.shape == previous.shape:
+                output = output + previous
+        return output
+
+    def _linked(self, inputs: Tensor, previous: Tensor, groups: int) -> Tensor:
+        """What a layer of `groups` groups sees: the previous output, with the stack's input where linked."""
+        if self.connection == "mixer":
+            chunks = (inputs.unflatten(1, (groups, -1)), previous.unflatten(1, (groups, -1)))
+            return torch.cat(chunks, dim=2).flatten(1)
+        if self.connection == "skip":
+            return torch.cat((inputs, previous), dim=1)
+        return previous
+
+
+def _shuffled(vectors: Tensor, groups: int) -> Tensor:
+    """``(n, width)`` dealt out anew: the first element of every group, then the second of every group, ..."""
+    return vectors.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1)
+
+
+def rms_of_activations(gain: float, summands: int = 1) -> float:
+    """Root mean square of the sum of `summands` independent values gelu(gain * x), x standard normal."""
+    points = torch.linspace(-8.0, 8.0, 2001, dtype=torch.float64, device="cpu")
+    weights = torch.softmax(-points.square() / 2, dim=0)
+    values = F.gelu(gain * points)
+    mean, square = float((weights * values).sum()), float((weights * values.square()).sum())
+    return math.sqrt(summands * square + summands * (summands - 1) * mean**2)
+
+
+def gain_for_rms(rms: float, summands: int = 1) -> float:
+    """The gain for which `rms_of_activations` is `rms`, by bisection."""
+    low, high = 0.0, 4.0 * rms + 4.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rms_of_activations(middle, summands) < rms else (low, middle)
+    return high

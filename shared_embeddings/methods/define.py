@@ -1,0 +1,273 @@
+"""DeFINE: words are mapped to a narrow vector, expanded by group transforms, and reduced (Map-Expand-Reduce)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from shared_embeddings.group_transform import (
+    Connection,
+    Expansion,
+    GroupLinear,
+    LayerPlan,
+    Transform,
+    gain_for_rms,
+    plan_groups,
+    plan_layers,
+    rms_of_activations,
+)
+from shared_embeddings.interface import SharedEmbedding, entry_std
+from shared_embeddings.options import OptionError, require, require_at_least
+from shared_embeddings.registry import build, expected_count, methods, options, register
+from shared_embeddings.softmax import Reduction
+
+_DEFAULT_GROUPS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class DefineOptions:
+    """Options of `define`. The options of the map's own method stand beside these (``map="projective", rank=32``).
+
+    Attributes:
+        map_dim: n, the width of the mapped vectors; divisible by the groups of every layer.
+        expand_dim: k, the width after the last layer; at least n.
+        depth: N, the number of group transforms.
+        max_groups: g_max, the groups of the first layer (default 4); not for transform "linear".
+        transform: "hgt" halves the groups from layer to layer, "glt" keeps them, "linear" has one.
+        shuffle: deal the outputs of the groups out anew between layers; not for transform "linear".
+        connection: what a layer sees beside the previous output, see `Expansion`. "residual" makes all layers k / 2
+            wide (section 4.4).
+        reduce: project the expanded vector to D; without it its width must be D.
+        map: the method of the map (V x n).
+        output: what the output layer is tied to: "map" (hidden states of n dimensions), "table" (the whole unit) or
+            "none" (input only).
+        output_projection: with output "map", project hidden states from D to n first.
+        map_options: the options of the map, also accepted beside the others.
+    """
+
+    map_dim: int
+    expand_dim: int
+    depth: int
+    max_groups: int | None = None
+    transform: Transform = "hgt"
+    shuffle: bool = False
+    connection: Connection = "mixer"
+    reduce: bool = True
+    map: str = "standard"
+    output: Literal["map", "table", "none"] = "map"
+    output_projection: bool = False
+    map_options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("map_dim", "expand_dim", "depth", "max_groups"):
+            require_at_least(name, getattr(self, name), 1)
+        require(
+            self.expand_dim >= self.map_dim,
+            f"option 'expand_dim' is {self.expand_dim}, less than 'map_dim' {self.map_dim}; raise it",
+        )
+        for name in ("max_groups", "shuffle"):
+            require(
+                self.transform != "linear" or not getattr(self, name),
+                f"option '{name}' has no effect with transform 'linear', which has one group; leave it out",
+            )
+        require(
+            self.output == "map" or not self.output_projection,
+            f"option 'output_projection' has no effect with output '{self.output}'; leave it out",
+        )
+        self._check_groups()
+
+    def __getattr__(self, name: str) -> object:
+        # The options of the map read like the unit's own.
+        map_options = self.__dict__.get("map_options", {})
+        if name in map_options:
+            return map_options[name]
+        raise AttributeError(f"'define' has no option '{name}'")
+
+    def layers(self) -> list[LayerPlan]:
+        """The sizes of the group transforms."""
+        return plan_layers(
+            self.map_dim, self.expand_dim, self.depth, self._groups(), self.transform, self.connection
+        )
+
+    def _groups(self) -> int:
+        """g_max."""
+        return self.max_groups or _DEFAULT_GROUPS
+
+    def _check_groups(self) -> None:
+        """Raise `OptionError` when the mapped vector cannot be cut into the groups of a layer that reads it."""
+        groups = plan_groups(self.transform, self._groups(), self.depth)
+        reading = groups if self.connection in ("mixer", "skip") else groups[:1]
+        for layer, count in enumerate(reading, start=1):
+            require(
+                self.map_dim % count == 0,
+                f"option 'map_dim' is {self.map_dim}, not divisible by the {count} groups of layer {layer}; "
+                f"change it or 'max_groups' ({self._groups()})",
+            )
+
+
+@register("define", DefineOptions)
+class DefineEmbedding(SharedEmbedding):
+    """The DeFINE unit (section 3.3): ``e_o = W e_N + b`` over an expansion of ``e_i``, the map's vector.
+
+    What the paper leaves open follows the authors' later code: a linear layer n -> n comes before the group
+    transforms, and its output is the input that they are linked to; every group has its own weights; a bias,
+    layer normalisation and GELU follow each layer but the reduction, which has a bias only.
+    """
+
+    options: DefineOptions
+    is_deep = True
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: DefineOptions
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
+        width = options.map_dim
+        layers = options.layers()
+        self.map = build(
+            options.map,
+            num_embeddings=num_embeddings,
+            embedding_dim=width,
+            padding_idx=padding_idx,
+            **options.map_options,
+        )
+        self.entry = GroupLinear(LayerPlan(1, width, width))
+        self.expansion = Expansion(layers, options.connection, options.shuffle)
+        self.reduction = nn.Linear(layers[-1].outputs, embedding_dim) if options.reduce else None
+        self.output_projection = (
+            nn.Linear(embedding_dim, width, bias=False) if options.output_projection else None
+        )
+        self.has_output = options.output != "none"
+        if options.output == "map" and not options.output_projection:
+            self.score_dim = self.map.score_dim
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The map by its own rule; the rest such that the unit's outputs have std D**-0.5."""
+        self.map.reset_parameters()
+        self.entry.reset_parameters(gain=1.0)
+        std = entry_std(self.embedding_dim)
+        summands = self.expansion.summands
+        if self.reduction is None:
+            self.expansion.reset_parameters(gain_for_rms(std, summands))
+        else:
+            self.expansion.reset_parameters(gain=1.0)
+            width_rms = self.reduction.in_features**0.5 * rms_of_activations(1.0, summands)
+            nn.init.normal_(self.reduction.weight, std=std / width_rms)
+            nn.init.zeros_(self.reduction.bias)
+        if self.output_projection is not None:
+            nn.init.normal_(self.output_projection.weight, std=std)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows ``(n, D)`` for ids ``(n,)``: map, expand, reduce."""
+        expanded = self.expansion(self.entry(self.map.rows(ids)))
+        return expanded if self.reduction is None else self.reduction(expanded)
+
+    # Tied to the map, the map's own output side does the work.
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As in the base class."""
+        if self.options.output != "map":
+            return super().logits(hidden)
+        return self.map.logits(self._projected(hidden))
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """As in the base class."""
+        if self.options.output != "map":
+            return super().log_prob(hidden)
+        return self.map.log_prob(self._projected(hidden))
+
+    def cross_entropy_and_predictions(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
+    ) -> tuple[Tensor, Tensor]:
+        """As in the base class."""
+        asked = (targets, ignore_index, label_smoothing, reduction)
+        if self.options.output != "map":
+            return super().cross_entropy_and_predictions(hidden, *asked)
+        return self.map.cross_entropy_and_predictions(self._projected(hidden), *asked)
+
+    def output_table(self) -> Tensor:
+        """As in the base class."""
+        if self.options.output != "map":
+            return super().output_table()
+        table = self.map.output_table()
+        return table if self.output_projection is None else table @ self.output_projection.weight
+
+    def _projected(self, hidden: Tensor) -> Tensor:
+        """Hidden states ``(..., S)`` in the width of the map ``(..., n)``."""
+        self.check_hidden(hidden)
+        return hidden if self.output_projection is None else self.output_projection(hidden)
+
+    def input_parameters(self) -> Iterator[nn.Parameter]:
+        """All but the projection of the output side and what only the map's output uses."""
+        yield from self.map.input_parameters()
+        for part in (self.entry, self.expansion, self.reduction):
+            yield from part.parameters() if part is not None else ()
+
+    def output_parameters(self) -> Iterator[nn.Parameter]:
+        """Those of the map and the projection, or of the whole unit."""
+        if self.options.output == "table":
+            yield from self.input_parameters()
+        else:
+            yield from self.map.output_parameters()
+        if self.output_projection is not None:
+            yield from self.output_projection.parameters()
+
+    @classmethod
+    def gather_options(cls, given: dict[str, object]) -> dict[str, object]:
+        """Move the options of the map's method, given beside the unit's own, into `map_options`."""
+        map_method = given.get("map", "standard")
+        if map_method not in methods() or not isinstance(given.get("map_options", {}), Mapping):
+            return given
+        own = {field.name for field in dataclasses.fields(DefineOptions)}
+        of_map = {field.name for field in dataclasses.fields(options(str(map_method)))} - own
+        nested = {name: given.pop(name) for name in list(given) if name in of_map}
+        if nested:
+            given["map_options"] = {**_mapping(given.get("map_options")), **nested}
+        return given
+
+    @classmethod
+    def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: DefineOptions) -> None:
+        """The map must be possible; without the reduction the expanded width must be D."""
+        maps = [name for name in methods() if name != "define"]
+        if options.map not in maps:
+            raise OptionError(f"option 'map' is '{options.map}', but it must be one of {', '.join(maps)}")
+        # Counting checks the map's options without building it.
+        cls._count_map(num_embeddings, options)
+        width = options.layers()[-1].outputs
+        require(
+            options.reduce or width == embedding_dim,
+            f"option 'reduce' is off, but the expanded vectors are {width} wide and the dimension is "
+            f"{embedding_dim}; change 'expand_dim' or leave 'reduce' on",
+        )
+
+    @classmethod
+    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: DefineOptions) -> int:
+        """The map, n (n + 3), and in * out / g + 3 out per layer; then (k + 1) D reduced, n D projected.
+
+        The weights of a layer are Eq. 1 with appendix A.1; its 3 out are bias and normalisation.
+        """
+        n, layers = options.map_dim, options.layers()
+        transforms = sum(layer.inputs * layer.outputs // layer.groups + 3 * layer.outputs for layer in layers)
+        reduction = (layers[-1].outputs + 1) * embedding_dim if options.reduce else 0
+        projection = n * embedding_dim if options.output_projection else 0
+        return cls._count_map(num_embeddings, options) + n * (n + 3) + transforms + reduction + projection
+
+    @classmethod
+    def _count_map(cls, num_embeddings: int, options: DefineOptions) -> int:
+        """The parameters of the map, by its own method's formula."""
+        return expected_count(
+            options.map, num_embeddings=num_embeddings, embedding_dim=options.map_dim, **options.map_options
+        )
+
+
+def _mapping(value: Any) -> Mapping[str, object]:
+    """`value`, or an empty mapping for None."""
+    return value or {}
