@@ -1,7 +1,7 @@
 """The table of embeddings that the whole contract is checked against: one row per method and way of using it.
 
-A new method needs one row here and nothing else in ``test_contract.py``; ``test_every_method_has_a_row`` says so
-when it is missing.
+A new method needs one row here and nothing else in ``test_contract.py``; ``test_every_method_has_a_row`` says
+so when it is missing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PADDING = 3
 class Case:
     """One row: how to build an embedding, and what may be expected of it.
 
-    ``output`` is False where there is no output side. ``adaptive`` marks a hierarchical output distribution,
-    whose probabilities are not the softmax of its scores. ``score_dim`` is the width ``S`` of the hidden states
-    that the output side takes.
+    ``score_dim`` is the width ``S`` of the hidden states that the output side takes; ``output`` is False
+    if there is no such side. ``adaptive`` marks a hierarchical output distribution, whose probabilities are
+    no softmax of its scores. ``heavy`` marks a transformation worth looking for repeated tokens.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Case:
     score_dim: int = DIMENSION
     output: bool = True
     adaptive: bool = False
+    heavy: bool = False
 
     def build(self, seed: int | None = 0, **changes: Any) -> se.SharedEmbedding:
         """Build the embedding, its weights drawn from ``seed``; ``changes`` replace fields of the row."""
@@ -72,13 +73,14 @@ def _define(name: str, **options: Any) -> Case:
         score_dim=score_dim,
         output=settings["output"] != "none",
         adaptive=settings.get("map") == "adaptive" and settings["output"] == "map",
+        heavy=True,
     )
 
 
 def _alone(name: str, **options: Any) -> Case:
     """A row of ALONE, small."""
     settings = {"base_dim": 18, "hidden_dim": 40, "codebooks": 3, "codebook_size": 5} | options
-    return Case(f"alone-{name}", "alone", settings)
+    return Case(f"alone-{name}", "alone", settings, heavy=True)
 
 
 ADAPTIVE_MAP = {"map": "adaptive", "cutoffs": [9, 20], "factor": 2}

@@ -55,8 +55,8 @@ def training_step(module: nn.Module, loss: Tensor, rate: float = 0.1) -> None:
 class MemoryMeter(TorchDispatchMode):
     """Watches every tensor that operators return while it is active, in the forward and in the backward pass.
 
-    ``largest`` is the largest single allocation in bytes, ``peak`` the most bytes that were alive at once. Memory
-    that existed before is not counted as long as it is named in ``known``.
+    ``largest`` is the largest single allocation in bytes, ``peak`` the most bytes that were alive at once.
+    Memory that existed before is not counted as long as it is named in ``known``.
     """
 
     def __init__(self, *known: Tensor) -> None:

@@ -37,7 +37,7 @@ def standard_with(table: list[list[float]]) -> se.SharedEmbedding:
 
 
 def test_worked_example() -> None:
-    """Scores ln 1, ln 2, ln 5 are probabilities 1/8, 2/8, 5/8; smoothing 0.3 gives each of three words 0.1."""
+    """Scores ln 1, ln 2, ln 5 are probabilities 1/8, 2/8, 5/8; smoothing 0.3 gives each word 0.1."""
     emb = standard_with([[0.0], [math.log(2)], [math.log(5)]])
     hidden = torch.ones(1, 1)
     logs = [math.log(8), math.log(4), math.log(8 / 5)]
