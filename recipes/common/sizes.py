@@ -1,6 +1,7 @@
 """What the rows of a recipe weigh, from the papers' formulas and before any training.
 
-``python -m recipes.common.sizes recipes/RECIPE/configs --vocabulary N`` prints what heads each row's file.
+``python -m recipes.common.sizes recipes/RECIPE/configs --vocabulary N`` prints the sizes; with ``--write`` it puts
+each into the comment at the head of the row's file: do so after changing a row or the size of the model.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from pathlib import Path
 import shared_embeddings as se
 from recipes.common.config import Row, read_row, row_names
 from recipes.common.errors import UserError, run_main
+from recipes.common.files import write_text
 
+SIZE_COMMENT = "# Size: "
 # Unknown, padding, start and end of a sentence.
 SPECIAL_TOKENS = 4
 
@@ -41,14 +44,27 @@ def describe_size(row: Row, entries: int) -> str:
     return f"{count:,} embedding parameters, {dense / count:.1f} times fewer than {vocabulary:,} x {size}"
 
 
+def write_comment(path: Path, size: str) -> None:
+    """Put `size` on the comment line that starts with "Size:", the last of those that head the file."""
+    lines = [
+        line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith(SIZE_COMMENT)
+    ]
+    end = next((index for index, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    write_text(path, "\n".join([*lines[:end], f"{SIZE_COMMENT}{size}.", *lines[end:]]) + "\n")
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Print the size of every row's embedding."""
+    """Tell the size of every row's embedding, from the papers' formulas."""
     parser = argparse.ArgumentParser(prog="recipes.common.sizes", description=main.__doc__)
     parser.add_argument("configs", type=Path, help="folder of the rows")
     parser.add_argument("--vocabulary", type=int, required=True, help="lines of the vocabulary file")
+    parser.add_argument("--write", action="store_true", help="also write them into the files")
     options = parser.parse_args(arguments)
     for name in row_names(options.configs):
-        print(f"{name}: {describe_size(read_row(options.configs, name), options.vocabulary)}")
+        size = describe_size(read_row(options.configs, name), options.vocabulary)
+        print(f"{name}: {size}")
+        if options.write:
+            write_comment(options.configs / f"{name}.yaml", size)
 
 
 if __name__ == "__main__":

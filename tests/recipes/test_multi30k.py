@@ -18,6 +18,8 @@ from recipes.common.config import read_row, row_names
 from recipes.common.errors import run_main
 from recipes.common.files import sha256
 from recipes.common.moses import Tokenizer
+from recipes.common.results import read_results
+from recipes.common.sizes import SIZE_COMMENT, SPECIAL_TOKENS, describe_size, write_comment
 from recipes.common.subwords import join
 from recipes.multi30k_ende import preprocess, rows
 
@@ -221,7 +223,46 @@ def test_tokens_become_the_same_text_again(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", row_names(rows.CONFIGS))
+def test_rows_state_their_size(name: str, tmp_path: Path) -> None:
+    text = (rows.CONFIGS / f"{name}.yaml").read_text()
+    (line,) = (line for line in text.splitlines() if line.startswith(SIZE_COMMENT))
+    vocabulary = int(line.split()[-3].replace(",", ""))
+    size = describe_size(read_row(rows.CONFIGS, name), vocabulary - SPECIAL_TOKENS)
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(text.replace(line + "\n", ""))
+    write_comment(copy, size)
+    assert copy.read_text() == text
+
+
+@pytest.mark.parametrize("name", row_names(rows.CONFIGS))
 def test_rows_differ_in_their_embedding_only(name: str) -> None:
     row, standard = read_row(rows.CONFIGS, name), read_row(rows.CONFIGS, "standard")
     assert (row.train, row.translate, row.average) == (standard.train, standard.translate, standard.average)
     assert row.train["keep_checkpoint"] >= row.average
+
+
+TINY = (
+    "-hidden_size 16 -word_vec_size 16 -heads 2 -transformer_ff 16 -enc_layers 1 -dec_layers 1 "
+    "-batch_size 64 -valid_steps 2 -save_checkpoint_steps 2 -report_every 2"
+).split()
+
+
+@pytest.mark.slow
+def test_training_resumes_and_is_scored(small: Corpus, tmp_path: Path) -> None:
+    assert small.prepare() == 0
+    first = run_script("train.sh", "funnel_8x", *TINY, "-train_steps", "4", folder=tmp_path)
+    assert first.returncode == 0, first.stderr
+    run = small.runs / "multi30k_ende" / "funnel_8x"
+    newest = run / "checkpoints" / "model_step_4.pt"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    again = run_script("train.sh", "funnel_8x", *TINY, "-train_steps", "6", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "going on from step 2" in again.stdout and "averaging steps 2, 4, 6" in again.stdout
+    scored = run_script("eval.sh", "funnel_8x", "-max_length", "10", folder=tmp_path)
+    assert scored.returncode == 0, scored.stderr
+    assert len((run / "test.translation").read_text().splitlines()) == len(PAIRS)
+    (record,) = read_results(small.runs)
+    assert record["row"] == "funnel_8x" and record["metrics"]["tokens_per_second"] > 0
+    assert record["counts"]["embedding"] < record["counts"]["dense_embedding"]
+    assert record["config"]["train"]["hidden_size"] == 16
+    assert record["config"]["train_options"][-2:] == ["-train_steps", "6"]
