@@ -7,6 +7,7 @@ model dimension, ``S`` width of the hidden states that are scored, ``R`` rank or
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
@@ -88,6 +89,10 @@ class SharedEmbedding(nn.Module):
             IndexError: an id is no word (on a CPU).
         """
         raise NotImplementedError
+
+    def row_function(self) -> Callable[[Tensor], Tensor]:
+        """`rows`, after the part of its work that is the same for all words, done once for many calls."""
+        return self.rows
 
     def output_factors(self) -> OutputFactors:
         """The output table in factors; by default the table itself. The padding row is of no account."""
@@ -251,13 +256,11 @@ class SharedEmbedding(nn.Module):
         ids = self._all_ids(next(self.parameters()).device)
         if not self.is_deep:
             return self.rows(ids)
-        return torch.cat([self._block_of_rows(block) for block in ids.split(_TABLE_BLOCK)])
-
-    def _block_of_rows(self, ids: Tensor) -> Tensor:
-        """Rows whose inner layers are computed again in the backward pass, rather than kept for all of V."""
-        if not torch.is_grad_enabled():
-            return self.rows(ids)
-        return checkpoint(self.rows, ids, use_reentrant=False)
+        rows = self.row_function()
+        if torch.is_grad_enabled():
+            # Inner layers are computed again in the backward pass rather than kept for all of V.
+            rows = functools.partial(checkpoint, rows, use_reentrant=False)
+        return torch.cat([rows(block) for block in ids.split(_TABLE_BLOCK)])
 
     def _all_rows_without_padding(self) -> Tensor:
         """The rows ``(V, D)`` of all words, the padding row zero."""

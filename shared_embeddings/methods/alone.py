@@ -1,0 +1,187 @@
+"""ALONE: every word's vector is one base vector under the word's own fixed random filter, behind a feed-forward net."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared_embeddings.interface import SharedEmbedding, entry_std
+from shared_embeddings.options import require, require_at_least, require_probability
+from shared_embeddings.registry import register
+
+_DEFAULT_ZERO_PROBABILITY = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class AloneOptions:
+    """Options of `alone`; the defaults are the paper's (section 3.1).
+
+    Attributes:
+        hidden_dim: H (D_inter), the width of the feed-forward net.
+        filter: "real" filters are sums of Gaussian vectors, "binary" ones are masks.
+        base_dim: D_o, the width of the base vector; D when left out.
+        codebooks: M, how many vectors a filter is combined from.
+        codebook_size: c, how many vectors each codebook holds.
+        zero_probability: p_o, the probability that a mask's element is 0 (default 0.5); for "binary" only.
+        train_base: whether the base vector is trained.
+        relu_dropout: dropout behind the ReLU.
+        seed: what the filters are drawn from.
+    """
+
+    hidden_dim: int
+    filter: Literal["real", "binary"] = "real"
+    base_dim: int | None = None
+    codebooks: int = 8
+    codebook_size: int = 64
+    zero_probability: float | None = None
+    train_base: bool = True
+    relu_dropout: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_dim", "base_dim", "codebooks", "codebook_size"):
+            require_at_least(name, getattr(self, name), 1)
+        require_at_least("seed", self.seed, 0)
+        require_probability("relu_dropout", self.relu_dropout)
+        if self.zero_probability is None:
+            return
+        require(
+            self.filter == "binary",
+            "option 'zero_probability' has no effect with filter 'real'; leave it out or choose 'binary'",
+        )
+        require(
+            0.0 < self.zero_probability < 1.0,
+            f"option 'zero_probability' is {self.zero_probability}, but masks differ only between 0 and 1; "
+            "choose a value between them",
+        )
+
+    def zero_rate(self) -> float:
+        """p_o, for binary filters."""
+        return _DEFAULT_ZERO_PROBABILITY if self.zero_probability is None else self.zero_probability
+
+
+@register("alone", AloneOptions)
+class AloneEmbedding(SharedEmbedding):
+    """Row w of the table is ``W2 max(0, W1 (m_w * o))`` (Eq. 3).
+
+    The filter m_w is never stored: it is made from `codes` ``(V, M)``, the word's entry in each codebook, and
+    `codebooks` ``(M, c, D_o)``, as the sum of the entries (Eq. 1; "real") or as their logical or (Eq. 2; "binary").
+    Both are fixed, drawn from ``options.seed``, and saved with the parameters; what is loaded wins over the seed.
+
+    Parameters: `base` o ``(D_o,)``, a buffer when it is not trained; `first` W1 ``(H, D_o)``; `second` W2 ``(D, H)``.
+    They are the paper's "volatile" count; `stored_bits` adds the codebooks, and log2(c) bits for each code.
+    """
+
+    options: AloneOptions
+    codes: Tensor
+    codebooks: Tensor
+    is_deep = True
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: AloneOptions
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
+        base_dim = options.base_dim or embedding_dim
+        base = torch.empty(base_dim)
+        if options.train_base:
+            self.base: Tensor = nn.Parameter(base)
+        else:
+            self.register_buffer("base", base)
+        self.first = nn.Parameter(torch.empty(options.hidden_dim, base_dim))
+        self.second = nn.Parameter(torch.empty(embedding_dim, options.hidden_dim))
+        codes_shape = (num_embeddings, options.codebooks)
+        codebooks_shape = (options.codebooks, options.codebook_size, base_dim)
+        is_binary = options.filter == "binary"
+        self.register_buffer("codes", torch.empty(codes_shape, dtype=_code_dtype(options.codebook_size)))
+        self.register_buffer("codebooks", torch.empty(codebooks_shape, dtype=torch.bool if is_binary else None))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the filters from the seed, and normal parameters such that hidden units have variance one."""
+        self._draw_filters()
+        base_dim = self.first.size(1)
+        kept = 1.0 - self.options.zero_rate() if self.options.filter == "binary" else 1.0
+        nn.init.normal_(self.base)
+        with torch.no_grad():
+            self.base.mul_(self.base.square().mean().rsqrt())
+        nn.init.normal_(self.first, std=(base_dim * kept) ** -0.5)
+        # A ReLU keeps half of the variance.
+        nn.init.normal_(self.second, std=entry_std(self.embedding_dim) * (self.options.hidden_dim / 2) ** -0.5)
+
+    def _draw_filters(self) -> None:
+        """Codes and codebooks from the options' seed alone, the same on every device."""
+        options = self.options
+        generator = torch.Generator(device="cpu").manual_seed(options.seed)
+        codes = torch.randint(options.codebook_size, self.codes.shape, generator=generator, device="cpu")
+        self.codes.copy_(codes)
+        shape = self.codebooks.shape
+        if options.filter == "binary":
+            # With M codebooks, all entries of an element are 0 with probability p_o (section 2.1).
+            rate = 1.0 - options.zero_rate() ** (1.0 / options.codebooks)
+            self.codebooks.copy_(torch.rand(shape, generator=generator, device="cpu") < rate)
+        else:
+            # The sum over the codebooks then has variance one.
+            entries = torch.randn(shape, generator=generator, device="cpu")
+            self.codebooks.copy_(entries * options.codebooks**-0.5)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows ``(n, D)`` for ids ``(n,)``."""
+        return self.row_function()(ids)
+
+    def row_function(self) -> Callable[[Tensor], Tensor]:
+        """Fold the base into W1, and for "real" filters W1 into the codebooks, once for all rows.
+
+        W1 (m_w * o) is linear in a real filter, so it is a sum of M rows of a small ``(M * c, H)`` table.
+        """
+        folded = self.first * self.base
+        if self.options.filter == "binary":
+            return functools.partial(self._rows_of_masks, folded)
+        return functools.partial(self._rows_of_sums, self.codebooks.flatten(0, 1) @ folded.t())
+
+    def _rows_of_sums(self, codebooks: Tensor, ids: Tensor) -> Tensor:
+        """Rows ``(n, D)`` from `codebooks` ``(M * c, H)`` that have passed through W1."""
+        codes = self.codes.index_select(0, ids).long()
+        starts = torch.arange(self.options.codebooks, device=codes.device) * self.options.codebook_size
+        return self._second_layer(F.embedding_bag(codes + starts, codebooks, mode="sum"))
+
+    def _rows_of_masks(self, folded: Tensor, ids: Tensor) -> Tensor:
+        """Rows ``(n, D)`` from W1 with the base folded in, `folded` ``(H, D_o)``."""
+        codes = self.codes.index_select(0, ids).long()
+        mask = torch.zeros((ids.size(0), folded.size(1)), dtype=torch.bool, device=codes.device)
+        for number, codebook in enumerate(self.codebooks):
+            mask |= codebook.index_select(0, codes[:, number])
+        return self._second_layer(F.linear(mask.to(folded.dtype), folded))
+
+    def _second_layer(self, hidden: Tensor) -> Tensor:
+        """``W2 dropout(max(0, hidden))``: ``(n, H)`` -> ``(n, D)``."""
+        activated = torch.relu(hidden)
+        return F.linear(F.dropout(activated, self.options.relu_dropout, self.training), self.second)
+
+    def buffer_bits(self, name: str, buffer: Tensor) -> int:
+        """log2(c) bits, rounded up, for a code; one bit for an element of a binary codebook."""
+        if name == "codes":
+            return buffer.numel() * math.ceil(math.log2(self.options.codebook_size))
+        if buffer.dtype == torch.bool:
+            return buffer.numel()
+        return super().buffer_bits(name, buffer)
+
+    @classmethod
+    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: AloneOptions) -> int:
+        """D_o + D_inter (D_o + D_e), Table 1 (volatile); without D_o when the base is not trained."""
+        base_dim = options.base_dim or embedding_dim
+        trained_base = base_dim if options.train_base else 0
+        return trained_base + options.hidden_dim * (base_dim + embedding_dim)
+
+
+def _code_dtype(codebook_size: int) -> torch.dtype:
+    """The smallest integer type that holds the codes of a codebook."""
+    if codebook_size <= 2**8:
+        return torch.uint8
+    return torch.int16 if codebook_size <= 2**15 else torch.int32
