@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 Reduction = Literal["mean", "sum", "none"]
 
 # Smallest block of tokens, and the scores one block may hold when the vocabulary is small. Measured on a 2-core CPU.
-_CPU_BLOCK = (128, 128 * 37_000)
+_CPU_BLOCK = (128, 2**20)
 _ACCELERATOR_BLOCK = (1024, 2**25)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from shared_embeddings.group_transform import (
     Connection,
     Expansion,
-    GroupLinear,
     LayerPlan,
     Transform,
     gain_for_rms,
@@ -112,9 +111,9 @@ class DefineOptions:
 class DefineEmbedding(SharedEmbedding):
     """The DeFINE unit (section 3.3): ``e_o = W e_N + b`` over an expansion of ``e_i``, the map's vector.
 
-    What the paper leaves open follows the authors' later code: a linear layer n -> n comes before the group
-    transforms, and its output is the input that they are linked to; every group has its own weights; a bias,
-    layer normalisation and GELU follow each layer but the reduction, which has a bias only.
+    What the paper leaves open follows the authors' later code: a linear layer n -> n with a bias comes before the
+    group transforms, and its output is the input that they are linked to; every group has its own weights; a
+    bias, layer normalisation and GELU follow each group transform; the reduction is linear with a bias.
     """
 
     options: DefineOptions
@@ -133,7 +132,7 @@ class DefineEmbedding(SharedEmbedding):
             padding_idx=padding_idx,
             **options.map_options,
         )
-        self.entry = GroupLinear(LayerPlan(1, width, width))
+        self.entry = nn.Linear(width, width)
         self.expansion = Expansion(layers, options.connection, options.shuffle)
         self.reduction = nn.Linear(layers[-1].outputs, embedding_dim) if options.reduce else None
         self.output_projection = (
@@ -147,7 +146,9 @@ class DefineEmbedding(SharedEmbedding):
     def reset_parameters(self) -> None:
         """The map by its own rule; the rest such that the unit's outputs have std D**-0.5."""
         self.map.reset_parameters()
-        self.entry.reset_parameters(gain=1.0)
+        # The map's vectors have norm one, so entries of std one come out of it, the scale of the layers' outputs.
+        nn.init.normal_(self.entry.weight)
+        nn.init.zeros_(self.entry.bias)
         std = entry_std(self.embedding_dim)
         summands = self.expansion.summands
         if self.reduction is None:
@@ -250,7 +251,7 @@ class DefineEmbedding(SharedEmbedding):
 
     @classmethod
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: DefineOptions) -> int:
-        """The map, n (n + 3), and in * out / g + 3 out per layer; then (k + 1) D reduced, n D projected.
+        """The map, n (n + 1), and in * out / g + 3 out per layer; then (k + 1) D reduced, n D projected.
 
         The weights of a layer are Eq. 1 with appendix A.1; its 3 out are bias and normalisation.
         """
@@ -258,7 +259,7 @@ class DefineEmbedding(SharedEmbedding):
         transforms = sum(layer.inputs * layer.outputs // layer.groups + 3 * layer.outputs for layer in layers)
         reduction = (layers[-1].outputs + 1) * embedding_dim if options.reduce else 0
         projection = n * embedding_dim if options.output_projection else 0
-        return cls._count_map(num_embeddings, options) + n * (n + 3) + transforms + reduction + projection
+        return cls._count_map(num_embeddings, options) + n * (n + 1) + transforms + reduction + projection
 
     @classmethod
     def _count_map(cls, num_embeddings: int, options: DefineOptions) -> int:
