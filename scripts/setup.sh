@@ -66,6 +66,7 @@ fi
 
 rm -f $stamp
 touch $unfinished
+trap 'echo "set-up: failed, see above; the next run starts over" >&2' ERR
 pip() {
     "$venv/bin/python" -m pip --disable-pip-version-check "$@"
 }
@@ -80,7 +81,7 @@ step "4 of 5: OpenNMT-py"
 pip install --quiet --no-deps --requirement requirements/opennmt.txt
 # Last, so that its onmt_* commands replace those of OpenNMT-py.
 step "5 of 5: this project"
-pip install --quiet --no-deps --no-build-isolation --editable .
+PYTHONWARNINGS=ignore pip install --quiet --no-deps --no-build-isolation --editable .
 
 fingerprint >$stamp.tmp
 mv $stamp.tmp $stamp

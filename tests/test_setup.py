@@ -1,0 +1,200 @@
+"""The set-up: who owns the commands, and whether the pins are exact and agree with pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PIN_FILES = ["torch.txt", "pins.txt", "opennmt.txt"]
+PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+COMMANDS = {
+    "onmt_average_models": "nmt.cli:average_models",
+    "onmt_build_vocab": "nmt.cli:build_vocab",
+    "onmt_release_model": "nmt.cli:release_model",
+    "onmt_server": "nmt.cli:server",
+    "onmt_train": "nmt.cli:train",
+    "onmt_translate": "nmt.cli:translate",
+    "shared-embeddings": "shared_embeddings.cli:main",
+}
+
+
+def read_pins(name: str) -> list[Requirement]:
+    lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
+    return [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
+
+
+def applies(marker: Marker | None, python: str) -> bool:
+    environment = {
+        "python_version": python,
+        "python_full_version": f"{python}.5",
+        "sys_platform": "linux",
+        "platform_machine": "x86_64",
+        "platform_python_implementation": "CPython",
+    }
+    return marker is None or marker.evaluate(environment)
+
+
+def pinned_versions(python: str) -> dict[str, str]:
+    """What the set-up installs on one Python: canonical name -> version."""
+    versions: dict[str, str] = {}
+    for name in PIN_FILES:
+        for pin in read_pins(name):
+            if applies(pin.marker, python):
+                key = canonicalize_name(pin.name)
+                assert key not in versions, f"{key} is pinned twice on Python {python}"
+                versions[key] = next(iter(pin.specifier)).version
+    return versions
+
+
+@pytest.mark.parametrize("name", PIN_FILES)
+def test_every_pin_is_exact(name: str) -> None:
+    pins = read_pins(name)
+    assert pins
+    for pin in pins:
+        assert [s.operator for s in pin.specifier] == ["=="], pin
+        assert "*" not in str(pin.specifier), pin
+        assert not pin.url, pin
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_pins_satisfy_the_ranges_of_pyproject(python: str) -> None:
+    pins = pinned_versions(python)
+    for line in PYPROJECT["project"]["dependencies"]:
+        wanted = Requirement(line)
+        if applies(wanted.marker, python):
+            version = pins.get(canonicalize_name(wanted.name))
+            assert version, f"{wanted.name} is not pinned on Python {python}"
+            assert wanted.specifier.contains(version, prereleases=True), (line, version)
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_pins_cover_what_opennmt_needs(python: str) -> None:
+    pins = pinned_versions(python)
+    without_wheels = {"pyonmttok", "fasttext-wheel"} if python == "3.13" else set()
+    for line in metadata.requires("OpenNMT-py") or []:
+        needed = Requirement(line)
+        name = canonicalize_name(needed.name)
+        if needed.marker is None and name != "torch" and name not in without_wheels:
+            assert name in pins, f"{name} is not pinned on Python {python}"
+            assert needed.specifier.contains(pins[name]), (line, pins[name])
+    assert not without_wheels & set(pins)
+
+
+def test_tested_versions() -> None:
+    assert metadata.version("OpenNMT-py") == "3.5.1"
+    assert [str(pin) for pin in read_pins("opennmt.txt")] == ["OpenNMT-py==3.5.1"]
+    assert [str(pin) for pin in read_pins("torch.txt")] == ["torch==2.13.0"]
+    assert SpecifierSet(">=2.6").contains(metadata.version("torch"))
+
+
+def test_supported_pythons() -> None:
+    supported = SpecifierSet(PYPROJECT["project"]["requires-python"])
+    assert all(supported.contains(python) for python in PYTHONS)
+    assert not supported.contains("3.9.18")
+    assert not supported.contains("3.14.0")
+
+
+def test_set_up_names_no_package_index() -> None:
+    files = [
+        ROOT / "Makefile",
+        ROOT / "pyproject.toml",
+        *(ROOT / "requirements").iterdir(),
+        *(ROOT / "scripts").iterdir(),
+    ]
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"--(extra-)?index-url|--find-links|https?://", text), path
+
+
+def test_commands_are_declared() -> None:
+    assert PYPROJECT["project"]["scripts"] == COMMANDS
+
+
+def test_installed_commands_are_this_projects() -> None:
+    entry_points = metadata.distribution("shared-embeddings").entry_points
+    assert {e.name: e.value for e in entry_points.select(group="console_scripts")} == COMMANDS
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_command_runs_this_projects_function(command: str) -> None:
+    entry_point = metadata.distribution("shared-embeddings").entry_points[command]
+    assert callable(entry_point.load())
+    # OpenNMT-py installs commands of the same names: the file on disk tells whose was written last.
+    script = Path(sys.executable).parent / command
+    module, function = COMMANDS[command].split(":")
+    assert f"from {module} import {function}" in script.read_text(encoding="utf-8")
+
+
+def test_make_help_lists_every_target() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    declared = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert declared
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = set(re.findall(r"^\s+make (\w+)", shown, re.MULTILINE))
+    assert listed == set(declared.group(1).split())
+    assert {"setup", "demo", "test", "check", "clean"} <= listed
+
+
+def run_setup(python: Path, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run a copy of the set-up script, so that nothing it might do touches this checkout."""
+    (directory / "scripts").mkdir()
+    script = directory / "scripts" / "setup.sh"
+    script.write_bytes((ROOT / "scripts" / "setup.sh").read_bytes())
+    return subprocess.run(
+        ["bash", str(script)],
+        env={"PATH": "/usr/bin:/bin", "PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def fake_python(directory: Path, version: tuple[int, int], failing_import: str = "") -> Path:
+    """An interpreter that claims a version, and lacks a module."""
+    path = directory / "python"
+    path.write_text(
+        "#!/bin/sh\n"
+        f'if [ "$1" = --version ]; then echo "Python {version[0]}.{version[1]}.0"; exit; fi\n'
+        f'case "$2" in *"{failing_import or "no such module"}"*) exit 1 ;; esac\n'
+        f'exec "{sys.executable}" -c "import sys; sys.version_info = ({version[0]}, {version[1]}, 0); $2"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("version", [(3, 9), (3, 14)])
+def test_set_up_refuses_an_unsupported_python(tmp_path: Path, version: tuple[int, int]) -> None:
+    result = run_setup(fake_python(tmp_path, version), tmp_path)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert f"Python {version[0]}.{version[1]}.0; Python 3.10 to 3.13 is needed" in result.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_set_up_names_the_missing_debian_package(tmp_path: Path) -> None:
+    result = run_setup(fake_python(tmp_path, (3, 12), failing_import="ensurepip"), tmp_path)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert "apt install python3.12-venv" in result.stderr
+
+
+def test_set_up_names_a_missing_interpreter(tmp_path: Path) -> None:
+    result = run_setup(tmp_path / "nowhere", tmp_path)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert "make PYTHON=" in result.stderr
