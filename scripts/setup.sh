@@ -41,7 +41,7 @@ version() {
 
 # Two runs at once would install into the same directory: the second waits here.
 exec 9<scripts/setup.sh
-flock 9
+flock --nonblock 9 || { step "waiting for another set-up in this directory" && flock 9; }
 
 python=${PYTHON:-python3}
 present=$(version "$venv/bin/python")
@@ -74,7 +74,11 @@ pip() {
 step "1 of 5: pip and setuptools"
 pip install --quiet --constraint requirements/pins.txt pip setuptools
 step "2 of 5: torch (the largest download: 0.2 GB, or 3 GB where the package index has the CUDA build)"
-pip install --constraint requirements/pins.txt --requirement requirements/torch.txt
+quiet="" # a long download shows its progress
+if pip show torch >/dev/null 2>&1; then
+    quiet=--quiet
+fi
+pip install $quiet --constraint requirements/pins.txt --requirement requirements/torch.txt
 step "3 of 5: $(grep -c == requirements/pins.txt) other packages (0.2 GB)"
 pip install --quiet --no-build-isolation --constraint requirements/torch.txt --requirement requirements/pins.txt
 step "4 of 5: OpenNMT-py"
