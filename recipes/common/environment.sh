@@ -4,12 +4,15 @@
 REPOSITORY=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 RUNS=${RUNS:-$REPOSITORY/runs}
 
-if [[ -n ${VIRTUAL_ENV:-} && -x $VIRTUAL_ENV/bin/python ]]; then
-    PYTHON=$VIRTUAL_ENV/bin/python
-elif [[ -x $REPOSITORY/.venv/bin/python ]]; then
-    PYTHON=$REPOSITORY/.venv/bin/python
-else
-    echo "$(basename -- "$0"): no Python environment; run 'make setup' in $REPOSITORY or activate one" >&2
+# An active environment that has nothing to do with this project is passed over.
+PYTHON=
+for environment in "${VIRTUAL_ENV:-}" "$REPOSITORY/.venv"; do
+    if [[ -z $PYTHON && -x $environment/bin/python && -x $environment/bin/onmt_train ]]; then
+        PYTHON=$environment/bin/python
+    fi
+done
+if [[ -z $PYTHON ]]; then
+    echo "$(basename -- "$0"): no Python environment with onmt_train; run 'make setup' in $REPOSITORY" >&2
     exit 2
 fi
 

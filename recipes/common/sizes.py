@@ -1,7 +1,7 @@
 """What the rows of a recipe weigh, from the papers' formulas and before any training.
 
-``python -m recipes.common.sizes recipes/RECIPE/configs --vocabulary N`` prints the sizes; with ``--write`` it puts
-each into the comment at the head of the row's file: do so after changing a row or the size of the model.
+``python -m recipes.common.sizes recipes/RECIPE/configs --vocabulary N`` prints the sizes; with ``--write`` it
+puts each into the comment at the head of the row's file: do so after changing a row or the size of the model.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+import shared_embeddings as se
 from recipes.common import corpus
 from recipes.common.config import read_row, row_names
 from recipes.common.errors import run_main
@@ -187,7 +188,7 @@ def run_script(name: str, *arguments: str, folder: Path) -> subprocess.Completed
     return subprocess.run(
         [preprocess.RECIPE / name, *arguments],
         cwd=folder,
-        env={**os.environ, "VIRTUAL_ENV": sys.prefix},
+        env={**os.environ, "VIRTUAL_ENV": str(Path(sys.executable).parents[1]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
@@ -263,6 +264,8 @@ def test_training_resumes_and_is_scored(small: Corpus, tmp_path: Path) -> None:
     assert len((run / "test.translation").read_text().splitlines()) == len(PAIRS)
     (record,) = read_results(small.runs)
     assert record["row"] == "funnel_8x" and record["metrics"]["tokens_per_second"] > 0
-    assert record["counts"]["embedding"] < record["counts"]["dense_embedding"]
+    vocabulary = record["counts"]["dense_embedding"] // 16
+    expected = se.expected_count("funnel", num_embeddings=vocabulary, embedding_dim=16, rank=15)
+    assert record["counts"]["embedding"] == expected
     assert record["config"]["train"]["hidden_size"] == 16
     assert record["config"]["train_options"][-2:] == ["-train_steps", "6"]
