@@ -8,6 +8,7 @@ import io
 from collections.abc import Callable
 
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -140,6 +141,25 @@ def test_lookup_takes_ids_in_strange_memory(case: Case) -> None:
     emb = case.build()
     ids = torch.randint(case.num_embeddings, (5, 4, 3)).transpose(0, 2)[:, ::2]
     torch.testing.assert_close(emb(ids), emb.table()[ids], rtol=1e-4, atol=1e-6)
+
+
+@each_case
+def test_lookup_takes_short_integers(case: Case) -> None:
+    emb = case.build()
+    ids = torch.randint(case.num_embeddings, (3, 4))
+    assert torch.equal(emb(ids.int()), emb(ids))
+
+
+@each_case
+@pytest.mark.parametrize("wrong", [VOCABULARY, -1], ids=str)
+def test_an_id_that_is_no_word_is_an_error(case: Case, wrong: int) -> None:
+    emb = case.build()
+    for training in (True, False):
+        emb.train(training)
+        with pytest.raises(IndexError):
+            emb(torch.tensor([1, wrong]))
+        with pytest.raises(IndexError), torch.no_grad():
+            emb(torch.tensor([1, wrong]))
 
 
 @each_case
@@ -346,6 +366,61 @@ def test_cross_entropy_works_with_one_side_frozen(case: Case) -> None:
     assert not emb.cross_entropy(hidden.detach(), targets).requires_grad
 
 
+@each_output_case
+def test_the_backward_pass_may_run_again(case: Case) -> None:
+    """Gradients formed in the forward pass must not be used up by the first backward pass."""
+    emb = case.build()
+    hidden, targets = case.hidden(6), some_targets(case, 6)
+    loss = emb.cross_entropy(hidden, targets)
+    tensors = [hidden, *(p for p in emb.output_parameters() if p.requires_grad)]
+    first = torch.autograd.grad(loss * 2, tensors, retain_graph=True)
+    second = torch.autograd.grad(loss * 3, tensors)
+    for one, other in zip(first, second):
+        torch.testing.assert_close(other, one * 1.5, rtol=1e-4, atol=1e-6)
+
+
+@each_output_case
+def test_a_result_leaves_its_inputs_alone(case: Case) -> None:
+    emb = case.build()
+    hidden, targets = case.hidden(6), some_targets(case, 6)
+    kept = [hidden.clone(), targets.clone(), *(value.clone() for value in emb.state_dict().values())]
+    emb.cross_entropy(hidden, targets, ignore_index=1, label_smoothing=0.1).backward()
+    emb.log_prob(hidden)
+    for before, after in zip(kept, [hidden, targets, *emb.state_dict().values()]):
+        assert torch.equal(before, after)
+
+
+@each_output_case
+def test_scores_of_another_width_are_refused(case: Case) -> None:
+    emb = case.build()
+    wrong, targets = torch.randn(4, case.score_dim + 1), some_targets(case, 4)
+    for call in (
+        lambda: emb.logits(wrong),
+        lambda: emb.log_prob(wrong),
+        lambda: emb.cross_entropy(wrong, targets),
+    ):
+        with pytest.raises(ValueError, match=str(case.score_dim)):
+            call()
+
+
+@each_output_case
+def test_targets_that_do_not_fit_are_refused(case: Case) -> None:
+    emb = case.build()
+    hidden = case.hidden(2, 3)
+    with pytest.raises(ValueError, match=r"\(2, 2\)"):
+        emb.cross_entropy(hidden, some_targets(case, 2, 2))
+    with pytest.raises(ValueError):
+        emb.cross_entropy(hidden, some_targets(case, 6))
+    for smoothing in (-0.1, 1.5):
+        with pytest.raises(ValueError, match="smoothing"):
+            emb.cross_entropy(hidden, some_targets(case, 2, 3), label_smoothing=smoothing)
+    for wrong in (VOCABULARY, -5):
+        targets = some_targets(case, 2, 3)
+        targets[1, 1] = wrong
+        with pytest.raises(IndexError):
+            emb.cross_entropy(hidden, targets)
+
+
 # Training
 
 
@@ -500,6 +575,13 @@ def test_state_dict_round_trip(case: Case) -> None:
 
 
 @each_case
+def test_state_dict_goes_through_safetensors(case: Case) -> None:
+    first, second = case.build(0), case.build(1)
+    second.load_state_dict(safetensors.torch.load(safetensors.torch.save(first.state_dict())))
+    assert torch.equal(first.table(), second.table())
+
+
+@each_case
 def test_state_dict_is_strict(case: Case) -> None:
     emb = case.build()
     state = emb.state_dict()
@@ -527,9 +609,6 @@ def test_state_dict_holds_parameters_and_no_cache(case: Case) -> None:
         if case.output:
             emb.log_prob(case.hidden(2))
     assert {name: value.shape for name, value in emb.state_dict().items()} == before
-    dense = case.num_embeddings * case.embedding_dim
-    if case.method in {"alone", "funnel", "projective"} and case.name != "projective-full-rank":
-        assert all(value.numel() < dense for value in emb.state_dict().values())
 
 
 @each_case
@@ -675,6 +754,17 @@ def test_cache_does_not_cut_the_gradient(case: Case) -> None:
         if case.output:
             loss = loss + emb.cross_entropy(hidden, targets)
         assert_same_gradients(found, gradients(emb, loss))
+
+
+@each_case
+def test_cache_does_not_mix_precisions(case: Case) -> None:
+    emb = case.build().eval()
+    hidden = case.hidden(4).detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        cached_results(emb, case, hidden)
+    for value, expected in zip(cached_results(emb, case, hidden), fresh_results(emb, case, hidden)):
+        assert value.dtype == expected.dtype
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
 
 
 @each_case

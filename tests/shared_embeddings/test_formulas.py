@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-import math
+import io
+from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import shared_embeddings as se
 
-from .references import GroupLayer, define_layers
+from .cases import CASES, Case, by_name
+from .references import (
+    GroupLayer,
+    GroupWeights,
+    alone_masks,
+    alone_table,
+    binary_rate,
+    define_layers,
+    define_unit,
+    zero_row,
+)
+from .support import assert_same_gradients, gradients
 
 
 def millions(method: str, num_embeddings: int, embedding_dim: int, **options: object) -> float:
@@ -44,9 +58,9 @@ def test_projective_worked_example() -> None:
 
 
 @pytest.mark.parametrize(
-    ("activation", "function"), [("relu", torch.relu), ("gelu", F.gelu), ("tanh", torch.tanh)], ids=str
+    ("activation", "function"), [("relu", torch.relu), ("gelu", F.gelu), ("tanh", torch.tanh)]
 )
-def test_funnel_applies_its_activation(activation: str, function: object) -> None:
+def test_funnel_applies_its_activation(activation: str, function: Callable[[Tensor], Tensor]) -> None:
     emb = se.build("funnel", num_embeddings=11, embedding_dim=7, rank=3, activation=activation)
     torch.testing.assert_close(emb.table(), function(emb.codes) @ emb.basis)
 
@@ -102,6 +116,200 @@ def test_alone_sizes_of_the_reconstruction_experiment() -> None:
         assert millions("alone", 5000, 300, base_dim=300, hidden_dim=hidden) == pytest.approx(size, abs=0.05)
 
 
+SMALL_ALONE = {"base_dim": 2, "hidden_dim": 2, "codebooks": 2, "codebook_size": 2}
+
+
+def small_alone(**options: object) -> se.SharedEmbedding:
+    """Three words, two codebooks of two entries, with tensors that can be followed by hand.
+
+    W1 = [[1, 1], [1, -1]], W2 = [[1, 0], [0, 2], [1, 1]], base [1, 2]; words have codes 00, 01 and 10.
+    """
+    emb = se.build("alone", num_embeddings=3, embedding_dim=3, **SMALL_ALONE, **options)
+    with torch.no_grad():
+        emb.base.copy_(torch.tensor([1.0, 2]))
+        emb.first.copy_(torch.tensor([[1.0, 1], [1, -1]]))
+        emb.second.copy_(torch.tensor([[1.0, 0], [0, 2], [1, 1]]))
+        emb.codes.copy_(torch.tensor([[0, 0], [0, 1], [1, 0]]))
+    return emb
+
+
+@pytest.mark.parametrize("train_base", [True, False])
+def test_alone_with_real_filters_worked_example(train_base: bool) -> None:
+    """Filters are sums: [1, 0] + [2, 1], [1, 0] + [0, -1] and [-1, 3] + [2, 1], times the base [1, 2]."""
+    emb = small_alone(filter="real", train_base=train_base)
+    with torch.no_grad():
+        emb.codebooks.copy_(torch.tensor([[[1.0, 0], [-1, 3]], [[2, 1], [0, -1]]]))
+    # m * o is [3, 2], [1, -2] and [1, 8]; W1 makes it [5, 1], [-1, 3], [9, -7]; the ReLU removes -1 and -7.
+    expected = [[5.0, 2, 6], [0, 6, 3], [9, 0, 9]]
+    assert emb.table().tolist() == expected
+    assert emb(torch.tensor([[2, 1]])).tolist() == [[expected[2], expected[1]]]
+    assert emb.logits(torch.tensor([1.0, 1, 0])).tolist() == [7, 6, 9]
+
+
+def test_alone_with_binary_filters_worked_example() -> None:
+    """Filters are ORs: 10 | 01 = 11, 10 | 10 = 10 and 00 | 01 = 01, times the base [1, 2]."""
+    emb = small_alone(filter="binary")
+    with torch.no_grad():
+        emb.codebooks.copy_(torch.tensor([[[1, 0], [0, 0]], [[0, 1], [1, 0]]]))
+    # m * o is [1, 2], [1, 0] and [0, 2]; W1 makes it [3, -1], [1, 1] and [2, -2].
+    assert emb.table().tolist() == [[3, 0, 3], [1, 2, 2], [2, 0, 2]]
+
+
+ALONE_CASES = [case for case in CASES if case.method == "alone"]
+each_alone = pytest.mark.parametrize("case", ALONE_CASES, ids=lambda case: case.name)
+
+
+def naive_alone(emb: se.SharedEmbedding) -> Tensor:
+    """The table with every word's filter written out."""
+    binary = emb.options.filter == "binary"
+    masks = alone_masks(emb.codes.long(), emb.codebooks.to(emb.base.dtype), binary)
+    return zero_row(alone_table(emb.base, masks, emb.first, emb.second), emb.padding_idx)
+
+
+@each_alone
+def test_alone_equals_the_naive_filters_in_value_and_gradient(case: Case) -> None:
+    emb = case.build()
+    expected = naive_alone(emb)
+    torch.testing.assert_close(emb.table(), expected, rtol=1e-4, atol=1e-6)
+    weight = torch.randn_like(expected)
+    assert_same_gradients(
+        gradients(emb, (emb.table() * weight).sum()), gradients(emb, (expected * weight).sum())
+    )
+    hidden, targets = case.hidden(9), torch.randint(case.num_embeddings, (9,))
+    dense = F.cross_entropy(hidden @ naive_alone(emb).T, targets)
+    loss = emb.cross_entropy(hidden, targets)
+    torch.testing.assert_close(loss, dense, rtol=1e-4, atol=1e-5)
+    assert_same_gradients(gradients(emb, loss, hidden), gradients(emb, dense, hidden))
+
+
+@pytest.mark.parametrize(("zero_probability", "codebooks"), [(0.5, 8), (0.5, 1), (0.2, 4), (0.9, 2)])
+def test_binary_filters_are_zero_as_often_as_asked(zero_probability: float, codebooks: int) -> None:
+    """Section 2.1; 300 elements of 400 words leave a standard error of about 0.01."""
+    emb = se.build(
+        "alone",
+        num_embeddings=400,
+        embedding_dim=8,
+        hidden_dim=4,
+        base_dim=300,
+        filter="binary",
+        zero_probability=zero_probability,
+        codebooks=codebooks,
+    )
+    masks = alone_masks(emb.codes.long(), emb.codebooks.float(), binary=True)
+    assert (masks == 0).float().mean().item() == pytest.approx(zero_probability, abs=0.03)
+    ones = emb.codebooks.float().mean().item()
+    assert ones == pytest.approx(binary_rate(zero_probability, codebooks), abs=0.02)
+
+
+def test_binary_filters_are_half_zeros_by_default() -> None:
+    emb = se.build("alone", num_embeddings=400, embedding_dim=8, hidden_dim=4, base_dim=300, filter="binary")
+    masks = alone_masks(emb.codes.long(), emb.codebooks.float(), binary=True)
+    assert masks.mean().item() == pytest.approx(0.5, abs=0.03)
+
+
+def test_real_filters_are_gaussian_and_every_entry_is_in_use() -> None:
+    emb = se.build("alone", num_embeddings=2000, embedding_dim=8, hidden_dim=4, base_dim=300, filter="real")
+    assert emb.codes.shape == (2000, 8) and emb.codebooks.shape == (8, 64, 300)
+    assert emb.codebooks.mean().abs() < 0.02 * emb.codebooks.std()
+    kurtosis = (emb.codebooks / emb.codebooks.std()).pow(4).mean().item()
+    assert kurtosis == pytest.approx(3, abs=0.1)
+    for book in range(8):
+        assert emb.codes[:, book].unique().tolist() == list(range(64))
+
+
+def stored_filters(emb: se.SharedEmbedding) -> list[Tensor]:
+    """Copies of the codes and codebooks."""
+    return [emb.codes.clone(), emb.codebooks.clone()]
+
+
+@pytest.mark.parametrize("name", ["alone-real", "alone-binary"])
+def test_filters_come_from_their_own_seed(name: str) -> None:
+    case = by_name(name)
+    first, second = case.build(1), case.build(2)
+    for one, other in zip(stored_filters(first), stored_filters(second)):
+        assert torch.equal(one, other)
+    assert not torch.equal(first.first, second.first)
+    third = case.build(1, options=case.options | {"seed": 7})
+    assert not torch.equal(third.codes, first.codes)
+    assert not torch.equal(third.codebooks, first.codebooks)
+    assert torch.equal(third.first, first.first)
+
+
+@pytest.mark.parametrize("name", ["alone-real", "alone-binary"])
+def test_filters_neither_read_nor_move_the_global_random_state(name: str) -> None:
+    case = by_name(name)
+    torch.manual_seed(3)
+    case.build(None)
+    after_one = torch.rand(1)
+    torch.manual_seed(3)
+    case.build(None, options=case.options | {"seed": 7, "codebooks": 5})
+    assert torch.equal(torch.rand(1), after_one)
+
+
+@pytest.mark.parametrize("name", ["alone-real", "alone-binary"])
+def test_filters_of_a_checkpoint_win_over_the_seed(name: str) -> None:
+    case = by_name(name)
+    saved, other = case.build(1), case.build(2, options=case.options | {"seed": 7})
+    file = io.BytesIO()
+    torch.save(saved.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(other.table(), saved.table())
+    torch.testing.assert_close(other.eval()(torch.tensor([4, 5])), saved.table()[[4, 5]])
+
+
+@pytest.mark.parametrize("name", ["alone-real", "alone-binary"])
+def test_filters_survive_new_parameters(name: str) -> None:
+    emb = by_name(name).build()
+    before = stored_filters(emb)
+    emb.reset_parameters()
+    for one, other in zip(before, stored_filters(emb)):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["alone-real", "alone-binary"])
+def test_no_mask_of_all_words_is_ever_stored(name: str) -> None:
+    """Only the codes grow with the vocabulary, by one byte for each word and codebook."""
+    case = by_name(name)
+    small, large = (case.build(num_embeddings=size).state_dict() for size in (1000, 3000))
+    grown = {name: value.numel() for name, value in large.items() if value.shape != small[name].shape}
+    assert grown == {"codes": 3000 * 3}
+    assert large["codes"].element_size() == 1
+
+
+def test_stored_bits_of_the_paper_setting() -> None:
+    """Section 2.3: codebooks of M = 8, c = 64, D_o = 512 add 262k numbers; one of 64 takes 6 bits."""
+    counts = se.build("alone", num_embeddings=1000, embedding_dim=512, hidden_dim=64, base_dim=512).counts()
+    codebooks = 8 * 64 * 512
+    assert codebooks == 262_144
+    assert counts["total"] == 512 + 64 * 1024
+    assert counts["stored_bits"] == 32 * (counts["total"] + codebooks) + 6 * 8 * 1000
+
+
+def test_a_fixed_base_is_no_parameter() -> None:
+    case = by_name("alone-real-fixed-base")
+    emb = case.build()
+    assert "base" in emb.state_dict() and "base" not in dict(emb.named_parameters())
+    assert emb.counts()["total"] == 40 * (18 + 24)
+    before = emb.base.clone()
+    emb(torch.arange(37)).square().sum().backward()
+    torch.optim.SGD(emb.parameters(), lr=1.0).step()
+    assert torch.equal(emb.base, before)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    case = by_name("alone-real")
+    plain, dropping = case.build(0), case.build(0, options=case.options | {"relu_dropout": 0.5})
+    ids = torch.arange(case.num_embeddings)
+    assert torch.equal(dropping.eval()(ids), plain.eval()(ids))
+    torch.testing.assert_close(dropping.table(), plain.table())
+    dropping.train()
+    assert not torch.allclose(dropping(ids), dropping(ids))
+    mean = torch.stack([dropping(ids) for _ in range(400)]).mean(0)
+    assert (mean - plain(ids)).norm() < 0.15 * plain(ids).norm()
+    assert dropping(torch.full((2,), case.padding_idx)).abs().max() == 0
+
+
 # DeFINE
 
 
@@ -124,7 +332,7 @@ UNIT = {"map_dim": 16, "expand_dim": 60, "depth": 3, "max_groups": 4, "output": 
 
 
 def test_parameters_of_a_unit_counted_by_hand() -> None:
-    """Map 37 x 16; entry 16 x 16; groups of 4, 2, 1; bias and two norm vectors an output; reduction to 24."""
+    """Map 37 x 16; entry 16 x 16; groups of 4, 2, 1 with bias, gain and shift; reduction to 24."""
     table = 37 * 16
     entry = 16 * 16 + 16
     first = 4 * (4 * 4) + 3 * 16
@@ -135,6 +343,7 @@ def test_parameters_of_a_unit_counted_by_hand() -> None:
     assert se.expected_count("define", num_embeddings=37, embedding_dim=24, **UNIT) == expected
 
 
+@pytest.mark.skipif("adaptive" not in se.methods(), reason="the adaptive method is not registered")
 def test_wikitext_maps_have_the_sizes_of_the_paper() -> None:
     """Table 1a, tied input-output of V = 267,735 in bands: 9.25M, 13.90M, 18.55M for n from 256 to 512."""
     bands = {"map": "adaptive", "cutoffs": [20000, 40000, 200000], "factor": 4}
@@ -173,7 +382,7 @@ def test_penn_treebank_is_four_million_smaller() -> None:
 
     The last LSTM layer shrinks from 400 to 128 outputs, so from 4 (1150 + 400) 400 to 4 (1150 + 128) 128.
     """
-    unit = {"map_dim": 128, "expand_dim": 1024, "depth": 7, "max_groups": 16, "output": "map"}
+    unit = {"map_dim": 128, "expand_dim": 1024, "depth": 7, "max_groups": 128, "output": "map"}
     layer = lambda outputs: 4 * (1150 + outputs + 2) * outputs / 1e6  # noqa: E731
     smaller = 24.2 - millions("standard", 10000, 400) - layer(400) + layer(128)
     assert smaller + millions("define", 10000, 400, **unit) == pytest.approx(20, rel=0.05)
@@ -187,10 +396,105 @@ def test_dimension_of_scores_follows_what_the_softmax_is_tied_to() -> None:
     assert se.build("define", **sizes, **unit, output="table").score_dim == 24
 
 
-# ALONE, statistics
+DEFINE_CASES = [case for case in CASES if case.method == "define"]
+each_define = pytest.mark.parametrize("case", DEFINE_CASES, ids=lambda case: case.name)
 
 
-def test_probability_of_a_zero_is_shared_out_over_the_codebooks() -> None:
-    """0.5 over 8 codebooks: each has ones with 1 - 0.5^(1/8) = 0.083."""
-    assert 1 - 0.5 ** (1 / 8) == pytest.approx(0.0830, abs=1e-4)
-    assert math.isclose((1 - (1 - 0.5 ** (1 / 8))) ** 8, 0.5)
+def group_weights(layer: torch.nn.Module) -> GroupWeights:
+    """The tensors of one group transformation, its blocks as ``(outputs / g, inputs / g)``."""
+    return GroupWeights(
+        blocks=[block.T for block in layer.weight],
+        bias=layer.bias.flatten(),
+        gain=layer.norm.weight,
+        shift=layer.norm.bias,
+    )
+
+
+def naive_define(emb: se.SharedEmbedding) -> Tensor:
+    """The table, one word at a time, with dense block-diagonal matrices."""
+    options = emb.options
+    layers = define_layers(
+        options.map_dim,
+        options.expand_dim,
+        options.depth,
+        options.max_groups or 4,
+        options.transform,
+        options.connection,
+    )
+    rows = []
+    for vector in emb.map.table():
+        entry = emb.entry.weight @ vector + emb.entry.bias
+        weights = [group_weights(layer) for layer in emb.expansion.layers]
+        assert len(weights) == len(layers)
+        row = define_unit(entry, layers, weights, options.connection, F.gelu, options.shuffle)
+        rows.append(emb.reduction.weight @ row + emb.reduction.bias if options.reduce else row)
+    return zero_row(torch.stack(rows), emb.padding_idx)
+
+
+@each_define
+def test_define_equals_the_naive_unit_in_value_and_gradient(case: Case) -> None:
+    emb = case.build()
+    with torch.no_grad():
+        for parameter in emb.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    expected = naive_define(emb)
+    torch.testing.assert_close(emb.table(), expected, rtol=1e-3, atol=1e-5)
+    weight = torch.randn_like(expected)
+    assert_same_gradients(
+        gradients(emb, (emb.table() * weight).sum()),
+        gradients(emb, (expected * weight).sum()),
+        atol=1e-4,
+    )
+
+
+@each_define
+def test_define_counts_its_layers(case: Case) -> None:
+    """Every block, with bias, gain and shift for each output; map, entry and reduction beside them."""
+    options = case.options
+    n, d = options["map_dim"], case.embedding_dim
+    layers = define_layers(
+        n,
+        options["expand_dim"],
+        options["depth"],
+        options.get("max_groups", 4),
+        options["transform"] if "transform" in options else "hgt",
+        options.get("connection", "mixer"),
+    )
+    expansion = sum(layer.inputs * layer.outputs // layer.groups + 3 * layer.outputs for layer in layers)
+    reduction = (layers[-1].outputs + 1) * d if options.get("reduce", True) else 0
+    projection = n * d if options.get("output_projection") else 0
+    map_options = {name: options[name] for name in ("rank", "cutoffs", "factor") if name in options}
+    mapping = se.expected_count(
+        options.get("map", "standard"), num_embeddings=case.num_embeddings, embedding_dim=n, **map_options
+    )
+    assert case.build().counts()["total"] == mapping + n * (n + 1) + expansion + reduction + projection
+
+
+@each_define
+def test_scores_are_tied_to_what_the_options_say(case: Case) -> None:
+    emb = case.build()
+    output = case.options["output"]
+    if output == "table":
+        torch.testing.assert_close(emb.output_table(), emb.table())
+    elif output == "map":
+        mapped = zero_row(emb.map.table(), emb.padding_idx)
+        if case.options.get("output_projection"):
+            mapped = mapped @ emb.output_projection.weight
+        torch.testing.assert_close(emb.output_table(), mapped, rtol=1e-4, atol=1e-6)
+    else:
+        assert emb.has_output is False
+
+
+def test_define_for_language_models_is_tied_to_its_map_by_default() -> None:
+    unit = {name: value for name, value in UNIT.items() if name != "output"}
+    emb = se.build("define", num_embeddings=37, embedding_dim=24, **unit)
+    assert emb.options.output == "map" and emb.score_dim == 16
+
+
+def test_widths_grow_and_groups_halve() -> None:
+    """Section 3.2, for the unit of the Penn Treebank model: n = 128, k = 1024, N = 7."""
+    layers = define_layers(128, 1024, 7, 16, "hgt", "mixer")
+    assert [layer.groups for layer in layers] == [16, 8, 4, 2, 1, 1, 1]
+    assert all(first.outputs < second.outputs for first, second in pairwise(layers))
+    assert layers[0].outputs == 128 and layers[-1].outputs == 1024
+    assert all(layer.inputs % layer.groups == 0 == layer.outputs % layer.groups for layer in layers)
