@@ -1,6 +1,6 @@
 """Word embeddings with few parameters, for the input and the output of a model, behind one interface."""
 
-import shared_embeddings.methods  # first, so that the function below keeps the name
+import shared_embeddings.methods  # noqa: F401  # first, so that the function below keeps the name
 from shared_embeddings import accounting
 from shared_embeddings.interface import SharedEmbedding
 from shared_embeddings.options import OptionError

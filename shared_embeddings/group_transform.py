@@ -1,4 +1,4 @@
-"""DeFINE's expansion: group linear transforms in a stack, and how they are connected (section 3, appendix A.1)."""
+"""DeFINE's expansion: a stack of group linear transforms and their connections (section 3, appendix A.1)."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def plan_layers(
 ) -> list[LayerPlan]:
     """The sizes of all layers of an expansion from n = `input_dim` to k = `expand_dim`.
 
-    Output widths are spaced linearly from n to k, rounded up to a multiple of the groups on both sides; with residual
-    connections all are k / 2 (section 4.4). A direct link to the input widens all layers but the first by n.
+    Output widths are spaced linearly from n to k, rounded up to a multiple of the groups on both sides; with
+    residual connections all are k / 2 (section 4.4). A direct link to the input widens all layers but the
+    first by n.
     """
     groups = plan_groups(transform, max_groups, depth)
     linked = input_dim if connection in ("mixer", "skip") else 0
@@ -61,8 +62,8 @@ def _round_up(width: float, groups: int) -> int:
 class GroupLinear(nn.Module):
     """A group linear transform (appendix A.1), then layer normalisation and GELU.
 
-    The input is cut into g chunks, chunk i is multiplied by its own matrix ``(inputs / g, outputs / g)``, and the
-    results are put together; every output has a bias.
+    The input is cut into g chunks, chunk i is multiplied by its own matrix ``(inputs / g, outputs / g)``, and
+    the results are put together; every output has a bias.
     """
 
     def __init__(self, plan: LayerPlan) -> None:

@@ -1,8 +1,10 @@
 """What every embedding offers: input lookup, tied output scores, loss, and an account of its size.
 
-A method gives rows for word ids and, for the output side, codes ``(V, R)`` with an optional basis ``(R, S)``; all
-that hosts call is built here from these. Axes: ``B`` batch, ``T`` time, ``N`` = B*T tokens, ``V`` vocabulary, ``D``
-model dimension, ``S`` width of the hidden states that are scored, ``R`` rank or small dimension.
+A method gives rows for word ids and, for the output side, codes ``(V, R)`` with an optional basis ``(R, S)``;
+all that hosts call is built here from these.
+
+Axes: ``B`` batch, ``T`` time, ``N`` = B*T tokens, ``V`` vocabulary, ``D`` model dimension, ``S`` width of the
+hidden states that are scored, ``R`` rank or small dimension.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class _Derived(NamedTuple):
     """Tensors derived from the parameters, and the state of the parameters that they were derived from."""
 
     state: tuple[object, ...]
-    # Holding the sources keeps their memory from being given to a newer tensor, which would look like the old one.
+    # Holding the sources keeps their memory from a newer tensor, which would look like the old one there.
     sources: tuple[Tensor, ...]
     tensors: dict[str, Any]
 
@@ -48,11 +50,12 @@ class _Derived(NamedTuple):
 class SharedEmbedding(nn.Module):
     """An embedding for the input and the tied output of a model.
 
-    The row of `padding_idx` is zero on both sides and gets no gradient on either, whatever its parameters hold.
+    The row of `padding_idx` is zero on both sides and gets no gradient on either, whatever its parameters
+    hold.
 
-    In ``eval()`` without gradients, what is derived from the parameters is kept until a parameter, the mode, the
-    device or the type changes. Only writes through an alias like ``parameter.data.add_(1)`` stay unseen, since torch
-    does not count them: call `clear_cache` after those.
+    In ``eval()`` without gradients, what is derived from the parameters is kept until a parameter, the mode,
+    the device or the type changes. Only writes through an alias like ``parameter.data.add_(1)`` stay unseen,
+    since torch does not count them: call `clear_cache` after those.
 
     Attributes:
         method: the registered name.
@@ -70,7 +73,9 @@ class SharedEmbedding(nn.Module):
     options_class: ClassVar[type]
     is_deep: ClassVar[bool] = False
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: Any) -> None:
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: Any
+    ) -> None:
         super().__init__()
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
@@ -99,7 +104,7 @@ class SharedEmbedding(nn.Module):
         return OutputFactors(self._all_rows(), None)
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, from torch's random numbers, so that table entries have std about D**-0.5."""
+        """Draw all parameters anew from torch's random numbers; table entries have std about D**-0.5."""
         raise NotImplementedError
 
     @classmethod
@@ -184,7 +189,8 @@ class SharedEmbedding(nn.Module):
             ValueError: shapes that do not fit, an unknown reduction, or a label smoothing outside 0 to 1.
             IndexError: a target is no word (on a CPU).
         """
-        return self.cross_entropy_and_predictions(hidden, targets, ignore_index, label_smoothing, reduction)[0]
+        asked = (targets, ignore_index, label_smoothing, reduction)
+        return self.cross_entropy_and_predictions(hidden, *asked)[0]
 
     def cross_entropy_and_predictions(
         self,
@@ -226,7 +232,7 @@ class SharedEmbedding(nn.Module):
         return self._without_padding(table, self._all_ids(table.device))
 
     def counts(self) -> dict[str, int]:
-        """The parameters used by the input only, by the output only, by both; their total; and the bits stored."""
+        """Parameters used by the input only, by the output only, by both; their total; the bits stored."""
         by_input = {id(p): p.numel() for p in self.input_parameters()}
         by_output = {id(p): p.numel() for p in self.output_parameters()} if self.has_output else {}
         return {
@@ -339,7 +345,7 @@ class SharedEmbedding(nn.Module):
 
 
 def zero_padding_row(table: Tensor, padding_idx: int | None) -> None:
-    """Set the padding row of a parameter ``(V, ...)`` to zero in place, so that stored tables look as they act."""
+    """Set the padding row of a parameter ``(V, ...)`` to zero, so that stored tables look as they act."""
     if padding_idx is not None:
         with torch.no_grad():
             table[padding_idx].zero_()

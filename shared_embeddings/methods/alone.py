@@ -1,4 +1,4 @@
-"""ALONE: every word's vector is one base vector under the word's own fixed random filter, behind a feed-forward net."""
+"""ALONE: one base vector for all words, each word's own fixed random filter, and a feed-forward net."""
 
 from __future__ import annotations
 
@@ -72,10 +72,12 @@ class AloneEmbedding(SharedEmbedding):
     """Row w of the table is ``W2 max(0, W1 (m_w * o))`` (Eq. 3).
 
     The filter m_w is never stored: it is made from `codes` ``(V, M)``, the word's entry in each codebook, and
-    `codebooks` ``(M, c, D_o)``, as the sum of the entries (Eq. 1; "real") or as their logical or (Eq. 2; "binary").
-    Both are fixed, drawn from ``options.seed``, and saved with the parameters; what is loaded wins over the seed.
+    `codebooks` ``(M, c, D_o)``, as the sum of the entries (Eq. 1; "real") or their logical or (Eq. 2;
+    "binary"). Both are fixed, drawn from ``options.seed``, and saved with the parameters; what is loaded wins
+    over the seed.
 
-    Parameters: `base` o ``(D_o,)``, a buffer when it is not trained; `first` W1 ``(H, D_o)``; `second` W2 ``(D, H)``.
+    Parameters: `base` o ``(D_o,)``, a buffer when it is not trained; `first` W1 ``(H, D_o)``; `second` W2
+    ``(D, H)``.
     They are the paper's "volatile" count; `stored_bits` adds the codebooks, and log2(c) bits for each code.
     """
 
@@ -100,7 +102,9 @@ class AloneEmbedding(SharedEmbedding):
         codebooks_shape = (options.codebooks, options.codebook_size, base_dim)
         is_binary = options.filter == "binary"
         self.register_buffer("codes", torch.empty(codes_shape, dtype=_code_dtype(options.codebook_size)))
-        self.register_buffer("codebooks", torch.empty(codebooks_shape, dtype=torch.bool if is_binary else None))
+        self.register_buffer(
+            "codebooks", torch.empty(codebooks_shape, dtype=torch.bool if is_binary else None)
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -113,7 +117,9 @@ class AloneEmbedding(SharedEmbedding):
             self.base.mul_(self.base.square().mean().rsqrt())
         nn.init.normal_(self.first, std=(base_dim * kept) ** -0.5)
         # A ReLU keeps half of the variance.
-        nn.init.normal_(self.second, std=entry_std(self.embedding_dim) * (self.options.hidden_dim / 2) ** -0.5)
+        nn.init.normal_(
+            self.second, std=entry_std(self.embedding_dim) * (self.options.hidden_dim / 2) ** -0.5
+        )
 
     def _draw_filters(self) -> None:
         """Codes and codebooks from the options' seed alone, the same on every device."""

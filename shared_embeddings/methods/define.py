@@ -1,4 +1,4 @@
-"""DeFINE: words are mapped to a narrow vector, expanded by group transforms, and reduced (Map-Expand-Reduce)."""
+"""DeFINE: words map to a narrow vector, which group transforms expand and a projection reduces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DEFAULT_GROUPS = 4
 
 @dataclasses.dataclass(frozen=True)
 class DefineOptions:
-    """Options of `define`. The options of the map's own method stand beside these (``map="projective", rank=32``).
+    """Options of `define`; those of the map's own method stand beside them (``map="projective", rank=32``).
 
     Attributes:
         map_dim: n, the width of the mapped vectors; divisible by the groups of every layer.
@@ -37,12 +37,12 @@ class DefineOptions:
         max_groups: g_max, the groups of the first layer (default 4); not for transform "linear".
         transform: "hgt" halves the groups from layer to layer, "glt" keeps them, "linear" has one.
         shuffle: deal the outputs of the groups out anew between layers; not for transform "linear".
-        connection: what a layer sees beside the previous output, see `Expansion`. "residual" makes all layers k / 2
-            wide (section 4.4).
+        connection: what a layer sees beside the previous output, see `Expansion`. "residual" makes all layers
+            k / 2 wide (section 4.4).
         reduce: project the expanded vector to D; without it its width must be D.
         map: the method of the map (V x n).
-        output: what the output layer is tied to: "map" (hidden states of n dimensions), "table" (the whole unit) or
-            "none" (input only).
+        output: what the output layer is tied to: "map" (hidden states of n dimensions), "table" (the whole
+            unit) or "none" (input only).
         output_projection: with output "map", project hidden states from D to n first.
         map_options: the options of the map, also accepted beside the others.
     """
@@ -96,7 +96,7 @@ class DefineOptions:
         return self.max_groups or _DEFAULT_GROUPS
 
     def _check_groups(self) -> None:
-        """Raise `OptionError` when the mapped vector cannot be cut into the groups of a layer that reads it."""
+        """Raise `OptionError` unless the mapped vector can be cut into the groups of all layers that read it."""
         groups = plan_groups(self.transform, self._groups(), self.depth)
         reading = groups if self.connection in ("mixer", "skip") else groups[:1]
         for layer, count in enumerate(reading, start=1):
@@ -111,9 +111,10 @@ class DefineOptions:
 class DefineEmbedding(SharedEmbedding):
     """The DeFINE unit (section 3.3): ``e_o = W e_N + b`` over an expansion of ``e_i``, the map's vector.
 
-    What the paper leaves open follows the authors' later code: a linear layer n -> n with a bias comes before the
-    group transforms, and its output is the input that they are linked to; every group has its own weights; a
-    bias, layer normalisation and GELU follow each group transform; the reduction is linear with a bias.
+    What the paper leaves open follows the authors' later code: a linear layer n -> n with a bias comes before
+    the group transforms, and its output is the input that they are linked to; every group has its own
+    weights; a bias, layer normalisation and GELU follow each group transform; the reduction is linear with a
+    bias.
     """
 
     options: DefineOptions
@@ -146,7 +147,7 @@ class DefineEmbedding(SharedEmbedding):
     def reset_parameters(self) -> None:
         """The map by its own rule; the rest such that the unit's outputs have std D**-0.5."""
         self.map.reset_parameters()
-        # The map's vectors have norm one, so entries of std one come out of it, the scale of the layers' outputs.
+        # The map's vectors have norm one, so the entry's values get std one, like a layer's.
         nn.init.normal_(self.entry.weight)
         nn.init.zeros_(self.entry.bias)
         std = entry_std(self.embedding_dim)

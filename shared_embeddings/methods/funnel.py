@@ -1,4 +1,4 @@
-"""Funneling decomposition of Distilled Embedding: a narrow table behind a non-linearity, then a projection."""
+"""Funneling decomposition (Distilled Embedding): a narrow table behind a non-linearity, then a projection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class FunnelOptions:
 
 @register("funnel", FunnelOptions)
 class FunnelEmbedding(SharedEmbedding):
-    """Row w of the table is ``f(codes[w]) @ basis`` (Distilled Embedding, Eq. 3): codes ``(V, R)``, basis ``(R, D)``."""
+    """Row w of the table is ``f(codes[w]) @ basis`` (Distilled Embedding, Eq. 3).
+
+    Parameters: `codes` ``(V, R)``, `basis` ``(R, D)``.
+    """
 
     options: FunnelOptions
 

@@ -26,9 +26,10 @@ class ProjectiveOptions:
 
 @register("projective", ProjectiveOptions)
 class ProjectiveEmbedding(SharedEmbedding):
-    """Row w of the table is ``codes[w] @ basis`` (Distilled Embedding, Eq. 2), with codes ``(V, R)``, basis ``(R, D)``.
+    """Row w of the table is ``codes[w] @ basis`` (Distilled Embedding, Eq. 2).
 
-    On the output side the hidden states are projected to R dimensions before they meet the codes.
+    Parameters: `codes` ``(V, R)``, `basis` ``(R, D)``. On the output side the hidden states are projected to
+    R dimensions before they meet the codes.
     """
 
     options: ProjectiveOptions
