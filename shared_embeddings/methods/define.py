@@ -96,7 +96,7 @@ class DefineOptions:
         return self.max_groups or _DEFAULT_GROUPS
 
     def _check_groups(self) -> None:
-        """Raise `OptionError` unless the mapped vector can be cut into the groups of all layers that read it."""
+        """Raise `OptionError` unless the mapped vector splits into the groups of each layer that reads it."""
         groups = plan_groups(self.transform, self._groups(), self.depth)
         reading = groups if self.connection in ("mixer", "skip") else groups[:1]
         for layer, count in enumerate(reading, start=1):
