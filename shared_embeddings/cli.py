@@ -8,6 +8,7 @@ import json
 import sys
 import typing
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 
@@ -75,9 +76,18 @@ def describe_parameters(
     return "\n".join(f"{titles[name]:<18}{value:>16,}" for name, value in rows.items())
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and leave with the exit code for mistakes of the user."""
+        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
+        sys.exit(USER_ERROR)
+
+
 def _parser() -> argparse.ArgumentParser:
     """The arguments of the two commands; options of methods are read from what is left."""
-    parser = argparse.ArgumentParser(prog="shared-embeddings", description=__doc__, allow_abbrev=False)
+    parser = _Parser(prog="shared-embeddings", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("methods", help="list the methods and their options", allow_abbrev=False)
     parameters = commands.add_parser(

@@ -144,7 +144,7 @@ class SharedEmbedding(nn.Module):
         flat = ids.reshape(-1)
         if not self.is_deep:
             vectors = self._without_padding(self.rows(flat), flat)
-        elif self._may_cache():
+        elif self._cache_state() is not None:
             vectors = F.embedding(flat, self.table())
         else:
             words, inverse = torch.unique(flat, return_inverse=True)
@@ -295,14 +295,10 @@ class SharedEmbedding(nn.Module):
 
     # The cache.
 
-    def _may_cache(self) -> bool:
-        """Whether derived tensors may be kept now."""
-        return not self.training and not torch.is_grad_enabled() and self._sources_state() is not None
-
     def _cached(self, name: str, make: Callable[[], Any]) -> Any:
         """`make()`, or what it gave before in the same state of the parameters."""
-        state = self._sources_state()
-        if self.training or torch.is_grad_enabled() or state is None:
+        state = self._cache_state()
+        if state is None:
             return make()
         derived = self._derived
         if derived is None or derived.state != state:
@@ -312,19 +308,22 @@ class SharedEmbedding(nn.Module):
         self._derived = derived
         return derived.tensors[name]
 
-    def _sources(self) -> Iterator[Tensor]:
-        """All tensors that something can be derived from."""
-        yield from self.parameters()
-        yield from self.buffers()
-
-    def _sources_state(self) -> tuple[object, ...] | None:
-        """Changes whenever a parameter, buffer or autocast does; None when torch does not track changes."""
+    def _cache_state(self) -> tuple[object, ...] | None:
+        """What changes whenever a parameter, a buffer or autocast does; None where nothing may be kept."""
+        if self.training or torch.is_grad_enabled():
+            return None
         sources = tuple(self._sources())
+        # Of tensors made in inference mode, torch does not track changes.
         if any(source.is_inference() for source in sources):
             return None
         kind = sources[0].device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         return (autocast, *((source.data_ptr(), source._version, source.dtype) for source in sources))
+
+    def _sources(self) -> Iterator[Tensor]:
+        """All tensors that something can be derived from."""
+        yield from self.parameters()
+        yield from self.buffers()
 
     def train(self, mode: bool = True) -> SharedEmbedding:
         """As in ``nn.Module``; forgets what was derived."""
