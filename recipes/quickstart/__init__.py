@@ -1,0 +1,1 @@
+"""A translation model in five minutes, on text that needs no download."""

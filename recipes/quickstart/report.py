@@ -1,0 +1,63 @@
+"""What the quickstart prints at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recipes.common.table import markdown_table
+
+COLUMNS = ("row", "options", "embedding", "compression", "total", "bleu", "difference", "speed")
+
+
+def table(records: Sequence[dict[str, Any]]) -> str:
+    """The table of results, in Markdown with its columns aligned; ends in a newline."""
+    return aligned(markdown_table(records, COLUMNS))
+
+
+def aligned(markdown: str) -> str:
+    """A Markdown table with every column as wide as its widest cell; numbers are aligned to the right."""
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in markdown.splitlines()]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for number, row in enumerate(rows):
+        cells = [
+            "-" * width
+            if number == 1
+            else cell.rjust(width)
+            if number > 1 and cell[:1] in "+-0123456789"
+            else cell.ljust(width)
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def side_by_side(
+    sources: Sequence[str], references: Sequence[str], translations: Mapping[str, Sequence[str]], count: int
+) -> str:
+    """Some sentences: source, reference, and what each model made of it, ``=`` where that is the reference.
+
+    Args:
+        sources: the sentences.
+        references: their translations.
+        translations: by the name of the model.
+        count: how many to show; half of them, if there are so many, are right in every model.
+    """
+    differing = [
+        number
+        for number, reference in enumerate(references)
+        if any(lines[number] != reference for lines in translations.values())
+    ]
+    others = [number for number in range(len(references)) if number not in set(differing)]
+    right = others[: count // 2]
+    chosen = sorted([*right, *differing[: count - len(right)]])
+    width = max(len(name) for name in [*translations, "reference"])
+    blocks = []
+    for number in chosen:
+        lines = [f"{'source':<{width}}  {sources[number]}", f"{'reference':<{width}}  {references[number]}"]
+        for name, texts in translations.items():
+            mark = "=" if texts[number] == references[number] else " "
+            lines.append(f"{name:<{width}} {mark}{texts[number]}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)

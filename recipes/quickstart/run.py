@@ -1,0 +1,347 @@
+"""Train a plain and several compressed translation models on a corpus without a download, and compare them.
+
+Everything is kept in ``runs/quickstart/SOURCE-TARGET``; a model that is finished there, with the same
+settings and data, is not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from recipes.common.checkpoints import complete_checkpoints
+from recipes.common.config import Row, read_row, row_names, write_yaml
+from recipes.common.corpus import read_lines, write_lines
+from recipes.common.errors import UserError, run_main
+from recipes.common.files import write_text
+from recipes.common.plot import quality_size_plot
+from recipes.common.results import REPOSITORY, write_results
+from recipes.common.training import locked, read_json
+from recipes.quickstart import report
+from recipes.quickstart.corpus import SIZES
+from recipes.quickstart.jobs import Job, run_jobs
+from recipes.quickstart.prepare import CorpusSettings, Data, prepare
+from recipes.quickstart.score import scores
+from recipes.quickstart.tokens import Tokeniser
+
+RECIPE = Path(__file__).parent
+CONFIGS = RECIPE / "configs"
+BASELINE = "standard"
+EXAMPLES = 4
+# More threads than these do not make such small models faster.
+MAXIMUM_THREADS = 4
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How the commands are run.
+
+    Attributes:
+        at_once: trainings side by side: two of one thread each do more than one of two threads.
+        threads: of each training.
+        keep_open: file descriptor of the lock; a command that outlives us keeps the folder locked.
+    """
+
+    at_once: int
+    threads: int
+    keep_open: tuple[int, ...]
+
+    def environment(self, threads: int) -> dict[str, str]:
+        """Environment variables of a command with so many threads, on the CPU."""
+        return {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A row with its data and its folder."""
+
+    row: Row
+    data: Data
+    checksum: str
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Name of the row."""
+        return self.row.name
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that decides about the model: settings and data."""
+        key = json.dumps([asdict(self.row), self.checksum], sort_keys=True)
+        return hashlib.sha256(key.encode()).hexdigest()
+
+    @property
+    def results(self) -> Path:
+        """The results file."""
+        return self.folder / "results.json"
+
+    @property
+    def training(self) -> Path:
+        """What is known about a finished training."""
+        return self.folder / "training.json"
+
+    @property
+    def translation(self) -> Path:
+        """The translated test set, as text."""
+        return self.folder / "test.translation"
+
+    def checkpoint(self) -> Path | None:
+        """The newest complete checkpoint."""
+        found = complete_checkpoints(self.folder)
+        return found[-1].path if found else None
+
+    def is_evaluated(self) -> bool:
+        """Whether the results are there."""
+        return self._is_current(self.results) and self.translation.exists()
+
+    def is_trained(self) -> bool:
+        """Whether the model is there."""
+        return self._is_current(self.training) and self.checkpoint() is not None
+
+    def _is_current(self, path: Path) -> bool:
+        """Whether a JSON file stems from these very settings and data."""
+        return (read_json(path) or {}).get("fingerprint") == self.fingerprint
+
+
+def train(models: Sequence[Model], machine: Machine) -> None:
+    """Train models side by side, with a bar each."""
+    started = {}
+    for model in models:
+        shutil.rmtree(model.folder, ignore_errors=True)
+        config = model.folder / "train.yaml"
+        options = {
+            **model.data.training_options(),
+            "save_model": str(model.folder / "model"),
+            **model.row.train,
+            "embedding": model.row.embedding,
+        }
+        write_text(config, write_yaml(options))
+        steps = model.row.train["train_steps"]
+        job = Job(
+            model.name, [_command("onmt_train"), "-config", str(config)], model.folder / "train.log", steps
+        )
+        started[model.name] = model, job
+
+    def finished(job: Job) -> None:
+        model, _ = started[job.name]
+        facts = {
+            "fingerprint": model.fingerprint,
+            "seconds": round(job.seconds, 1),
+            "tokens_per_second": round(job.tokens_per_second),
+            "peak_memory_mib": job.peak_memory_mib,
+        }
+        write_text(model.training, json.dumps(facts, indent=2) + "\n")
+        _tell(f"{job.name}: trained in {job.seconds:.0f} s, {job.tokens_per_second:,.0f} tokens/s")
+
+    jobs = [job for _, job in started.values()]
+    run_jobs(jobs, machine.at_once, machine.environment(machine.threads), machine.keep_open, finished)
+
+
+def evaluate(model: Model, machine: Machine) -> None:
+    """Translate the test set, score it, and write the results file."""
+    # These import torch, which takes seconds: only once there is something to evaluate.
+    import torch
+
+    from nmt import describe_checkpoint
+
+    checkpoint = model.checkpoint()
+    assert checkpoint is not None
+    source, target = model.data.languages
+    config, words = model.folder / "translate.yaml", model.folder / "test.words"
+    write_text(config, write_yaml({**model.row.translate, "report_time": True}))
+    command = [_command("onmt_translate"), "-config", str(config), "-model", str(checkpoint)]
+    command += ["-src", str(model.data.words("test", source)), "-output", str(words)]
+    job = Job(f"{model.name}: translating", command, model.folder / "translate.log")
+    threads = min(machine.at_once * machine.threads, MAXIMUM_THREADS)
+    run_jobs([job], 1, machine.environment(threads), machine.keep_open)
+    lines = [Tokeniser.join(line.split()) for line in read_lines(words)]
+    result = scores(lines, read_lines(model.data.text("test", target)), target)
+    write_lines(model.translation, lines)
+    training = read_json(model.training)
+    counts = describe_checkpoint(checkpoint)
+    trained_with = counts.pop("config")
+    torch.set_num_threads(threads)
+    write_results(
+        model.results,
+        recipe=RECIPE.name,
+        row=model.name,
+        config={**asdict(model.row), "train": trained_with, "corpus": asdict(model.data.settings)},
+        counts=counts,
+        metrics={
+            **result,
+            "tokens_per_second": _translation_speed(job.log),
+            "training_seconds": training["seconds"],
+            "training_tokens_per_second": training["tokens_per_second"],
+        },
+        data_checksum=model.checksum,
+        peak_memory_mib={"training": training["peak_memory_mib"], "translation": job.peak_memory_mib},
+        threads={"training": machine.threads, "translation": threads, "trainings_at_once": machine.at_once},
+        fingerprint=model.fingerprint,
+    )
+    _tell(f"{model.name}: BLEU {result['bleu']:.1f}")
+
+
+def _translation_speed(log: Path) -> float:
+    """Tokens per second that ``onmt_translate`` has reported."""
+    found = re.findall(r"Tokens per second: ([\d.]+)", log.read_text(encoding="utf-8"))
+    if not found:
+        raise UserError(f"{log}: onmt_translate reported no speed")
+    return float(found[-1])
+
+
+def _command(name: str) -> str:
+    """Path of a command of the environment that this Python belongs to."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def _tell(text: str) -> None:
+    """Print a line of progress at once."""
+    print(text, flush=True)
+
+
+def show(models: Sequence[Model], folder: Path) -> None:
+    """Print the table and some translations, and draw the picture."""
+    records = [read_json(model.results) for model in models]
+    data = models[0].data
+    source, target = data.languages
+    texts = {model.name: read_lines(model.translation) for model in models}
+    originals = read_lines(data.text("test", source)), read_lines(data.text("test", target))
+    _tell("\n" + report.side_by_side(*originals, texts, EXAMPLES))
+    _tell("\n" + report.table(records))
+    picture = folder / "quality_size.png"
+    quality_size_plot(records, picture)
+    _tell(f"quality against size: {picture}")
+
+
+def rows_to_run(names: str | None, steps: int | None) -> list[Row]:
+    """The rows of the recipe that are named (all if none are), the baseline first.
+
+    Args:
+        names: separated by commas.
+        steps: length of the training in place of the configured one.
+
+    Raises:
+        UserError: an unknown name.
+    """
+    wanted = names.split(",") if names else row_names(CONFIGS)
+    rows = [
+        read_row(CONFIGS, name) for name in sorted(set(wanted), key=lambda name: (name != BASELINE, name))
+    ]
+    return [_shortened(row, steps) for row in rows] if steps else rows
+
+
+def _shortened(row: Row, steps: int) -> Row:
+    """The row, trained for so many steps."""
+    lengths = {"train_steps": steps, "save_checkpoint_steps": steps}
+    for name in ("valid_steps", "report_every"):
+        lengths[name] = min(steps, row.train[name])
+    return replace(row, train={**row.train, **lengths})
+
+
+def _positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Take the command line apart."""
+    default = Path(os.environ.get("RUNS") or REPOSITORY / "runs") / RECIPE.name
+    parser = argparse.ArgumentParser(prog="quickstart", description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--source", default="en", help="language by its CLDR name, as en (default: %(default)s)"
+    )
+    parser.add_argument("--target", default="de", help="likewise (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the corpus (default: %(default)s)")
+    for part, size in SIZES.items():
+        parser.add_argument(
+            f"--{part}", type=_positive, default=size, help=f"sentence pairs in {part} (default: %(default)s)"
+        )
+    parser.add_argument("--rows", help=f"which models, with commas (default: {','.join(row_names(CONFIGS))})")
+    parser.add_argument("--steps", type=_positive, help="training steps (default: as configured)")
+    parser.add_argument("--jobs", type=_positive, help="trainings side by side (default: one per core)")
+    parser.add_argument("--output", type=Path, default=default, help="folder (default: %(default)s)")
+    parser.add_argument("--fresh", action="store_true", help="do everything again")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the whole recipe."""
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, _stop)
+    folder = options.output.absolute() / f"{options.source}-{options.target}"
+    try:
+        with locked(folder / "lock") as lock:
+            _run(options, folder, lock)
+    except OSError as error:
+        name = error.filename or folder
+        raise UserError(f"{name}: {error.strerror}; --output chooses another folder") from error
+
+
+def _stop(signal_number: int, frame: object) -> NoReturn:
+    """End in order, commands included, when somebody ends us."""
+    raise SystemExit(128 + signal_number)
+
+
+def _run(options: argparse.Namespace, folder: Path, lock: int) -> None:
+    started = time.monotonic()
+    rows = rows_to_run(options.rows, options.steps)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    at_once = min(options.jobs or cores, len(rows))
+    machine = Machine(at_once, max(1, min(MAXIMUM_THREADS, cores // at_once)), (lock,))
+    if options.fresh:
+        _remove_all_but_lock(folder)
+    sizes = {part: getattr(options, part) for part in SIZES}
+    settings = CorpusSettings(options.source, options.target, options.seed, sizes)
+    environment = machine.environment(machine.threads)
+    data = prepare(settings, folder / "data", _command("onmt_build_vocab"), environment, machine.keep_open)
+    checksum = data.checksum()
+    _tell(f"{sizes['train']:,} sentence pairs {options.source}-{options.target} in {data.folder}")
+    models = [Model(row, data, checksum, folder / row.name) for row in rows]
+    _train_and_evaluate(models, machine)
+    show(models, folder)
+    minutes, seconds = divmod(round(time.monotonic() - started), 60)
+    _tell(f"finished in {minutes}:{seconds:02} min; results, logs and models: {folder}")
+
+
+def _train_and_evaluate(models: Sequence[Model], machine: Machine) -> None:
+    """Do what is not done yet."""
+    for model in models:
+        if model.is_evaluated():
+            _tell(f"{model.name}: up to date")
+    unfinished = [model for model in models if not model.is_evaluated()]
+    untrained = [model for model in unfinished if not model.is_trained()]
+    if untrained:
+        _tell(
+            f"training {', '.join(model.name for model in untrained)}: {machine.at_once} at once, "
+            f"{machine.threads} {'thread' if machine.threads == 1 else 'threads'} each"
+        )
+        train(untrained, machine)
+    for model in unfinished:
+        evaluate(model, machine)
+
+
+def _remove_all_but_lock(folder: Path) -> None:
+    """Empty the folder of a pair of languages."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("quickstart", main))
