@@ -1,0 +1,237 @@
+"""Checkpoints: written all at once with each tied tensor once, read without running code, averaged,
+described.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from argparse import Namespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nmt.errors import UserError
+from nmt.files import read_checkpoint, save_checkpoint, write_atomically
+from nmt.model import load_unique_state, shared_embeddings_of, unique_state
+
+
+def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the state of a model in the two parts of OpenNMT's checkpoints: the model, and its generator.
+
+    A model with shared embeddings is stored with each tied tensor once; any other as upstream stores it.
+    """
+    state = unique_state(model) if shared_embeddings_of(model) else model.state_dict()
+    body = {name: tensor for name, tensor in state.items() if not name.startswith("generator.")}
+    head = {name.removeprefix("generator."): state[name] for name in state if name not in body}
+    return body, head
+
+
+def load_weights(model: nn.Module, body: dict[str, Tensor], head: dict[str, Tensor] | None) -> None:
+    """Load the two parts of a checkpoint into a model with shared embeddings.
+
+    Raises:
+        UserError: the parts do not fit the model.
+    """
+    state = dict(body)
+    state.update({f"generator.{name}": tensor for name, tensor in (head or {}).items()})
+    load_unique_state(model, state)
+
+
+def safetensors_of(path: str) -> list[str]:
+    """Return the safetensors files that belong to a checkpoint ``NAME.pt`` (``NAME.safetensors`` or its
+    shards).
+
+    Raises:
+        UserError: there is none.
+    """
+    base = path.removesuffix(".pt")
+    found = sorted(
+        {*glob.glob(glob.escape(base) + ".safetensors"), *glob.glob(glob.escape(base) + ".*.safetensors")}
+    )
+    if not found:
+        raise UserError(f"checkpoint {path}: its weights are missing; put {base}.safetensors beside it")
+    return found
+
+
+def read_safetensors(path: str) -> dict[str, Tensor]:
+    """Return all tensors that belong to a checkpoint ``NAME.pt`` saved with ``save_format: safetensors``.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    import safetensors
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Tensor] = {}
+    for file in safetensors_of(path):
+        try:
+            tensors.update(load_file(file))
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UserError(
+                f"checkpoint {file}: cannot be read ({error}); it is cut short or damaged"
+            ) from error
+    return tensors
+
+
+def read_weights(path: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    """Return a checkpoint and the two parts of its weights, in whichever format they are.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    checkpoint = read_checkpoint(path)
+    if "model" in checkpoint:
+        return checkpoint, checkpoint["model"], checkpoint.get("generator") or {}
+    tensors = read_safetensors(path)
+    body = {name: tensor for name, tensor in tensors.items() if not name.startswith("generator.")}
+    return checkpoint, body, {n.removeprefix("generator."): t for n, t in tensors.items() if n not in body}
+
+
+def write_step(
+    model: nn.Module, saved: dict[str, Any], base: str, save_format: str
+) -> tuple[str, str | None]:
+    """Write the checkpoint of one step; returns its file, and the file of its weights where they are apart.
+
+    Args:
+        model: its weights are saved.
+        saved: everything else that the checkpoint holds (options, vocabulary, optimiser, …).
+        base: path without ending.
+        save_format: ``pytorch`` or ``safetensors``.
+    """
+    body, head = split_state(model)
+    if save_format == "pytorch":
+        save_checkpoint({"model": body, "generator": head, **saved}, f"{base}.pt")
+        return f"{base}.pt", None
+    from safetensors.torch import save_file
+
+    weights = {**body, **{f"generator.{name}": tensor for name, tensor in head.items()}}
+    distinct = _without_aliases(weights)
+    # The weights come first: a checkpoint without them could not be read.
+    write_atomically(f"{base}.safetensors", lambda name: save_file(distinct, name))
+    save_checkpoint(saved, f"{base}.pt")
+    return f"{base}.pt", f"{base}.safetensors"
+
+
+def _without_aliases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors, each storage once, as the safetensors format wants them."""
+    seen: set[int] = set()
+    distinct = {}
+    for name, tensor in weights.items():
+        if tensor.data_ptr() not in seen or tensor.numel() == 0:
+            seen.add(tensor.data_ptr())
+            distinct[name] = tensor.contiguous()
+    return distinct
+
+
+def fill_aliases(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights with the names of tied tensors of a plain model that the safetensors format left out."""
+    first: dict[int, str] = {}
+    complete = dict(weights)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        source = first.setdefault(id(tensor), name)
+        if name not in complete and source in complete:
+            complete[name] = complete[source]
+    return complete
+
+
+def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:
+    """Return a checkpoint whose floating-point tensors are the means over several checkpoints of one model.
+
+    Integer tensors (such as the filter ids of ALONE) must be equal in all of them.
+
+    Args:
+        paths: read one after the other.
+        fp32: store the means in single precision.
+
+    Raises:
+        UserError: the checkpoints hold different tensors.
+    """
+    result: dict[str, Any] = {}
+    sums: list[dict[str, Tensor]] = []
+    for path in paths:
+        checkpoint, *parts = read_weights(path)
+        if not result:
+            result = {"vocab": checkpoint["vocab"], "opt": checkpoint["opt"], "optim": None}
+            sums = [{name: _as_sum(tensor) for name, tensor in part.items()} for part in parts]
+            kinds = [{name: tensor.dtype for name, tensor in part.items()} for part in parts]
+            continue
+        for total, part in zip(sums, parts, strict=True):
+            _add_part(total, part, path, paths[0])
+    for key, total, dtypes in zip(("model", "generator"), sums, kinds, strict=True):
+        result[key] = {name: _mean(total[name], len(paths), fp32, dtypes[name]) for name in total}
+    return result
+
+
+def _as_sum(tensor: Tensor) -> Tensor:
+    """Return a tensor that can be added to without loss."""
+    return tensor.double() if tensor.is_floating_point() else tensor.clone()
+
+
+def _add_part(total: dict[str, Tensor], part: dict[str, Tensor], path: str, first: str) -> None:
+    """Add the tensors of one checkpoint to the sums.
+
+    Raises:
+        UserError: names or shapes differ, or integers do.
+    """
+    if total.keys() != part.keys():
+        odd = sorted(total.keys() ^ part.keys())[0]
+        raise UserError(
+            f"{path}: is another model than {first} (only one of them has {odd}); average one model's own"
+        )
+    for name, tensor in part.items():
+        if total[name].shape != tensor.shape:
+            raise UserError(
+                f"{path}: {name} is {tuple(tensor.shape)}, in {first} {tuple(total[name].shape)}; "
+                "average checkpoints of one model"
+            )
+        if tensor.is_floating_point():
+            total[name] += tensor
+        elif not torch.equal(total[name], tensor):
+            raise UserError(f"{path}: {name} differs from {first}; average checkpoints of one training run")
+
+
+def _mean(total: Tensor, number: int, fp32: bool, dtype: torch.dtype) -> Tensor:
+    """Return the mean of a sum in the wanted precision."""
+    if not total.is_floating_point():
+        return total
+    return (total / number).to(torch.float32 if fp32 else dtype)
+
+
+def strip_checkpoint(path: str) -> dict[str, Any]:
+    """Return a checkpoint with what translation needs only: no optimiser, no position in the data."""
+    checkpoint, body, head = read_weights(path)
+    kept = {
+        name: value
+        for name, value in checkpoint.items()
+        if name not in ("optim", "resume", "model", "generator")
+    }
+    return {"model": body, "generator": head, **kept, "optim": None}
+
+
+def build_from_checkpoint(path: str) -> tuple[nn.Module, dict[str, Any], Namespace, dict[str, Any]]:
+    """Return the model of a checkpoint on the CPU in evaluation mode, its vocabularies, options and the
+    checkpoint.
+
+    Raises:
+        UserError: the checkpoint cannot be read or does not fit its own options.
+    """
+    from nmt import upstream
+
+    return upstream.build_for_inference(path)
+
+
+def describe_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the step, the parameter counts (see `nmt.model.count_model`) and the options of a checkpoint.
+
+    Raises:
+        UserError: the checkpoint cannot be read or does not fit its own options.
+    """
+    from nmt.model import count_model
+
+    model, _, options, checkpoint = build_from_checkpoint(os.fspath(path))
+    config = {name: value for name, value in vars(options).items() if not name.startswith("_")}
+    optimiser = checkpoint.get("optim") or {}
+    step = optimiser.get("training_step")
+    return {"step": None if step is None else step - 1, **count_model(model), "config": config}

@@ -1,0 +1,253 @@
+"""OpenNMT-py's commands, with shared embeddings: the same names, options and files.
+
+A mistake of the user gives one line on stderr and exit code 2; set ``NMT_TRACEBACK=1`` to see where it was
+found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+import os
+import random
+import re
+import sys
+import warnings
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import shared_embeddings as se
+from nmt.errors import UserError
+
+warnings.filterwarnings("ignore", category=FutureWarning, module="onmt")
+warnings.filterwarnings("ignore", message=".*pkg_resources.*")
+warnings.filterwarnings("ignore", message=".*nested tensor.*", module="torch")
+
+USER_ERRORS = (UserError, se.OptionError, OSError, AssertionError, ValueError, yaml.YAMLError)
+
+
+def _command(function: Callable[[], None]) -> Callable[[], None]:
+    """Make a command of a function: seams in place, mistakes of the user as one line and exit code 2."""
+
+    @functools.wraps(function)
+    def run() -> None:
+        name = Path(sys.argv[0]).name
+        try:
+            from nmt import upstream
+
+            upstream.install()
+            function()
+        except KeyboardInterrupt:
+            print(f"{name}: interrupted", file=sys.stderr)
+            sys.exit(130)
+        except USER_ERRORS as error:
+            _fail(name, error)
+        except Exception as error:
+            # A spawned process hands its exception over as the text of a traceback.
+            found = re.search(
+                r"^(?:nmt\.errors\.UserError|[\w.]*OptionError): (.*)$", str(error), re.MULTILINE
+            )
+            if found is None:
+                raise
+            _fail(name, UserError(found.group(1)))
+
+    return run
+
+
+def _fail(name: str, error: BaseException) -> None:
+    """Print one line and exit with code 2."""
+    if os.environ.get("NMT_TRACEBACK"):
+        raise error
+    text = " ".join(str(error).split()) or type(error).__name__
+    print(f"{name}: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _parse(parser: Any, known_elsewhere: set[str] = frozenset()) -> Namespace:  # type: ignore[assignment]
+    """Parse the command line and the configuration file; unknown options are refused by name.
+
+    Args:
+        parser: of OpenNMT.
+        known_elsewhere: options of other commands, which one configuration file for all of them may hold.
+
+    Raises:
+        UserError: names the unknown options, and the known one that looks most alike.
+    """
+
+    def refuse(message: str) -> None:
+        raise UserError(message)
+
+    parser.error = refuse
+    opt, rest = parser.parse_known_args()
+    known = {string.lstrip("-") for action in parser._actions for string in action.option_strings}
+    unknown = [
+        text.lstrip("-").split("=")[0] for text in rest if text.startswith("-") and not _is_number(text)
+    ]
+    for name in unknown:
+        if name not in known_elsewhere:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else "; see --help"
+            raise UserError(f"unknown option {name}{hint}")
+    if rest and not unknown:
+        raise UserError(f"unexpected argument {rest[0]!r}; see --help")
+    return opt  # type: ignore[no-any-return]
+
+
+def _is_number(text: str) -> bool:
+    """Say whether a piece of a command line is a negative number."""
+    return re.fullmatch(r"-\d+(\.\d+)?", text) is not None
+
+
+def _check_data(opt: Namespace) -> None:
+    """Check the corpora that the option ``data`` names.
+
+    Raises:
+        UserError: see `nmt.data.check_corpora`.
+    """
+    from nmt.data import check_corpora
+
+    corpora = yaml.safe_load(opt.data) if isinstance(opt.data, str) else opt.data
+    check_corpora(corpora)
+
+
+def _check_training(opt: Namespace) -> None:
+    """Check everything that can be known before training starts.
+
+    Raises:
+        UserError: names the option, what is wrong with it, and what to do.
+    """
+    import torch
+    from onmt.utils.parse import ArgumentParser
+
+    from nmt.files import read_checkpoint
+    from nmt.plan import check_plan, read_plan
+    from nmt.vocabulary import read_vocabulary
+
+    _check_data(opt)
+    if opt.gpu_ranks and not torch.cuda.is_available() and opt.gpu_backend != "gloo":
+        raise UserError(
+            f"gpu_ranks: {opt.gpu_ranks}, but torch finds no CUDA device; remove gpu_ranks and "
+            "world_size, or set "
+            "gpu_backend: gloo to train several processes on the CPU"
+        )
+    if opt.train_from:
+        read_checkpoint(opt.train_from)
+    else:
+        for name in ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]:
+            read_vocabulary(getattr(opt, name) or f"({name} is not set)", 1)
+    plan = read_plan(opt)
+    if plan is not None:
+        sizes = Namespace(**vars(opt))
+        ArgumentParser.update_model_opts(sizes)
+        check_plan(plan, sizes)
+
+
+@_command
+def train() -> None:
+    """``onmt_train``: train a translation model."""
+    import onmt.bin.train
+    from onmt.utils.logging import logger
+
+    opt = _parse(onmt.bin.train._get_parser())
+    _check_training(opt)
+    if opt.seed <= 0:
+        opt.seed = random.SystemRandom().randrange(1, 2**31)
+        logger.info(f"seed: {opt.seed}")
+    onmt.bin.train.train(opt)
+
+
+@_command
+def translate() -> None:
+    """``onmt_translate``: translate a file."""
+    import onmt.bin.translate
+
+    from nmt.translation import translate_file
+
+    opt = _parse(onmt.bin.translate._get_parser())
+    translate_file(opt, onmt.bin.translate.translate)
+
+
+@_command
+def build_vocab() -> None:
+    """``onmt_build_vocab``: count the tokens of the training data; the files appear when they are
+    complete.
+    """
+    import onmt.bin.build_vocab
+    import onmt.bin.train
+
+    of_training = {
+        string.lstrip("-")
+        for action in onmt.bin.train._get_parser()._actions
+        for string in action.option_strings
+    }
+    opt = _parse(onmt.bin.build_vocab._get_parser(), known_elsewhere=of_training)
+    _check_data(opt)
+    sides = ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]
+    for side in sides:
+        path = getattr(opt, side)
+        if not path:
+            raise UserError(f"{side}: is not set; name the file to write")
+        if os.path.exists(path) and not opt.overwrite:
+            raise UserError(f"{side}: {path} is there already; add -overwrite, or name another file")
+    wanted = {side: getattr(opt, side) for side in sides}
+    fresh = {side: f"{path}.incomplete-{os.getpid()}" for side, path in wanted.items()}
+    for side, path in fresh.items():
+        setattr(opt, side, path)
+    try:
+        onmt.bin.build_vocab.build_vocab_main(opt)
+        for side, path in fresh.items():
+            for file in Path(path).parent.glob(Path(path).name + "*"):
+                file.replace(str(file).replace(path, wanted[side]))
+    finally:
+        for path in fresh.values():
+            Path(path).unlink(missing_ok=True)
+
+
+@_command
+def average_models() -> None:
+    """``onmt_average_models``: average the weights of several checkpoints of one model."""
+    from nmt.checkpoint import average_checkpoints
+    from nmt.files import save_checkpoint
+
+    parser = argparse.ArgumentParser(description="Average the weights of several checkpoints of one model")
+    parser.add_argument("-models", "-m", "--models", nargs="+", required=True, help="checkpoints")
+    parser.add_argument("-output", "-o", "--output", required=True, help="checkpoint to write")
+    parser.add_argument("-fp32", "-f", "--fp32", action="store_true", help="store in single precision")
+    opt = _parse(parser)
+    save_checkpoint(average_checkpoints(opt.models, opt.fp32), opt.output)
+
+
+@_command
+def release_model() -> None:
+    """``onmt_release_model``: keep what translation needs only, or export to CTranslate2."""
+    from nmt.checkpoint import strip_checkpoint
+    from nmt.export import export_ctranslate2
+    from nmt.files import save_checkpoint
+
+    parser = argparse.ArgumentParser(description="Release a translation model")
+    parser.add_argument("--model", "-m", "-model", required=True, help="checkpoint")
+    parser.add_argument("--output", "-o", "-output", required=True, help="file, or directory for CTranslate2")
+    parser.add_argument("--format", "-format", choices=["pytorch", "ctranslate2"], default="pytorch")
+    parser.add_argument(
+        "--quantization", "-q", choices=["int8", "int16", "float16", "int8_float16"], help="for CTranslate2"
+    )
+    opt = _parse(parser)
+    if opt.format == "pytorch":
+        if opt.quantization:
+            raise UserError("quantization: has an effect with --format ctranslate2 only; remove it")
+        save_checkpoint(strip_checkpoint(opt.model), opt.output)
+    else:
+        export_ctranslate2(opt.model, opt.output, opt.quantization)
+
+
+@_command
+def server() -> None:
+    """``onmt_server``: serve translations over HTTP."""
+    import onmt.bin.server
+
+    onmt.bin.server.main()

@@ -1,0 +1,85 @@
+"""Export of translation models with shared embeddings to CTranslate2, by writing out the dense tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import shared_embeddings as se
+from nmt.checkpoint import build_from_checkpoint
+from nmt.errors import UserError
+from nmt.files import save_checkpoint, write_atomically
+from nmt.model import SharedGenerator, shared_embeddings_of
+
+
+@torch.no_grad()
+def dense_checkpoint(path: str) -> dict[str, Any]:
+    """Return a checkpoint of a plain OpenNMT model that computes the same as one with shared embeddings.
+
+    Raises:
+        UserError: the checkpoint cannot be read.
+    """
+    model: Any
+    model, _, options, checkpoint = build_from_checkpoint(path)
+    shared = shared_embeddings_of(model)
+    inner = {id(tensor) for embedding in shared for tensor in embedding.state_dict(keep_vars=True).values()}
+    state = model.state_dict(keep_vars=True)
+    body = {
+        name: tensor.detach()
+        for name, tensor in state.items()
+        if id(tensor) not in inner and not name.startswith("generator.")
+    }
+    for side in ("encoder", "decoder"):
+        stack: Any = getattr(model, side, None)
+        if not hasattr(stack, "embeddings"):
+            continue
+        lookup = stack.embeddings.emb_luts[0]
+        if isinstance(lookup, se.SharedEmbedding):
+            body[f"{side}.embeddings.make_embedding.emb_luts.0.weight"] = lookup.table().clone()
+    if isinstance(model.generator, SharedGenerator):
+        table = _output_table(model.generator.embedding)
+        head = {"weight": table, "bias": torch.zeros(table.shape[0], dtype=table.dtype)}
+    else:
+        head = {name: tensor.detach() for name, tensor in model.generator.state_dict().items()}
+    for name in ("embedding", "src_embedding", "tgt_embedding"):
+        setattr(options, name, None)
+    return {"model": body, "generator": head, "vocab": checkpoint["vocab"], "opt": options, "optim": None}
+
+
+def _output_table(embedding: se.SharedEmbedding) -> torch.Tensor:
+    """Return the matrix ``(V, D)`` that turns a decoder state into scores."""
+    return embedding.logits(torch.eye(embedding.score_dim)).T.contiguous()
+
+
+def export_ctranslate2(path: str, output: str, quantization: str | None) -> None:
+    """Write a CTranslate2 model directory.
+
+    Args:
+        path: checkpoint of a Transformer.
+        output: directory; one that is there already is replaced when the new one is complete.
+        quantization: as CTranslate2 names it, or ``None`` for single precision.
+
+    Raises:
+        UserError: the model is one that CTranslate2 does not have.
+    """
+    import tempfile
+    from pathlib import Path
+
+    import ctranslate2
+
+    checkpoint = dense_checkpoint(path)
+    # The two names stand for the same attention; CTranslate2 knows the older one only.
+    if getattr(checkpoint["opt"], "self_attn_type", "") == "scaled-dot-flash":
+        checkpoint["opt"].self_attn_type = "scaled-dot"
+    with tempfile.TemporaryDirectory() as folder:
+        plain = str(Path(folder) / "dense.pt")
+        save_checkpoint(checkpoint, plain)
+        converter = ctranslate2.converters.OpenNMTPyConverter(plain)
+        try:
+            write_atomically(
+                output, lambda name: converter.convert(name, force=True, quantization=quantization)
+            )
+        except (ValueError, NotImplementedError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"{path}: CTranslate2 cannot hold this model: {reason}") from error

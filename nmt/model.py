@@ -1,0 +1,254 @@
+"""Putting shared embeddings into an OpenNMT model, and counting what the model holds."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import shared_embeddings as se
+from nmt.errors import UserError
+from nmt.plan import EmbeddingPlan, build_embedding, side_width
+
+PADDING = "<blank>"
+
+
+class SharedGenerator(nn.Module):
+    """The output layer of a model whose scores come from an embedding that it shares.
+
+    It holds no parameters of its own; the embedding is the same module that the decoder looks words up in.
+    """
+
+    def __init__(self, embedding: se.SharedEmbedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the scores ``(..., V)`` of decoder states ``(..., D)``."""
+        return self.embedding.logits(hidden)
+
+    def loss_and_predictions(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        """Return the cross entropy of ``targets`` ``(N,)`` and the best words ``(N,)`` for states ``(N,
+        D)``.
+        """
+        return self.embedding.cross_entropy_and_predictions(hidden, targets, **options)
+
+
+def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> None:
+    """Put the planned embeddings in place of the model's own tables, tied as the plan says.
+
+    Raises:
+        UserError: source and target are shared but their vocabularies differ.
+    """
+    if plan.share_inputs and vocabs["src"].ids_to_tokens != vocabs["tgt"].ids_to_tokens:
+        raise UserError(
+            f"share_embeddings: true needs one vocabulary, but source ({len(vocabs['src'])} words) "
+            "and target "
+            f"({len(vocabs['tgt'])}) differ; build it with -share_vocab, or set share_embeddings: false"
+        )
+    target = None
+    if plan.target is not None:
+        vocab = vocabs["tgt"]
+        width = side_width(opt, "target")
+        target = build_embedding("target", plan.target, len(vocab), width, vocab[PADDING], plan.share_output)
+        _set_word_lookup(model.decoder, target)
+        if plan.share_output:
+            model.generator = SharedGenerator(target)
+    if plan.source is not None:
+        source = target
+        if not plan.share_inputs:
+            vocab = vocabs["src"]
+            width = side_width(opt, "source")
+            source = build_embedding("source", plan.source, len(vocab), width, vocab[PADDING], False)
+        _set_word_lookup(model.encoder, source)
+
+
+def _set_word_lookup(stack: Any, embedding: nn.Module | None) -> None:
+    """Replace the word table of an encoder or decoder; tables of word features stay."""
+    stack.embeddings.emb_luts[0] = embedding
+
+
+def shared_embeddings_of(model: nn.Module) -> list[se.SharedEmbedding]:
+    """Return the distinct shared embeddings that a model holds itself, in the order of its modules.
+
+    An embedding inside another one, such as the map of DeFINE, belongs to that one.
+    """
+    every = [module for module in model.modules() if isinstance(module, se.SharedEmbedding)]
+    inner = {id(part) for module in every for part in module.modules() if part is not module}
+    return [module for module in every if id(module) not in inner]
+
+
+def reset_embeddings(model: nn.Module) -> None:
+    """Give every shared embedding its own initialisation; called after the host has initialised the rest."""
+    for embedding in shared_embeddings_of(model):
+        embedding.reset_parameters()
+
+
+def unique_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state of a model with each tied tensor once, under the first of its names.
+
+    Position encodings are left out, because they follow from their size.
+    """
+    seen: set[int] = set()
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen and not is_position_encoding(name):
+            seen.add(id(tensor))
+            state[name] = tensor.detach()
+    return state
+
+
+def is_position_encoding(name: str) -> bool:
+    """Say whether a tensor of an OpenNMT model is a table of sinusoids."""
+    return name.endswith("make_embedding.pe.pe")
+
+
+def load_unique_state(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Load what `unique_state` returned, into a model of the same options.
+
+    Raises:
+        UserError: tensors are missing, left over, or of another shape.
+    """
+    own = model.state_dict(keep_vars=True)
+    first_name: dict[int, str] = {}
+    complete: dict[str, Tensor] = {}
+    missing = []
+    for name, tensor in own.items():
+        source = first_name.setdefault(id(tensor), name)
+        if name in state or source in state:
+            complete[name] = state.get(name, state.get(source, tensor))
+        elif is_position_encoding(name):
+            complete[name] = tensor.detach()
+        else:
+            missing.append(name)
+    unexpected = [name for name in state if name not in own]
+    if missing or unexpected:
+        raise UserError(
+            "the checkpoint does not fit the model that its options describe: "
+            f"missing {_some(missing)}, not expected {_some(unexpected)}"
+        )
+    for name, tensor in complete.items():
+        if tensor.shape != own[name].shape and not is_position_encoding(name):
+            raise UserError(
+                f"the checkpoint holds {name} as {tuple(tensor.shape)}, but the vocabulary and "
+                "options of this model "
+                f"want {tuple(own[name].shape)}; use the vocabulary and the options that it was trained with"
+            )
+    complete = {name: tensor for name, tensor in complete.items() if not is_position_encoding(name)}
+    nn.Module.load_state_dict(model, complete, strict=False)
+
+
+def _some(names: list[str]) -> str:
+    """Return the first names of a list, for a message."""
+    if not names:
+        return "nothing"
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _numel(parameters: Iterator[nn.Parameter] | list[nn.Parameter], seen: set[int]) -> int:
+    """Sum the sizes of the parameters that were not seen yet, and remember them."""
+    total = 0
+    for parameter in parameters:
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            total += parameter.numel()
+    return total
+
+
+def count_model(model: Any) -> dict[str, int | float]:
+    """Count parameters by role, each tensor once.
+
+    Returns:
+        ``embedding`` (word look-ups and what the output shares with them), ``output`` (what only the output
+        layer
+        has), ``encoder``, ``decoder``, ``rest`` (both), ``total``, ``stored_bits``, and the same model with
+        plain
+        tables and the same tying: ``dense_embedding``, ``dense_total``; ``compression`` is dense over ours.
+    """
+    seen: set[int] = set()
+    stacks = [getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)]
+    lookups = [stack.embeddings.emb_luts[0] for stack in stacks if hasattr(stack, "embeddings")]
+    distinct = list({_table_identity(lookup): lookup for lookup in lookups}.values())
+    embedding = sum(_numel(list(lookup.parameters()), seen) for lookup in distinct)
+    output = _numel(list(model.generator.parameters()), seen)
+    encoder = _numel(list(model.encoder.parameters()), seen) if hasattr(model, "encoder") else 0
+    decoder = _numel(list(model.decoder.parameters()), seen)
+    dense = sum(lookup.num_embeddings * lookup.embedding_dim for lookup in distinct)
+    rest_bits = 32 * (encoder + decoder + output)
+    bits = sum(_stored_bits(lookup) for lookup in distinct) + rest_bits
+    tied = isinstance(model.generator, SharedGenerator)
+    dense_output = 0 if tied else output
+    return {
+        "embedding": embedding,
+        "output": output,
+        "encoder": encoder,
+        "decoder": decoder,
+        "rest": encoder + decoder,
+        "total": embedding + output + encoder + decoder,
+        "stored_bits": bits,
+        "dense_embedding": dense,
+        "dense_total": dense + dense_output + encoder + decoder,
+        "compression": dense / embedding if embedding else 1.0,
+    }
+
+
+def _table_identity(lookup: nn.Module) -> int:
+    """Return a number that two look-ups share exactly when they share their parameters."""
+    return id(next(lookup.parameters()))
+
+
+def _stored_bits(lookup: nn.Module) -> int:
+    """Return the bits that a look-up needs on disk."""
+    if isinstance(lookup, se.SharedEmbedding):
+        return int(lookup.counts()["stored_bits"])
+    return 32 * sum(parameter.numel() for parameter in lookup.parameters())
+
+
+def parameter_table(model: nn.Module) -> str:
+    """Return the lines that training prints first: what is tied to what, and the parameter counts."""
+    counts = count_model(model)
+    rows = [(name, counts[name]) for name in ("embedding", "output", "encoder", "decoder", "total")]
+    rows.append(("with plain tables", counts["dense_total"]))
+    lines = ["Embeddings: " + "; ".join(_describe_ties(model)), "Parameters:"]
+    lines += [f"  {name:<18}{int(number):>14,}" for name, number in rows]
+    lines.append(
+        f"  the embedding is {counts['compression']:.2f} times smaller than {counts['dense_embedding']:,}"
+    )
+    return "\n".join(lines)
+
+
+def _describe_ties(model: Any) -> list[str]:
+    """Return one phrase per distinct table: its uses, and what it is."""
+    uses: dict[int, list[str]] = {}
+    modules: dict[int, nn.Module] = {}
+    for name, stack in (("source", getattr(model, "encoder", None)), ("target", model.decoder)):
+        if stack is not None and hasattr(stack, "embeddings"):
+            lookup = stack.embeddings.emb_luts[0]
+            key = _table_identity(lookup)
+            uses.setdefault(key, []).append(name)
+            modules[key] = lookup
+    generator = model.generator
+    tied = [key for key in modules if any(id(p) == key for p in generator.parameters())]
+    for key in tied:
+        uses[key].append("output")
+    phrases = [f"{' = '.join(names)}: {_name(modules[key])}" for key, names in uses.items()]
+    if not tied:
+        phrases.append(f"output: a layer of its own ({type(generator).__name__})")
+    return phrases
+
+
+def _name(lookup: nn.Module) -> str:
+    """Return a short name of a look-up with its options."""
+    if isinstance(lookup, se.SharedEmbedding):
+        return f"{lookup.method} {lookup.options}"
+    return "plain table"
+
+
+def broadcast_parameters(model: nn.Module) -> None:
+    """Give every process of a distributed run the parameters and buffers of the first."""
+    if torch.distributed.is_initialized():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            torch.distributed.broadcast(tensor.data, src=0)

@@ -1,0 +1,217 @@
+"""Which shared embedding serves the source, the target and the output of a translation model.
+
+The plan is read from the options ``embedding``, ``src_embedding`` and ``tgt_embedding`` and from OpenNMT's
+own
+``share_embeddings`` and ``share_decoder_embeddings``; every combination that could not work is refused here,
+before
+any training starts.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from argparse import Namespace
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+import shared_embeddings as se
+from nmt.errors import UserError
+
+OPTION_NAMES = ("embedding", "src_embedding", "tgt_embedding")
+EXAMPLE = "{method: funnel, rank: 64}"
+
+# Upstream options that would act on a plain table which is not there, and what to do instead.
+REFUSED = {
+    "freeze_word_vecs_enc": "it would freeze an untrained embedding; remove it",
+    "freeze_word_vecs_dec": "it would freeze an untrained embedding; remove it",
+    "both_embeddings": "pretrained tables cannot be loaded into a compressed embedding; remove it",
+    "src_embeddings": "pretrained tables cannot be loaded into a compressed embedding; remove it",
+    "tgt_embeddings": "pretrained tables cannot be loaded into a compressed embedding; remove it",
+    "update_vocab": "the parameters of a compressed embedding belong to one vocabulary; train a new model",
+    "lora_layers": "LoRA checkpoints hold a part of the model only; fine-tune with -train_from instead",
+    "lora_embedding": "LoRA wraps a plain table; fine-tune with -train_from instead",
+}
+
+
+@dataclass(frozen=True)
+class EmbeddingPlan:
+    """Settings of each side (``None`` keeps OpenNMT's own table) and what is shared with what."""
+
+    source: dict[str, Any] | None
+    target: dict[str, Any] | None
+    share_inputs: bool
+    share_output: bool
+
+
+def parse_settings(name: str, value: Any) -> dict[str, Any] | None:
+    """Return one embedding option as a mapping with at least the key ``method``.
+
+    Args:
+        name: the option, for messages.
+        value: a mapping, its YAML or Python spelling as a string, or ``None``.
+
+    Raises:
+        UserError: the text is not a mapping, or names no method.
+    """
+    if value is None:
+        return None
+    settings = value
+    if isinstance(value, str):
+        try:
+            settings = ast.literal_eval(value)  # the YAML reader hands nested mappings over as Python text
+        except (ValueError, SyntaxError):
+            try:
+                settings = yaml.safe_load(value)
+            except yaml.YAMLError as error:
+                raise UserError(
+                    f"{name}: {value!r} is not YAML ({error}); write it like {EXAMPLE}"
+                ) from error
+    if settings is None:
+        return None
+    if not isinstance(settings, dict) or not isinstance(settings.get("method"), str):
+        raise UserError(f"{name}: {value!r} does not name a method; write it like {EXAMPLE}")
+    return dict(settings)
+
+
+def read_plan(opt: Namespace) -> EmbeddingPlan | None:
+    """Return the plan that the options ask for, or ``None`` for a model with OpenNMT's own tables only.
+
+    Raises:
+        UserError: options contradict each other or would have no effect.
+    """
+    both, source, target = (parse_settings(name, getattr(opt, name, None)) for name in OPTION_NAMES)
+    if both is None and source is None and target is None:
+        return None
+    if both is not None:
+        if source is not None and target is not None:
+            raise UserError(
+                "embedding: has no effect beside src_embedding and tgt_embedding; "
+                "remove it, or one of the other two"
+            )
+        source, target = source or both, target or both
+    share_inputs = bool(getattr(opt, "share_embeddings", False))
+    share_output = bool(getattr(opt, "share_decoder_embeddings", False))
+    if getattr(opt, "model_task", "seq2seq") == "lm":
+        source, share_inputs = None, False
+    if share_inputs and source != target:
+        raise UserError(
+            f"share_embeddings: true needs one embedding for both sides, but the source has {source} and the "
+            f"target {target}; set `embedding` alone, or share_embeddings: false"
+        )
+    return EmbeddingPlan(source, target, share_inputs, share_output and target is not None)
+
+
+def check_plan(plan: EmbeddingPlan, opt: Namespace) -> None:
+    """Refuse every combination of options that cannot work with shared embeddings.
+
+    Raises:
+        UserError: names the option, why it cannot work, and what to do instead.
+        shared_embeddings.OptionError: the method or one of its options is not known.
+    """
+    for name, remedy in REFUSED.items():
+        if getattr(opt, name, None):
+            raise UserError(f"{name}: cannot be combined with `embedding`: {remedy}")
+    if getattr(opt, "parallel_mode", "data_parallel") == "tensor_parallel":
+        raise UserError(
+            "parallel_mode: tensor_parallel would split a plain table, which a shared embedding does "
+            "not have; "
+            "use parallel_mode: data_parallel"
+        )
+    if getattr(opt, "optim", "") == "sparseadam":
+        raise UserError(
+            "optim: sparseadam needs sparse gradients, shared embeddings have dense ones; use adam"
+        )
+    if plan.share_inputs and not getattr(opt, "share_vocab", True):
+        raise UserError("share_embeddings: true needs one vocabulary for both sides; set share_vocab: true")
+    if plan.share_output and getattr(opt, "copy_attn", False):
+        raise UserError(
+            "copy_attn: true cannot be combined with share_decoder_embeddings: true and `embedding`, "
+            "because the "
+            "copy generator needs an output layer of its own; set one of the two to false"
+        )
+    for side, settings in (("source", plan.source), ("target", plan.target)):
+        if settings is not None:
+            _check_sizes(side, settings, plan, opt)
+
+
+def _check_sizes(side: str, settings: dict[str, Any], plan: EmbeddingPlan, opt: Namespace) -> None:
+    """Refuse options of one side that are unknown, without effect, or of the wrong width."""
+    width = side_width(opt, side)
+    with_output = side == "target" and plan.share_output
+    # The vocabulary is not read yet; any size that passes will do to check options and widths.
+    embedding = _build_on_meta(side, settings, width, with_output)
+    if not with_output:
+        return
+    if not embedding.has_output:
+        raise UserError(
+            f"share_decoder_embeddings: true needs an embedding with an output side, but {settings} "
+            "has none; "
+            "set share_decoder_embeddings: false, or another `output`"
+        )
+    hidden = int(opt.dec_hid_size)
+    if embedding.score_dim != hidden:
+        raise UserError(
+            f"the output side of {settings} takes {embedding.score_dim} dimensions, but the decoder "
+            f"ends in {hidden} "
+            "(hidden_size); set output: table or output_projection: true where the method has them, or "
+            "word_vec_size equal to hidden_size"
+        )
+
+
+def _build_on_meta(side: str, settings: dict[str, Any], width: int, with_output: bool) -> se.SharedEmbedding:
+    """Build the embedding of a large vocabulary without memory, for its checks and its widths."""
+    import torch
+
+    with torch.device("meta"):
+        return build_embedding(side, settings, 1 << 20, width, None, with_output)
+
+
+def side_width(opt: Namespace, side: str) -> int:
+    """Return the word vector size of one side (``source`` or ``target``)."""
+    size = int(getattr(opt, "word_vec_size", -1))
+    if size > 0:
+        return size
+    return int(opt.src_word_vec_size if side == "source" else opt.tgt_word_vec_size)
+
+
+def build_embedding(
+    side: str,
+    settings: dict[str, Any],
+    num_embeddings: int,
+    embedding_dim: int,
+    padding_idx: int | None,
+    with_output: bool,
+) -> se.SharedEmbedding:
+    """Build the embedding of one side.
+
+    An embedding whose method has an ``output`` option is built without output parameters when the model does
+    not tie
+    its output layer to it.
+
+    Raises:
+        UserError: an ``output`` is asked for, but nothing would use it.
+        shared_embeddings.OptionError: from the library, with the side put in front.
+    """
+    options = {key: value for key, value in settings.items() if key != "method"}
+    method = settings["method"]
+    if not with_output and method in se.methods():
+        if "output" in {field.name for field in dataclasses.fields(se.options(method))}:
+            if options.setdefault("output", "none") != "none":
+                raise UserError(
+                    f"{side} embedding: output: {options['output']} has no effect, because the output "
+                    "layer is not "
+                    "tied to it; set share_decoder_embeddings: true, or remove `output`"
+                )
+    try:
+        return se.build(
+            method,
+            num_embeddings=num_embeddings,
+            embedding_dim=embedding_dim,
+            padding_idx=padding_idx,
+            **options,
+        )
+    except TypeError as error:
+        raise UserError(f"{side} embedding: {error}") from error

@@ -1,0 +1,279 @@
+"""One training process: OpenNMT's parts, with exact resumption and a report of what is tied and how large it
+is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+import time
+from argparse import Namespace
+from typing import Any
+
+import numpy as np
+import torch
+from onmt import train_single
+from onmt.constants import CorpusTask
+from onmt.inputters import dynamic_iterator
+from onmt.inputters.text_corpus import get_corpora
+from onmt.transforms import make_transforms
+from onmt.utils.logging import init_logger, logger
+from onmt.utils.optimizers import Optimizer
+from onmt.utils.report_manager import ReportMgr
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from nmt.data import ResumableBatches, TrackedBatches
+from nmt.errors import UserError
+from nmt.model import broadcast_parameters, parameter_table
+from nmt.plan import OPTION_NAMES, read_plan
+
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of mallopt(3) in the GNU C library
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed, because fresh pages cost a CPU training step half of its time."""
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return  # another C library: slower, nothing else
+    for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_ARENA_MAX, 1)):
+        mallopt(parameter, value)
+
+
+class ProgressReport(ReportMgr):  # type: ignore[misc]
+    """OpenNMT's report, with a bar on a terminal and the time left in every line of the log.
+
+    Args:
+        report_every: steps between two lines.
+        tensorboard_writer: or ``None``.
+        first_step: the step at which this process begins.
+        total_steps: the last step; 0 when it is not known.
+    """
+
+    def __init__(self, report_every: int, tensorboard_writer: Any, first_step: int, total_steps: int) -> None:
+        super().__init__(report_every, start_time=-1, tensorboard_writer=tensorboard_writer)
+        self.first_step = first_step
+        self.total_steps = total_steps
+        self.bar = tqdm(
+            total=total_steps or None,
+            initial=first_step,
+            unit="step",
+            disable=not sys.stderr.isatty() or logger.disabled,
+            dynamic_ncols=True,
+        )
+
+    def report_training(self, step: int, *args: Any, **kwargs: Any) -> Any:
+        """Advance the bar by one step, and report as upstream does."""
+        self.bar.update(step - self.bar.n)
+        return super().report_training(step, *args, **kwargs)
+
+    def _report_training(self, step: int, *args: Any, **kwargs: Any) -> Any:
+        result = super()._report_training(step, *args, **kwargs)
+        if self.total_steps > 0:
+            done = max(1, step - self.first_step)
+            left = (self.total_steps - step) * (time.time() - self.start_time) / done
+            self.log(f"{step / self.total_steps:.0%} done, about {format_time(left)} left")
+        return result
+
+
+def format_time(seconds: float) -> str:
+    """Return a duration as ``h:mm:ss`` or ``m:ss``."""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def run(opt: Namespace, device_id: int) -> None:
+    """Train in this process.
+
+    Args:
+        opt: options, checked by the parser.
+        device_id: number of the process among those of this machine; -1 for a single process on a CPU.
+
+    Raises:
+        UserError: the checkpoint to go on from does not fit the options.
+    """
+    train_single.configure_process(opt, device_id)
+    init_logger(opt.log_file)
+    if device_id > 0:
+        logger.disabled = True
+    if not torch.cuda.is_available():
+        keep_freed_memory()
+    checkpoint, vocabs, transforms_cls = train_single._init_train(opt)
+    model_opt = train_single._get_model_opts(opt, checkpoint=checkpoint)
+    if checkpoint is not None:
+        _check_same_embedding(opt, checkpoint["opt"])
+    model = train_single.build_model(model_opt, opt, vocabs, checkpoint, device_id)
+    broadcast_parameters(model)
+    logger.info(parameter_table(model))
+    optim = Optimizer.from_opt(model, opt, checkpoint=checkpoint)
+    first_step = optim.training_step - 1
+    if opt.train_steps and first_step >= opt.train_steps and not opt.single_pass:
+        logger.info(
+            f"The checkpoint has {first_step} steps already, train_steps is {opt.train_steps}: nothing to do"
+        )
+        return
+    saver = train_single.build_model_saver(model_opt, opt, model, vocabs, optim, device_id)
+    trainer = train_single.build_trainer(opt, device_id, model, vocabs, optim, model_saver=saver)
+    total_steps = 0 if opt.single_pass else opt.train_steps
+    writer = trainer.report_manager.tensorboard_writer
+    trainer.report_manager = ProgressReport(opt.report_every, writer, first_step, total_steps)
+    resume = _own_resume_state(checkpoint) if _continues(opt) else None
+    del checkpoint
+    batches = _build_training_batches(opt, transforms_cls, vocabs, device_id, resume)
+    saver.resume_state = lambda: gather_resume_state(trainer, batches)
+    restore_state(trainer, resume)
+    trainer.train(
+        batches,
+        total_steps,
+        save_checkpoint_steps=opt.save_checkpoint_steps,
+        valid_iter=train_single.build_dynamic_dataset_iter(
+            opt, transforms_cls, vocabs, task=CorpusTask.VALID, copy=opt.copy_attn, device_id=device_id
+        ),
+        valid_steps=opt.valid_steps,
+    )
+    trainer.report_manager.bar.close()
+    if writer is not None:
+        writer.close()
+
+
+def _continues(opt: Namespace) -> bool:
+    """Say whether training goes on where the checkpoint stopped (and not afresh from its weights)."""
+    return bool(opt.train_from) and opt.reset_optim == "none"
+
+
+def _check_same_embedding(opt: Namespace, saved: Namespace) -> None:
+    """Refuse embedding options that differ from those of the checkpoint, which would have no effect.
+
+    Raises:
+        UserError: names both.
+    """
+    wanted, found = read_plan(opt), read_plan(saved)
+    asked = [name for name in OPTION_NAMES if getattr(opt, name, None) is not None]
+    if asked and wanted != found:
+        raise UserError(
+            f"{asked[0]}: {getattr(opt, asked[0])} has no effect with train_from, because the "
+            "checkpoint was trained "
+            f"with {getattr(saved, asked[0], None)}; remove the option, or train a new model"
+        )
+
+
+def _build_training_batches(
+    opt: Namespace, transforms_cls: Any, vocabs: dict[str, Any], device_id: int, resume: dict[str, Any] | None
+) -> TrackedBatches:
+    """Build the endless stream of training batches of this process, from a saved position where there is
+    one.
+    """
+    parallel = opt.parallel_mode == "data_parallel"
+    cpu = torch.device("cpu")
+    device = torch.device(device_id) if device_id >= 0 and torch.cuda.is_available() else cpu
+    data = ResumableBatches.from_opt(
+        get_corpora(opt, CorpusTask.TRAIN),
+        make_transforms(opt, transforms_cls, vocabs),
+        vocabs,
+        opt,
+        CorpusTask.TRAIN,
+        copy=opt.copy_attn,
+        device=cpu if opt.num_workers else device,
+        stride=max(1, len(opt.gpu_ranks)) if parallel else 1,
+        offset=max(0, device_id) if parallel else 0,
+    )
+    data.num_workers = opt.num_workers
+    if resume is not None:
+        data.start = resume["data"]["workers"]
+        data.first_worker = (resume["data"]["last_worker"] + 1) % max(1, opt.num_workers)
+    if opt.num_workers == 0:
+        data._init_datasets(0)
+        return TrackedBatches(data)
+    loader = DataLoader(
+        data,
+        batch_size=None,
+        pin_memory=torch.cuda.is_available(),
+        multiprocessing_context="spawn",
+        num_workers=opt.num_workers,
+        worker_init_fn=data._init_datasets,
+        prefetch_factor=opt.prefetch_factor,
+    )
+    return TrackedBatches(dynamic_iterator.OnDeviceDatasetIter(loader, device))
+
+
+def _rank() -> tuple[int, int]:
+    """Return the number of this process and how many there are."""
+    if torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def gather_resume_state(trainer: Any, batches: TrackedBatches) -> list[dict[str, Any]]:
+    """Return what each process needs, beside weights and optimiser, to go on as if it had not stopped."""
+    name, keys, *rest = np.random.get_state()
+    state = {
+        "data": batches.state(),
+        "random": random.getstate(),
+        "numpy": [name, np.asarray(keys).tolist(), *rest],
+        "torch": torch.get_rng_state(),
+        "early_stopping": _early_stopping_state(trainer.earlystopper),
+    }
+    rank, world = _rank()
+    if world == 1:
+        return [state]
+    states: list[Any] = [None] * world
+    torch.distributed.all_gather_object(states, state)
+    return states
+
+
+def _own_resume_state(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the part of a checkpoint's resume state that belongs to this process.
+
+    Checkpoints of upstream have none; with another number of processes than before, the data begin anew.
+    """
+    states = checkpoint.get("resume")
+    rank, world = _rank()
+    if not states:
+        logger.warning("The checkpoint does not say where in the data it stopped: the data begin anew")
+        return None
+    if len(states) != world:
+        logger.warning(
+            f"The checkpoint is of {len(states)} processes, this run has {world}: the data begin anew"
+        )
+        return None
+    return dict(states[rank])
+
+
+def restore_state(trainer: Any, state: dict[str, Any] | None) -> None:
+    """Put random states and early stopping where they were."""
+    if state is None:
+        return
+    version, numbers, gauss = state["random"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    saved = state["early_stopping"]
+    if saved is not None and trainer.earlystopper is not None:
+        _restore_early_stopping(trainer.earlystopper, saved)
+
+
+def _early_stopping_state(stopper: Any) -> dict[str, Any] | None:
+    """Return the patience left and the best scores as plain data."""
+    if stopper is None:
+        return None
+    return {
+        "stalled": stopper.stalled_tolerance,
+        "current": stopper.current_tolerance,
+        "status": stopper.status.value,
+        "best_step": stopper.current_step_best,
+        "best": {scorer.name: float(scorer.best_score) for scorer in stopper.early_stopping_scorers},
+    }
+
+
+def _restore_early_stopping(stopper: Any, saved: dict[str, Any]) -> None:
+    """Put the patience and the best scores back."""
+    stopper.stalled_tolerance = saved["stalled"]
+    stopper.current_tolerance = saved["current"]
+    stopper.status = type(stopper.status)(saved["status"])
+    stopper.current_step_best = saved["best_step"]
+    for scorer in stopper.early_stopping_scorers:
+        scorer.best_score = saved["best"].get(scorer.name, scorer.best_score)

@@ -1,0 +1,405 @@
+"""The only module that replaces anything inside ``onmt``.
+
+Every seam, what it does, and why (`install` puts them in place, once per process):
+
+===================================================  =======================================================
+seam                                                   why
+===================================================  =======================================================
+``opts.model_opts``                                    adds ``embedding``, ``src_embedding``, ``tgt_embedding``
+``model_builder.build_base_model``                     puts shared embeddings in, and ties them as methods
+``model_builder.build_model`` (and in train_single)    shared embeddings initialise themselves, last
+``models.model.BaseModel.load_state_dict``             tied tensors are stored once; no position tables
+``models.model.BaseModel.load_safe_state_dict``        likewise; upstream finds only sharded files
+``models.model_saver.load_checkpoint`` (everywhere)    reads without running code; one clear line for a bad
+file
+``models.model_saver.ModelSaver._save``, ``_st_save``  written all at once; keeps the position in the data
+``utils.loss.LossCompute.forward``                     cross entropy without the N x V scores
+``bin.train.single_main``                              `nmt.training.run`; installs the seams in spawned processes
+``inputters.text_corpus.ParallelCorpus``               white space of every kind, empty lines, bad UTF-8
+``inputters.inputter._read_vocab_file``                errors that name file and line
+``modules.embeddings.PositionalEncoding.forward``      sentences longer than the table get a longer table
+``utils.misc.use_gpu`` (everywhere)                    several processes on a CPU over gloo
+``train_single.configure_process``                     likewise
+``inputters.dynamic_iterator`` builder (everywhere)    likewise: batches stay on the CPU
+``utils.distributed.all_gather_list`` (everywhere)     likewise: upstream's works on a GPU only
+===================================================  =======================================================
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+import onmt.bin.average_models
+import onmt.bin.build_vocab
+import onmt.bin.release_model
+import onmt.bin.server
+import onmt.bin.train
+import onmt.bin.translate
+import onmt.decoders.ensemble
+import onmt.inference_engine
+import onmt.inputters
+import onmt.inputters.dynamic_iterator
+import onmt.inputters.inputter
+import onmt.inputters.text_corpus
+import onmt.model_builder
+import onmt.models.model
+import onmt.models.model_saver
+import onmt.modules.embeddings
+import onmt.opts
+import onmt.train_single
+import onmt.trainer
+import onmt.translate.translation_server
+import onmt.translate.translator
+import onmt.utils
+import onmt.utils.distributed
+import onmt.utils.loss
+import onmt.utils.misc
+import onmt.utils.scoring_utils
+import torch
+from onmt.models.model_saver import vocabs_to_dict
+from onmt.utils.logging import logger
+from torch import Tensor, nn
+
+from nmt.checkpoint import fill_aliases, load_weights, read_safetensors, write_step
+from nmt.data import CleanCorpus
+from nmt.files import allow_checkpoint_types, read_checkpoint
+from nmt.model import SharedGenerator, insert_embeddings, reset_embeddings, shared_embeddings_of
+from nmt.plan import EXAMPLE, OPTION_NAMES, check_plan, read_plan
+from nmt.vocabulary import read_vocabulary
+
+_installed = False
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Replace an attribute of an upstream module or class by what ``make`` returns for the original."""
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+def _replace_everywhere(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Replace a function in the module that defines it and in every loaded module that has imported it by
+    name.
+    """
+    import sys
+
+    original = getattr(owner, name)
+    replacement = functools.wraps(original)(make(original))
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("onmt") and module.__dict__.get(name) is original:
+            setattr(module, name, replacement)
+
+
+def install() -> None:
+    """Put all seams in place; a second call does nothing."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    allow_checkpoint_types()
+    _replace(onmt.opts, "model_opts", _with_embedding_options)
+    _replace(onmt.model_builder, "build_base_model", _with_shared_embeddings)
+    _replace_everywhere(onmt.model_builder, "build_model", _with_own_initialisation)
+    _replace(onmt.models.model.BaseModel, "load_state_dict", _loading_ties_once)
+    _replace(onmt.models.model.BaseModel, "load_safe_state_dict", _loading_safetensors)
+    _replace_everywhere(onmt.models.model_saver, "load_checkpoint", _reading_safely)
+    _replace(onmt.models.model_saver.ModelSaver, "_save", _saving_atomically)
+    _replace(onmt.models.model_saver.ModelSaver, "_st_save", _saving_atomically)
+    _replace(onmt.utils.loss.LossCompute, "forward", _with_chunked_loss)
+    onmt.bin.train.single_main = run_training_process
+    onmt.inputters.text_corpus.ParallelCorpus = CleanCorpus
+    onmt.inputters.inputter._read_vocab_file = read_vocabulary
+    _replace(onmt.modules.embeddings.PositionalEncoding, "forward", _with_growing_table)
+    _replace_everywhere(onmt.utils.misc, "use_gpu", _only_with_cuda)
+    _replace(onmt.train_single, "configure_process", _configuring_any_device)
+    _replace_everywhere(
+        onmt.inputters.dynamic_iterator, "build_dynamic_dataset_iter", _with_batches_on_device
+    )
+    _replace_everywhere(onmt.utils.distributed, "all_gather_list", _gathering_on_any_device)
+
+
+def run_training_process(opt: Namespace, device_id: int) -> None:
+    """Train in this process; the entry point of spawned processes, which start without seams."""
+    install()
+    from nmt.training import run
+
+    run(opt, device_id)
+
+
+def build_for_inference(path: str) -> tuple[nn.Module, dict[str, Any], Namespace, dict[str, Any]]:
+    """Return model (CPU, evaluation), vocabularies, options and checkpoint of a file.
+
+    Raises:
+        UserError: the checkpoint cannot be read or does not fit its own options.
+    """
+    from onmt.inputters.inputter import dict_to_vocabs
+    from onmt.utils.parse import ArgumentParser
+
+    install()
+    checkpoint = onmt.model_builder.load_checkpoint(path)
+    options = ArgumentParser.ckpt_model_opts(checkpoint["opt"])
+    ArgumentParser.update_model_opts(options)
+    vocabs = dict_to_vocabs(checkpoint["vocab"])
+    model = onmt.model_builder.build_base_model(options, vocabs)
+    if "model" in checkpoint:
+        parts = {name: dict(checkpoint[name] or {}) for name in ("model", "generator")}
+        model.load_state_dict(parts)
+    else:
+        model.load_safe_state_dict(path.removesuffix(".pt"))
+    return model.eval(), vocabs, options, checkpoint
+
+
+def _with_embedding_options(original: Any) -> Any:
+    """Add the three embedding options to the options of a model."""
+
+    def model_opts(parser: Any) -> None:
+        original(parser)
+        group = parser.add_argument_group("Shared embeddings")
+        help_texts = {
+            "embedding": "Embedding of source, target and (with share_decoder_embeddings) output, as "
+            "a mapping",
+            "src_embedding": "Embedding of the source, where it differs",
+            "tgt_embedding": "Embedding of the target, where it differs",
+        }
+        for name in OPTION_NAMES:
+            text = f"{help_texts[name]}, such as '{EXAMPLE}'; `shared-embeddings methods` lists them all"
+            group.add_argument(f"--{name}", f"-{name}", default=None, metavar="MAPPING", help=text)
+
+    return model_opts
+
+
+def _with_shared_embeddings(original: Any) -> Any:
+    """Build the model with plain, untied tables, and put the planned embeddings in their place."""
+
+    def build_base_model(model_opt: Namespace, vocabs: dict[str, Any]) -> nn.Module:
+        plan = read_plan(model_opt)
+        if plan is None:
+            return original(model_opt, vocabs)  # type: ignore[no-any-return]
+        check_plan(plan, model_opt)
+        untied = copy.copy(model_opt)
+        untied.share_embeddings = False
+        untied.share_decoder_embeddings = model_opt.share_decoder_embeddings and plan.target is None
+        model: nn.Module = original(untied, vocabs)
+        insert_embeddings(model, plan, model_opt, vocabs)
+        return model
+
+    return build_base_model
+
+
+def _with_own_initialisation(original: Any) -> Any:
+    """Let the shared embeddings of a new model initialise themselves after the host has initialised
+    everything.
+    """
+
+    def build_model(
+        model_opt: Namespace, opt: Namespace, vocabs: Any, checkpoint: Any, device_id: int
+    ) -> nn.Module:
+        model: nn.Module = original(model_opt, opt, vocabs, checkpoint, device_id)
+        if checkpoint is None:
+            reset_embeddings(model)
+        return model
+
+    return build_model
+
+
+def _loading_ties_once(original: Any) -> Any:
+    """Load models with shared embeddings from checkpoints that hold each tensor once."""
+
+    def load_state_dict(
+        self: nn.Module,
+        checkpoint: dict[str, Any],
+        precision: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        strict: bool = True,
+        offset: int = 0,
+    ) -> None:
+        if not shared_embeddings_of(self):
+            original(self, checkpoint, precision, torch.device(device), strict, offset)
+            return
+        load_weights(self, checkpoint["model"], checkpoint.get("generator"))
+        if precision != torch.int8:
+            self.to(precision)
+        self.to(device)
+
+    return load_state_dict
+
+
+def _loading_safetensors(original: Any) -> Any:
+    """Load weights that lie apart, from one file or several."""
+
+    def load_safe_state_dict(
+        self: Any,
+        model_path: str,
+        precision: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        strict: bool = True,
+        offset: int = 0,
+    ) -> None:
+        weights = fill_aliases(self, read_safetensors(f"{model_path}.pt"))
+        head = {name: tensor for name, tensor in weights.items() if name.startswith("generator.")}
+        parts = {
+            "model": {name: tensor for name, tensor in weights.items() if name not in head},
+            "generator": {name.removeprefix("generator."): tensor for name, tensor in head.items()},
+        }
+        self.load_state_dict(
+            parts, precision=precision, device=torch.device(device), strict=strict, offset=offset
+        )
+
+    return load_safe_state_dict
+
+
+def _reading_safely(original: Any) -> Any:
+    """Check a checkpoint before upstream reads it and adapts older formats."""
+
+    def load_checkpoint(ckpt_path: str | None) -> dict[str, Any] | None:
+        if not ckpt_path:
+            return None
+        read_checkpoint(ckpt_path)
+        return original(ckpt_path)  # type: ignore[no-any-return]
+
+    return load_checkpoint
+
+
+def _saving_atomically(original: Any) -> Any:
+    """Write a checkpoint all at once, with the state that an exact resumption needs."""
+
+    def save(self: Any, step: int, model: nn.Module) -> tuple[str | None, str | None]:
+        partial = getattr(self.model_opt, "lora_layers", None) or getattr(
+            self.model_opt, "lora_embedding", False
+        )
+        if partial or getattr(self.model_opt, "parallel_mode", "") == "tensor_parallel":
+            return original(self, step, model)  # type: ignore[no-any-return]
+        resume_state = getattr(self, "resume_state", None)
+        saved = {
+            "vocab": vocabs_to_dict(self.vocabs),
+            "opt": self.model_opt,
+            "optim": self.optim.state_dict(),
+            "resume": resume_state() if resume_state else None,
+        }
+        distributed = torch.distributed.is_initialized()
+        files: tuple[str | None, str | None] = (None, None)
+        if not distributed or torch.distributed.get_rank() == 0:
+            logger.info(f"Saving checkpoint {self.base_path}_step_{step}.pt")
+            files = write_step(model, saved, f"{self.base_path}_step_{step}", self.save_format)
+        if distributed:
+            torch.distributed.barrier()
+        return files
+
+    return save
+
+
+def _with_chunked_loss(original: Any) -> Any:
+    """Compute the loss of a shared output layer without building all scores at once.
+
+    Losses that need the scores themselves (language model priors, sparsemax, alignment, coverage) go
+    upstream's way.
+    """
+
+    def forward(
+        self: Any,
+        batch: dict[str, Any],
+        output: Tensor,
+        attns: Any,
+        trunc_start: int = 0,
+        trunc_size: int | None = None,
+    ) -> Any:
+        plain = (
+            isinstance(self.generator, SharedGenerator)
+            and isinstance(self.criterion, nn.CrossEntropyLoss)
+            and self.lambda_align == 0.0
+            and self.lambda_coverage == 0.0
+            and self.lm_generator is None
+            and self.lm_prior_model is None
+        )
+        if not plain:
+            return original(self, batch, output, attns, trunc_start, trunc_size)
+        size = batch["tgt"].size(1) - trunc_start if trunc_size is None else trunc_size
+        first, last = trunc_start + self.tgt_shift_index, trunc_start + size
+        targets = batch["tgt"][:, first:last, 0].reshape(-1)  # (N,)
+        hidden = output.reshape(-1, output.size(-1))  # (N, D)
+        loss, predictions = self.generator.loss_and_predictions(
+            hidden,
+            targets,
+            ignore_index=self.criterion.ignore_index,
+            label_smoothing=self.criterion.label_smoothing,
+            reduction="sum",
+        )
+        real = targets.ne(self.criterion.ignore_index)
+        sentences = len(batch["srclen"]) if trunc_start == 0 else 0
+        statistics = onmt.utils.Statistics(
+            loss=loss.item(),
+            n_batchs=1 if sentences else 0,
+            n_sents=sentences,
+            n_words=int(real.sum()),
+            n_correct=int((predictions.eq(targets) & real).sum()),
+        )
+        return loss, statistics
+
+    return forward
+
+
+def _with_growing_table(original: Any) -> Any:
+    """Extend the sinusoids when a sentence is longer than their table."""
+
+    def forward(self: Any, emb: Tensor, step: int | None = None) -> Tensor:
+        needed = (step or 0) + emb.size(1)
+        if needed > self.pe.size(0):
+            kind = "SinusoidalConcat" if _is_concatenated(self.pe) else "SinusoidalInterleaved"
+            longer = type(self)(self.dim, kind, max_len=2 * needed)
+            self.pe = longer.pe.to(self.pe)
+        return original(self, emb, step)  # type: ignore[no-any-return]
+
+    return forward
+
+
+def _is_concatenated(table: Tensor) -> bool:
+    """Say whether a table ``(T, 1, D)`` has its sines first; interleaved ones have a cosine of 0 in
+    column 1.
+    """
+    return table.size(-1) > 2 and float(table[0, 0, 1]) == 0.0
+
+
+def _only_with_cuda(original: Any) -> Any:
+    """Several processes may train on a CPU over gloo: ranks alone do not mean that there is a GPU."""
+
+    def use_gpu(opt: Namespace) -> bool:
+        on_cpu = getattr(opt, "gpu_backend", "") == "gloo" and not torch.cuda.is_available()
+        return not on_cpu and bool(original(opt))
+
+    return use_gpu
+
+
+def _configuring_any_device(original: Any) -> Any:
+    """Choose the GPU of a process where there is one, and seed everything."""
+
+    def configure_process(opt: Namespace, device_id: int) -> None:
+        if device_id >= 0 and not torch.cuda.is_available():
+            onmt.utils.misc.set_random_seed(opt.seed, False)
+        else:
+            original(opt, device_id)
+
+    return configure_process
+
+
+def _with_batches_on_device(original: Any) -> Any:
+    """Keep batches on the CPU where there is no GPU."""
+
+    def build_dynamic_dataset_iter(*args: Any, device_id: int = -1, **kwargs: Any) -> Any:
+        return original(*args, device_id=device_id if torch.cuda.is_available() else -1, **kwargs)
+
+    return build_dynamic_dataset_iter
+
+
+def _gathering_on_any_device(original: Any) -> Any:
+    """Gather Python objects over whichever backend there is."""
+
+    def all_gather_list(data: Any, max_size: int = 4096) -> list[Any]:
+        del max_size  # a limit of upstream's buffers only
+        results: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(results, data)
+        return results
+
+    return all_gather_list
