@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from shared_embeddings import accounting
+from shared_embeddings.caching import CachingModule
 from shared_embeddings.softmax import Reduction, linear_cross_entropy
 
 # Rows that a deep method computes at a time when it builds its table, so that its wide layers stay small.
@@ -38,24 +39,11 @@ class OutputFactors(NamedTuple):
     basis: Tensor | None
 
 
-class _Derived(NamedTuple):
-    """Tensors derived from the parameters, and the state of the parameters that they were derived from."""
-
-    state: tuple[object, ...]
-    # Holding the sources keeps their memory from a newer tensor, which would look like the old one there.
-    sources: tuple[Tensor, ...]
-    tensors: dict[str, Any]
-
-
-class SharedEmbedding(nn.Module):
+class SharedEmbedding(CachingModule):
     """An embedding for the input and the tied output of a model.
 
     The row of `padding_idx` is zero on both sides and gets no gradient on either, whatever its parameters
-    hold.
-
-    In ``eval()`` without gradients, what is derived from the parameters is kept until a parameter, the mode,
-    the device or the type changes. Only writes through an alias like ``parameter.data.add_(1)`` stay unseen,
-    since torch does not count them: call `clear_cache` after those.
+    hold. In inference what is derived from the parameters is cached, see `CachingModule`.
 
     Attributes:
         method: the registered name.
@@ -83,7 +71,6 @@ class SharedEmbedding(nn.Module):
         self.options = options
         self.score_dim = embedding_dim
         self.has_output = True
-        self._derived: _Derived | None = None
 
     # What a method gives.
 
@@ -144,7 +131,7 @@ class SharedEmbedding(nn.Module):
         flat = ids.reshape(-1)
         if not self.is_deep:
             vectors = self._without_padding(self.rows(flat), flat)
-        elif self._cache_state() is not None:
+        elif self.cache_state() is not None:
             vectors = F.embedding(flat, self.table())
         else:
             words, inverse = torch.unique(flat, return_inverse=True)
@@ -222,7 +209,7 @@ class SharedEmbedding(nn.Module):
     def table(self) -> Tensor:
         """The dense input table ``(V, D)``. In inference it may be the cached one: do not write to it."""
         if self.is_deep:
-            return self._cached("table", self._all_rows_without_padding)
+            return self.cached("table", self._all_rows_without_padding)
         return self._all_rows_without_padding()
 
     def output_table(self) -> Tensor:
@@ -242,10 +229,6 @@ class SharedEmbedding(nn.Module):
             "total": accounting.count_parameters(self),
             "stored_bits": accounting.stored_bits(self),
         }
-
-    def clear_cache(self) -> None:
-        """Forget what was derived from the parameters."""
-        self._derived = None
 
     def extra_repr(self) -> str:
         """The sizes and the options, for print(module)."""
@@ -291,56 +274,7 @@ class SharedEmbedding(nn.Module):
         """The output factors, cached in inference."""
         if not self.has_output:
             raise RuntimeError(f"this {self.method} embedding has no output side: it is for the input only")
-        return self._cached("output", self.output_factors)
-
-    # The cache.
-
-    def _cached(self, name: str, make: Callable[[], Any]) -> Any:
-        """`make()`, or what it gave before in the same state of the parameters."""
-        state = self._cache_state()
-        if state is None:
-            return make()
-        derived = self._derived
-        if derived is None or derived.state != state:
-            derived = _Derived(state, tuple(source.detach() for source in self._sources()), {})
-        if name not in derived.tensors:
-            derived.tensors[name] = make()
-        self._derived = derived
-        return derived.tensors[name]
-
-    def _cache_state(self) -> tuple[object, ...] | None:
-        """What changes whenever a parameter, a buffer or autocast does; None where nothing may be kept."""
-        if self.training or torch.is_grad_enabled():
-            return None
-        sources = tuple(self._sources())
-        # Of tensors made in inference mode, torch does not track changes.
-        if any(source.is_inference() for source in sources):
-            return None
-        kind = sources[0].device.type
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        return (autocast, *((source.data_ptr(), source._version, source.dtype) for source in sources))
-
-    def _sources(self) -> Iterator[Tensor]:
-        """All tensors that something can be derived from."""
-        yield from self.parameters()
-        yield from self.buffers()
-
-    def train(self, mode: bool = True) -> SharedEmbedding:
-        """As in ``nn.Module``; forgets what was derived."""
-        self.clear_cache()
-        return super().train(mode)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> SharedEmbedding:
-        self.clear_cache()
-        return super()._apply(fn, recurse)
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.clear_cache()
-        super()._load_from_state_dict(*args, **kwargs)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Copies and pickles start without a cache.
-        return {**self.__dict__, "_derived": None}
+        return self.cached("output", self.output_factors)
 
 
 def zero_padding_row(table: Tensor, padding_idx: int | None) -> None:
