@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv in the repository root complete: pinned packages, OpenNMT-py, then this project. Does nothing when it already is.
 # PYTHON=python3.12 chooses the interpreter. Packages come from wherever pip is configured to take them.
-set -euo pipefail
+set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 # Settings that would put packages anywhere but into .venv.
 unset PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
