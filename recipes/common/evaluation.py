@@ -29,7 +29,7 @@ def evaluate_row(recipe: str, row: Row, run: Path, data: Path, options: list[str
         options: further options of ``onmt_translate``, as on its command line.
 
     Raises:
-        UserError: the row is not trained or the data are not prepared.
+        UserError: the row is not trained, or not on these data, or they are not prepared.
     """
     from nmt import describe_checkpoint
 
@@ -40,6 +40,8 @@ def evaluate_row(recipe: str, row: Row, run: Path, data: Path, options: list[str
     model = run / AVERAGED
     if not model.exists() or not training or training["finished"] is None:
         raise UserError(f"{run}: not trained to the end; run train.sh {row.name}")
+    if training.get("data_checksum", description["checksum"]) != description["checksum"]:
+        raise UserError(f"{run}: trained on other data than {data} holds now; move it away and train again")
     speed = translate(row, run, data / f"test.{description['source']}", options)
     tokenizer = Tokenizer(description["target"])
     lines = [tokenizer.detokenize(join(line)) for line in read_lines(run / "test.subwords")]

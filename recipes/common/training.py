@@ -9,9 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, NamedTuple
 
 from recipes.common.checkpoints import Checkpoint, complete_checkpoints
 from recipes.common.config import Row, write_yaml
@@ -25,7 +23,14 @@ FREE_TO_CHANGE = ("train_steps", "report_every", "keep_checkpoint")
 Segment = dict[str, Any]
 
 
-def train_row(row: Row, run: Path, data: dict[str, Any], options: Sequence[str], average: int) -> None:
+class Data(NamedTuple):
+    """Prepared data: the options of ``onmt_train`` that say where they are, and their checksum."""
+
+    options: dict[str, Any]
+    checksum: str
+
+
+def train_row(row: Row, run: Path, data: Data, options: Sequence[str], average: int) -> None:
     """Train `row` in the folder `run` up to its number of steps, and average its last checkpoints.
 
     Training goes on from the newest complete checkpoint when there is one.
@@ -33,58 +38,55 @@ def train_row(row: Row, run: Path, data: dict[str, Any], options: Sequence[str],
     Args:
         row: what to train.
         run: gets ``train.yaml``, ``train.log``, ``training.json``, the checkpoints and the averaged model.
-        data: options of ``onmt_train`` that say where data and vocabulary are.
+        data: what to train on.
         options: further options of ``onmt_train``, as on its command line.
         average: how many checkpoints to average.
 
     Raises:
-        UserError: another process trains this row, or the run was started with other settings.
+        UserError: another process trains this row, or the run was started with other settings or data.
     """
+    settings = {**row.train, "embedding": row.embedding}
+    target = _steps(option_value(options, "train_steps") or settings.get("train_steps"))
     checkpoints = run / "checkpoints"
-    config = {
-        **data,
-        "save_model": str(checkpoints / "model"),
-        "log_file": str(run / "train.log"),
-        **row.train,
-        "embedding": row.embedding,
-    }
+    paths = {"save_model": str(checkpoints / "model"), "log_file": str(run / "train.log")}
     with locked(run / "lock") as lock:
         found = complete_checkpoints(checkpoints)
+        books = {"settings": settings, "data_checksum": data.checksum, "segments": [], "finished": None}
         if found:
-            _check_unchanged(run / "train.yaml", config)
-        write_text(run / "train.yaml", write_yaml(config))
-        target = _steps(option_value(options, "train_steps") or config.get("train_steps"))
-        _train(run, found[-1] if found else None, target, options, lock)
+            books.update(read_json(run / "training.json") or {})
+        _check_unchanged(run, books, settings, data.checksum)
+        write_text(run / "train.yaml", write_yaml({**data.options, **paths, **settings}))
+        if found and books["finished"] == target:
+            print(f"{run.name}: trained to step {found[-1].step} before", flush=True)
+        else:
+            _train(run, books, found[-1] if found else None, target, options, lock)
         _average(complete_checkpoints(checkpoints)[-average:], run / AVERAGED)
 
 
-def _train(run: Path, newest: Checkpoint | None, target: int, options: Sequence[str], lock: int) -> None:
-    """Run ``onmt_train`` unless it came to its end for this `target` before; keep the books of the time."""
-    books = run / "training.json"
-    segments: list[Segment] = []
-    if newest:
-        state = read_json(books) or {"segments": [], "finished": None}
-        if state["finished"] == target:
-            print(f"{run.name}: trained to step {newest.step} before", flush=True)
-            return
-        segments = kept_segments(state["segments"], newest.path.stat().st_mtime)
+def _train(
+    run: Path,
+    books: dict[str, Any],
+    newest: Checkpoint | None,
+    target: int,
+    options: Sequence[str],
+    lock: int,
+) -> None:
+    """Run ``onmt_train``, from `newest` on if there is one; time and memory go into the `books`."""
     arguments = ["-config", str(run / "train.yaml"), *options]
+    segments: list[Segment] = []
     if newest:
         print(f"{run.name}: going on from step {newest.step}", flush=True)
         arguments += ["-train_from", str(newest.path)]
+        segments = kept_segments(books["segments"], newest.path.stat().st_mtime)
     segment: Segment = {"from_step": newest.step if newest else 0, "started": time.time(), "ended": None}
-    segments.append(segment)
-    _write_json(books, {"segments": segments, "finished": None})
+    books = {**books, "segments": [*segments, segment], "finished": None, "options": list(options)}
+    _write_json(run / "training.json", books)
     run_tool("onmt_train", arguments, keep_open=[lock])
     segment["ended"] = time.time()
-    state = {
-        "segments": segments,
-        "finished": target,
-        "seconds": round(sum(part["ended"] - part["started"] for part in segments), 1),
-        "options": list(options),
-        "peak_memory_mib": peak_memory_of_children(),
-    }
-    _write_json(books, state)
+    books["finished"] = target
+    books["seconds"] = round(sum(part["ended"] - part["started"] for part in books["segments"]), 1)
+    books["peak_memory_mib"] = peak_memory_of_children()
+    _write_json(run / "training.json", books)
 
 
 def kept_segments(segments: Sequence[Segment], saved: float) -> list[Segment]:
@@ -105,17 +107,15 @@ def _average(checkpoints: Sequence[Checkpoint], target: Path) -> None:
         run_tool("onmt_average_models", ["-models", *models, "-output", temporary])
 
 
-def _check_unchanged(path: Path, config: dict[str, Any]) -> None:
-    """Refuse to resume a run under settings other than those it was started with."""
-    try:
-        before = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError:
-        return
-    changed = [key for key in {**before, **config} if before.get(key) != config.get(key)]
+def _check_unchanged(run: Path, books: dict[str, Any], settings: dict[str, Any], checksum: str) -> None:
+    """Refuse to resume a run under other settings, or on other data, than it was started with."""
+    before = {**books["settings"], "data": books["data_checksum"]}
+    now = {**settings, "data": checksum}
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     changed = [key for key in changed if key not in FREE_TO_CHANGE]
     if changed:
         raise UserError(
-            f"{path.parent}: started with another {', '.join(changed)}; put it back, or move the folder away"
+            f"{run}: started with another {', '.join(changed)}; put it back, or move the folder away"
         )
 
 

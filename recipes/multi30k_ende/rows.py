@@ -6,12 +6,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from recipes.common.config import Row, read_row, row_names
 from recipes.common.errors import UserError
 from recipes.common.results import REPOSITORY
-from recipes.common.training import read_json
+from recipes.common.training import Data, read_json
 
 RECIPE = Path(__file__).parent
 CONFIGS = RECIPE / "configs"
@@ -40,8 +39,8 @@ def parse(usage: str, arguments: Sequence[str]) -> tuple[Row, list[str]]:
     return read_row(CONFIGS, arguments[0]), list(arguments[1:])
 
 
-def data_options() -> dict[str, Any]:
-    """Options of ``onmt_train`` that name the prepared data.
+def prepared_data() -> Data:
+    """The data that preprocess.sh has left.
 
     Raises:
         UserError: the data are not prepared.
@@ -56,4 +55,5 @@ def data_options() -> dict[str, Any]:
         for part in ("train", "valid")
     }
     vocabulary = str(folder / "vocabulary")
-    return {"data": corpora, "src_vocab": vocabulary, "tgt_vocab": vocabulary}
+    options = {"data": corpora, "src_vocab": vocabulary, "tgt_vocab": vocabulary}
+    return Data(options, description["checksum"])

@@ -18,7 +18,7 @@ averages the last checkpoints ($AVERAGE of them, if set). Run preprocess.sh firs
 def main(arguments: Sequence[str]) -> None:
     """Train the row that the command line names."""
     row, options = rows.parse(USAGE, arguments)
-    train_row(row, rows.home() / row.name, rows.data_options(), options, _average(row.average))
+    train_row(row, rows.home() / row.name, rows.prepared_data(), options, _average(row.average))
 
 
 def _average(default: int) -> int:

@@ -104,18 +104,19 @@ class Tools:
             raise UserError("failed")
 
 
+DATA = training.Data({"data": {}}, "checksum")
 ROW = Row("row", {"method": "standard"}, 2, {"train_steps": 8}, {})
 
 
 def test_training_starts_averages_and_then_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = Tools(monkeypatch, tmp_path)
-    training.train_row(ROW, tmp_path, {"data": {}}, [], 2)
+    training.train_row(ROW, tmp_path, DATA, [], 2)
     assert "-train_from" not in tools.calls[0]
     assert tools.calls[1][2:4] == [str(tmp_path / f"checkpoints/model_step_{n}.pt") for n in (6, 8)]
     assert json.loads((tmp_path / "training.json").read_text())["seconds"] >= 0
-    training.train_row(ROW, tmp_path, {"data": {}}, [], 2)
+    training.train_row(ROW, tmp_path, DATA, [], 2)
     assert [call[0] for call in tools.calls].count("onmt_train") == 1
-    training.train_row(ROW, tmp_path, {"data": {}}, ["-train_steps", "12"], 2)
+    training.train_row(ROW, tmp_path, DATA, ["-train_steps", "12"], 2)
     assert tools.calls[-2][-4:-2] == ["-train_steps", "12"]
     assert tools.calls[-2][-1].endswith("model_step_8.pt")
 
@@ -124,21 +125,25 @@ def test_failed_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     tools = Tools(monkeypatch, tmp_path)
     tools.fails = True
     with pytest.raises(UserError):
-        training.train_row(ROW, tmp_path, {"data": {}}, [], 2)
+        training.train_row(ROW, tmp_path, DATA, [], 2)
     assert json.loads((tmp_path / "training.json").read_text())["finished"] is None
     assert not (tmp_path / training.AVERAGED).exists()
     tools.fails = False
-    training.train_row(ROW, tmp_path, {"data": {}}, [], 2)
+    training.train_row(ROW, tmp_path, DATA, [], 2)
     assert tools.calls[1][-1].endswith("model_step_8.pt")
     assert (tmp_path / training.AVERAGED).read_text() == "averaged"
 
 
 def test_changed_settings_are_not_mixed_into_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tools(monkeypatch, tmp_path)
-    training.train_row(ROW, tmp_path, {"data": {}}, [], 2)
+    training.train_row(ROW, tmp_path, DATA, [], 2)
     other = Row("row", {"method": "funnel"}, 2, {"train_steps": 9}, {})
     with pytest.raises(UserError, match="started with another embedding;"):
-        training.train_row(other, tmp_path, {"data": {}}, [], 2)
+        training.train_row(other, tmp_path, DATA, [], 2)
+    with pytest.raises(UserError, match="started with another data;"):
+        training.train_row(ROW, tmp_path, DATA._replace(checksum="other"), [], 2)
+    elsewhere = DATA._replace(options={"data": {"train": {}}})
+    training.train_row(ROW, tmp_path, elsewhere, [], 2)
 
 
 def test_only_one_process_trains_a_row(tmp_path: Path) -> None:
@@ -153,4 +158,4 @@ def test_only_one_process_trains_a_row(tmp_path: Path) -> None:
 def test_nonsense_steps_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tools(monkeypatch, tmp_path)
     with pytest.raises(UserError, match="train_steps is 'many'"):
-        training.train_row(ROW, tmp_path, {"data": {}}, ["-train_steps", "many"], 2)
+        training.train_row(ROW, tmp_path, DATA, ["-train_steps", "many"], 2)
