@@ -51,7 +51,8 @@ def train_row(row: Row, run: Path, data: Data, options: Sequence[str], average: 
     paths = {"save_model": str(checkpoints / "model"), "log_file": str(run / "train.log")}
     with locked(run / "lock") as lock:
         found = complete_checkpoints(checkpoints)
-        books = {"settings": settings, "data_checksum": data.checksum, "segments": [], "finished": None}
+        books: dict[str, Any] = {"settings": settings, "data_checksum": data.checksum}
+        books |= {"segments": [], "finished": None}
         if found:
             books.update(read_json(run / "training.json") or {})
         _check_unchanged(run, books, settings, data.checksum)
