@@ -304,6 +304,21 @@ def test_cross_entropy_equals_the_dense_one(
     )
 
 
+@each_output_case
+@pytest.mark.parametrize("index", [-100, -1, 0, VOCABULARY - 1, VOCABULARY, 10**6], ids=str)
+def test_any_number_may_mark_ignored_tokens(case: Case, index: int) -> None:
+    emb = case.build()
+    hidden = case.hidden(8)
+    targets = some_targets(case, 8)
+    kept = torch.arange(8) % 3 != 0
+    targets[kept & (targets == index)] = 1
+    targets[~kept] = index
+    actual = emb.cross_entropy(hidden, targets, ignore_index=index, label_smoothing=0.1)
+    expected = emb.cross_entropy(hidden[kept], targets[kept], label_smoothing=0.1)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    assert_same_gradients(gradients(emb, actual, hidden), gradients(emb, expected, hidden))
+
+
 @each_softmax_case
 def test_cross_entropy_equals_the_dense_one_closely_in_double_precision(case: Case) -> None:
     emb = case.build().double()
@@ -706,8 +721,14 @@ def replace_data(emb: se.SharedEmbedding) -> None:
         parameter.data = parameter.data * 1.5 + 0.1
 
 
+def train_one_step(emb: se.SharedEmbedding, case: Case) -> None:
+    """Training between two evaluations."""
+    training_step(emb.train(), trainable_loss(emb, case))
+    emb.eval()
+
+
 CHANGES: dict[str, Callable[[se.SharedEmbedding, Case], object]] = {
-    "training step": lambda emb, case: training_step(emb.train(), trainable_loss(emb, case)),
+    "training step": lambda emb, case: train_one_step(emb, case),
     "in place": lambda emb, case: scale_in_place(emb),
     "data replaced": lambda emb, case: replace_data(emb),
     "load_state_dict": lambda emb, case: emb.load_state_dict(case.build(9).state_dict()),
@@ -727,7 +748,6 @@ def test_cache_does_not_outlive_its_parameters(case: Case, change: str) -> None:
     before = cached_results(emb, case, hidden)
     cached_results(emb, case, hidden)
     CHANGES[change](emb, case)
-    emb.eval()
     dtype = next(emb.parameters()).dtype
     actual = cached_results(emb, case, hidden.to(dtype))
     for value, expected in zip(actual, fresh_results(emb, case, hidden), strict=True):

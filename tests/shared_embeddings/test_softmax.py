@@ -81,6 +81,16 @@ def test_large_scores_do_not_overflow() -> None:
     assert hidden.grad.isfinite().all()
 
 
+def test_a_number_that_is_none_stays_visible() -> None:
+    """A diverged model must not report a finite loss."""
+    emb = standard_with([[0.0], [1.0], [2.0]])
+    hidden = torch.tensor([[1.0], [float("nan")]], requires_grad=True)
+    loss = emb.cross_entropy(hidden, torch.tensor([1, 2]))
+    assert loss.isnan()
+    each = emb.cross_entropy(hidden, torch.tensor([1, 2]), reduction="none")
+    assert each.isnan().tolist() == [False, True]
+
+
 def test_a_wrong_reduction_is_named() -> None:
     emb = standard_with([[0.0], [1.0]])
     with pytest.raises(ValueError, match="average"):
