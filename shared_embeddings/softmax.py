@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -126,9 +125,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (total / kept.sum() if settings.reduction == "mean" else total), predictions
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         """Hand out the gradients of the forward pass; form them now if it had none, or they are used up."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "cross_entropy cannot be differentiated twice (create_graph=True): its gradients are not "
+                "functions that autograd knows; use F.cross_entropy(embedding.logits(hidden), targets) instead"
+            )
         hidden, codes, targets = ctx.saved_tensors
         gradients, ctx.gradients = ctx.gradients, None
         factor = grad_loss * ctx.scale
