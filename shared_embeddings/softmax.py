@@ -130,7 +130,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "cross_entropy cannot be differentiated twice (create_graph=True): its gradients are not "
-                "functions that autograd knows; use F.cross_entropy(embedding.logits(hidden), targets) instead"
+                "functions that autograd knows; use F.cross_entropy(embedding.logits(hidden), targets)"
             )
         hidden, codes, targets = ctx.saved_tensors
         gradients, ctx.gradients = ctx.gradients, None
