@@ -50,7 +50,9 @@ if [ -n "${PYTHON:-}" ]; then
     check_python
     wanted=$(version "$python")
 fi
-if [ -f $stamp ] && [ "$wanted" = "$present" ] && [ "$(cat $stamp)" = "$(fingerprint)" ]; then
+# Reinstalling OpenNMT-py by hand would have taken its commands back.
+if [ -f $stamp ] && [ "$wanted" = "$present" ] && [ "$(cat $stamp)" = "$(fingerprint)" ] &&
+    grep -qs "from nmt.cli import" $venv/bin/onmt_train; then
     exit 0
 fi
 
