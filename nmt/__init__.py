@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 from nmt.vocabulary import provide_missing_packages
+
+# Upstream uses names that newer torch releases call differently; nobody but upstream can act on that.
+warnings.filterwarnings("ignore", category=FutureWarning, module="onmt")
+warnings.filterwarnings("ignore", message=".*nested tensor.*", module="torch")
 
 provide_missing_packages()  # before anything imports onmt, in every process
 

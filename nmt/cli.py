@@ -13,7 +13,6 @@ import os
 import random
 import re
 import sys
-import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +22,6 @@ import yaml
 
 import shared_embeddings as se
 from nmt.errors import UserError
-
-warnings.filterwarnings("ignore", category=FutureWarning, module="onmt")
-warnings.filterwarnings("ignore", message=".*pkg_resources.*")
-warnings.filterwarnings("ignore", message=".*nested tensor.*", module="torch")
 
 USER_ERRORS = (UserError, se.OptionError, OSError, AssertionError, ValueError, yaml.YAMLError)
 

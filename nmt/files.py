@@ -71,6 +71,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         zipfile.BadZipFile,
         KeyError,
         ValueError,
+        OSError,
     ) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(

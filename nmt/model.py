@@ -49,21 +49,18 @@ def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: d
             "and target "
             f"({len(vocabs['tgt'])}) differ; build it with -share_vocab, or set share_embeddings: false"
         )
-    target = None
-    if plan.target is not None:
-        vocab = vocabs["tgt"]
-        width = side_width(opt, "target")
-        target = build_embedding("target", plan.target, len(vocab), width, vocab[PADDING], plan.share_output)
-        _set_word_lookup(model.decoder, target)
-        if plan.share_output:
-            model.generator = SharedGenerator(target)
+    built = {}
+    for side, settings in plan.sides().items():
+        vocab = vocabs["src" if side == "source" else "tgt"]
+        with_output = side == "target" and plan.share_output
+        width = side_width(opt, side)
+        built[side] = build_embedding(side, settings, len(vocab), width, vocab[PADDING], with_output)
+    if "target" in built:
+        _set_word_lookup(model.decoder, built["target"])
     if plan.source is not None:
-        source = target
-        if not plan.share_inputs:
-            vocab = vocabs["src"]
-            width = side_width(opt, "source")
-            source = build_embedding("source", plan.source, len(vocab), width, vocab[PADDING], False)
-        _set_word_lookup(model.encoder, source)
+        _set_word_lookup(model.encoder, built.get("source", built.get("target")))
+    if plan.share_output:
+        model.generator = SharedGenerator(built["target"])
 
 
 def _set_word_lookup(stack: Any, embedding: nn.Module | None) -> None:

@@ -45,6 +45,21 @@ class EmbeddingPlan:
     share_inputs: bool
     share_output: bool
 
+    def sides(self) -> dict[str, dict[str, Any]]:
+        """Return the settings of each embedding to build: ``target``, and ``source`` where it has one of its
+        own.
+
+        Where one option describes both sides and the output is tied to the target, its `output` is the
+        target's.
+        """
+        built = {}
+        if self.target is not None:
+            built["target"] = self.target
+        if self.source is not None and not self.share_inputs:
+            both = self.source == self.target and self.share_output and "output" in self.source
+            built["source"] = {**self.source, "output": "none"} if both else self.source
+        return built
+
 
 def parse_settings(name: str, value: Any) -> dict[str, Any] | None:
     """Return one embedding option as a mapping with at least the key ``method``.
@@ -132,9 +147,8 @@ def check_plan(plan: EmbeddingPlan, opt: Namespace) -> None:
             "because the "
             "copy generator needs an output layer of its own; set one of the two to false"
         )
-    for side, settings in (("source", plan.source), ("target", plan.target)):
-        if settings is not None:
-            _check_sizes(side, settings, plan, opt)
+    for side, settings in plan.sides().items():
+        _check_sizes(side, settings, plan, opt)
 
 
 def _check_sizes(side: str, settings: dict[str, Any], plan: EmbeddingPlan, opt: Namespace) -> None:

@@ -97,8 +97,6 @@ def run(opt: Namespace, device_id: int) -> None:
     """
     train_single.configure_process(opt, device_id)
     init_logger(opt.log_file)
-    if device_id > 0:
-        logger.disabled = True
     if not torch.cuda.is_available():
         keep_freed_memory()
     checkpoint, vocabs, transforms_cls = train_single._init_train(opt)
@@ -117,12 +115,17 @@ def run(opt: Namespace, device_id: int) -> None:
         return
     saver = train_single.build_model_saver(model_opt, opt, model, vocabs, optim, device_id)
     trainer = train_single.build_trainer(opt, device_id, model, vocabs, optim, model_saver=saver)
+    if trainer.earlystopper is not None:
+        # Upstream's default scorers are global, and remember the run before.
+        stopper = trainer.earlystopper
+        stopper.early_stopping_scorers = [type(scorer)() for scorer in stopper.early_stopping_scorers]
     total_steps = 0 if opt.single_pass else opt.train_steps
     writer = trainer.report_manager.tensorboard_writer
     trainer.report_manager = ProgressReport(opt.report_every, writer, first_step, total_steps)
     resume = _own_resume_state(checkpoint) if _continues(opt) else None
     del checkpoint
     batches = _build_training_batches(opt, transforms_cls, vocabs, device_id, resume)
+    init_logger(opt.log_file)  # upstream drops the log file when it opens a corpus
     saver.resume_state = lambda: gather_resume_state(trainer, batches)
     restore_state(trainer, resume)
     trainer.train(

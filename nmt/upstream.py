@@ -1,28 +1,30 @@
 """The only module that replaces anything inside ``onmt``.
 
-Every seam, what it does, and why (`install` puts them in place, once per process):
+The seams, which `install` puts in place once per process (``*``: also where other modules imported the name):
 
-===================================================  =======================================================
-seam                                                   why
-===================================================  =======================================================
-``opts.model_opts``                                    adds ``embedding``, ``src_embedding``, ``tgt_embedding``
-``model_builder.build_base_model``                     puts shared embeddings in, and ties them as methods
-``model_builder.build_model`` (and in train_single)    shared embeddings initialise themselves, last
-``models.model.BaseModel.load_state_dict``             tied tensors are stored once; no position tables
-``models.model.BaseModel.load_safe_state_dict``        likewise; upstream finds only sharded files
-``models.model_saver.load_checkpoint`` (everywhere)    reads without running code; one clear line for a bad
-file
-``models.model_saver.ModelSaver._save``, ``_st_save``  written all at once; keeps the position in the data
-``utils.loss.LossCompute.forward``                     cross entropy without the N x V scores
-``bin.train.single_main``                              `nmt.training.run`; installs the seams in spawned processes
-``inputters.text_corpus.ParallelCorpus``               white space of every kind, empty lines, bad UTF-8
-``inputters.inputter._read_vocab_file``                errors that name file and line
-``modules.embeddings.PositionalEncoding.forward``      sentences longer than the table get a longer table
-``utils.misc.use_gpu`` (everywhere)                    several processes on a CPU over gloo
-``train_single.configure_process``                     likewise
-``inputters.dynamic_iterator`` builder (everywhere)    likewise: batches stay on the CPU
-``utils.distributed.all_gather_list`` (everywhere)     likewise: upstream's works on a GPU only
-===================================================  =======================================================
+==========================================  ================================================================
+seam                                        why
+==========================================  ================================================================
+opts.model_opts                             adds ``embedding``, ``src_embedding`` and ``tgt_embedding``
+model_builder.build_base_model              puts shared embeddings in, tied as modules
+model_builder.build_model *                 shared embeddings initialise themselves, last
+models.model.BaseModel.load_state_dict      tied tensors are stored once, position tables not at all
+models.model.BaseModel.load_safe_state_dict likewise; upstream finds files in shards only
+models.model_saver.load_checkpoint *        reads without running code; one clear line for a bad file
+models.model_saver.ModelSaver._save         written all at once; keeps the position in the data
+models.model_saver.ModelSaver._st_save      likewise
+utils.loss.LossCompute.forward              cross entropy without the N x V scores
+bin.train.single_main                       `nmt.training.run`, with the seams in spawned processes too
+inputters.text_corpus.ParallelCorpus        white space of every kind, empty lines, bad UTF-8
+inputters.inputter._read_vocab_file         errors that name the file and the line
+modules.embeddings.PositionalEncoding       sentences longer than its table get a longer one
+utils.misc.use_gpu *                        several processes on a CPU over gloo
+train_single.configure_process              likewise
+inputters.dynamic_iterator.build_… *        likewise: batches stay on the CPU
+translate.TranslationBuilder.from_batch      scores of beam search can be written, too
+inference_engine.InferenceEnginePY          models with copy attention translate
+utils.distributed.all_gather_list *         likewise: upstream's works on a GPU only
+==========================================  ================================================================
 """
 
 from __future__ import annotations
@@ -118,6 +120,8 @@ def install() -> None:
     _replace_everywhere(
         onmt.inputters.dynamic_iterator, "build_dynamic_dataset_iter", _with_batches_on_device
     )
+    _replace(onmt.translate.TranslationBuilder, "from_batch", _with_written_scores)
+    _replace(onmt.inference_engine.InferenceEnginePY, "_translate", _with_copied_words)
     _replace_everywhere(onmt.utils.distributed, "all_gather_list", _gathering_on_any_device)
 
 
@@ -391,6 +395,41 @@ def _with_batches_on_device(original: Any) -> Any:
         return original(*args, device_id=device_id if torch.cuda.is_available() else -1, **kwargs)
 
     return build_dynamic_dataset_iter
+
+
+class Score(float):
+    """A number that also answers as a tensor of one element does; upstream's writer expects that."""
+
+    def item(self) -> float:
+        """Return the number."""
+        return float(self)
+
+
+def _with_written_scores(original: Any) -> Any:
+    """Let ``-with_score`` write the scores of beam search, which are numbers, as well as those of greedy
+    search.
+    """
+
+    def from_batch(self: Any, translation_batch: Any) -> Any:
+        translations = original(self, translation_batch)
+        for translation in translations:
+            scores = translation.pred_scores
+            translation.pred_scores = [
+                Score(score) if isinstance(score, float) else score for score in scores
+            ]
+        return translations
+
+    return from_batch
+
+
+def _with_copied_words(original: Any) -> Any:
+    """Give the batches what a copy generator needs, which upstream does in training only."""
+
+    def translate(self: Any, infer_iter: Any) -> Any:
+        infer_iter.copy = self.translator.copy_attn
+        return original(self, infer_iter)
+
+    return translate
 
 
 def _gathering_on_any_device(original: Any) -> Any:

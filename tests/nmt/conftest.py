@@ -1,0 +1,163 @@
+"""A small parallel corpus and OpenNMT's commands run inside this process."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from nmt import cli  # noqa: E402
+
+WORDS = {f"w{number}": f"v{number}" for number in range(40)}
+
+MODEL: dict[str, Any] = {
+    "encoder_type": "transformer",
+    "decoder_type": "transformer",
+    "position_encoding": True,
+    "enc_layers": 1,
+    "dec_layers": 1,
+    "heads": 2,
+    "hidden_size": 16,
+    "word_vec_size": 16,
+    "transformer_ff": 32,
+    "dropout": [0.1],
+    "attention_dropout": [0.0],
+    "share_vocab": True,
+    "share_embeddings": True,
+    "share_decoder_embeddings": True,
+    "optim": "adam",
+    "learning_rate": 0.01,
+    "batch_size": 16,
+    "batch_type": "sents",
+    "bucket_size": 64,
+    "num_workers": 0,
+    "train_steps": 6,
+    "save_checkpoint_steps": 3,
+    "valid_steps": 100,
+    "report_every": 2,
+    "seed": 7,
+    "param_init": 0.0,
+    "param_init_glorot": True,
+}
+
+
+class Host:
+    """A folder with a corpus, its vocabulary and the models trained in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        generator = random.Random(5)
+        names = sorted(WORDS)
+        for split, size in (("train", 90), ("valid", 10), ("test", 7)):
+            lines = [[generator.choice(names) for _ in range(generator.randint(1, 7))] for _ in range(size)]
+            self.write(f"{split}.src", [" ".join(line) for line in lines])
+            self.write(f"{split}.tgt", [" ".join(WORDS[word] for word in line) for line in lines])
+        counts = [f"{word}\t9" for pair in WORDS.items() for word in pair]
+        self.write("vocab", counts)
+
+    def write(self, name: str, lines: list[str]) -> Path:
+        path = self.folder / name
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return path
+
+    def config(self, name: str, **options: Any) -> Path:
+        """Write the configuration of a model called ``name``; ``None`` takes an option out."""
+        settings = {
+            **MODEL,
+            "data": {
+                "corpus": self._corpus("train"),
+                "valid": self._corpus("valid"),
+            },
+            "src_vocab": str(self.folder / "vocab"),
+            "save_model": str(self.folder / name),
+            **options,
+        }
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({key: value for key, value in settings.items() if value is not None}))
+        return path
+
+    def _corpus(self, split: str) -> dict[str, Any]:
+        return {
+            "path_src": str(self.folder / f"{split}.src"),
+            "path_tgt": str(self.folder / f"{split}.tgt"),
+            "weight": 1,
+        }
+
+    def train(self, name: str, *arguments: str, **options: Any) -> Path:
+        """Train a model and return its last checkpoint."""
+        config = self.config(name, **options)
+        run("onmt_train", "-config", str(config), *arguments)
+        steps = options.get("train_steps", MODEL["train_steps"])
+        return self.folder / f"{name}_step_{steps}.pt"
+
+    def translate(self, model: Path | list[Path], *arguments: str, source: str = "test.src") -> list[str]:
+        """Translate a file and return the lines."""
+        models = model if isinstance(model, list) else [model]
+        output = self.folder / "translation"
+        output.unlink(missing_ok=True)
+        run(
+            "onmt_translate",
+            *("-model", *map(str, models), "-src", str(self.folder / source), "-output", str(output)),
+            *("-beam_size", "2", "-max_length", "9", "-max_length_ratio", "0", *arguments),
+        )
+        return output.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def run(command: str, *arguments: str) -> None:
+    """Run a command inside this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", [command, *arguments])
+        getattr(cli, command.removeprefix("onmt_"))()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Keep timing and sums independent of the machine."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    """A fresh folder with a corpus."""
+    return Host(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Host, Path]]:
+    """Models trained once for all tests, by their options."""
+    models: dict[str, tuple[Host, Path]] = {}
+
+    def get(**options: Any) -> tuple[Host, Path]:
+        key = repr(sorted(options.items()))
+        if key not in models:
+            fresh = Host(tmp_path_factory.mktemp("host"))
+            models[key] = fresh, fresh.train("model", **options)
+        return models[key]
+
+    return get
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must refuse with one line and exit code 2; returns the line."""
+
+    def expect(command: str, *arguments: str) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            run(command, *arguments)
+        error = capsys.readouterr().err
+        assert stop.value.code == 2, error
+        lines = [line for line in error.splitlines() if line.startswith(command)]
+        assert len(lines) == 1, error
+        assert "Traceback" not in error
+        return lines[0]
+
+    return expect

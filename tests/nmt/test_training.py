@@ -1,0 +1,255 @@
+"""Training, saving, loading and translating, for every method and kind of tying."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shared_embeddings as se
+from nmt import describe_checkpoint
+from nmt.checkpoint import build_from_checkpoint, read_weights
+from nmt.files import read_checkpoint
+from nmt.model import SharedGenerator, shared_embeddings_of
+from tests.nmt.conftest import Host, run
+
+FUNNEL = {"method": "funnel", "rank": 4}
+# One row per method that OpenNMT trains; a new method adds its row.
+METHODS: dict[str, dict[str, Any]] = {
+    "standard": {"method": "standard"},
+    "projective": {"method": "projective", "rank": 4},
+    "funnel": FUNNEL,
+    "define": {
+        "method": "define",
+        "map_dim": 8,
+        "expand_dim": 32,
+        "depth": 2,
+        "max_groups": 2,
+        "output": "table",
+    },
+    "alone": {"method": "alone", "filter": "real", "base_dim": 16, "hidden_dim": 24, "codebook_size": 8},
+}
+DEFINE_MAP = {
+    "method": "define",
+    "map_dim": 8,
+    "expand_dim": 32,
+    "depth": 2,
+    "max_groups": 2,
+    "output_projection": True,
+}
+
+
+def test_every_method_is_trained() -> None:
+    assert set(METHODS) == set(se.methods())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_train_save_load_translate(method: str, trained: Callable[..., tuple[Host, Path]]) -> None:
+    host, checkpoint = trained(embedding=METHODS[method])
+    model, *_ = build_from_checkpoint(str(checkpoint))
+    assert isinstance(model.generator, SharedGenerator)
+    (embedding,) = shared_embeddings_of(model)
+    assert model.encoder.embeddings.emb_luts[0] is embedding
+    assert model.decoder.embeddings.emb_luts[0] is embedding
+    assert model.generator.embedding is embedding
+    counts = describe_checkpoint(checkpoint)
+    options = {key: value for key, value in METHODS[method].items() if key != "method"}
+    expected = se.expected_count(method, num_embeddings=88, embedding_dim=16, **options)
+    assert counts["embedding"] == expected == sum(p.numel() for p in embedding.parameters())
+    assert counts["total"] == sum(parameter.numel() for parameter in model.parameters())
+    assert counts["step"] == 6
+    lines = host.translate(checkpoint)
+    assert len(lines) == 7
+
+
+def test_checkpoint_holds_each_tensor_once(trained: Callable[..., tuple[Host, Path]]) -> None:
+    _, checkpoint = trained(embedding=FUNNEL)
+    saved, body, head = read_weights(str(checkpoint))
+    assert head == {}
+    pointers = [tensor.data_ptr() for tensor in body.values()]
+    assert len(pointers) == len(set(pointers))
+    assert sum(tensor.numel() for tensor in body.values()) == describe_checkpoint(checkpoint)["total"]
+    released = checkpoint.parent / "released.pt"
+    run("onmt_release_model", "-model", str(checkpoint), "-output", str(released))
+    size = 4 * describe_checkpoint(released)["total"]
+    assert size < released.stat().st_size < size + 25_000  # names, options and vocabulary
+
+
+@pytest.mark.parametrize(
+    ("options", "distinct", "tied"),
+    [
+        ({"share_embeddings": False}, 2, True),
+        ({"share_decoder_embeddings": False}, 1, False),
+        ({"share_embeddings": False, "share_decoder_embeddings": False}, 2, False),
+        ({"embedding": None, "src_embedding": FUNNEL, "share_embeddings": False}, 1, False),
+        ({"embedding": None, "tgt_embedding": DEFINE_MAP, "share_embeddings": False}, 1, True),
+        ({"src_embedding": METHODS["projective"], "share_embeddings": False}, 2, True),
+    ],
+)
+def test_kinds_of_tying(options: dict[str, Any], distinct: int, tied: bool, host: Host) -> None:
+    checkpoint = host.train("model", **{"embedding": FUNNEL, **options})
+    model, *_ = build_from_checkpoint(str(checkpoint))
+    assert len(shared_embeddings_of(model)) == distinct
+    assert isinstance(model.generator, SharedGenerator) == tied
+    assert len(host.translate(checkpoint)) == 7
+
+
+def test_define_on_both_inputs_with_plain_output(host: Host) -> None:
+    """DeFINE's translation experiment: its `output` becomes none where nothing is tied to it."""
+    settings = {key: value for key, value in METHODS["define"].items() if key != "output"}
+    checkpoint = host.train("model", embedding=settings, share_decoder_embeddings=False)
+    model, *_ = build_from_checkpoint(str(checkpoint))
+    assert not shared_embeddings_of(model)[0].has_output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {
+            "encoder_type": "brnn",
+            "decoder_type": "rnn",
+            "position_encoding": False,
+            "global_attention": "mlp",
+        },
+        {"encoder_type": "rnn", "decoder_type": "rnn", "position_encoding": False, "input_feed": 0},
+        {"share_decoder_embeddings": False, "copy_attn": True, "share_embeddings": False},
+        {"lambda_align": 0.0, "generator_function": "softmax", "label_smoothing": 0.1, "accum_count": [2]},
+        {"position_encoding": False, "max_relative_positions": -1, "average_decay": 0.1},
+    ],
+    ids=["brnn", "rnn", "copy", "accumulation", "rotary"],
+)
+def test_other_models(options: dict[str, Any], host: Host) -> None:
+    checkpoint = host.train("model", **{"embedding": FUNNEL, **options})
+    assert len(host.translate(checkpoint)) == 7
+
+
+def test_word_features_stay_beside_a_shared_source(host: Host) -> None:
+    for split in ("train", "valid", "test"):
+        path = host.folder / f"{split}.src"
+        lines = path.read_text(encoding="utf-8").splitlines()
+        host.write(path.name, [" ".join(f"{word}￨A" for word in line.split()) for line in lines])
+    host.write("vocab_feat0", ["A\t9"])
+    checkpoint = host.train(
+        "model",
+        embedding=FUNNEL,
+        share_embeddings=False,
+        n_src_feats=1,
+        feat_merge="sum",
+        transforms=["inferfeats"],
+    )
+    features = ("-n_src_feats", "1", "-transforms", "inferfeats")
+    assert len(host.translate(checkpoint, *features)) == 7
+
+
+def test_loss_equals_the_dense_one(trained: Callable[..., tuple[Host, Path]]) -> None:
+    from onmt.utils.loss import LossCompute
+
+    _, checkpoint = trained(embedding=FUNNEL)
+    model, *_ = build_from_checkpoint(str(checkpoint))
+    criterion = torch.nn.CrossEntropyLoss(ignore_index=1, reduction="sum", label_smoothing=0.1)
+    compute = LossCompute(criterion, model.generator)
+    target = torch.tensor([[2, 5, 6, 3], [2, 7, 3, 1]])[:, :, None]
+    batch = {"tgt": target, "srclen": torch.tensor([3, 2])}
+    hidden = torch.randn(2, 3, 16, requires_grad=True)
+    loss, statistics = compute(batch, hidden, None)
+    (gradient,) = torch.autograd.grad(loss, hidden)
+    scores = model.generator(hidden.reshape(-1, 16))
+    dense = criterion(scores, target[:, 1:, 0].reshape(-1))
+    (expected,) = torch.autograd.grad(dense, hidden)
+    torch.testing.assert_close(loss, dense)
+    torch.testing.assert_close(gradient, expected)
+    assert statistics.n_words == 5
+    assert statistics.n_correct == int(
+        (scores.argmax(1) == target[:, 1:, 0].reshape(-1))[[0, 1, 2, 3, 4]].sum()
+    )
+
+
+def test_own_initialisation_survives_param_init(host: Host) -> None:
+    checkpoint = host.train("model", embedding=FUNNEL, param_init=0.9, train_steps=1, learning_rate=0.0)
+    model, *_ = build_from_checkpoint(str(checkpoint))
+    spread = float(shared_embeddings_of(model)[0].table()[4:].std())
+    assert 0.5 < spread * math.sqrt(16) < 2
+    assert float(model.decoder.transformer_layers[0].feed_forward.w_1.weight.abs().max()) > 0.5
+
+
+def test_start_reports_ties_and_sizes(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    log = host.folder / "log"
+    host.train("model", embedding=FUNNEL, log_file=str(log), train_steps=2)
+    text = log.read_text()
+    assert "source = target = output: funnel" in text
+    assert re.search(r"embedding +416\n", text)
+    assert re.search(r"with plain tables +[\d,]+\n", text)
+    assert "100% done" in text
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    """All weights of a checkpoint."""
+    return read_weights(str(path))[1]
+
+
+@pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
+@pytest.mark.parametrize("embedding", [FUNNEL, None], ids=["funnel", "plain"])
+def test_resume_is_exact(save_format: str, embedding: Any, host: Host) -> None:
+    """Six steps at once equal three, a stop, and three more: same data, dropout, optimiser and patience."""
+    options = {"embedding": embedding, "save_format": save_format, "early_stopping": 9, "valid_steps": 2}
+    whole = host.train("whole", **options)
+    first = host.train("part", **options, train_steps=3)
+    config = host.config("part", **options)
+    run("onmt_train", "-config", str(config), "-train_from", str(first))
+    resumed = host.folder / "part_step_6.pt"
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(weights(resumed)[name], tensor, rtol=0, atol=0)
+    states = [read_checkpoint(path)["resume"][0] for path in (whole, resumed)]
+    assert states[0]["data"] == states[1]["data"]
+    assert states[0]["early_stopping"] == states[1]["early_stopping"]
+    assert states[0]["early_stopping"]["best_step"] > 0
+    assert len(host.translate(resumed)) == 7
+
+
+def test_resume_with_loader_workers(host: Host) -> None:
+    """With two workers, the one whose turn it is goes on."""
+    options = {"embedding": FUNNEL, "num_workers": 2, "batch_size": 8, "dropout": [0.0]}
+    whole = host.train("whole", **options)
+    first = host.train("part", **options, train_steps=3)
+    run("onmt_train", "-config", str(host.config("part", **options)), "-train_from", str(first))
+    states = [read_checkpoint(path)["resume"][0]["data"] for path in (whole, host.folder / "part_step_6.pt")]
+    used = [
+        {worker: (place["index"], place["used"]) for worker, place in s["workers"].items()} for s in states
+    ]
+    assert used[0] == used[1]
+    assert states[0]["last_worker"] == states[1]["last_worker"]
+
+
+def test_nothing_left_to_train(host: Host) -> None:
+    checkpoint = host.train("model", embedding=FUNNEL)
+    before = checkpoint.read_bytes()
+    run("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)), "-train_from", str(checkpoint))
+    assert checkpoint.read_bytes() == before
+
+
+def test_average(host: Host) -> None:
+    last = host.train("model", embedding=METHODS["alone"])
+    first = host.folder / "model_step_3.pt"
+    output = host.folder / "average.pt"
+    run("onmt_average_models", "-models", str(first), str(last), "-output", str(output))
+    for name, tensor in weights(output).items():
+        both = weights(first)[name], weights(last)[name]
+        expected = both[0] if not tensor.is_floating_point() else (both[0] + both[1]) / 2
+        torch.testing.assert_close(tensor, expected)
+    assert len(host.translate(output)) == 7
+
+
+def test_ensemble_of_different_methods(trained: Callable[..., tuple[Host, Path]]) -> None:
+    host, one = trained(embedding=FUNNEL)
+    _, other = trained(embedding=METHODS["standard"])
+    assert len(host.translate([one, other])) == 7
+
+
+def test_same_seed_same_model(host: Host) -> None:
+    one, other = (host.train(name, embedding=FUNNEL, train_steps=2) for name in ("one", "other"))
+    assert all(torch.equal(tensor, weights(other)[name]) for name, tensor in weights(one).items())
