@@ -14,8 +14,6 @@ from shared_embeddings.options import require_rank
 from shared_embeddings.registry import register
 
 _ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
-# E[f(x)^2] of a standard normal x, by which the narrow vectors shrink.
-_SECOND_MOMENT = {"relu": 0.5, "gelu": 0.4252, "tanh": 0.3943}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +47,15 @@ class FunnelEmbedding(SharedEmbedding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Standard normal codes, and a basis that gives their activations' products std D**-0.5."""
-        kept = _SECOND_MOMENT[self.options.activation] * self.options.rank
-        nn.init.normal_(self.codes)
-        nn.init.normal_(self.basis, std=entry_std(self.embedding_dim) * kept**-0.5)
+        """Codes as small as the entries of a table, and a basis that gives products of std D**-0.5.
+
+        Adam moves every entry by about the learning rate: codes of std one would learn far too slowly.
+        """
+        nn.init.normal_(self.codes, std=entry_std(self.options.rank))
+        nn.init.normal_(self.basis)
+        with torch.no_grad():
+            norm = self._activated(self.codes).square().sum(dim=1).mean().sqrt()
+            self.basis.mul_(entry_std(self.embedding_dim) / norm)
         zero_padding_row(self.codes, self.padding_idx)
 
     def rows(self, ids: Tensor) -> Tensor:
