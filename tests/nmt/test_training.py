@@ -253,3 +253,20 @@ def test_ensemble_of_different_methods(trained: Callable[..., tuple[Host, Path]]
 def test_same_seed_same_model(host: Host) -> None:
     one, other = (host.train(name, embedding=FUNNEL, train_steps=2) for name in ("one", "other"))
     assert all(torch.equal(tensor, weights(other)[name]) for name, tensor in weights(one).items())
+
+
+def test_language_model(host: Host) -> None:
+    """Upstream's decoder-only model: its target embedding is the output, too."""
+    paths = {split: {"path_src": str(host.folder / f"{split}.src")} for split in ("train", "valid")}
+    checkpoint = host.train(
+        "model",
+        embedding=FUNNEL,
+        model_task="lm",
+        encoder_type="transformer_lm",
+        decoder_type="transformer_lm",
+        share_embeddings=None,
+        data={"corpus": {**paths["train"], "weight": 1}, "valid": paths["valid"]},
+    )
+    model, *_ = build_from_checkpoint(str(checkpoint))
+    assert model.generator.embedding is model.decoder.embeddings.emb_luts[0]
+    assert len(host.translate(checkpoint)) == 7

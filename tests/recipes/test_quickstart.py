@@ -1,0 +1,251 @@
+"""The quickstart's driver: what it runs, skips, shows and refuses, with stand-ins for OpenNMT's commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from recipes.common.config import read_row, row_names
+from recipes.common.errors import UserError, run_main
+from recipes.common.results import read_results
+from recipes.quickstart import report, run
+from recipes.quickstart.jobs import Job, run_jobs
+from recipes.quickstart.score import scores
+
+COUNTS = {"step": 30, "embedding": 1000, "total": 5000, "compression": 4.0, "config": {"seed": 1}}
+SMALL = ["--train", "40", "--valid", "4", "--test", "6", "--steps", "30", "--rows", "standard,projective"]
+
+FAKE_COMMANDS = {
+    "onmt_build_vocab": """
+config = yaml.safe_load(open(sys.argv[2]))
+words = [word for side in ("path_src", "path_tgt") for word in open(config["data"]["train"][side]).read().split()]
+open(config["src_vocab"], "w").writelines(f"{word}\\t1\\n" for word in sorted(set(words)))
+""",
+    "onmt_train": """
+config = yaml.safe_load(open(sys.argv[2]))
+open(os.path.join(os.path.dirname(config["save_model"]), "started"), "a").write("x")
+print(f"[INFO] Step 10/ {config['train_steps']}; acc: 1.0; bsz: 461/ 447/30; 1418/1373 tok/s;     16 sec;")
+zipfile.ZipFile(f"{config['save_model']}_step_{config['train_steps']}.pt", "w").writestr("weights", "")
+""",
+    "onmt_translate": """
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+source = open(options["-src"]).read()
+open(options["-output"], "w").write(open(options["-src"].removesuffix("en") + "de").read())
+print("Tokens per second: 123.4")
+""",
+}
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of stand-ins for OpenNMT's commands, which the driver uses."""
+    nmt = pytest.importorskip("nmt")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, code in FAKE_COMMANDS.items():
+        path = folder / name
+        path.write_text(f"#!{sys.executable}\nimport os, sys, yaml, zipfile\n{code}")
+        path.chmod(0o755)
+    monkeypatch.setattr(run, "_command", lambda name: str(folder / name))
+    monkeypatch.setattr(nmt, "describe_checkpoint", lambda path: dict(COUNTS))
+    return folder
+
+
+def start(tmp_path: Path, *options: str) -> int:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        return run_main("quickstart", run.main, [*SMALL, "--output", str(tmp_path / "out"), *options])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_whole_run_then_nothing_left_to_do(
+    tmp_path: Path, commands: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start(tmp_path) == 0
+    folder = tmp_path / "out" / "en-de"
+    records = read_results(folder)
+    assert [record["row"] for record in records] == ["projective", "standard"]
+    assert records[0]["metrics"]["bleu"] == pytest.approx(100.0)
+    assert records[0]["metrics"]["tokens_per_second"] == 123.4
+    assert records[0]["metrics"]["training_tokens_per_second"] == 1373
+    assert records[0]["config"]["embedding"]["method"] == "projective"
+    assert (folder / "quality_size.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert printed.index("| standard ") < printed.index("| projective ")
+    assert "reference" in printed and "quality_size.png" in printed
+
+    assert start(tmp_path) == 0
+    assert "projective: up to date" in capsys.readouterr().out
+    assert (folder / "projective" / "started").read_text() == "x"
+
+
+def test_changed_steps_train_again_and_fresh_starts_over(tmp_path: Path, commands: Path) -> None:
+    assert start(tmp_path) == 0
+    record = json.loads((tmp_path / "out" / "en-de" / "standard" / "results.json").read_text())
+    (commands / "onmt_build_vocab").unlink()
+    assert start(tmp_path, "--steps", "40") == 0
+    changed = json.loads((tmp_path / "out" / "en-de" / "standard" / "results.json").read_text())
+    assert changed["fingerprint"] != record["fingerprint"]
+    assert changed["data_checksum"] == record["data_checksum"]
+    # Starting over needs the command that is gone now.
+    assert start(tmp_path, "--fresh") == 2
+
+
+def test_finished_training_survives_a_failed_translation(
+    tmp_path: Path, commands: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    working = (commands / "onmt_translate").read_text()
+    (commands / "onmt_translate").write_text(f"#!{sys.executable}\nraise SystemExit('no such model')\n")
+    assert start(tmp_path) == 2
+    assert "no such model" in capsys.readouterr().err
+    (commands / "onmt_translate").write_text(working)
+    assert start(tmp_path) == 0
+    assert (tmp_path / "out" / "en-de" / "projective" / "started").read_text() == "x"
+
+
+def test_failing_training_shows_the_end_of_its_log(
+    tmp_path: Path, commands: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (commands / "onmt_train").write_text(f"#!{sys.executable}\nimport sys\nprint('rank is 0')\nsys.exit(2)\n")
+    assert start(tmp_path) == 2
+    errors = capsys.readouterr().err
+    assert "  | rank is 0" in errors and "Traceback" not in errors
+    assert "onmt_train ended with status 2" in errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--target", "el"], "num2words"),
+        (["--target", "en"], "choose two languages"),
+        (["--rows", "standard,magic"], "no config 'magic'"),
+        (["--output", "/proc/nowhere"], "--output chooses another folder"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path, commands: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert start(tmp_path, *options) == 2
+    errors = capsys.readouterr().err
+    assert said in errors and len(errors.splitlines()) == 1
+
+
+def test_second_start_in_the_same_folder_is_refused(
+    tmp_path: Path, commands: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with run.locked(tmp_path / "out" / "en-de" / "lock"):
+        assert start(tmp_path) == 2
+    assert "another process is at work" in capsys.readouterr().err
+
+
+def sleeper(tmp_path: Path, name: str = "sleeper") -> Job:
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    return Job(name, [sys.executable, "-c", code], tmp_path / f"{name}.log")
+
+
+def is_gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_failure_ends_the_other_jobs(tmp_path: Path) -> None:
+    code = "import time; time.sleep(2); raise SystemExit(3)"
+    failing = Job("failing", [sys.executable, "-c", code], tmp_path / "failing.log")
+    with pytest.raises(UserError, match="status 3"):
+        run_jobs([sleeper(tmp_path), failing], 2, dict(os.environ))
+    assert is_gone(int((tmp_path / "sleeper.log").read_text()))
+
+
+def test_interruption_ends_the_jobs_and_gives_130(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, tests.recipes.test_quickstart as t; from pathlib import Path\n"
+        "from recipes.common.errors import run_main\n"
+        "job = t.sleeper(Path(sys.argv[1]))\n"
+        "sys.exit(run_main('quickstart', lambda _: t.run_jobs([job], 1, dict(os.environ)), []))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=run.REPOSITORY,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    log = tmp_path / "sleeper.log"
+    wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert errors.splitlines() == ["quickstart: interrupted; run the same command again to go on"]
+    assert is_gone(int(log.read_text()))
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_missing_command_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="make setup"):
+        run_jobs([Job("x", [str(tmp_path / "onmt_train")], tmp_path / "log")], 1, {})
+
+
+def test_table_of_fake_results() -> None:
+    def record(row: str, embedding: int, bleu: float, speed: float) -> dict[str, object]:
+        return {
+            "recipe": "quickstart",
+            "row": row,
+            "config": {"embedding": {"method": row, "rank": 8} if row != "standard" else {"method": row}},
+            "counts": {"embedding": embedding, "total": 2 * embedding, "compression": 800_000 / embedding},
+            "metrics": {"bleu": bleu, "tokens_per_second": speed},
+        }
+
+    text = report.table([record("standard", 800_000, 91.23, 1234.5), record("funnel", 100_000, 89.0, 2000)])
+    lines = text.splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert [cell.strip() for cell in lines[3].strip("|").split("|")] == (
+        ["funnel", "rank 8", "100.0 k", "8.0x", "200.0 k", "89.0", "-2.2", "2000"]
+    )
+
+
+def test_side_by_side_shows_right_and_wrong_ones() -> None:
+    sources, references = ["a", "b", "c", "d"], ["A", "B", "C", "D"]
+    text = report.side_by_side(sources, references, {"standard": ["A", "B", "C", "x"]}, count=2)
+    blocks = text.split("\n\n")
+    assert [block.splitlines()[0].split() for block in blocks] == [["source", "a"], ["source", "d"]]
+    assert blocks[0].splitlines()[2] == "standard  =A"
+    assert blocks[1].splitlines()[2] == "standard   x"
+
+
+def test_languages_without_spaces_are_scored_by_character() -> None:
+    assert "tok:char" in scores(["3月です"], ["3月だ"], "ja")["bleu_signature"]
+    assert "tok:13a" in scores(["März"], ["März"], "de-AT")["bleu_signature"]
+
+
+def test_rows_differ_in_their_embedding_alone() -> None:
+    rows = run.rows_to_run(None, None)
+    assert rows[0].name == "standard" and len(rows) >= 4
+    assert {row.name for row in rows} == set(row_names(run.CONFIGS))
+    assert all(row.train == read_row(run.CONFIGS, "standard").train for row in rows)
+
+
+@pytest.mark.slow
+def test_real_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("nmt.cli")
+    status = start(tmp_path, "--rows", "projective", "--train", "60", "--steps", "2")
+    assert status == 0, capsys.readouterr().err
+    (record,) = read_results(tmp_path / "out")
+    assert record["counts"]["compression"] > 1
+    assert record["metrics"]["tokens_per_second"] > 0

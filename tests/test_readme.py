@@ -1,0 +1,30 @@
+"""The README tells the truth about what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import shared_embeddings as se
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_method_is_listed() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)) == set(se.methods())
+
+
+def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    example = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    assert example is not None
+    code = example.group(1).replace("32_000", "3_000")
+    exec(compile(code, "README.md", "exec"), {})
+    assert "parameters instead of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
+def test_links_lead_somewhere(path: str) -> None:
+    assert (ROOT / path).exists()
