@@ -73,7 +73,7 @@ class Facts:
     common, most are rare, as in real text.
     """
 
-    def __init__(self, inventory: Inventory, rng: random.Random, shift: int = 40) -> None:
+    def __init__(self, inventory: Inventory, rng: random.Random, shift: int = 15) -> None:
         self.rng = rng
         self.inventory = inventory
         self._weights = {

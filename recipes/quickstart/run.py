@@ -93,6 +93,11 @@ class Model:
         return self.folder / "training.json"
 
     @property
+    def words(self) -> Path:
+        """The translated test set, as words."""
+        return self.folder / "test.words"
+
+    @property
     def translation(self) -> Path:
         """The translated test set, as text."""
         return self.folder / "test.translation"
@@ -149,8 +154,23 @@ def train(models: Sequence[Model], machine: Machine) -> None:
     run_jobs(jobs, machine.at_once, machine.environment(machine.threads), machine.keep_open, finished)
 
 
-def evaluate(model: Model, machine: Machine) -> None:
-    """Translate the test set, score it, and write the results file."""
+def translate(models: Sequence[Model], machine: Machine) -> dict[str, Job]:
+    """Translate the test set with models side by side; returns the jobs by the names of the models."""
+    jobs = {}
+    for model in models:
+        config = model.folder / "translate.yaml"
+        write_text(config, write_yaml({**model.row.translate, "report_time": True}))
+        command = [_command("onmt_translate"), "-config", str(config), "-model", str(model.checkpoint())]
+        command += ["-src", str(model.data.words("test", model.data.settings.source))]
+        command += ["-output", str(model.words)]
+        jobs[model.name] = Job(f"{model.name}: translating", command, model.folder / "translate.log")
+    environment = machine.environment(machine.threads)
+    run_jobs(list(jobs.values()), machine.at_once, environment, machine.keep_open)
+    return jobs
+
+
+def evaluate(model: Model, translating: Job, machine: Machine) -> None:
+    """Score the translated test set, and write the results file."""
     # These import torch, which takes seconds: only once there is something to evaluate.
     import torch
 
@@ -158,21 +178,14 @@ def evaluate(model: Model, machine: Machine) -> None:
 
     checkpoint = model.checkpoint()
     assert checkpoint is not None
-    source, target = model.data.languages
-    config, words = model.folder / "translate.yaml", model.folder / "test.words"
-    write_text(config, write_yaml({**model.row.translate, "report_time": True}))
-    command = [_command("onmt_translate"), "-config", str(config), "-model", str(checkpoint)]
-    command += ["-src", str(model.data.words("test", source)), "-output", str(words)]
-    job = Job(f"{model.name}: translating", command, model.folder / "translate.log")
-    threads = min(machine.at_once * machine.threads, MAXIMUM_THREADS)
-    run_jobs([job], 1, machine.environment(threads), machine.keep_open)
-    lines = [Tokeniser.join(line.split()) for line in read_lines(words)]
+    target = model.data.settings.target
+    lines = [Tokeniser.join(line.split()) for line in read_lines(model.words)]
     result = scores(lines, read_lines(model.data.text("test", target)), target)
     write_lines(model.translation, lines)
     training = read_json(model.training)
     counts = describe_checkpoint(checkpoint)
     trained_with = counts.pop("config")
-    torch.set_num_threads(threads)
+    torch.set_num_threads(machine.threads)
     write_results(
         model.results,
         recipe=RECIPE.name,
@@ -181,13 +194,16 @@ def evaluate(model: Model, machine: Machine) -> None:
         counts=counts,
         metrics={
             **result,
-            "tokens_per_second": _translation_speed(job.log),
+            "tokens_per_second": _translation_speed(translating.log),
             "training_seconds": training["seconds"],
             "training_tokens_per_second": training["tokens_per_second"],
         },
         data_checksum=model.checksum,
-        peak_memory_mib={"training": training["peak_memory_mib"], "translation": job.peak_memory_mib},
-        threads={"training": machine.threads, "translation": threads, "trainings_at_once": machine.at_once},
+        peak_memory_mib={
+            "training": training["peak_memory_mib"],
+            "translation": translating.peak_memory_mib,
+        },
+        at_once=machine.at_once,
         fingerprint=model.fingerprint,
     )
     _tell(f"{model.name}: BLEU {result['bleu']:.1f}")
@@ -330,8 +346,11 @@ def _train_and_evaluate(models: Sequence[Model], machine: Machine) -> None:
             f"{machine.threads} {'thread' if machine.threads == 1 else 'threads'} each"
         )
         train(untrained, machine)
+    if unfinished:
+        _tell(f"translating {unfinished[0].data.settings.sizes['test']:,} sentences with each model")
+    jobs = translate(unfinished, machine)
     for model in unfinished:
-        evaluate(model, machine)
+        evaluate(model, jobs[model.name], machine)
 
 
 def _remove_all_but_lock(folder: Path) -> None:

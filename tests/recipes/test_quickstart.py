@@ -26,7 +26,8 @@ SMALL = ["--train", "40", "--valid", "4", "--test", "6", "--steps", "30", "--row
 FAKE_COMMANDS = {
     "onmt_build_vocab": """
 config = yaml.safe_load(open(sys.argv[2]))
-words = [word for side in ("path_src", "path_tgt") for word in open(config["data"]["train"][side]).read().split()]
+corpus = config["data"]["train"]
+words = [word for side in ("path_src", "path_tgt") for word in open(corpus[side]).read().split()]
 open(config["src_vocab"], "w").writelines(f"{word}\\t1\\n" for word in sorted(set(words)))
 """,
     "onmt_train": """
@@ -37,7 +38,6 @@ zipfile.ZipFile(f"{config['save_model']}_step_{config['train_steps']}.pt", "w").
 """,
     "onmt_translate": """
 options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-source = open(options["-src"]).read()
 open(options["-output"], "w").write(open(options["-src"].removesuffix("en") + "de").read())
 print("Tokens per second: 123.4")
 """,
