@@ -111,7 +111,7 @@ def _check_data(opt: Namespace) -> None:
 
 
 def _check_training(opt: Namespace) -> None:
-    """Check everything that can be known before training starts.
+    """Check everything that can be known before training starts; embedding options become mappings.
 
     Raises:
         UserError: names the option, what is wrong with it, and what to do.
@@ -120,7 +120,7 @@ def _check_training(opt: Namespace) -> None:
     from onmt.utils.parse import ArgumentParser
 
     from nmt.files import read_checkpoint
-    from nmt.plan import check_plan, read_plan
+    from nmt.plan import OPTION_NAMES, check_plan, parse_settings, read_plan
     from nmt.vocabulary import read_vocabulary
 
     _check_data(opt)
@@ -135,6 +135,8 @@ def _check_training(opt: Namespace) -> None:
     else:
         for name in ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]:
             read_vocabulary(getattr(opt, name) or f"({name} is not set)", 1)
+    for name in OPTION_NAMES:
+        setattr(opt, name, parse_settings(name, getattr(opt, name)))
     plan = read_plan(opt)
     if plan is not None:
         sizes = Namespace(**vars(opt))

@@ -4,13 +4,13 @@ code.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
 import tempfile
-import zipfile
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,34 @@ def allow_checkpoint_types() -> None:
     torch.serialization.add_safe_globals([Namespace])
 
 
+@contextlib.contextmanager
+def reading_checkpoint(path: str) -> Iterator[None]:
+    """Turn whatever goes wrong while a checkpoint is read into one line about its file.
+
+    Raises:
+        UserError: the file is missing, cut short, or not a checkpoint of OpenNMT-py.
+    """
+    if not os.path.isfile(path):
+        raise UserError(f"checkpoint {path}: no such file; check the path")
+    allow_checkpoint_types()
+    try:
+        yield
+    except (
+        RuntimeError,
+        EOFError,
+        pickle.UnpicklingError,
+        LookupError,
+        TypeError,
+        ValueError,
+        OSError,
+    ) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"checkpoint {path}: cannot be read ({reason[:160]}); it is cut short, or not a model "
+            "that OpenNMT-py wrote; take another one"
+        ) from error
+
+
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read an OpenNMT checkpoint without running code from it.
 
@@ -59,33 +87,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         UserError: the file is missing, cut short, or not a checkpoint of OpenNMT-py.
     """
     name = os.fspath(path)
-    if not os.path.isfile(name):
-        raise UserError(f"checkpoint {name}: no such file; check the path")
-    allow_checkpoint_types()
-    try:
+    with reading_checkpoint(name):
         checkpoint = torch.load(name, map_location="cpu", weights_only=True)
-    except (
-        RuntimeError,
-        EOFError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-        KeyError,
-        ValueError,
-        OSError,
-    ) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"checkpoint {name}: cannot be read ({reason[:160]}); it is cut short, or not a file that "
-            "OpenNMT-py "
-            "wrote; take another one"
-        ) from error
-    wanted = {"opt", "vocab"}
-    if (
-        not isinstance(checkpoint, dict)
-        or not wanted <= set(checkpoint)
-        or not hasattr(checkpoint["opt"], "__dict__")
-    ):
-        raise UserError(
-            f"checkpoint {name}: is not a translation model of OpenNMT-py (it has no options or vocabulary)"
-        )
-    return checkpoint
+        missing = {"opt", "vocab"} - set(checkpoint)
+        if missing:
+            raise ValueError(f"it has no {' and no '.join(sorted(missing))}")
+    return dict(checkpoint)

@@ -68,7 +68,7 @@ from torch import Tensor, nn
 
 from nmt.checkpoint import fill_aliases, load_weights, read_safetensors, write_step
 from nmt.data import CleanCorpus
-from nmt.files import allow_checkpoint_types, read_checkpoint
+from nmt.files import allow_checkpoint_types, reading_checkpoint
 from nmt.model import SharedGenerator, insert_embeddings, reset_embeddings, shared_embeddings_of
 from nmt.plan import EXAMPLE, OPTION_NAMES, check_plan, read_plan
 from nmt.vocabulary import read_vocabulary
@@ -256,13 +256,13 @@ def _loading_safetensors(original: Any) -> Any:
 
 
 def _reading_safely(original: Any) -> Any:
-    """Check a checkpoint before upstream reads it and adapts older formats."""
+    """Say clearly what is wrong with a checkpoint that upstream cannot read."""
 
     def load_checkpoint(ckpt_path: str | None) -> dict[str, Any] | None:
         if not ckpt_path:
             return None
-        read_checkpoint(ckpt_path)
-        return original(ckpt_path)  # type: ignore[no-any-return]
+        with reading_checkpoint(ckpt_path):
+            return original(ckpt_path)  # type: ignore[no-any-return]
 
     return load_checkpoint
 

@@ -67,6 +67,11 @@ def test_train_save_load_translate(method: str, trained: Callable[..., tuple[Hos
     assert len(lines) == 7
 
 
+def test_embedding_on_the_command_line(host: Host) -> None:
+    checkpoint = host.train("model", "-embedding", "{method: funnel, rank: 3}", train_steps=1)
+    assert describe_checkpoint(checkpoint)["config"]["embedding"] == {"method": "funnel", "rank": 3}
+
+
 def test_checkpoint_holds_each_tensor_once(trained: Callable[..., tuple[Host, Path]]) -> None:
     _, checkpoint = trained(embedding=FUNNEL)
     saved, body, head = read_weights(str(checkpoint))
