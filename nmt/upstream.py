@@ -21,6 +21,7 @@ modules.embeddings.PositionalEncoding       sentences longer than its table get 
 utils.misc.use_gpu *                        several processes on a CPU over gloo
 train_single.configure_process              likewise
 inputters.dynamic_iterator.build_… *        likewise: batches stay on the CPU
+transforms.clean.CleanTransform.warm_up    says what is missing where there is no fasttext or no network
 translate.TranslationBuilder.from_batch      scores of beam search can be written, too
 inference_engine.InferenceEnginePY          models with copy attention translate
 utils.distributed.all_gather_list *         likewise: upstream's works on a GPU only
@@ -31,6 +32,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
+import urllib.error
 from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +57,7 @@ import onmt.modules.embeddings
 import onmt.opts
 import onmt.train_single
 import onmt.trainer
+import onmt.transforms.clean
 import onmt.translate.translation_server
 import onmt.translate.translator
 import onmt.utils
@@ -68,6 +72,7 @@ from torch import Tensor, nn
 
 from nmt.checkpoint import fill_aliases, load_weights, read_safetensors, write_step
 from nmt.data import CleanCorpus
+from nmt.errors import UserError
 from nmt.files import allow_checkpoint_types, reading_checkpoint
 from nmt.model import SharedGenerator, insert_embeddings, reset_embeddings, shared_embeddings_of
 from nmt.plan import EXAMPLE, OPTION_NAMES, check_plan, read_plan
@@ -120,6 +125,7 @@ def install() -> None:
     _replace_everywhere(
         onmt.inputters.dynamic_iterator, "build_dynamic_dataset_iter", _with_batches_on_device
     )
+    _replace(onmt.transforms.clean.CleanTransform, "warm_up", _with_clear_needs)
     _replace(onmt.translate.TranslationBuilder, "from_batch", _with_written_scores)
     _replace(onmt.inference_engine.InferenceEnginePY, "_translate", _with_copied_words)
     _replace_everywhere(onmt.utils.distributed, "all_gather_list", _gathering_on_any_device)
@@ -395,6 +401,25 @@ def _with_batches_on_device(original: Any) -> Any:
         return original(*args, device_id=device_id if torch.cuda.is_available() else -1, **kwargs)
 
     return build_dynamic_dataset_iter
+
+
+def _with_clear_needs(original: Any) -> Any:
+    """Say what the transform `clean` lacks: fasttext, or the model of it that upstream downloads."""
+
+    def warm_up(self: Any, vocabs: Any = None) -> None:
+        needed = onmt.transforms.clean.fasttext
+        if needed.__spec__.origin is None:
+            needed.load_model()  # a stand-in, which refuses
+        try:
+            original(self, vocabs)
+        except urllib.error.URLError as error:
+            folder = os.path.dirname(onmt.transforms.clean.__file__)
+            raise UserError(
+                f"transforms: clean: its language model lid.176.ftz cannot be downloaded ({error.reason}); "
+                f"put the file into {folder}, or leave the transform out"
+            ) from error
+
+    return warm_up
 
 
 class Score(float):

@@ -128,7 +128,7 @@ def provide_missing_packages() -> None:
         for name in needed
     }
     _stand_in("pyonmttok", {"Vocab": Vocab, "build_vocab_from_tokens": build_vocab_from_tokens, **refusals})
-    language = _refuse("the language test of the clean transform", "fasttext", "remove src_lang and tgt_lang")
+    language = _refuse("the clean transform", "fasttext", "leave it out")
     _stand_in("fasttext", {"load_model": language})
 
 

@@ -495,3 +495,48 @@ def test_upstream_tests_pass_with_the_seams(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+# Packages that some Pythons have no wheels of
+
+
+def test_vocabulary_without_pyonmttok() -> None:
+    """The stand-in gives the same vocabularies as the package."""
+    pyonmttok = pytest.importorskip("pyonmttok")
+    from nmt import vocabulary
+
+    tokens = ["b", "a", "c", "d"]
+    for options in ({}, {"maximum_size": 3}, {"special_tokens": ["<unk>", "<blank>"], "maximum_size": 3}):
+        ours = vocabulary.build_vocab_from_tokens(tokens, **options)
+        theirs = pyonmttok.build_vocab_from_tokens(tokens, **options)
+        for vocab in (ours, theirs):
+            vocab.add_token("new")
+        assert ours.ids_to_tokens == theirs.ids_to_tokens
+        assert ours(["a", "?", "new"]) == theirs(["a", "?", "new"])
+        assert ours.default_id == theirs.default_id
+        assert ours.lookup_index(0) == theirs.lookup_index(0)
+        assert ("a" in ours, "?" in ours, len(ours)) == ("a" in theirs, "?" in theirs, len(theirs))
+
+
+def test_missing_packages_are_replaced(tmp_path: Path) -> None:
+    """Without pyonmttok and fasttext the commands import, and what needs them says so."""
+    script = (
+        "import importlib.util, sys\n"
+        "find = importlib.util.find_spec\n"
+        "hidden = ('pyonmttok', 'fasttext')\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name in hidden else find(name, *rest)\n"
+        "from nmt import upstream\n"
+        "upstream.install()\n"
+        "import pyonmttok, onmt.transforms.clean as clean\n"
+        "print(pyonmttok.build_vocab_from_tokens(['a'])(['a']))\n"
+        "for call in (pyonmttok.Tokenizer, clean.fasttext.load_model):\n"
+        "    try:\n"
+        "        call('x')\n"
+        "    except ValueError as error:\n"
+        "        print(error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "[0]", done.stderr
+    assert "pyonmttok" in lines[1] and "fasttext" in lines[2]
