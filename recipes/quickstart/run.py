@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+from tqdm import tqdm
+
 from recipes.common.checkpoints import complete_checkpoints
 from recipes.common.config import Row, read_row, row_names, write_yaml
 from recipes.common.corpus import read_lines, write_lines
@@ -223,8 +225,9 @@ def _command(name: str) -> str:
 
 
 def _tell(text: str) -> None:
-    """Print a line of progress at once."""
-    print(text, flush=True)
+    """Print a line at once, above any bars."""
+    tqdm.write(text)
+    sys.stdout.flush()
 
 
 def show(models: Sequence[Model], folder: Path) -> None:
