@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
+from recipes.common.table import update_readme
 
 DENSE = "F.cross_entropy(h @ table.T)"
 PADDING = 1
@@ -177,15 +179,13 @@ def _result(
 def as_table(results: list[dict[str, Any]]) -> str:
     """The results as a Markdown table."""
     lines = [
-        "| embedding | time, s | dense, s | ratio | peak extra, MiB | ratio |",
-        "| --- " + "| --: " * 5 + "|",
+        "| embedding | time, ratio | peak memory, MiB | peak memory, ratio |",
+        "| --- " + "| --: " * 3 + "|",
     ]
     for result in results:
         numbers = [
             "" if result[key] is None else f"{result[key]:.{digits}f}"
             for key, digits in (
-                ("seconds", 2),
-                ("dense_seconds", 2),
                 ("time_ratio", 2),
                 ("peak_mib", 0),
                 ("peak_ratio", 3),
@@ -204,6 +204,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--readme", type=Path, help="put the table between the markers of this file, too")
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     parser.add_argument("--sizes", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -217,9 +218,12 @@ def main() -> None:
     results = measure(sizes)
     if arguments.json:
         print(json.dumps({"torch": torch.__version__, **sizes._asdict(), "results": results}, indent=2))
-    else:
-        print(f"V = {sizes.vocab_size}, D = {sizes.dim}, N = {sizes.tokens}, {sizes.threads} threads\n")
-        print(as_table(results))
+        return
+    size = f"V = {sizes.vocab_size:,}, D = {sizes.dim}, N = {sizes.tokens:,}"
+    text = f"{size}, {sizes.threads} threads, torch {torch.__version__}\n\n{as_table(results)}"
+    print(text)
+    if arguments.readme:
+        update_readme(arguments.readme, "output layer", text)
 
 
 if __name__ == "__main__":
