@@ -112,7 +112,11 @@ class Position:
     used: int
 
 
-class ResumableBatches(DynamicDatasetIter):  # type: ignore[misc]
+class Batches(DynamicDatasetIter):  # type: ignore[misc]
+    """Upstream's batches under a name of this package, which a data loader's workers then import first."""
+
+
+class ResumableBatches(Batches):
     """Training batches that carry their `Position`, and that can start from one.
 
     The batches are those of upstream's iterator: the position holds the random state, the examples read of

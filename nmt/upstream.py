@@ -14,7 +14,9 @@ models.model_saver.load_checkpoint *        reads without running code; one clea
 models.model_saver.ModelSaver._save         written all at once; keeps the position in the data
 models.model_saver.ModelSaver._st_save      likewise
 utils.loss.LossCompute.forward              cross entropy without the N x V scores
-bin.train.single_main                       `nmt.training.run`, with the seams in spawned processes too
+bin.train.single_main                       `nmt.training.run`
+bin.train.spawned_train                     spawned processes import this package before upstream
+inputters.dynamic_iterator.DynamicDataset… likewise the workers of a data loader
 inputters.text_corpus.ParallelCorpus        white space of every kind, empty lines, bad UTF-8
 inputters.inputter._read_vocab_file         errors that name the file and the line
 modules.embeddings.PositionalEncoding       sentences longer than its table get a longer one
@@ -71,7 +73,7 @@ from onmt.utils.logging import logger
 from torch import Tensor, nn
 
 from nmt.checkpoint import fill_aliases, load_weights, read_safetensors, write_step
-from nmt.data import CleanCorpus
+from nmt.data import Batches, CleanCorpus
 from nmt.errors import UserError
 from nmt.files import allow_checkpoint_types, reading_checkpoint
 from nmt.model import SharedGenerator, insert_embeddings, reset_embeddings, shared_embeddings_of
@@ -117,6 +119,8 @@ def install() -> None:
     _replace(onmt.models.model_saver.ModelSaver, "_st_save", _saving_atomically)
     _replace(onmt.utils.loss.LossCompute, "forward", _with_chunked_loss)
     onmt.bin.train.single_main = run_training_process
+    onmt.bin.train.spawned_train = spawned_training
+    onmt.inputters.dynamic_iterator.DynamicDatasetIter = Batches
     onmt.inputters.text_corpus.ParallelCorpus = CleanCorpus
     onmt.inputters.inputter._read_vocab_file = read_vocabulary
     _replace(onmt.modules.embeddings.PositionalEncoding, "forward", _with_growing_table)
@@ -137,6 +141,11 @@ def run_training_process(opt: Namespace, device_id: int) -> None:
     from nmt.training import run
 
     run(opt, device_id)
+
+
+def spawned_training(process: Callable[..., None], opt: Namespace, device_id: int, errors: Any) -> None:
+    """Be one of several training processes; what a new process unpickles first has to be of this package."""
+    onmt.utils.distributed.spawned_train(process, opt, device_id, errors)
 
 
 def build_for_inference(path: str) -> tuple[nn.Module, dict[str, Any], Namespace, dict[str, Any]]:
