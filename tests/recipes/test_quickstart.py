@@ -216,7 +216,7 @@ def test_table_of_fake_results() -> None:
     lines = text.splitlines()
     assert len({len(line) for line in lines}) == 1
     assert [cell.strip() for cell in lines[3].strip("|").split("|")] == (
-        ["funnel", "rank 8", "100.0 k", "8.0x", "200.0 k", "89.0", "-2.2", "2000"]
+        ["funnel", "100.0 k", "8.0x", "200.0 k", "89.0", "-2.2", "2000"]
     )
 
 
