@@ -48,14 +48,23 @@ def read_row(configs: Path, name: str) -> Row:
     return Row(name=name, **row, **common)
 
 
-def _read(path: Path, wanted: dict[str, type]) -> dict[str, Any]:
-    """A YAML file with exactly the keys of `wanted`, and values of their types."""
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file.
+
+    Raises:
+        UserError: it cannot be read, or is not YAML.
+    """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not YAML: {error}") from error
+
+
+def _read(path: Path, wanted: dict[str, type]) -> dict[str, Any]:
+    """A YAML file with exactly the keys of `wanted`, and values of their types."""
+    content = read_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: it must hold {', '.join(wanted)}")
     for key in content:

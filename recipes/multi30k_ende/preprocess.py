@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from recipes.common import subwords
+from recipes.common.config import read_yaml
 from recipes.common.corpus import check_pairs, download, read_lines, verify, with_progress, write_lines
 from recipes.common.errors import UserError, run_main
 from recipes.common.files import sha256, write_text
@@ -51,12 +50,7 @@ def read_settings(path: Path) -> Settings:
     Raises:
         UserError: absent, not YAML, or a setting that is missing, unknown or of another type.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not YAML: {error}") from error
+    content = read_yaml(path)
     wanted = {field.name for field in fields(Settings)}
     if not isinstance(content, dict) or set(content) != wanted:
         given = set(content) if isinstance(content, dict) else set()
