@@ -247,4 +247,5 @@ def server() -> None:
     """``onmt_server``: serve translations over HTTP."""
     import onmt.bin.server
 
-    onmt.bin.server.main()
+    opt = _parse(onmt.bin.server._get_parser())
+    onmt.bin.server.start(opt.model_config, opt.url_root, opt.ip, opt.port, opt.debug)

@@ -454,6 +454,11 @@ def test_server(trained: Trained, tmp_path: Path) -> None:
     assert answer[0][0]["tgt"]
 
 
+def test_server_without_its_configuration(refusal: Refusal) -> None:
+    assert "/nowhere.json" in refusal("onmt_server", "--model_config", "/nowhere.json")
+    assert "--port" in refusal("onmt_server", "--port", "x")
+
+
 def ask(port: int, request: list[dict[str, Any]]) -> Any:
     """Send a request as soon as the server answers."""
     address = f"http://127.0.0.1:{port}/translator/translate"
