@@ -54,7 +54,12 @@ class FunnelEmbedding(SharedEmbedding):
         nn.init.normal_(self.codes, std=entry_std(self.options.rank))
         nn.init.normal_(self.basis)
         with torch.no_grad():
-            norm = self._activated(self.codes).square().sum(dim=1).mean().sqrt()
+            activated = self._activated(self.codes)
+            if self.options.rank > 1:
+                # A ReLU's mean is positive: without this, one common vector would be part of every row.
+                self.basis.sub_(self.basis.mean(dim=0))
+                activated = activated - activated.mean()
+            norm = activated.square().sum(dim=1).mean().sqrt()
             self.basis.mul_(entry_std(self.embedding_dim) / norm)
         zero_padding_row(self.codes, self.padding_idx)
 
