@@ -34,6 +34,8 @@ def write_results(
 ) -> None:
     """Write one evaluation, completely or not at all.
 
+    Paths inside the repository are written from its root on, so that the files can be handed on.
+
     The date, the git commit and whether the tree was dirty, versions and the device are added; `extra` comes
     last and may replace the device.
 
@@ -63,7 +65,7 @@ def write_results(
         "git": {"commit": commit, "dirty": dirty},
         "versions": versions(),
         "device": describe_device(),
-        "config": config,
+        "config": _portable(config),
         **extra,
     }
     try:
@@ -71,6 +73,15 @@ def write_results(
     except TypeError as error:
         raise ValueError(f"results of {recipe}/{row} cannot be written: {error}") from error
     write_text(Path(path), text + "\n")
+
+
+def _portable(value: Any) -> Any:
+    """`value` with the paths in its strings told from the repository's root on."""
+    if isinstance(value, dict):
+        return {key: _portable(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_portable(part) for part in value]
+    return value.replace(f"{REPOSITORY}{os.sep}", "") if isinstance(value, str) else value
 
 
 def read_results(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[dict[str, Any]]:

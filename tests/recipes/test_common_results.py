@@ -12,7 +12,7 @@ from recipes.common import table
 from recipes.common.bleu import corpus_scores
 from recipes.common.errors import UserError, run_main
 from recipes.common.plot import quality_size_plot
-from recipes.common.results import read_results, write_results
+from recipes.common.results import REPOSITORY, read_results, write_results
 
 
 def write(folder: Path, row: str, bleu: float = 30.0, embedding: int = 1000, **extra: Any) -> Path:
@@ -146,3 +146,13 @@ def test_bleu_refuses_sides_that_do_not_match() -> None:
         corpus_scores(["a"], ["a", "b"])
     with pytest.raises(UserError, match="empty"):
         corpus_scores([], [])
+
+
+def test_paths_are_told_from_the_repository_on(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    inside = str(REPOSITORY / "runs" / "model")
+    config = {"train": {"save_model": inside, "models": [inside, "/elsewhere"]}, "steps": 3}
+    write_results(path, recipe="r", row="a", config=config, counts={}, metrics={}, data_checksum="0")
+    (record,) = read_results([path])
+    local = str(Path("runs") / "model")
+    assert record["config"] == {"train": {"save_model": local, "models": [local, "/elsewhere"]}, "steps": 3}
