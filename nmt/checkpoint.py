@@ -23,9 +23,13 @@ def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]
     A model with shared embeddings is stored with each tied tensor once; any other as upstream stores it.
     """
     state = unique_state(model) if shared_embeddings_of(model) else model.state_dict()
+    return split_generator(state)
+
+
+def split_generator(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the tensors of a model without its generator's, and the generator's under their own names."""
     body = {name: tensor for name, tensor in state.items() if not name.startswith("generator.")}
-    head = {name.removeprefix("generator."): state[name] for name in state if name not in body}
-    return body, head
+    return body, {name.removeprefix("generator."): state[name] for name in state if name not in body}
 
 
 def load_weights(model: nn.Module, body: dict[str, Tensor], head: dict[str, Tensor] | None) -> None:
@@ -84,9 +88,7 @@ def read_weights(path: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str
     checkpoint = read_checkpoint(path)
     if "model" in checkpoint:
         return checkpoint, checkpoint["model"], checkpoint.get("generator") or {}
-    tensors = read_safetensors(path)
-    body = {name: tensor for name, tensor in tensors.items() if not name.startswith("generator.")}
-    return checkpoint, body, {n.removeprefix("generator."): t for n, t in tensors.items() if n not in body}
+    return checkpoint, *split_generator(read_safetensors(path))
 
 
 def write_step(
@@ -123,17 +125,6 @@ def _without_aliases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             seen.add(tensor.data_ptr())
             distinct[name] = tensor.contiguous()
     return distinct
-
-
-def fill_aliases(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights with the names of tied tensors of a plain model that the safetensors format left out."""
-    first: dict[int, str] = {}
-    complete = dict(weights)
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        source = first.setdefault(id(tensor), name)
-        if name not in complete and source in complete:
-            complete[name] = complete[source]
-    return complete
 
 
 def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:

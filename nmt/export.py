@@ -11,6 +11,7 @@ from nmt.checkpoint import build_from_checkpoint
 from nmt.errors import UserError
 from nmt.files import save_checkpoint, write_atomically
 from nmt.model import SharedGenerator, shared_embeddings_of
+from nmt.plan import OPTION_NAMES
 
 
 @torch.no_grad()
@@ -42,7 +43,7 @@ def dense_checkpoint(path: str) -> dict[str, Any]:
         head = {"weight": table, "bias": torch.zeros(table.shape[0], dtype=table.dtype)}
     else:
         head = {name: tensor.detach() for name, tensor in model.generator.state_dict().items()}
-    for name in ("embedding", "src_embedding", "tgt_embedding"):
+    for name in OPTION_NAMES:
         setattr(options, name, None)
     return {"model": body, "generator": head, "vocab": checkpoint["vocab"], "opt": options, "optim": None}
 

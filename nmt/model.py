@@ -103,38 +103,39 @@ def is_position_encoding(name: str) -> bool:
     return name.endswith("make_embedding.pe.pe")
 
 
+def fill_aliases(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights with every name that a tied tensor has in the model, where they hold its first name."""
+    first: dict[int, str] = {}
+    complete = dict(weights)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        source = first.setdefault(id(tensor), name)
+        if name not in complete and source in complete:
+            complete[name] = complete[source]
+    return complete
+
+
 def load_unique_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Load what `unique_state` returned, into a model of the same options.
 
     Raises:
         UserError: tensors are missing, left over, or of another shape.
     """
-    own = model.state_dict(keep_vars=True)
-    first_name: dict[int, str] = {}
-    complete: dict[str, Tensor] = {}
-    missing = []
-    for name, tensor in own.items():
-        source = first_name.setdefault(id(tensor), name)
-        if name in state or source in state:
-            complete[name] = state.get(name, state.get(source, tensor))
-        elif is_position_encoding(name):
-            complete[name] = tensor.detach()
-        else:
-            missing.append(name)
-    unexpected = [name for name in state if name not in own]
+    own = {name: t for name, t in model.state_dict(keep_vars=True).items() if not is_position_encoding(name)}
+    complete = fill_aliases(model, {n: t for n, t in state.items() if not is_position_encoding(n)})
+    missing = [name for name in own if name not in complete]
+    unexpected = [name for name in complete if name not in own]
     if missing or unexpected:
         raise UserError(
             "the checkpoint does not fit the model that its options describe: "
             f"missing {_some(missing)}, not expected {_some(unexpected)}"
         )
     for name, tensor in complete.items():
-        if tensor.shape != own[name].shape and not is_position_encoding(name):
+        if tensor.shape != own[name].shape:
             raise UserError(
                 f"the checkpoint holds {name} as {tuple(tensor.shape)}, but the vocabulary and "
                 "options of this model "
                 f"want {tuple(own[name].shape)}; use the vocabulary and the options that it was trained with"
             )
-    complete = {name: tensor for name, tensor in complete.items() if not is_position_encoding(name)}
     nn.Module.load_state_dict(model, complete, strict=False)
 
 

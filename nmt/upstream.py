@@ -72,11 +72,11 @@ from onmt.models.model_saver import vocabs_to_dict
 from onmt.utils.logging import logger
 from torch import Tensor, nn
 
-from nmt.checkpoint import fill_aliases, load_weights, read_safetensors, write_step
+from nmt.checkpoint import load_weights, read_safetensors, split_generator, write_step
 from nmt.data import Batches, CleanCorpus
 from nmt.errors import UserError
 from nmt.files import allow_checkpoint_types, reading_checkpoint
-from nmt.model import SharedGenerator, insert_embeddings, reset_embeddings, shared_embeddings_of
+from nmt.model import SharedGenerator, fill_aliases, insert_embeddings, reset_embeddings, shared_embeddings_of
 from nmt.plan import EXAMPLE, OPTION_NAMES, check_plan, read_plan
 from nmt.vocabulary import read_vocabulary
 
@@ -257,12 +257,8 @@ def _loading_safetensors(original: Any) -> Any:
         strict: bool = True,
         offset: int = 0,
     ) -> None:
-        weights = fill_aliases(self, read_safetensors(f"{model_path}.pt"))
-        head = {name: tensor for name, tensor in weights.items() if name.startswith("generator.")}
-        parts = {
-            "model": {name: tensor for name, tensor in weights.items() if name not in head},
-            "generator": {name.removeprefix("generator."): tensor for name, tensor in head.items()},
-        }
+        body, head = split_generator(fill_aliases(self, read_safetensors(f"{model_path}.pt")))
+        parts = {"model": body, "generator": head}
         self.load_state_dict(
             parts, precision=precision, device=torch.device(device), strict=strict, offset=offset
         )
