@@ -127,8 +127,7 @@ def _check_training(opt: Namespace) -> None:
     if opt.gpu_ranks and not torch.cuda.is_available() and opt.gpu_backend != "gloo":
         raise UserError(
             f"gpu_ranks: {opt.gpu_ranks}, but torch finds no CUDA device; remove gpu_ranks and "
-            "world_size, or set "
-            "gpu_backend: gloo to train several processes on the CPU"
+            "world_size, or set gpu_backend: gloo to train several processes on the CPU"
         )
     if opt.train_from:
         read_checkpoint(opt.train_from)

@@ -1,10 +1,8 @@
 """Which shared embedding serves the source, the target and the output of a translation model.
 
-The plan is read from the options ``embedding``, ``src_embedding`` and ``tgt_embedding`` and from OpenNMT's
-own
+The plan is read from the options ``embedding``, ``src_embedding`` and ``tgt_embedding`` and from OpenNMT's own
 ``share_embeddings`` and ``share_decoder_embeddings``; every combination that could not work is refused here,
-before
-any training starts.
+before any training starts.
 """
 
 from __future__ import annotations
@@ -132,8 +130,7 @@ def check_plan(plan: EmbeddingPlan, opt: Namespace) -> None:
     if getattr(opt, "parallel_mode", "data_parallel") == "tensor_parallel":
         raise UserError(
             "parallel_mode: tensor_parallel would split a plain table, which a shared embedding does "
-            "not have; "
-            "use parallel_mode: data_parallel"
+            "not have; use parallel_mode: data_parallel"
         )
     if getattr(opt, "optim", "") == "sparseadam":
         raise UserError(
@@ -144,8 +141,7 @@ def check_plan(plan: EmbeddingPlan, opt: Namespace) -> None:
     if plan.share_output and getattr(opt, "copy_attn", False):
         raise UserError(
             "copy_attn: true cannot be combined with share_decoder_embeddings: true and `embedding`, "
-            "because the "
-            "copy generator needs an output layer of its own; set one of the two to false"
+            "because the copy generator needs an output layer of its own; set one of the two to false"
         )
     for side, settings in plan.sides().items():
         _check_sizes(side, settings, plan, opt)
@@ -162,8 +158,7 @@ def _check_sizes(side: str, settings: dict[str, Any], plan: EmbeddingPlan, opt: 
     if not embedding.has_output:
         raise UserError(
             f"share_decoder_embeddings: true needs an embedding with an output side, but {settings} "
-            "has none; "
-            "set share_decoder_embeddings: false, or another `output`"
+            "has none; set share_decoder_embeddings: false, or another `output`"
         )
     hidden = int(opt.dec_hid_size)
     if embedding.score_dim != hidden:
@@ -202,8 +197,7 @@ def build_embedding(
     """Build the embedding of one side.
 
     An embedding whose method has an ``output`` option is built without output parameters when the model does
-    not tie
-    its output layer to it.
+    not tie its output layer to it.
 
     Raises:
         UserError: an ``output`` is asked for, but nothing would use it.
@@ -216,8 +210,7 @@ def build_embedding(
             if options.setdefault("output", "none") != "none":
                 raise UserError(
                     f"{side} embedding: output: {options['output']} has no effect, because the output "
-                    "layer is not "
-                    "tied to it; set share_decoder_embeddings: true, or remove `output`"
+                    "layer is not tied to it; set share_decoder_embeddings: true, or remove `output`"
                 )
     try:
         return se.build(
