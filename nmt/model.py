@@ -46,7 +46,8 @@ def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: d
     if plan.share_inputs and vocabs["src"].ids_to_tokens != vocabs["tgt"].ids_to_tokens:
         raise UserError(
             f"share_embeddings: true needs one vocabulary, but source ({len(vocabs['src'])} words) "
-            f"and target ({len(vocabs['tgt'])}) differ; build it with -share_vocab, or set share_embeddings: false"
+            f"and target ({len(vocabs['tgt'])}) differ; build it with -share_vocab, or set "
+            f"share_embeddings: false"
         )
     built = {}
     for side, settings in plan.sides().items():
@@ -132,7 +133,8 @@ def load_unique_state(model: nn.Module, state: dict[str, Tensor]) -> None:
         if tensor.shape != own[name].shape:
             raise UserError(
                 f"the checkpoint holds {name} as {tuple(tensor.shape)}, but the vocabulary and "
-                f"options of this model want {tuple(own[name].shape)}; use the vocabulary and the options that it was trained with"
+                f"options of this model want {tuple(own[name].shape)}; use the vocabulary and the "
+                f"options that it was trained with"
             )
     nn.Module.load_state_dict(model, complete, strict=False)
 
@@ -160,7 +162,8 @@ def count_model(model: Any) -> dict[str, int | float]:
     Returns:
         ``embedding`` (word look-ups and what the output shares with them), ``output`` (what only the output
         layer has), ``encoder``, ``decoder``, ``rest`` (both), ``total``, ``stored_bits``, and the same model
-        with plain tables and the same tying: ``dense_embedding``, ``dense_total``; ``compression`` is dense over ours.
+        with plain tables and the same tying: ``dense_embedding``, ``dense_total``; ``compression``
+        is dense over ours.
     """
     seen: set[int] = set()
     stacks = [getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)]

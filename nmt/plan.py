@@ -1,8 +1,8 @@
 """Which shared embedding serves the source, the target and the output of a translation model.
 
-The plan is read from the options ``embedding``, ``src_embedding`` and ``tgt_embedding`` and from OpenNMT's own
-``share_embeddings`` and ``share_decoder_embeddings``; every combination that could not work is refused here,
-before any training starts.
+The plan is read from the options ``embedding``, ``src_embedding`` and ``tgt_embedding`` and from OpenNMT's
+own ``share_embeddings`` and ``share_decoder_embeddings``; every combination that could not work is refused
+here, before any training starts.
 """
 
 from __future__ import annotations
