@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shared_embeddings import accounting
 from shared_embeddings.caching import CachingModule
+from shared_embeddings.options import plain_options
 from shared_embeddings.softmax import Reduction, linear_cross_entropy
 
 # Rows that a deep method computes at a time when it builds its table, so that its wide layers stay small.
@@ -229,6 +230,13 @@ class SharedEmbedding(CachingModule):
             "total": accounting.count_parameters(self),
             "stored_bits": accounting.stored_bits(self),
         }
+
+    def stored_options(self) -> dict[str, object]:
+        """The options, as plain values, with which `build` makes a module that this one's state_dict fits.
+
+        Hosts keep these in a checkpoint: no file that the options may have named is needed to load it.
+        """
+        return plain_options(self.options)
 
     def extra_repr(self) -> str:
         """The sizes and the options, for print(module)."""

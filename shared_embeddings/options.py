@@ -46,6 +46,21 @@ def parse_options(method: str, options_class: type[T], given: Mapping[str, objec
         raise OptionError(f"{method}: {error}") from None
 
 
+def plain_options(options: Any) -> dict[str, object]:
+    """The options of a frozen dataclass that are not at their defaults, in types that YAML and JSON have."""
+    plain = dataclasses.asdict(options)
+    return {
+        field.name: list(plain[field.name]) if isinstance(plain[field.name], tuple) else plain[field.name]
+        for field in dataclasses.fields(options)
+        if getattr(options, field.name) != _default_of(field)
+    }
+
+
+def _default_of(field: dataclasses.Field[Any]) -> object:
+    """The value of an option that is left out."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def require(condition: bool, message: str) -> None:
     """Raise `OptionError` with `message` unless `condition` holds."""
     if not condition:

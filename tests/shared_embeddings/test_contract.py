@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -880,3 +881,14 @@ def test_meta_module_takes_a_checkpoint_by_assignment(case: Case) -> None:
         emb = case.build()
     emb.load_state_dict(expected.state_dict(), assign=True)
     assert torch.equal(emb.table(), expected.table())
+
+
+@each_case
+def test_stored_options_build_the_same_module_without_files(case: Case) -> None:
+    expected = case.build(seed=5)
+    stored = yaml.safe_load(yaml.safe_dump(expected.stored_options()))
+    emb = case.build(seed=6, options=stored)
+    emb.load_state_dict(expected.state_dict())
+    assert torch.equal(emb.table(), expected.table())
+    assert emb.stored_options() == expected.stored_options()
+    assert emb.counts() == expected.counts()
