@@ -1,0 +1,31 @@
+"""Time and memory of the look-up of every method, against ``nn.Embedding``.
+
+For each method: forward and backward pass for ids as a text has them, half of them repeats. Times are medians
+of warm runs taken in turns with the plain ones; peak memory is what the first pass adds to a fresh process.
+
+    OMP_NUM_THREADS=2 python -m benchmarks.input_layer --threads 2
+"""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.embeddings import Row, Setting, build, words
+from benchmarks.measuring import Step, main
+
+
+def prepare(row: Row, setting: Setting) -> Step:
+    """A function that runs the forward and the backward pass of a row's look-up once."""
+    module = build(row, setting)
+    ids = words(setting)
+    gradient = torch.randn(setting.tokens, setting.dim)
+
+    def step() -> None:
+        module(ids).backward(gradient)
+        module.zero_grad(set_to_none=True)
+
+    return step
+
+
+if __name__ == "__main__":
+    main("benchmarks.input_layer", "input layer", __doc__, prepare)

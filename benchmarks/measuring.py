@@ -1,0 +1,168 @@
+"""Measuring: times in turns with the plain layer, the memory of a fresh process, and what products need."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.embeddings import DENSE, SETTINGS, Row, Setting, rows
+from recipes.common.files import write_text
+from recipes.common.table import update_readme
+
+Step = Callable[[], None]
+Prepare = Callable[[Row, Setting], Step]
+PLAIN = Row(DENSE, DENSE, {})
+COLUMNS = {
+    "time_ratio": ("time, ratio", 2),
+    "limit_ratio": ("products alone, ratio", 2),
+    "peak_mib": ("peak memory, MiB", 0),
+    "peak_ratio": ("peak memory, ratio", 3),
+}
+
+
+def median_times(steps: Iterable[Step], repeats: int) -> list[float]:
+    """Median seconds of each of `steps`, run in turns after one warm run of each."""
+    functions = list(steps)
+    taken: list[list[float]] = [[] for _ in functions]
+    for repeat in range(repeats + 1):
+        for function, times in zip(functions, taken, strict=True):
+            start = time.perf_counter()
+            function()
+            if repeat > 0:
+                times.append(time.perf_counter() - start)
+    return [statistics.median(times) for times in taken]
+
+
+def product_speed(size: int = 2048, repeats: int = 5) -> float:
+    """Floating-point operations per second of a large matrix product in a buffer that is there already."""
+    left, right = torch.randn(size, size), torch.randn(size, size)
+    result = torch.empty(size, size)
+
+    def multiply() -> None:
+        torch.mm(left, right, out=result)
+
+    (seconds,) = median_times([multiply], repeats)
+    return 2.0 * size**3 / seconds
+
+
+def operations(step: Step) -> int:
+    """Floating-point operations of the matrix products in a step."""
+    # The counter does not know the product that adds to a tensor in place.
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _addmm_operations})
+    with counter:
+        step()
+    return counter.get_total_flops()
+
+
+def _addmm_operations(total: torch.Size, left: torch.Size, right: torch.Size, **_: Any) -> int:
+    """Floating-point operations of ``total += left @ right``."""
+    return 2 * left[0] * left[1] * right[1]
+
+
+def added_peak(step: Step) -> int:
+    """Bytes that a first step adds to the peak of this process."""
+    before = _status("VmRSS")
+    # Writing 5 makes Linux forget the peak so far.
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    step()
+    return _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    """A size of this process in bytes."""
+    with open("/proc/self/status") as file:
+        line = next(line for line in file if line.startswith(name))
+    return int(line.split()[1]) * 1024
+
+
+def _peak_in_fresh_process(module: str, row: Row, setting: Setting, threads: int) -> int:
+    """`added_peak` of a row, measured by a new process."""
+    asked = ["--peak-of", json.dumps(row), "--settings", setting.name, "--threads", str(threads)]
+    command = [sys.executable, "-m", module, *asked]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def measure(module: str, prepare: Prepare, setting: Setting, threads: int, repeats: int) -> dict[str, Any]:
+    """Times and memory of the plain layer and of all rows, in one setting."""
+    speed = product_speed()
+    plain_peak = _peak_in_fresh_process(module, PLAIN, setting, threads)
+    results: list[dict[str, Any]] = [{"name": DENSE, "peak_mib": plain_peak / 2**20, "peak_ratio": 1.0}]
+    for row in rows(setting):
+        print(f"{setting.name}: measuring {row.name} ...", file=sys.stderr, flush=True)
+        steps = prepare(row, setting), prepare(PLAIN, setting)
+        needed = operations(steps[0]) / speed
+        seconds, plain_seconds = median_times(steps, repeats)
+        peak = _peak_in_fresh_process(module, row, setting, threads)
+        results.append(
+            {
+                "name": row.name,
+                "options": row.options,
+                "seconds": seconds,
+                "plain_seconds": plain_seconds,
+                "time_ratio": seconds / plain_seconds,
+                "limit_ratio": needed / plain_seconds,
+                "peak_mib": peak / 2**20,
+                "peak_ratio": peak / max(plain_peak, 1),
+            }
+        )
+    return {"setting": setting._asdict(), "product_speed": speed, "results": results}
+
+
+def as_table(measured: dict[str, Any]) -> str:
+    """One setting as a Markdown table with its sizes above."""
+    sizes = measured["setting"]
+    lines = [
+        f"V = {sizes['vocab_size']:,}, D = {sizes['dim']}, N = {sizes['tokens']:,}",
+        "",
+        "| embedding | " + " | ".join(title for title, _ in COLUMNS.values()) + " |",
+        "| --- " + "| --: " * len(COLUMNS) + "|",
+    ]
+    for result in measured["results"]:
+        cells = [f"{result[key]:.{digits}f}" if key in result else "" for key, (_, digits) in COLUMNS.items()]
+        lines.append("| " + " | ".join([result["name"], *cells]) + " |")
+    return "\n".join(lines)
+
+
+def main(module: str, marker: str, description: str | None, prepare: Prepare) -> None:
+    """Read the arguments, measure, print; write JSON and a README's table where asked to."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--repeats", type=int, default=5, help="measured runs of each (default: 5)")
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
+    parser.add_argument("--readme", type=Path, help="put the tables between the markers of this file")
+    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    settings = [SETTINGS[name] for name in arguments.settings]
+    if arguments.peak_of:
+        print(added_peak(prepare(Row(*json.loads(arguments.peak_of)), settings[0])))
+        return
+    measured = [
+        measure(module, prepare, setting, arguments.threads, arguments.repeats) for setting in settings
+    ]
+    machine = {"threads": arguments.threads, "torch": torch.__version__, "processor": platform.machine()}
+    text = "\n\n".join(as_table(part) for part in measured)
+    text += f"\n\n{arguments.threads} threads, torch {torch.__version__}, median of {arguments.repeats} runs"
+    print(text)
+    if arguments.output:
+        write_text(arguments.output, json.dumps({**machine, "measured": measured}, indent=2) + "\n")
+    if arguments.readme:
+        update_readme(arguments.readme, marker, text)
