@@ -7,6 +7,7 @@ found.
 from __future__ import annotations
 
 import argparse
+import copy
 import difflib
 import functools
 import os
@@ -120,7 +121,7 @@ def _check_training(opt: Namespace) -> None:
     from onmt.utils.parse import ArgumentParser
 
     from nmt.files import read_checkpoint
-    from nmt.plan import OPTION_NAMES, check_plan, parse_settings, read_plan
+    from nmt.plan import OPTION_NAMES, check_combinations, check_sizes, parse_settings, read_plan
     from nmt.vocabulary import read_vocabulary
 
     _check_data(opt)
@@ -140,7 +141,22 @@ def _check_training(opt: Namespace) -> None:
     if plan is not None:
         sizes = Namespace(**vars(opt))
         ArgumentParser.update_model_opts(sizes)
-        check_plan(plan, sizes)
+        check_combinations(plan, sizes)
+        if not opt.train_from:  # else the checkpoint's own embedding is used
+            check_sizes(plan, sizes, _new_vocabularies(opt))
+
+
+def _new_vocabularies(opt: Namespace) -> dict[str, Any]:
+    """The vocabularies of a model that is trained from scratch, as upstream builds them a little later."""
+    from onmt.inputters import build_vocab
+    from onmt.transforms import get_specials, get_transforms_cls
+    from onmt.utils.parse import ArgumentParser
+
+    # Upstream's check writes what it has read into the options.
+    prepared = copy.deepcopy(opt)
+    ArgumentParser.validate_prepare_opts(prepared)
+    specials = get_specials(prepared, get_transforms_cls(prepared._all_transform))
+    return build_vocab(prepared, specials)  # type: ignore[no-any-return]
 
 
 @_command

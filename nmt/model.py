@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,15 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from nmt.errors import UserError
-from nmt.plan import EmbeddingPlan, build_embedding, side_width
+from nmt.plan import (
+    OPTION_NAMES,
+    EmbeddingPlan,
+    build_embedding,
+    parse_settings,
+    settings_without_files,
+    side_width,
+    words_of,
+)
 
 PADDING = "<blank>"
 
@@ -54,7 +63,8 @@ def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: d
         vocab = vocabs["src" if side == "source" else "tgt"]
         with_output = side == "target" and plan.share_output
         width = side_width(opt, side)
-        built[side] = build_embedding(side, settings, len(vocab), width, vocab[PADDING], with_output)
+        words = words_of(vocabs, side)
+        built[side] = build_embedding(side, settings, words, width, vocab[PADDING], with_output)
     if "target" in built:
         _set_word_lookup(model.decoder, built["target"])
     if plan.source is not None:
@@ -76,6 +86,18 @@ def shared_embeddings_of(model: nn.Module) -> list[se.SharedEmbedding]:
     every = [module for module in model.modules() if isinstance(module, se.SharedEmbedding)]
     inner = {id(part) for module in every for part in module.modules() if part is not module}
     return [module for module in every if id(module) not in inner]
+
+
+def options_without_files(opt: Namespace, model: Any) -> Namespace:
+    """Return the options of a model such that it can be built again from its checkpoint and no other file."""
+    stored = copy.copy(opt)
+    for name in OPTION_NAMES:
+        settings = parse_settings(name, getattr(opt, name, None))
+        stack = getattr(model, "encoder" if name == "src_embedding" else "decoder", None)
+        lookup = stack.embeddings.emb_luts[0] if hasattr(stack, "embeddings") else None
+        if settings is not None and isinstance(lookup, se.SharedEmbedding):
+            setattr(stored, name, settings_without_files(settings, lookup))
+    return stored
 
 
 def reset_embeddings(model: nn.Module) -> None:

@@ -43,6 +43,11 @@ class EmbeddingPlan:
     share_inputs: bool
     share_output: bool
 
+    def fits(self, other: EmbeddingPlan) -> bool:
+        """Say whether a checkpoint that was trained with `other` holds what this plan asks for."""
+        ties = (self.share_inputs, self.share_output) == (other.share_inputs, other.share_output)
+        return ties and _same(self.source, other.source) and _same(self.target, other.target)
+
     def sides(self) -> dict[str, dict[str, Any]]:
         """Return the settings of each embedding to build: ``target``, and ``source`` where it has one of its
         own.
@@ -89,6 +94,16 @@ def parse_settings(name: str, value: Any) -> dict[str, Any] | None:
     return dict(settings)
 
 
+def _same(wanted: dict[str, Any] | None, found: dict[str, Any] | None) -> bool:
+    """Say whether settings ask for the embedding of a checkpoint, which holds the content of files itself."""
+    if wanted is None or found is None or wanted == found or wanted["method"] not in se.methods():
+        return wanted == found
+    files = se.file_options(wanted["method"])
+    return any(name in found for name in files) and all(
+        found.get(name) == value for name, value in wanted.items() if name not in files
+    )
+
+
 def read_plan(opt: Namespace) -> EmbeddingPlan | None:
     """Return the plan that the options ask for, or ``None`` for a model with OpenNMT's own tables only.
 
@@ -117,12 +132,11 @@ def read_plan(opt: Namespace) -> EmbeddingPlan | None:
     return EmbeddingPlan(source, target, share_inputs, share_output and target is not None)
 
 
-def check_plan(plan: EmbeddingPlan, opt: Namespace) -> None:
+def check_combinations(plan: EmbeddingPlan, opt: Namespace) -> None:
     """Refuse every combination of options that cannot work with shared embeddings.
 
     Raises:
         UserError: names the option, why it cannot work, and what to do instead.
-        shared_embeddings.OptionError: the method or one of its options is not known.
     """
     for name, remedy in REFUSED.items():
         if getattr(opt, name, None):
@@ -143,16 +157,33 @@ def check_plan(plan: EmbeddingPlan, opt: Namespace) -> None:
             "copy_attn: true cannot be combined with share_decoder_embeddings: true and `embedding`, "
             "because the copy generator needs an output layer of its own; set one of the two to false"
         )
+
+
+def check_sizes(plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> None:
+    """Refuse embeddings that these vocabularies and widths cannot have.
+
+    Raises:
+        UserError: an embedding does not fit the decoder.
+        shared_embeddings.OptionError: the method or one of its options is unknown, has no effect, or is
+            impossible.
+    """
     for side, settings in plan.sides().items():
-        _check_sizes(side, settings, plan, opt)
+        _check_side(side, settings, plan, opt, words_of(vocabs, side))
 
 
-def _check_sizes(side: str, settings: dict[str, Any], plan: EmbeddingPlan, opt: Namespace) -> None:
+def words_of(vocabs: dict[str, Any], side: str) -> list[str]:
+    """Return the words of one side (``source`` or ``target``) in the order of their ids."""
+    words: list[str] = vocabs["src" if side == "source" else "tgt"].ids_to_tokens
+    return words
+
+
+def _check_side(
+    side: str, settings: dict[str, Any], plan: EmbeddingPlan, opt: Namespace, words: list[str]
+) -> None:
     """Refuse options of one side that are unknown, without effect, or of the wrong width."""
     width = side_width(opt, side)
     with_output = side == "target" and plan.share_output
-    # The vocabulary is not read yet; any size that passes will do to check options and widths.
-    embedding = _build_on_meta(side, settings, width, with_output)
+    embedding = _build_on_meta(side, settings, words, width, with_output)
     if not with_output:
         return
     if not embedding.has_output:
@@ -170,12 +201,21 @@ def _check_sizes(side: str, settings: dict[str, Any], plan: EmbeddingPlan, opt: 
         )
 
 
-def _build_on_meta(side: str, settings: dict[str, Any], width: int, with_output: bool) -> se.SharedEmbedding:
-    """Build the embedding of a large vocabulary without memory, for its checks and its widths."""
+def _build_on_meta(
+    side: str, settings: dict[str, Any], words: list[str], width: int, with_output: bool
+) -> se.SharedEmbedding:
+    """Build the embedding of one side without memory, for its checks and its widths."""
     import torch
 
     with torch.device("meta"):
-        return build_embedding(side, settings, 1 << 20, width, None, with_output)
+        return build_embedding(side, settings, words, width, None, with_output)
+
+
+def settings_without_files(settings: dict[str, Any], embedding: se.SharedEmbedding) -> dict[str, Any]:
+    """Return settings with which `embedding` can be built again from a checkpoint and no other file."""
+    if not any(name in settings for name in se.file_options(embedding.method)):
+        return settings
+    return {"method": embedding.method, **embedding.stored_options()}
 
 
 def side_width(opt: Namespace, side: str) -> int:
@@ -189,12 +229,12 @@ def side_width(opt: Namespace, side: str) -> int:
 def build_embedding(
     side: str,
     settings: dict[str, Any],
-    num_embeddings: int,
+    words: list[str],
     embedding_dim: int,
     padding_idx: int | None,
     with_output: bool,
 ) -> se.SharedEmbedding:
-    """Build the embedding of one side.
+    """Build the embedding of one side for its vocabulary, given as words in the order of their ids.
 
     An embedding whose method has an ``output`` option is built without output parameters when the model does
     not tie its output layer to it.
@@ -215,9 +255,10 @@ def build_embedding(
     try:
         return se.build(
             method,
-            num_embeddings=num_embeddings,
+            num_embeddings=len(words),
             embedding_dim=embedding_dim,
             padding_idx=padding_idx,
+            words=words,
             **options,
         )
     except TypeError as error:

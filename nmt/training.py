@@ -155,7 +155,7 @@ def _check_same_embedding(opt: Namespace, saved: Namespace) -> None:
     """
     wanted, found = read_plan(opt), read_plan(saved)
     asked = [name for name in OPTION_NAMES if getattr(opt, name, None) is not None]
-    if asked and wanted != found:
+    if asked and not (wanted and found and wanted.fits(found)):
         raise UserError(
             f"{asked[0]}: {getattr(opt, asked[0])} has no effect with train_from, because the "
             "checkpoint was trained "

@@ -76,8 +76,15 @@ from nmt.checkpoint import load_weights, read_safetensors, split_generator, writ
 from nmt.data import Batches, CleanCorpus
 from nmt.errors import UserError
 from nmt.files import allow_checkpoint_types, reading_checkpoint
-from nmt.model import SharedGenerator, fill_aliases, insert_embeddings, reset_embeddings, shared_embeddings_of
-from nmt.plan import EXAMPLE, OPTION_NAMES, check_plan, read_plan
+from nmt.model import (
+    SharedGenerator,
+    fill_aliases,
+    insert_embeddings,
+    options_without_files,
+    reset_embeddings,
+    shared_embeddings_of,
+)
+from nmt.plan import EXAMPLE, OPTION_NAMES, check_combinations, check_sizes, read_plan
 from nmt.vocabulary import read_vocabulary
 
 _installed = False
@@ -197,7 +204,8 @@ def _with_shared_embeddings(original: Any) -> Any:
         plan = read_plan(model_opt)
         if plan is None:
             return original(model_opt, vocabs)  # type: ignore[no-any-return]
-        check_plan(plan, model_opt)
+        check_combinations(plan, model_opt)
+        check_sizes(plan, model_opt, vocabs)
         untied = copy.copy(model_opt)
         untied.share_embeddings = False
         untied.share_decoder_embeddings = model_opt.share_decoder_embeddings and plan.target is None
@@ -290,7 +298,7 @@ def _saving_atomically(original: Any) -> Any:
         resume_state = getattr(self, "resume_state", None)
         saved = {
             "vocab": vocabs_to_dict(self.vocabs),
-            "opt": self.model_opt,
+            "opt": options_without_files(self.model_opt, model),
             "optim": self.optim.state_dict(),
             "resume": resume_state() if resume_state else None,
         }

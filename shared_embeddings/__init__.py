@@ -4,7 +4,7 @@ import shared_embeddings.methods  # noqa: F401  # first, so that the function be
 from shared_embeddings import accounting
 from shared_embeddings.interface import SharedEmbedding
 from shared_embeddings.options import OptionError
-from shared_embeddings.registry import build, expected_count, methods, options
+from shared_embeddings.registry import build, expected_count, file_options, methods, options
 
 __all__ = [
     "OptionError",
@@ -12,6 +12,7 @@ __all__ = [
     "accounting",
     "build",
     "expected_count",
+    "file_options",
     "methods",
     "options",
 ]

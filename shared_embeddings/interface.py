@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from shared_embeddings import accounting
 from shared_embeddings.caching import CachingModule
@@ -48,6 +48,9 @@ class SharedEmbedding(CachingModule):
 
     Attributes:
         method: the registered name.
+        paper: where the method is from.
+        idea: what becomes of the V x D table, in a few words.
+        file_options: the options that name files about words; see `read_files` and `stored_options`.
         num_embeddings: V.
         embedding_dim: D.
         padding_idx: the word without a vector, or None.
@@ -56,11 +59,17 @@ class SharedEmbedding(CachingModule):
         has_output: whether there is an output side at all.
         is_deep: whether a row takes more work than an index and one small product, so that each distinct
             word of a batch is computed once and the whole table is cached for inference.
+        kept_operators: operators whose results in the whole table of a deep method are kept for its backward
+            pass; everything else in between is computed again there.
     """
 
     method: ClassVar[str]
     options_class: ClassVar[type]
+    paper: ClassVar[str]
+    idea: ClassVar[str]
+    file_options: ClassVar[tuple[str, ...]] = ()
     is_deep: ClassVar[bool] = False
+    kept_operators: ClassVar[tuple[Any, ...]] = ()
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: Any
@@ -103,6 +112,15 @@ class SharedEmbedding(CachingModule):
     @classmethod
     def gather_options(cls, given: dict[str, object]) -> dict[str, object]:
         """The options as given, sorted into the fields of the options class."""
+        return given
+
+    @classmethod
+    def read_files(cls, given: dict[str, object], words: Sequence[str]) -> dict[str, object]:
+        """The options as given, every file about words replaced by what it says of `words`, in their order.
+
+        Raises:
+            OptionError: a file cannot be read or does not know the words.
+        """
         return given
 
     @classmethod
@@ -256,7 +274,8 @@ class SharedEmbedding(CachingModule):
         rows = self.row_function()
         if torch.is_grad_enabled():
             # Inner layers are computed again in the backward pass rather than kept for all of V.
-            rows = functools.partial(checkpoint, rows, use_reentrant=False)
+            contexts = functools.partial(create_selective_checkpoint_contexts, list(self.kept_operators))
+            rows = functools.partial(checkpoint, rows, use_reentrant=False, context_fn=contexts)
         return torch.cat([rows(block) for block in ids.split(_TABLE_BLOCK)])
 
     def _all_rows_without_padding(self) -> Tensor:

@@ -6,7 +6,7 @@ import difflib
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -63,12 +63,22 @@ def options(method: str) -> type:
     return method_class(method).options_class
 
 
+def file_options(method: str) -> tuple[str, ...]:
+    """The options of `method` that name files, which a checkpoint has the content of.
+
+    Raises:
+        OptionError: there is no such method.
+    """
+    return method_class(method).file_options
+
+
 def build(
     method: str,
     *,
     num_embeddings: int,
     embedding_dim: int,
     padding_idx: int | None = None,
+    words: Sequence[str] | None = None,
     **options: object,
 ) -> SharedEmbedding:
     """Build an embedding of `num_embeddings` (V) words in `embedding_dim` (D) dimensions.
@@ -76,6 +86,8 @@ def build(
     Args:
         method: one of `methods()`.
         padding_idx: the word whose row is always zero and never trained, from 0 to V - 1.
+        words: the V words in the order of their ids, for methods whose options name files about words: such
+            a file is then read for these words, whatever order it has them in.
         options: the method's own options, as in `options(method)`.
 
     Raises:
@@ -85,6 +97,8 @@ def build(
     sizes = _checked_sizes(method, num_embeddings, embedding_dim)
     if padding_idx is not None:
         padding_idx = _checked_padding(method, padding_idx, sizes[0])
+    if words is not None:
+        options = _for_words(embedding_class, options, words, sizes[0])
     resolved = _resolve(embedding_class, sizes, options)
     return embedding_class(*sizes, padding_idx, resolved)
 
@@ -111,6 +125,22 @@ def _resolve(embedding_class: type[SharedEmbedding], sizes: tuple[int, int], giv
     except OptionError as error:
         raise OptionError(f"{method}: {error}") from None
     return resolved
+
+
+def _for_words(
+    embedding_class: type[SharedEmbedding], given: dict[str, Any], words: Sequence[str], num_embeddings: int
+) -> dict[str, Any]:
+    """The options with files about words replaced by what they say of `words`."""
+    method = embedding_class.method
+    if len(words) != num_embeddings:
+        raise OptionError(
+            f"{method}: 'words' has {len(words)} words, but 'num_embeddings' is {num_embeddings}; give the "
+            "words of this vocabulary"
+        )
+    try:
+        return embedding_class.read_files(dict(given), words)
+    except OptionError as error:
+        raise OptionError(f"{method}: {error}") from None
 
 
 def _checked_sizes(method: str, num_embeddings: int, embedding_dim: int) -> tuple[int, int]:

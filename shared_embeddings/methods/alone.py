@@ -82,6 +82,8 @@ class AloneEmbedding(SharedEmbedding):
     """
 
     options: AloneOptions
+    paper = "ALONE, Eq. 1 to 3"
+    idea = "one vector, filtered for each word by fixed random codes, and a feed-forward network"
     codes: Tensor
     codebooks: Tensor
     is_deep = True

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from shared_embeddings.group_transform import (
@@ -58,7 +59,7 @@ class DefineOptions:
     map: str = "standard"
     output: Literal["map", "table", "none"] = "map"
     output_projection: bool = False
-    map_options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    map_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("map_dim", "expand_dim", "depth", "max_groups"):
@@ -118,7 +119,11 @@ class DefineEmbedding(SharedEmbedding):
     """
 
     options: DefineOptions
+    paper = "DeFINE, section 3"
+    idea = "V x n, deepened by group transforms"
     is_deep = True
+    # Products are most of the work and take less memory than what normalisation and activation leave.
+    kept_operators = (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: DefineOptions

@@ -21,6 +21,9 @@ class StandardOptions:
 class StandardEmbedding(SharedEmbedding):
     """One trained vector for every word: ``weight`` ``(V, D)``, tied on both sides."""
 
+    paper = "–"
+    idea = "itself"
+
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: StandardOptions
     ) -> None:
