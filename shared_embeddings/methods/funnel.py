@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.interface import OutputFactors, SharedEmbedding, entry_std, zero_padding_row
+from shared_embeddings.interface import OutputFactors, SharedEmbedding, code_std, entry_std, zero_padding_row
 from shared_embeddings.options import require_rank
 from shared_embeddings.registry import register
 
@@ -49,11 +49,8 @@ class FunnelEmbedding(SharedEmbedding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Codes as small as the entries of a table, and a basis that gives products of std D**-0.5.
-
-        Adam moves every entry by about the learning rate: codes of std one would learn far too slowly.
-        """
-        nn.init.normal_(self.codes, std=entry_std(self.options.rank))
+        """Small codes, and a large basis that gives products of std D**-0.5."""
+        nn.init.normal_(self.codes, std=code_std(self.embedding_dim))
         nn.init.normal_(self.basis)
         with torch.no_grad():
             activated = self._activated(self.codes)

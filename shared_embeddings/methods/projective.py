@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.interface import OutputFactors, SharedEmbedding, entry_std, zero_padding_row
+from shared_embeddings.interface import OutputFactors, SharedEmbedding, code_std, entry_std, zero_padding_row
 from shared_embeddings.options import require_rank
 from shared_embeddings.registry import register
 
@@ -45,9 +45,10 @@ class ProjectiveEmbedding(SharedEmbedding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal entries whose product has std D**-0.5."""
-        nn.init.normal_(self.codes, std=entry_std(self.options.rank))
-        nn.init.normal_(self.basis, std=entry_std(self.embedding_dim))
+        """Small codes and a large basis, normal both, whose product has std D**-0.5."""
+        codes, products = code_std(self.embedding_dim), entry_std(self.embedding_dim)
+        nn.init.normal_(self.codes, std=codes)
+        nn.init.normal_(self.basis, std=products / (codes * self.options.rank**0.5))
         zero_padding_row(self.codes, self.padding_idx)
 
     def rows(self, ids: Tensor) -> Tensor:
