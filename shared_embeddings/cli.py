@@ -1,4 +1,4 @@
-"""The command `shared-embeddings`: what methods there are, and what an embedding would hold."""
+"""The command `shared-embeddings`: what methods there are, what embeddings hold, and classes of words."""
 
 from __future__ import annotations
 
@@ -7,45 +7,55 @@ import dataclasses
 import json
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import torch
 
-from shared_embeddings.options import OptionError, describe_type
-from shared_embeddings.registry import build, expected_count, methods, options
+from shared_embeddings.options import describe_type
+from shared_embeddings.registry import build, expected_count, method_class, methods, options
 
 USER_ERROR = 2
+Command = Callable[[argparse.Namespace, list[str]], str]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0 when it worked, 2 with one line on stderr for a mistake in the arguments."""
+    """Run the command; 0 when it worked, 2 with one line on stderr for a mistake of the user."""
     parser = _parser()
     known, rest = parser.parse_known_args(arguments)
     try:
-        if known.command == "methods":
+        if not known.takes_options:
             _refuse(rest)
-            print(describe_methods())
-        else:
-            given = _read_options(rest)
-            print(describe_parameters(known.method, known.vocab_size, known.dim, given, as_json=known.json))
-    except (OptionError, ValueError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        print(known.run(known, rest))
+    except (ValueError, ImportError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            sys.stderr.close()
+            return 0
+        print(f"{parser.prog}: {' '.join(str(error).split())}", file=sys.stderr)
         return USER_ERROR
-    except BrokenPipeError:
-        sys.stderr.close()
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted; nothing was left half-written", file=sys.stderr)
+        return 130
     return 0
 
 
 def describe_methods() -> str:
-    """Every registered method with its options, their types and defaults, one option a line."""
+    """Every registered method with its paper and its options, their types and defaults, one option a line."""
     lines = []
     for method in methods():
-        lines.append(method)
+        lines.append(f"{method}: {method_class(method).idea} ({method_class(method).paper})")
         option_class = options(method)
         hints = typing.get_type_hints(option_class)
         for field in dataclasses.fields(option_class):
             lines.append(f"  {field.name}: {describe_type(hints[field.name])}{_default(field)}")
+    return "\n".join(lines)
+
+
+def methods_table() -> str:
+    """The registered methods as a Markdown table."""
+    lines = ["| method | paper | the table becomes |", "| --- | --- | --- |"]
+    lines += [f"| `{name}` | {method_class(name).paper} | {method_class(name).idea} |" for name in methods()]
     return "\n".join(lines)
 
 
@@ -57,13 +67,17 @@ def describe_parameters(
     Raises:
         OptionError: the method, an option or a size cannot be.
     """
+    from shared_embeddings.breakdown import describe_storage, storage_breakdown
+
     sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
     with torch.device("meta"):
-        counts = build(method, **sizes, **given).counts()  # type: ignore[arg-type]
+        embedding = build(method, **sizes, **given)  # type: ignore[arg-type]
     dense = expected_count("standard", **sizes)
+    counts = embedding.counts()
     rows = {**counts, "dense": dense, "compression": round(dense / max(counts["total"], 1), 2)}
     if as_json:
-        return json.dumps({"method": method, **sizes, "options": given, **rows})
+        parts = [dataclasses.asdict(part) for part in storage_breakdown(embedding)]
+        return json.dumps({"method": method, **sizes, "options": given, **rows, "parts": parts})
     titles = {
         "input": "input only",
         "output": "output only",
@@ -73,7 +87,8 @@ def describe_parameters(
         "dense": "plain table",
         "compression": "compression",
     }
-    return "\n".join(f"{titles[name]:<18}{value:>16,}" for name, value in rows.items())
+    lines = [f"{titles[name]:<18}{value:>16,}" for name, value in rows.items()]
+    return "\n".join([*lines, "", describe_storage(embedding)])
 
 
 class _Parser(argparse.ArgumentParser):
@@ -86,21 +101,96 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The arguments of the two commands; options of methods are read from what is left."""
+    """The arguments of all commands; options of methods are read from what is left."""
     parser = _Parser(prog="shared-embeddings", description=__doc__, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("methods", help="list the methods and their options", allow_abbrev=False)
-    parameters = commands.add_parser(
-        "params",
-        help="count the parameters of an embedding",
-        allow_abbrev=False,
-        epilog="Any option of the method follows as --option value, e.g. --rank 64.",
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    command = _add(commands, "methods", "list the methods, their papers and their options", _methods)
+    command.add_argument("--format", choices=("text", "markdown"), default="text")
+
+    command = _add(
+        commands, "params", "count the parameters and bytes of an embedding", _params, takes_options=True
     )
-    parameters.add_argument("--method", required=True, help="a method, see 'shared-embeddings methods'")
-    parameters.add_argument("--vocab-size", required=True, type=int, help="V, the number of words")
-    parameters.add_argument("--dim", required=True, type=int, help="D, the dimension of the model")
-    parameters.add_argument("--json", action="store_true", help="print one JSON object")
+    command.epilog = "Any option of the method follows as --option value, e.g. --rank 64."
+    command.add_argument("--method", required=True, help="a method, see 'shared-embeddings methods'")
+    _add_sizes(command)
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+
+    command = _add(commands, "suggest", "propose options that meet a parameter budget", _suggest)
+    _add_sizes(command)
+    command.add_argument("--budget", required=True, help="number of parameters, such as 2M or 500k")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+
+    command = _add(commands, "ledger", "count what the papers' tables count, and compare", _ledger)
+    command.add_argument("--format", choices=("markdown", "json"), default="markdown")
+
+    command = _add(commands, "classes", "group the words of a vocabulary into semantic classes", _classes)
+    command.add_argument("--text", required=True, nargs="+", type=Path, help="tokenised text files")
+    command.add_argument("--vocab", required=True, type=Path, help="vocabulary, one word a line")
+    command.add_argument("--num-classes", required=True, type=int, help="a bit less than a tenth of V")
+    command.add_argument("--output", required=True, type=Path, help="the .npz file to write")
+    command.add_argument("--dim", type=int, default=100, help="width of the word vectors (default: 100)")
+    command.add_argument("--window", type=int, default=5, help="words of context each side (default: 5)")
+    command.add_argument("--epochs", type=int, default=5, help="passes over the text (default: 5)")
+    command.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    command.add_argument("--figure", type=Path, help="draw the sizes of the classes into this PNG file")
     return parser
+
+
+def _add(
+    commands: argparse._SubParsersAction[_Parser],
+    name: str,
+    title: str,
+    run: Command,
+    takes_options: bool = False,
+) -> argparse.ArgumentParser:
+    """A command that `run` carries out; with `takes_options`, what is left over is a method's options."""
+    command = commands.add_parser(name, help=title, description=title, allow_abbrev=False)
+    command.set_defaults(run=run, takes_options=takes_options)
+    return command
+
+
+def _add_sizes(command: argparse.ArgumentParser) -> None:
+    """The arguments for V and D."""
+    command.add_argument("--vocab-size", required=True, type=int, help="V, the number of words")
+    command.add_argument("--dim", required=True, type=int, help="D, the dimension of the model")
+
+
+def _methods(known: argparse.Namespace, _: list[str]) -> str:
+    return methods_table() if known.format == "markdown" else describe_methods()
+
+
+def _params(known: argparse.Namespace, rest: list[str]) -> str:
+    given = _read_options(rest)
+    return describe_parameters(known.method, known.vocab_size, known.dim, given, as_json=known.json)
+
+
+def _suggest(known: argparse.Namespace, _: list[str]) -> str:
+    from shared_embeddings.suggest import describe_suggestions
+
+    return describe_suggestions(known.vocab_size, known.dim, known.budget, as_json=known.json)
+
+
+def _ledger(known: argparse.Namespace, _: list[str]) -> str:
+    from shared_embeddings.ledger import describe_ledger
+
+    return describe_ledger(known.format)
+
+
+def _classes(known: argparse.Namespace, _: list[str]) -> str:
+    from shared_embeddings.classes import make_classes
+
+    return make_classes(
+        known.text,
+        known.vocab,
+        known.num_classes,
+        known.output,
+        dim=known.dim,
+        window=known.window,
+        epochs=known.epochs,
+        seed=known.seed,
+        figure=known.figure,
+    )
 
 
 def _default(field: dataclasses.Field[object]) -> str:
