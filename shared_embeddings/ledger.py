@@ -69,7 +69,7 @@ class Figure:
         paper_value: the printed figure as a number: parameters, a ratio or MiB.
         our_value: the same of the model built here; None without a model or its method.
         difference: `our_value` - `paper_value`.
-        agreement: "agrees"; "agrees, digits cut" when the printed digits are right but the last is not
+        agreement: "agrees"; "agrees (digits cut)" when the printed digits are right but the last is not
             rounded; "differs"; "quoted" for figures of other people's models; "method not available".
         quoted: whether the paper quotes the row from somebody else.
         notes: why a figure differs, and what else there is to know about the row.
@@ -201,7 +201,7 @@ def _agreement(value: float, paper_value: float, step: float, may_be_cut: bool) 
     """How `value` agrees with a figure whose last printed digit counts `step`."""
     if rounds_to(value, paper_value, step):
         return "agrees"
-    return "agrees, digits cut" if may_be_cut and is_cut_to(value, paper_value, step) else "differs"
+    return "agrees (digits cut)" if may_be_cut and is_cut_to(value, paper_value, step) else "differs"
 
 
 def _figure(table: Mapping[str, Any], row: Mapping[str, Any], counted: str, printed: str) -> Figure:

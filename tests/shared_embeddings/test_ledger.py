@@ -12,7 +12,7 @@ import shared_embeddings as se
 from shared_embeddings import ledger, networks
 from shared_embeddings.accounting import count_parameters
 
-FULL_AGREEMENT = ("agrees", "agrees, digits cut")
+FULL_AGREEMENT = ("agrees", "agrees (digits cut)")
 
 # Slips of the papers, as the rows' notes say; nothing else outside DeFINE and GroupReduce may differ.
 SLIPS = {
@@ -311,7 +311,7 @@ def test_cut_digits_agree_only_where_the_table_says_so(monkeypatch: pytest.Monke
     row = {"row": "r", "figures": {"embedding": "0.19"}, "why": {"embedding": "because"}}
     spec = {"method": "standard", "num_embeddings": 199, "embedding_dim": 1}
     small_ledger(monkeypatch, rows=[row | {"model": {"embedding": spec}}], cut=True)
-    assert (ledger.figures()[0].agreement, ledger.figures()[0].notes) == ("agrees, digits cut", ())
+    assert (ledger.figures()[0].agreement, ledger.figures()[0].notes) == ("agrees (digits cut)", ())
     small_ledger(monkeypatch, rows=[row | {"model": {"embedding": spec}}])
     assert (ledger.figures()[0].agreement, ledger.figures()[0].notes) == ("differs", ("because",))
 
