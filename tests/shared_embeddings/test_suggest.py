@@ -1,0 +1,198 @@
+"""Suggestions: within the budget, and nothing finer is."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import shared_embeddings as se
+from shared_embeddings import suggest
+
+VOCABULARY, DIMENSION = 3000, 64
+
+each_method = pytest.mark.parametrize("method", [m for m in se.methods() if m in suggest.STRATEGIES])
+
+
+def count(method: str, options: dict[str, Any], v: int = VOCABULARY, d: int = DIMENSION) -> int:
+    """The closed form."""
+    return se.expected_count(method, num_embeddings=v, embedding_dim=d, **options)
+
+
+def suggestion(method: str, budget: int, v: int = VOCABULARY, d: int = DIMENSION) -> suggest.Suggestion:
+    """What is suggested for one method."""
+    return next(found for found in suggest.suggest(v, d, budget) if found.method == method)
+
+
+# Budgets
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2M", 2_000_000),
+        ("2m", 2_000_000),
+        ("0.5M", 500_000),
+        ("500k", 500_000),
+        ("500 K", 500_000),
+        ("1.5e6", 1_500_000),
+        ("1e+6", 1_000_000),
+        (" 123456 ", 123_456),
+        ("1", 1),
+    ],
+)
+def test_budgets_are_read(text: str, expected: int) -> None:
+    assert suggest.read_budget(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "M", "-2M", "two", "2MB", "1.5.0", "0", "0.2", "1e300", "1e999", "nan", "2e-3"]
+)
+def test_other_budgets_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="budget"):
+        suggest.read_budget(text)
+
+
+# Suggestions
+
+
+def test_all_methods_of_the_papers_have_a_strategy() -> None:
+    papers = "standard projective adaptive define alone uncle funnel group_reduce tensor_train structured"
+    assert set(suggest.STRATEGIES) == {*papers.split(), "compositional_code"}
+
+
+@pytest.mark.parametrize("budget", [4_000, 12_345, 50_000, 191_999])
+@each_method
+def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str, budget: int) -> None:
+    found = suggestion(method, budget)
+    if found.options is None:
+        # The least that the method can do is beyond the budget, on every ladder.
+        ladders = suggest.STRATEGIES[method].ladders(VOCABULARY, DIMENSION)
+        assert found.count == min(count(method, ladder.options_at(0)) for ladder in ladders) > budget
+        assert f"{found.count:,}" in found.remark
+        return
+    with torch.device("meta"):
+        built = se.build(method, num_embeddings=VOCABULARY, embedding_dim=DIMENSION, **found.options)
+    assert built.counts()["total"] == found.count <= budget
+    if found.finer is not None:
+        assert count(method, found.finer) > budget
+
+
+@each_method
+@pytest.mark.parametrize(("v", "d"), [(200, 32), (97, 30)])
+def test_ladders_ascend(method: str, v: int, d: int) -> None:
+    for ladder in suggest.STRATEGIES[method].ladders(v, d):
+        counts = [count(method, ladder.options_at(step), v, d) for step in range(ladder.steps)]
+        assert counts == sorted(counts) and len(counts) >= 1
+
+
+@pytest.mark.parametrize(("budget", "rank"), [(30_640, 10), (30_639, 9), (3_064, 1), (192_000, 62)])
+@pytest.mark.parametrize("method", ["projective", "funnel"])
+def test_ranks_by_hand(method: str, budget: int, rank: int) -> None:
+    """R (3000 + 64)."""
+    assert suggestion(method, budget).options == {"rank": rank}
+
+
+def test_below_the_least() -> None:
+    found = suggestion("funnel", 3_063)
+    assert found.options is None and found.count == 3_064
+
+
+def test_the_widest_hidden_layer_by_hand() -> None:
+    """64 + H * 128."""
+    assert suggestion("alone", 64 + 128 * 20).options == {"hidden_dim": 20}
+    assert suggestion("alone", 64 + 128 * 20 - 1).options == {"hidden_dim": 19}
+
+
+def test_the_end_of_a_ladder_has_no_finer_step() -> None:
+    found = suggestion("projective", 10**9)
+    assert found.options == {"rank": DIMENSION} and found.finer is None
+
+
+@pytest.mark.skipif("adaptive" not in se.methods(), reason="the adaptive method is not registered")
+def test_a_second_ladder_reaches_lower() -> None:
+    """Three bands in D = 64: the last one has 4 dimensions per word with factor 4, one with factor 8."""
+    assert suggestion("adaptive", 20_000).options["factor"] == 4
+    assert suggestion("adaptive", 6_000).options["factor"] == 8
+
+
+@pytest.mark.parametrize(("v", "d"), [(1, 1), (2, 1), (3, 7), (16, 16)])
+def test_tiny_sizes_work(v: int, d: int) -> None:
+    for found in suggest.suggest(v, d, v * d):
+        if found.options is not None:
+            assert count(found.method, found.options, v, d) <= v * d
+
+
+def test_a_method_without_strategy_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(suggest.STRATEGIES, "funnel")
+    found = suggestion("funnel", 10_000)
+    assert found.options is None and found.count is None
+    assert "# funnel: no suggestion" in suggest.describe_suggestions(VOCABULARY, DIMENSION, "10k")
+
+
+def test_impossible_sizes() -> None:
+    with pytest.raises(se.OptionError, match="num_embeddings"):
+        suggest.suggest(0, 4, 10)
+    with pytest.raises(se.OptionError, match="embedding_dim"):
+        suggest.describe_suggestions(4, -1, "10")
+
+
+# Printing
+
+
+def test_every_line_can_be_pasted() -> None:
+    text = suggest.describe_suggestions(VOCABULARY, DIMENSION, "50k")
+    pasted = [yaml.safe_load(line) for line in text.splitlines() if line.startswith("embedding:")]
+    found = [one for one in suggest.suggest(VOCABULARY, DIMENSION, 50_000) if one.options is not None]
+    assert [entry["embedding"] for entry in pasted] == [
+        {"method": one.method, **one.options} for one in found
+    ]
+    assert len(pasted) >= 4
+    for entry in pasted:
+        with torch.device("meta"):
+            se.build(num_embeddings=VOCABULARY, embedding_dim=DIMENSION, **entry["embedding"])
+    assert yaml.safe_load(text) is not None
+
+
+def test_compression_is_said() -> None:
+    text = suggest.describe_suggestions(VOCABULARY, DIMENSION, "30640")
+    assert "# funnel: 30,640 parameters, 6.27x; the largest rank" in text
+
+
+def test_a_budget_above_the_table_needs_nothing() -> None:
+    text = suggest.describe_suggestions(VOCABULARY, DIMENSION, "192k")
+    assert text.startswith("Nothing is needed") and "192,000" in text
+    assert "embedding:" not in text
+    assert "embedding:" in suggest.describe_suggestions(VOCABULARY, DIMENSION, "191999")
+
+
+def test_json() -> None:
+    found = json.loads(suggest.describe_suggestions(VOCABULARY, DIMENSION, "30640", as_json=True))
+    assert (found["budget"], found["dense"]) == (30_640, 192_000)
+    methods = {entry["method"]: entry for entry in found["suggestions"]}
+    assert sorted(methods) == se.methods()
+    assert methods["funnel"]["options"] == {"rank": 10} and methods["funnel"]["compression"] == 6.27
+    assert methods["standard"]["options"] is None and methods["standard"]["compression"] is None
+
+
+# Shapes
+
+
+@pytest.mark.parametrize("number", [1, 2, 7, 37, 1000, 32_000, 37_000, 40_724, 267_735])
+def test_factors_above_are_alike_and_waste_little(number: int) -> None:
+    factors = suggest.three_factors_above(number)
+    assert list(factors) == sorted(factors)
+    assert number <= math.prod(factors) <= max(1.005 * number, number + 3)
+    assert factors[2] <= 3 * factors[0] or number < 40
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(512, (8, 8, 8)), (256, (4, 8, 8)), (400, (5, 8, 10)), (7, (1, 1, 7)), (1, (1, 1, 1))],
+)
+def test_factors_of_a_dimension(number: int, expected: tuple[int, int, int]) -> None:
+    assert suggest.three_factors(number) == expected
