@@ -50,7 +50,7 @@ class SharedEmbedding(CachingModule):
         method: the registered name.
         paper: where the method is from.
         idea: what becomes of the V x D table, in a few words.
-        file_options: the options that name files about words; see `read_files` and `stored_options`.
+        file_options: the options that name files about words; see `options_for_vocabulary` and `stored_options`.
         num_embeddings: V.
         embedding_dim: D.
         padding_idx: the word without a vector, or None.
@@ -115,7 +115,7 @@ class SharedEmbedding(CachingModule):
         return given
 
     @classmethod
-    def read_files(cls, given: dict[str, object], words: Sequence[str]) -> dict[str, object]:
+    def options_for_vocabulary(cls, given: dict[str, object], words: Sequence[str]) -> dict[str, object]:
         """The options as given, every file about words replaced by what it says of `words`, in their order.
 
         Raises:

@@ -138,7 +138,7 @@ def _for_words(
             "words of this vocabulary"
         )
     try:
-        return embedding_class.read_files(dict(given), words)
+        return embedding_class.options_for_vocabulary(dict(given), words)
     except OptionError as error:
         raise OptionError(f"{method}: {error}") from None
 
