@@ -151,8 +151,9 @@ class AdaptiveEmbedding(SharedEmbedding):
         label_smoothing: float = 0.0,
         reduction: Reduction = "mean",
     ) -> Tensor:
-        """As in the base class; label smoothing takes all clusters for all tokens. Makes no predictions."""
-        return self._loss(hidden, targets, ignore_index, label_smoothing, reduction)[0]
+        """As in the base class, without the work that predictions take."""
+        asked = (targets, ignore_index, label_smoothing, reduction)
+        return self._loss(self._softmax(), hidden, *asked)[0]
 
     def cross_entropy_and_predictions(
         self,
@@ -163,12 +164,14 @@ class AdaptiveEmbedding(SharedEmbedding):
         reduction: Reduction = "mean",
     ) -> tuple[Tensor, Tensor]:
         """As in the base class."""
-        loss, best = self._loss(hidden, targets, ignore_index, label_smoothing, reduction)
-        predictions = self._softmax().predictions(hidden.reshape(-1, self.score_dim), best)
+        softmax = self._softmax()
+        loss, best = self._loss(softmax, hidden, targets, ignore_index, label_smoothing, reduction)
+        predictions = softmax.predictions(hidden.reshape(-1, self.score_dim), best)
         return loss, predictions.view(targets.shape)
 
     def _loss(
         self,
+        softmax: AdaptiveSoftmax,
         hidden: Tensor,
         targets: Tensor,
         ignore_index: int,
@@ -176,7 +179,6 @@ class AdaptiveEmbedding(SharedEmbedding):
         reduction: Reduction,
     ) -> tuple[Tensor, Tensor]:
         """The loss, and the best entry of the head ``(N,)`` for every token."""
-        softmax = self._softmax()
         self.check_hidden(hidden)
         if hidden.shape[:-1] != targets.shape:
             raise ValueError(

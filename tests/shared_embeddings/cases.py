@@ -134,6 +134,7 @@ CASES: list[Case] = [
     _define("adaptive-map", **ADAPTIVE_MAP),
     _define("adaptive-map-tied", **ADAPTIVE_MAP, output="map"),
     _define("adaptive-map-projected", **ADAPTIVE_MAP, output="map", output_projection=True),
+    _define("adaptive-map-untied", **ADAPTIVE_MAP, tie="none", output="map"),
     _define("adaptive-map-input-only", **ADAPTIVE_MAP, output="none"),
 ]
 
