@@ -77,6 +77,10 @@ class DefineOptions:
             self.output == "map" or not self.output_projection,
             f"option 'output_projection' has no effect with output '{self.output}'; leave it out",
         )
+        require(
+            "output" not in self.map_options,
+            "option 'map_options' has an 'output', but that of the unit decides; leave it out",
+        )
         self._check_groups()
 
     def __getattr__(self, name: str) -> object:
@@ -136,7 +140,7 @@ class DefineEmbedding(SharedEmbedding):
             num_embeddings=num_embeddings,
             embedding_dim=width,
             padding_idx=padding_idx,
-            **options.map_options,
+            **_map_options(options),
         )
         self.entry = nn.Linear(width, width)
         self.expansion = Expansion(layers, options.connection, options.shuffle)
@@ -185,6 +189,20 @@ class DefineEmbedding(SharedEmbedding):
         if self.options.output != "map":
             return super().log_prob(hidden)
         return self.map.log_prob(self._projected(hidden))
+
+    def cross_entropy(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
+    ) -> Tensor:
+        """As in the base class; a map whose predictions cost extra work makes none."""
+        asked = (targets, ignore_index, label_smoothing, reduction)
+        if self.options.output != "map":
+            return super().cross_entropy(hidden, *asked)
+        return self.map.cross_entropy(self._projected(hidden), *asked)
 
     def cross_entropy_and_predictions(
         self,
@@ -271,8 +289,18 @@ class DefineEmbedding(SharedEmbedding):
     def _count_map(cls, num_embeddings: int, options: DefineOptions) -> int:
         """The parameters of the map, by its own method's formula."""
         return expected_count(
-            options.map, num_embeddings=num_embeddings, embedding_dim=options.map_dim, **options.map_options
+            options.map,
+            num_embeddings=num_embeddings,
+            embedding_dim=options.map_dim,
+            **_map_options(options),
         )
+
+
+def _map_options(unit: DefineOptions) -> Mapping[str, object]:
+    """The options of the map, which gets no output side of its own where the unit would not use it."""
+    fields = {field.name for field in dataclasses.fields(options(unit.map))}
+    is_unused = "output" in fields and unit.output != "map"
+    return {**unit.map_options, "output": "none"} if is_unused else unit.map_options
 
 
 def _mapping(value: Any) -> Mapping[str, object]:

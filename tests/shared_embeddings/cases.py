@@ -83,6 +83,13 @@ def _alone(name: str, **options: Any) -> Case:
     return Case(f"alone-{name}", "alone", settings, heavy=True)
 
 
+def _adaptive(name: str, **options: Any) -> Case:
+    """A row of the adaptive method; the padding word is in the first band unless `cutoffs` say otherwise."""
+    settings = {"cutoffs": [9, 20], "factor": 2} | options
+    has_output = settings.get("output") != "none"
+    return Case(f"adaptive{name}", "adaptive", settings, output=has_output, adaptive=has_output)
+
+
 ADAPTIVE_MAP = {"map": "adaptive", "cutoffs": [9, 20], "factor": 2}
 
 CASES: list[Case] = [
@@ -94,6 +101,15 @@ CASES: list[Case] = [
     Case("funnel", "funnel", {"rank": 7}),
     Case("funnel-gelu", "funnel", {"rank": 7, "activation": "gelu"}),
     Case("funnel-tanh", "funnel", {"rank": 7, "activation": "tanh"}, padding_idx=None),
+    _adaptive(""),
+    replace(_adaptive("-no-padding"), padding_idx=None),
+    _adaptive("-padding-in-a-tail", cutoffs=[2, 20]),
+    _adaptive("-one-tail", cutoffs=[30], factor=4),
+    _adaptive("-tails-of-one-word", cutoffs=[1, 2, 3, 36]),
+    _adaptive("-head-projection", head_projection=True),
+    _adaptive("-tied-tables", tie="tables"),
+    _adaptive("-untied", tie="none", head_projection=True),
+    _adaptive("-input-only", output="none"),
     _alone("real", filter="real"),
     _alone("real-fixed-base", filter="real", train_base=False),
     _alone("binary", filter="binary", zero_probability=0.4),
@@ -115,16 +131,12 @@ CASES: list[Case] = [
     _define("projective-map", map="projective", rank=6),
     _define("projective-map-tied", map="projective", rank=6, output="map"),
     _define("projective-map-projected", map="projective", rank=6, output="map", output_projection=True),
+    _define("adaptive-map", **ADAPTIVE_MAP),
+    _define("adaptive-map-tied", **ADAPTIVE_MAP, output="map"),
+    _define("adaptive-map-projected", **ADAPTIVE_MAP, output="map", output_projection=True),
+    _define("adaptive-map-untied", **ADAPTIVE_MAP, tie="none", output="map"),
+    _define("adaptive-map-input-only", **ADAPTIVE_MAP, output="none"),
 ]
-
-# DeFINE takes its map from the registry, so these work as soon as the method of the map does.
-if "adaptive" in se.methods():
-    CASES += [
-        _define("adaptive-map", **ADAPTIVE_MAP),
-        _define("adaptive-map-tied", **ADAPTIVE_MAP, output="map"),
-        _define("adaptive-map-projected", **ADAPTIVE_MAP, output="map", output_projection=True),
-        _define("adaptive-map-input-only", **ADAPTIVE_MAP, output="none"),
-    ]
 
 OUTPUT_CASES = [case for case in CASES if case.output]
 SOFTMAX_CASES = [case for case in OUTPUT_CASES if not case.adaptive]

@@ -343,7 +343,6 @@ def test_parameters_of_a_unit_counted_by_hand() -> None:
     assert se.expected_count("define", num_embeddings=37, embedding_dim=24, **UNIT) == expected
 
 
-@pytest.mark.skipif("adaptive" not in se.methods(), reason="the adaptive method is not registered")
 def test_wikitext_maps_have_the_sizes_of_the_paper() -> None:
     """Table 1a, tied input-output of V = 267,735 in bands: 9.25M, 13.90M, 18.55M for n from 256 to 512."""
     bands = {"map": "adaptive", "cutoffs": [20000, 40000, 200000], "factor": 4}
@@ -463,7 +462,10 @@ def test_define_counts_its_layers(case: Case) -> None:
     expansion = sum(layer.inputs * layer.outputs // layer.groups + 3 * layer.outputs for layer in layers)
     reduction = (layers[-1].outputs + 1) * d if options.get("reduce", True) else 0
     projection = n * d if options.get("output_projection") else 0
-    map_options = {name: options[name] for name in ("rank", "cutoffs", "factor") if name in options}
+    names = ("rank", "cutoffs", "factor", "tie")
+    map_options = {name: options[name] for name in names if name in options}
+    if options.get("map") == "adaptive" and options["output"] != "map":
+        map_options["output"] = "none"
     mapping = se.expected_count(
         options.get("map", "standard"), num_embeddings=case.num_embeddings, embedding_dim=n, **map_options
     )

@@ -1,0 +1,536 @@
+"""Adaptive input and softmax: worked by hand, by plain loops, against torch's own, by the sizes in print."""
+
+from __future__ import annotations
+
+from math import log
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import shared_embeddings as se
+
+from .cases import CASES, Case, by_name
+from .support import MemoryMeter, assert_same_gradients, gradients
+
+ADAPTIVE_CASES = [case for case in CASES if case.method == "adaptive" and case.output]
+each_adaptive = pytest.mark.parametrize("case", ADAPTIVE_CASES, ids=lambda case: case.name)
+
+
+# Worked by hand
+
+
+@pytest.fixture
+def worked() -> se.SharedEmbedding:
+    """Five words in bands {0, 1}, {2, 3}, {4}, D = 4, widths 4, 2, 1.
+
+    For the hidden state (1, 2, 0, 0) the scores of the head are ln 1, ln 2, ln 3, ln 4 (two words, two
+    clusters), so the probabilities 0.1 to 0.4; in the first cluster they are ln 1 and ln 3, so 1/4 and 3/4.
+    """
+    emb = se.build("adaptive", num_embeddings=5, embedding_dim=4, cutoffs=[2, 4], factor=2)
+    values = {
+        "tables.0": [[0.0, 0, 0, 0], [log(2), 0, 3, 0]],
+        "tables.1": [[0.0, 5], [log(3) / 2, 7]],
+        "tables.2": [[6.0]],
+        "projections.1": [[0.0, 1, 0, 0], [0, 0, 0, 1]],
+        "projections.2": [[0.5, 0, 0, 2]],
+        "clusters": [[log(3), 0, 0, 9], [0, log(2), 0, 0]],
+    }
+    emb.load_state_dict({name: torch.tensor(value) for name, value in values.items()})
+    return emb
+
+
+HIDDEN = [1.0, 2, 0, 0]
+PROBABILITIES = [0.1, 0.2, 0.3 / 4, 0.3 * 3 / 4, 0.4]
+
+
+def test_vectors_worked_by_hand(worked: se.SharedEmbedding) -> None:
+    rows = worked(torch.tensor([[3, 0], [4, 1]]))
+    assert rows[0, 0].tolist() == pytest.approx([0, log(3) / 2, 0, 7])
+    assert rows[0, 1].tolist() == [0, 0, 0, 0]
+    assert rows[1, 0].tolist() == [3, 0, 0, 12]
+    assert rows[1, 1].tolist() == pytest.approx([log(2), 0, 3, 0])
+
+
+def test_probabilities_worked_by_hand(worked: se.SharedEmbedding) -> None:
+    hidden = torch.tensor(HIDDEN)
+    assert worked.log_prob(hidden).exp().tolist() == pytest.approx(PROBABILITIES, rel=1e-5)
+    assert worked.logits(hidden).softmax(-1).tolist() == pytest.approx(PROBABILITIES, rel=1e-5)
+
+
+def test_loss_worked_by_hand(worked: se.SharedEmbedding) -> None:
+    hidden, targets = torch.tensor([HIDDEN] * 6), torch.tensor([4, 2, 7, 0, 3, 1])
+    losses = [-log(PROBABILITIES[word]) for word in (4, 2, 0, 3, 1)]
+    each = worked.cross_entropy(hidden, targets, ignore_index=7, reduction="none")
+    assert each.tolist() == pytest.approx([*losses[:2], 0.0, *losses[2:]], rel=1e-5)
+    total = worked.cross_entropy(hidden, targets, ignore_index=7, reduction="sum")
+    assert total.item() == pytest.approx(sum(losses), rel=1e-5)
+    mean = worked.cross_entropy(hidden, targets, ignore_index=7)
+    assert mean.item() == pytest.approx(sum(losses) / 5, rel=1e-5)
+
+
+@pytest.mark.parametrize("target", range(5))
+def test_smoothed_loss_worked_by_hand(worked: se.SharedEmbedding, target: int) -> None:
+    """Smoothing 0.3 gives each of the five words 0.06, whatever band it is in."""
+    hidden = torch.tensor([HIDDEN])
+    loss = worked.cross_entropy(hidden, torch.tensor([target]), label_smoothing=0.3)
+    expected = -0.7 * log(PROBABILITIES[target]) - 0.06 * sum(log(value) for value in PROBABILITIES)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_gradients_worked_by_hand(worked: se.SharedEmbedding) -> None:
+    """Probability minus one-hot target, times the vector that the entry meets; target 3 is in cluster 1."""
+    worked.cross_entropy(torch.tensor([HIDDEN]), torch.tensor([3])).backward()
+    found = {name: parameter.grad.tolist() for name, parameter in worked.named_parameters()}
+    assert found["tables.0"][0] == pytest.approx([0.1, 0.2, 0, 0])
+    assert found["tables.0"][1] == pytest.approx([0.2, 0.4, 0, 0])
+    assert found["clusters"][0] == pytest.approx([-0.7, -1.4, 0, 0])
+    assert found["clusters"][1] == pytest.approx([0.4, 0.8, 0, 0])
+    assert found["tables.1"][0] == pytest.approx([0.5, 0])
+    assert found["tables.1"][1] == pytest.approx([-0.5, 0])
+    assert found["projections.1"][0] == pytest.approx([-log(3) / 8, -log(3) / 4, 0, 0])
+    assert found["tables.2"] == [[0]] and found["projections.2"] == [[0, 0, 0, 0]]
+
+
+def test_a_cluster_may_outweigh_a_word_that_is_the_most_probable(worked: se.SharedEmbedding) -> None:
+    """With probabilities 3, 5, 6 and 1 in 15, cluster 1 leads, but its words have 1.5 and 4.5."""
+    with torch.no_grad():
+        worked.tables["0"][0, 0] = log(3)
+        worked.tables["0"][1, 0] = log(5)
+        worked.clusters[0, 0] = log(6)
+        worked.clusters[1, 1] = 0.0
+    hidden = torch.tensor([HIDDEN])
+    _, predictions = worked.cross_entropy_and_predictions(hidden, torch.tensor([0]))
+    assert predictions.tolist() == [1]
+    with torch.no_grad():
+        worked.tables["1"][1, 0] = log(9) / 2  # now 0.6 and 5.4
+    _, predictions = worked.cross_entropy_and_predictions(hidden, torch.tensor([0]))
+    assert predictions.tolist() == [3]
+
+
+# By plain loops
+
+
+def naive_vector(emb: Any, word: int, output: bool) -> tuple[int, Tensor]:
+    """The band of a word, and its vector ``(D,)`` on the input or the output side."""
+    tables = emb.output_tables if output and emb.options.tie == "none" else emb.tables
+    projections = emb.output_projections if output and emb.options.tie != "all" else emb.projections
+    band, start = 0, 0
+    for number, cutoff in enumerate(emb.options.cutoffs, start=1):
+        if word >= cutoff:
+            band, start = number, cutoff
+    vector = tables[str(band)][word - start]
+    if band > 0 or emb.options.head_projection:
+        vector = vector @ projections[str(band)]
+    return band, vector * 0 if word == emb.padding_idx else vector
+
+
+def naive_log_prob(emb: Any, hidden: Tensor) -> Tensor:
+    """The log-probabilities ``(n, V)`` of hidden states ``(n, D)``, one word and one band after the other."""
+    scores: list[list[Tensor]] = [[] for _ in range(len(emb.options.cutoffs) + 1)]
+    for word in range(emb.num_embeddings):
+        band, vector = naive_vector(emb, word, output=True)
+        scores[band].append(hidden @ vector)
+    clusters = [hidden @ vector for vector in emb.clusters]
+    head = torch.stack(scores[0] + clusters, dim=1).log_softmax(1)
+    found = [head[:, : len(scores[0])]]
+    for number, tail in enumerate(scores[1:], start=len(scores[0])):
+        found.append(torch.stack(tail, dim=1).log_softmax(1) + head[:, number, None])
+    return torch.cat(found, dim=1)
+
+
+def naive_loss(log_prob: Tensor, targets: Tensor, ignored: int, smoothing: float) -> Tensor:
+    """The loss ``(n,)`` of every token, from its log-probabilities ``(n, V)``."""
+    losses = []
+    for row, target in zip(log_prob, targets.tolist()):
+        if target == ignored:
+            losses.append(row.sum() * 0)
+        else:
+            losses.append(-(1 - smoothing) * row[target] - smoothing * row.mean())
+    return torch.stack(losses)
+
+
+def retained(emb: se.SharedEmbedding, loss: Tensor, hidden: Tensor) -> dict[str, Tensor]:
+    """As ``gradients``, of a loss that is not done with its graph."""
+    names = [*(name for name, _ in emb.named_parameters()), "input 0"]
+    tensors = [*emb.parameters(), hidden]
+    found = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
+    return dict(zip(names, found, strict=True))
+
+
+def exact(case: Case) -> tuple[se.SharedEmbedding, Tensor, Tensor]:
+    """An embedding in double precision, hidden states for it, and targets in all bands out of order."""
+    emb = case.build().double()
+    hidden = case.hidden(9, scale=3.0).detach().double().requires_grad_()
+    return emb, hidden, torch.tensor([36, 0, 21, 8, 3, 9, 30, 1, 19])
+
+
+@each_adaptive
+def test_vectors_equal_the_naive_ones(case: Case) -> None:
+    emb = case.build()
+    expected = torch.stack([naive_vector(emb, word, output=False)[1] for word in range(case.num_embeddings)])
+    torch.testing.assert_close(emb.table(), expected)
+    order = torch.randperm(case.num_embeddings)
+    weight = torch.randn(expected.shape)
+    torch.testing.assert_close(emb(order), expected[order])
+    assert_same_gradients(
+        gradients(emb, (emb(order) * weight).sum()), gradients(emb, (expected[order] * weight).sum())
+    )
+
+
+@each_adaptive
+def test_probabilities_equal_the_naive_ones(case: Case) -> None:
+    emb, hidden, _ = exact(case)
+    expected = naive_log_prob(emb, hidden)
+    actual = emb.log_prob(hidden)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(actual.exp().sum(-1), torch.ones(9, dtype=torch.float64))
+    weight = torch.randn_like(expected)
+    assert_same_gradients(
+        gradients(emb, (actual * weight).sum(), hidden),
+        gradients(emb, (expected * weight).sum(), hidden),
+        rtol=1e-7,
+        atol=1e-9,
+    )
+
+
+@each_adaptive
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+def test_losses_and_gradients_equal_the_naive_ones(case: Case, smoothing: float) -> None:
+    emb, hidden, targets = exact(case)
+    weight = torch.randn(9, dtype=torch.float64)
+    for ignored in (-100, 8, 21):
+        each = naive_loss(naive_log_prob(emb, hidden), targets, ignored, smoothing)
+        count = sum(target != ignored for target in targets.tolist())
+        expected = {"none": (each * weight).sum(), "sum": each.sum(), "mean": each.sum() / count}
+        options: dict[str, Any] = {"ignore_index": ignored, "label_smoothing": smoothing}
+        torch.testing.assert_close(emb.cross_entropy(hidden, targets, reduction="none", **options), each)
+        for reduction, wanted in expected.items():
+            actual = emb.cross_entropy(hidden, targets, reduction=reduction, **options)
+            actual = (actual * weight).sum() if reduction == "none" else actual
+            torch.testing.assert_close(actual, wanted)
+            if reduction == "sum":  # its gradient is the mean's but for a factor
+                continue
+            assert_same_gradients(
+                gradients(emb, actual * 1.7, hidden),
+                retained(emb, wanted * 1.7, hidden),
+                rtol=1e-7,
+                atol=1e-9,
+            )
+
+
+def test_the_mark_of_ignored_tokens_may_be_any_word() -> None:
+    """Also one whose number inside a band is that of another word there."""
+    emb = by_name("adaptive").build().double()
+    targets = torch.arange(37)
+    hidden = torch.randn(37, 24, dtype=torch.float64)
+    expected = -emb.log_prob(hidden).diagonal()
+    for word in range(37):
+        each = emb.cross_entropy(hidden, targets, ignore_index=word, reduction="none")
+        wanted = expected.clone()
+        wanted[word] = 0
+        torch.testing.assert_close(each, wanted)
+        mean = emb.cross_entropy(hidden, targets, ignore_index=word, label_smoothing=0.1)
+        kept = targets != word
+        others = emb.cross_entropy(hidden[kept], targets[kept], label_smoothing=0.1)
+        torch.testing.assert_close(mean, others)
+
+
+@pytest.mark.parametrize(
+    "words", [[4, 0, 8], [9, 19, 10], [20, 36, 36, 25], [20, 3], [9]], ids=lambda words: str(words)
+)
+def test_bands_without_a_target_change_nothing(words: list[int]) -> None:
+    emb = by_name("adaptive-untied").build().double()
+    hidden, targets = torch.randn(len(words), 24, dtype=torch.float64), torch.tensor(words)
+    expected = naive_loss(naive_log_prob(emb, hidden), targets, -100, 0.0).mean()
+    actual = emb.cross_entropy(hidden, targets)
+    torch.testing.assert_close(actual, expected)
+    assert_same_gradients(gradients(emb, actual), gradients(emb, expected), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_without_a_token_that_counts_the_mean_is_no_number_and_its_gradient_zero(smoothing: float) -> None:
+    emb = by_name("adaptive").build()
+    hidden = torch.randn(3, 24, requires_grad=True)
+    loss = emb.cross_entropy(hidden, torch.full((3,), 21), ignore_index=21, label_smoothing=smoothing)
+    assert loss.isnan()
+    assert all((gradient == 0).all() for gradient in gradients(emb, loss, hidden).values())
+
+
+def test_a_wrong_reduction_is_named() -> None:
+    emb = by_name("adaptive").build()
+    with pytest.raises(ValueError, match="average"):
+        emb.cross_entropy(torch.randn(1, 24), torch.tensor([1]), reduction="average")
+
+
+def test_a_wrong_target_is_named_whatever_marks_ignored_tokens() -> None:
+    emb = by_name("adaptive").build()
+    for wrong in (37, -1, -100):
+        with pytest.raises(IndexError, match=f"{wrong} .* 37 words"):
+            emb.cross_entropy(torch.randn(2, 24), torch.tensor([1, wrong]), ignore_index=5)
+
+
+@each_adaptive
+@pytest.mark.parametrize("lift", [-2.0, 1.5, 6.0], ids=["words", "mixed", "clusters"])
+def test_predictions_are_the_most_probable_words_of_any_band(case: Case, lift: float) -> None:
+    """More tokens than are looked at a time, with clusters made less or more probable."""
+    emb = case.build().double()
+    hidden = case.hidden(1100, scale=2.0).detach().double()
+    hidden[:, 0] = 1.0
+    with torch.no_grad():
+        emb.clusters[:, 0] += lift
+    expected = emb.log_prob(hidden).argmax(-1)
+    assert (expected >= case.options["cutoffs"][0] if lift > 2 else expected < 30).any()
+    _, predictions = emb.cross_entropy_and_predictions(hidden, torch.zeros(1100, dtype=torch.int64))
+    assert torch.equal(predictions, expected)
+
+
+# Against torch's own adaptive softmax
+
+
+def test_agrees_with_the_adaptive_softmax_of_torch() -> None:
+    emb = se.build("adaptive", num_embeddings=53, embedding_dim=32, cutoffs=[10, 17, 40], factor=2)
+    other = nn.AdaptiveLogSoftmaxWithLoss(32, 53, [10, 17, 40], div_value=2.0)
+    with torch.no_grad():
+        other.head.weight.copy_(torch.cat([emb.tables["0"], emb.clusters]))
+        for band, (down, up) in enumerate(other.tail, start=1):
+            down.weight.copy_(emb.projections[str(band)])
+            up.weight.copy_(emb.tables[str(band)])
+    hidden, targets = torch.randn(200, 32, requires_grad=True), torch.randint(53, (200,))
+    torch.testing.assert_close(emb.log_prob(hidden), other.log_prob(hidden), rtol=1e-4, atol=1e-5)
+    output, loss = other(hidden, targets)
+    torch.testing.assert_close(-emb.cross_entropy(hidden, targets, reduction="none"), output)
+    mean, predictions = emb.cross_entropy_and_predictions(hidden, targets)
+    torch.testing.assert_close(mean, loss)
+    assert torch.equal(predictions, other.predict(hidden))
+    (wanted,) = torch.autograd.grad(loss, hidden)
+    torch.testing.assert_close(torch.autograd.grad(mean, hidden)[0], wanted)
+    head = torch.autograd.grad(other(hidden, targets)[1], other.head.weight)[0]
+    found = gradients(emb, emb.cross_entropy(hidden, targets))
+    torch.testing.assert_close(torch.cat([found["tables.0"], found["clusters"]]), head)
+
+
+# Memory
+
+TOKENS, VOCABULARY, WIDTH = 2048, 4000, 64
+SCORES = TOKENS * VOCABULARY * 4
+
+
+def large(**options: Any) -> se.SharedEmbedding:
+    """An embedding whose scores for all tokens would be larger than anything else."""
+    settings: dict[str, Any] = {"cutoffs": [200, 1000], "padding_idx": 1} | options
+    return se.build("adaptive", num_embeddings=VOCABULARY, embedding_dim=WIDTH, **settings)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"label_smoothing": 0.1}, {"label_smoothing": 0.1, "reduction": "none"}],
+    ids=["plain", "smoothed", "each"],
+)
+def test_scores_of_all_tokens_never_exist_at_once(options: dict[str, Any]) -> None:
+    emb = large()
+    hidden = torch.randn(TOKENS, WIDTH, requires_grad=True)
+    targets = torch.randint(VOCABULARY, (TOKENS,))
+    with MemoryMeter(hidden, targets, *emb.parameters()) as meter:
+        emb.cross_entropy(hidden, targets, **options).sum().backward()
+    assert meter.largest < SCORES / 4
+    assert meter.peak < SCORES / 2
+
+
+def test_predictions_need_no_more_memory() -> None:
+    """Clusters that lead everywhere make all tokens look for their word there."""
+    emb = large().eval()
+    hidden = torch.randn(TOKENS, WIDTH)
+    hidden[:, 0] = 1.0
+    with torch.no_grad():
+        emb.clusters[:, 0] = 20.0
+    targets = torch.randint(VOCABULARY, (TOKENS,))
+    with torch.no_grad(), MemoryMeter(hidden, targets, *emb.parameters()) as meter:
+        _, predictions = emb.cross_entropy_and_predictions(hidden, targets)
+    assert (predictions >= 200).all()
+    assert meter.largest < SCORES / 4
+    assert meter.peak < SCORES
+
+
+def test_a_lookup_never_holds_the_table() -> None:
+    emb = large()
+    ids = torch.randint(VOCABULARY, (50,))
+    with MemoryMeter(ids, *emb.parameters()) as meter:
+        emb(ids).square().sum().backward()
+    assert meter.largest < VOCABULARY * WIDTH * 4 / 4
+
+
+# Initialisation
+
+
+@pytest.mark.parametrize("options", [{}, {"head_projection": True, "tie": "none"}], ids=["plain", "untied"])
+def test_the_vectors_of_every_band_start_with_the_same_spread(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    emb = large(**options)
+    for table in (emb.table(), emb.output_table()):
+        for low, high in ((2, 200), (200, 1000), (1000, VOCABULARY)):
+            assert table[low:high].std().item() == pytest.approx(WIDTH**-0.5, rel=0.3)
+    assert emb.clusters.std().item() == pytest.approx(WIDTH**-0.5, rel=0.3)
+
+
+# Sizes and tying
+
+
+def test_sizes_of_the_define_paper() -> None:
+    """Table 1a, tied input-output of V = 267,735: 9.25M, 13.90M, 18.55M for n of 256, 384, 512."""
+    for width, size in [(256, 9.25), (384, 13.90), (512, 18.55)]:
+        sizes = {"num_embeddings": 267735, "embedding_dim": width}
+        count = se.expected_count("adaptive", **sizes, cutoffs=[20000, 40000, 200000], factor=4)
+        assert count / 1e6 == pytest.approx(size, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("factor", "bands", "ratio"),
+    [
+        (4, (15000, 21000, 4728), 1.96),
+        (4, (4000, 8000, 28728), 5.12),
+        (4, (2000, 4000, 34728), 7.64),
+        (4, (600, 1200, 38928), 11.66),
+        (8, (1000, 5000, 34728), 18.18),
+        (8, (500, 4500, 35724), 24.06),
+    ],
+)
+def test_reductions_of_the_uncle_paper(factor: int, bands: tuple[int, ...], ratio: float) -> None:
+    """Table 12: Eq. 9 without the projection of the first band; it leaves out the clusters."""
+    words = sum(bands)
+    count = se.expected_count(
+        "adaptive",
+        num_embeddings=words,
+        embedding_dim=512,
+        cutoffs=[bands[0], bands[0] + bands[1]],
+        factor=factor,
+        output="none",
+    )
+    assert words * 512 / count == pytest.approx(ratio, abs=0.01)
+
+
+TABLES, PROJECTIONS, CLUSTERS = 9 * 24 + 11 * 12 + 17 * 6, (12 + 6) * 24, 2 * 24
+
+
+@pytest.mark.parametrize(
+    ("options", "sides"),
+    [
+        ({}, (0, CLUSTERS, TABLES + PROJECTIONS)),
+        ({"head_projection": True}, (0, CLUSTERS, TABLES + PROJECTIONS + 24 * 24)),
+        ({"tie": "tables"}, (PROJECTIONS, PROJECTIONS + CLUSTERS, TABLES)),
+        ({"tie": "none"}, (TABLES + PROJECTIONS, TABLES + PROJECTIONS + CLUSTERS, 0)),
+        ({"output": "none"}, (TABLES + PROJECTIONS, 0, 0)),
+    ],
+    ids=["all", "head projection", "tables", "none", "input only"],
+)
+def test_parameters_of_each_side_counted_by_hand(
+    options: dict[str, Any], sides: tuple[int, int, int]
+) -> None:
+    """37 words in bands of 9, 11 and 17, with widths 24, 12 and 6."""
+    settings: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24, "cutoffs": [9, 20], "factor": 2}
+    counts = se.build("adaptive", **settings, **options).counts()
+    assert (counts["input"], counts["output"], counts["shared"]) == sides
+    assert counts["total"] == sum(sides) == se.expected_count("adaptive", **settings, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "tables", "projections"),
+    [("adaptive", True, True), ("adaptive-tied-tables", True, False), ("adaptive-untied", False, False)],
+)
+def test_what_the_output_shares_moves_with_the_input(name: str, tables: bool, projections: bool) -> None:
+    emb = by_name(name).build()
+    for parameter, is_shared in ((emb.tables["1"], tables), (emb.projections["1"], projections)):
+        before = emb.output_table()[9:20].clone()
+        with torch.no_grad():
+            parameter.mul_(2)
+        assert torch.equal(emb.output_table()[9:20], before * 2 if is_shared else before)
+
+
+def test_the_factor_and_the_tie_of_the_papers_are_the_defaults() -> None:
+    options = se.build("adaptive", num_embeddings=37, embedding_dim=24, cutoffs=[9]).options
+    assert (options.factor, options.head_projection, options.tie) == (4, False, "all")
+
+
+# DeFINE over bands
+
+UNIT: dict[str, Any] = {"map_dim": 16, "expand_dim": 48, "depth": 2, "map": "adaptive", "cutoffs": [9, 20]}
+SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24}
+
+
+def test_define_scores_projected_states_with_the_softmax_of_its_map() -> None:
+    emb: Any = se.build("define", **SIZES, **UNIT, output="map", output_projection=True)
+    hidden, targets = torch.randn(4, 7, 24), torch.randint(37, (4, 7))
+    narrow = hidden @ emb.output_projection.weight.T
+    torch.testing.assert_close(emb.log_prob(hidden), emb.map.log_prob(narrow))
+    expected = naive_log_prob(emb.map, narrow.reshape(28, 16)).view(4, 7, 37)
+    torch.testing.assert_close(emb.log_prob(hidden), expected, rtol=1e-4, atol=1e-5)
+    each = emb.cross_entropy(hidden, targets, reduction="none")
+    torch.testing.assert_close(each, -expected.gather(-1, targets[..., None])[..., 0], rtol=1e-4, atol=1e-5)
+
+
+def test_define_tied_to_its_table_has_a_flat_softmax_and_no_clusters() -> None:
+    emb = se.build("define", **SIZES, **UNIT, output="table")
+    hidden, targets = torch.randn(6, 24), torch.tensor([0, 8, 9, 20, 36, 3])
+    expected = F.cross_entropy(hidden @ emb.table().T, targets)
+    torch.testing.assert_close(emb.cross_entropy(hidden, targets), expected, rtol=1e-4, atol=1e-5)
+    for output in ("table", "none"):
+        names = se.build("define", **SIZES, **UNIT, output=output).state_dict()
+        assert "map.tables.2" in names and "map.clusters" not in names
+    assert "map.clusters" in se.build("define", **SIZES, **UNIT, output="map").state_dict()
+
+
+def test_define_decides_about_the_output_of_its_map() -> None:
+    unit = {name: value for name, value in UNIT.items() if name != "cutoffs"}
+    nested = {"cutoffs": [9, 20], "output": "none"}
+    with pytest.raises(se.OptionError, match="map_options.*output"):
+        se.build("define", **SIZES, **unit, map_options=nested, output="map")
+    with pytest.raises(se.OptionError, match="tie"):
+        se.build("define", **SIZES, **UNIT, tie="none", output="table")
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "shown"),
+    [
+        ({}, "cutoffs", "missing"),
+        ({"cutoffs": []}, "cutoffs", "empty"),
+        ({"cutoffs": [20, 9]}, "cutoffs", "[20, 9]"),
+        ({"cutoffs": [9, 9]}, "cutoffs", "[9, 9]"),
+        ({"cutoffs": [0, 9]}, "cutoffs", "[0, 9]"),
+        ({"cutoffs": [-4]}, "cutoffs", "[-4]"),
+        ({"cutoffs": [9, 37]}, "cutoffs", "37"),
+        ({"cutoffs": [100]}, "cutoffs", "100"),
+        ({"cutoffs": 9}, "cutoffs", "9"),
+        ({"cutoffs": [9.5]}, "cutoffs", "9.5"),
+        ({"cutoffs": [True]}, "cutoffs", "True"),
+        ({"cutoffs": [9], "factor": 0}, "factor", "0"),
+        ({"cutoffs": [9], "factor": -2}, "factor", "-2"),
+        ({"cutoffs": [9], "factor": 25}, "factor", "25"),
+        ({"cutoffs": [9, 20], "factor": 5}, "factor", "5"),
+        ({"cutoffs": [9], "factor": 2.0}, "factor", "2.0"),
+        ({"cutoffs": [9], "head_projection": "yes"}, "head_projection", "yes"),
+        ({"cutoffs": [9], "tie": "table"}, "tie", "table"),
+        ({"cutoffs": [9], "tie": True}, "tie", "True"),
+        ({"cutoffs": [9], "output": "map"}, "output", "map"),
+        ({"cutoffs": [9], "output": "none", "tie": "none"}, "tie", "none"),
+        ({"cutoff": [9]}, "cutoff", "cutoffs"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], named: str, shown: str) -> None:
+    for function in (se.build, se.expected_count):
+        with pytest.raises(se.OptionError) as error:
+            function("adaptive", **SIZES, **options)
+        text = str(error.value)
+        assert f"'{named}'" in text and shown in text and text.startswith("adaptive: ")
+        assert "\n" not in text and len(text) < 300
+
+
+def test_the_narrowest_band_may_have_one_dimension() -> None:
+    emb = se.build("adaptive", **SIZES, cutoffs=[9], factor=24)
+    assert emb.tables["1"].shape == (28, 1)
+    assert se.build("adaptive", **SIZES, cutoffs=[9], factor=1).tables["1"].shape == (28, 24)
