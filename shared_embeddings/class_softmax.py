@@ -1,8 +1,8 @@
 """Cross entropy of a tied softmax whose words share parts of their vectors with their class.
 
 A word's score is that of its unique part plus that of its class (of every level of classes). The scores of a
-block of tokens are kept as ``(V, n)``: then adding the score of a class to its words, and summing the errors of
-its words, move whole rows of memory. For the rest this is `softmax.linear_cross_entropy`: one shared
+block of tokens are kept as ``(V, n)``: then adding the score of a class to its words, and summing the errors
+of its words, move whole rows of memory. For the rest this is `softmax.linear_cross_entropy`: one shared
 buffer of scores, gradients formed in the forward pass.
 
 Axes: ``N`` tokens, n of them in a block, ``V`` vocabulary, ``D`` width of the hidden states, ``U`` of their

@@ -208,13 +208,7 @@ def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
             f"num_classes is {num_classes}, but only {different} words with different vectors are there to "
             "group; lower it, or give more text"
         )
-    try:
-        from sklearn.cluster import KMeans  # type: ignore[import-untyped]
-    except ImportError:
-        raise ImportError(
-            "clustering needs scikit-learn, which is not installed; pip install 'shared-embeddings[classes]'"
-        ) from None
-    fitted = KMeans(n_clusters=num_classes, n_init=1, random_state=seed).fit(directions)
+    fitted = _kmeans()(n_clusters=num_classes, n_init=1, random_state=seed).fit(directions)
     classes = np.full(len(vectors), class_of_unseen(fitted.cluster_centers_), dtype=np.int64)
     classes[seen] = fitted.labels_
     return Clusters(classes, fitted.cluster_centers_)
@@ -223,7 +217,7 @@ def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
 def class_of_unseen(centres: np.ndarray) -> int:
     """The class of a word that never occurred: the one whose centre ``(K, d)`` is nearest to zero.
 
-    A centre of vectors of length one is short where they point in many directions: it is the most mixed class.
+    A centre of vectors of length one is short where these differ most, so this is the most mixed class.
     """
     return int(np.linalg.norm(centres, axis=1).argmin())
 
@@ -286,6 +280,12 @@ def make_classes(
         ImportError: gensim, scikit-learn or (for a figure) matplotlib is not installed.
     """
     words = read_vocabulary(vocab_file)
+    # What would fail in the end should fail before the training.
+    _kmeans()
+    _check_target(output)
+    if figure is not None:
+        _figure()
+        _check_target(figure)
     if num_classes > len(words):
         raise ValueError(f"num_classes is {num_classes}, more than the {len(words)} words; lower it")
     vectors = train_word_vectors(texts, words, dim, window, epochs, seed)
@@ -332,14 +332,8 @@ def draw_sizes(word_classes: WordClasses, path: Path) -> None:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(
-            "the figure needs matplotlib, which is not installed; pip install matplotlib"
-        ) from None
     sizes = np.sort(word_classes.sizes())[::-1]
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    figure = _figure()(figsize=(6, 3.5), layout="constrained")
     axes = figure.add_subplot()
     axes.bar(np.arange(len(sizes)), sizes, width=1.0)
     axes.set_xlabel("class, by size")
@@ -399,6 +393,36 @@ def _cosines(vectors: np.ndarray, direction: np.ndarray) -> np.ndarray:
     products = vectors.astype(np.float64) @ direction
     norms = np.linalg.norm(vectors.astype(np.float64), axis=1) * np.linalg.norm(direction)
     return np.divide(products, norms, out=np.zeros_like(products), where=norms > 0)
+
+
+def _kmeans() -> Any:
+    """scikit-learn's k-means."""
+    try:
+        from sklearn.cluster import KMeans  # type: ignore[import-untyped]
+    except ImportError:
+        raise ImportError(
+            "clustering needs scikit-learn, which is not installed; pip install 'shared-embeddings[classes]'"
+        ) from None
+    return KMeans
+
+
+def _figure() -> Any:
+    """matplotlib's figure."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("a figure needs matplotlib, which is not installed; install it") from None
+    return Figure
+
+
+def _check_target(path: Path) -> None:
+    """Raise ValueError unless a file of this name can be written."""
+    folder = os.path.dirname(os.path.abspath(path))
+    existing = folder
+    while not os.path.lexists(existing):
+        existing = os.path.dirname(existing)
+    if os.path.isdir(path) or not os.path.isdir(existing) or not os.access(existing, os.W_OK):
+        raise ValueError(f"output {path}: cannot be written; give a file in a folder that can")
 
 
 def _without_count(line: str) -> str:

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shared_embeddings.class_levels import STORED, Classes, class_levels, plain_classes
 from shared_embeddings.class_softmax import ClassIndex, class_cross_entropy, class_index
-from shared_embeddings.classes import WordClasses
 from shared_embeddings.interface import SharedEmbedding, entry_std, zero_padding_row
-from shared_embeddings.options import OptionError, require, require_at_least
+from shared_embeddings.options import require, require_at_least
 from shared_embeddings.registry import register
 from shared_embeddings.softmax import Reduction
-
-# The value of `classes` for a module whose assignment comes with its state_dict.
-STORED = "stored"
-
-Classes = str | tuple[int, ...] | tuple[str | tuple[int, ...], ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,14 +105,6 @@ class UncleOptions:
         return tuple(rest // levels + (level < rest % levels) for level in range(levels))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Level:
-    """One level of classes: how many there are, and the class ``(V,)`` of every word."""
-
-    num_classes: int
-    assignment: np.ndarray
-
-
 @register("uncle", UncleOptions)
 class UncleEmbedding(SharedEmbedding):
     """Row i of the table is ``concatenate(U_i, C_j)`` (Eq. 1), with sub-classes ``(U_i, C_j, C_j1)`` (Eq. 2).
@@ -139,7 +123,7 @@ class UncleEmbedding(SharedEmbedding):
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: UncleOptions
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        levels = _levels(num_embeddings, options)
+        levels = class_levels(num_embeddings, options)
         # Kept beside the buffer, so that parameters can be reset when the class file is gone.
         self._assignment = np.stack([level.assignment for level in levels], axis=1)
         self.num_classes = tuple(level.num_classes for level in levels)
@@ -230,7 +214,7 @@ class UncleEmbedding(SharedEmbedding):
         """Class files and indices as plain text and numbers, whatever held them."""
         if "classes" not in given:
             return given
-        return {**given, "classes": _plain_classes(given["classes"])}
+        return {**given, "classes": plain_classes(given["classes"])}
 
     @classmethod
     def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: UncleOptions) -> None:
@@ -246,7 +230,7 @@ class UncleEmbedding(SharedEmbedding):
             f"option 'class_dims' is {list(widths)}, but the widths must be at least 1 and add up to the "
             f"{rest} dimensions that 'unique_dim' leaves; change one of the two",
         )
-        for level in _levels(num_embeddings, options):
+        for level in class_levels(num_embeddings, options):
             require(
                 level.num_classes <= num_embeddings,
                 f"option 'num_classes' is {level.num_classes}, more than {num_embeddings} words; lower it",
@@ -255,84 +239,8 @@ class UncleEmbedding(SharedEmbedding):
     @classmethod
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: UncleOptions) -> int:
         """V_s U_d + C_s C_d (Eq. 3), the last summed over the levels."""
-        levels = zip(_levels(num_embeddings, options), options.widths(embedding_dim))
+        levels = zip(class_levels(num_embeddings, options), options.widths(embedding_dim))
         return num_embeddings * options.unique_dim + sum(level.num_classes * width for level, width in levels)
-
-
-def _levels(num_embeddings: int, options: UncleOptions) -> list[Level]:
-    """The classes of all V words in every level, from wherever the options say.
-
-    Raises:
-        OptionError: a class file that cannot be read or is of another vocabulary, classes that cannot be.
-    """
-    counts: Iterator[Any] = iter(
-        options.num_classes
-        if isinstance(options.num_classes, tuple)
-        else (options.num_classes,) * options.levels()
-    )
-    if options.random_classes:
-        random = np.random.default_rng(options.seed)
-        return [Level(count, random.integers(count, size=num_embeddings)) for count in counts]
-    if options.classes == STORED:
-        # Any valid assignment will do until the right one is loaded.
-        return [Level(count, np.arange(num_embeddings) % count) for count in counts]
-    return [_given_level(num_embeddings, source, count) for source, count in zip(options.sources(), counts)]
-
-
-def _given_level(num_embeddings: int, source: str | Sequence[int], num_classes: int | None) -> Level:
-    """The level of a class file, or of given class indices."""
-    if isinstance(source, str):
-        try:
-            loaded = WordClasses.load(source)
-        except ValueError as error:
-            raise OptionError(f"option 'classes': {error}") from None
-        assignment, known = loaded.classes, loaded.num_classes
-        require(
-            num_classes in (None, known),
-            f"option 'num_classes' is {num_classes}, but {source} has {known} classes; leave it out",
-        )
-        named = f"the class file {source}"
-    else:
-        assignment, known = np.asarray(source), num_classes or max(source, default=0) + 1
-        named = "option 'classes'"
-    require(
-        len(assignment) == num_embeddings,
-        f"{named} has {len(assignment)} words, but the vocabulary has {num_embeddings}; make the classes of "
-        "this vocabulary",
-    )
-    wrong = assignment[(assignment < 0) | (assignment >= known)]
-    require(
-        wrong.size == 0,
-        f"{named} has a class {wrong[0] if wrong.size else ''}, but classes are from 0 to {known - 1}; "
-        "change it or 'num_classes'",
-    )
-    return Level(known, assignment)
-
-
-def _plain_classes(value: Any) -> object:
-    """The option `classes` in plain types; what is neither files nor indices stays as it is."""
-    if isinstance(value, (list, tuple)) and value and not isinstance(value[0], (int, np.integer)):
-        return [_plain_level(level) for level in value]
-    return _plain_level(value)
-
-
-def _plain_level(value: Any) -> object:
-    """A class file as text, or class indices as a list of numbers."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if not isinstance(value, (list, tuple, np.ndarray, Tensor)) or len(value) == 0:
-        return value
-    # A message that showed all values would be as long as the vocabulary.
-    try:
-        indices = np.asarray(value.tolist() if isinstance(value, Tensor) else value)
-    except ValueError:
-        indices = np.empty(0)
-    if indices.dtype.kind not in "iu" or indices.ndim != 1:
-        raise OptionError(
-            "uncle: option 'classes' holds something other than one whole number for each word; give a class "
-            "file, or a list of class indices for each level"
-        )
-    return indices.tolist()
 
 
 def _index_dtype(num_classes: int) -> torch.dtype:
