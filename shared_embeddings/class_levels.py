@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,32 +37,58 @@ def class_levels(num_embeddings: int, options: UncleOptions) -> list[Level]:
     Raises:
         OptionError: a class file that cannot be read or is of another vocabulary, classes that cannot be.
     """
-    given: Any = options.num_classes
-    counts = given if isinstance(given, tuple) else (given,) * options.levels()
     if options.random_classes:
         random = np.random.default_rng(options.seed)
+        counts = _counts(options)
         return [Level(count, random.integers(count, size=num_embeddings)) for count in counts]
     if options.classes == STORED:
         # Any valid assignment will do until the right one is loaded.
-        return [Level(count, np.arange(num_embeddings) % count) for count in counts]
-    return [_given_level(num_embeddings, source, count) for source, count in zip(options.sources(), counts)]
+        return [Level(count, np.arange(num_embeddings) % count) for count in _counts(options)]
+    return [_given_level(num_embeddings, *given) for given in zip(options.sources(), _counts(options))]
+
+
+def levels_for_vocabulary(words: Sequence[str], options: UncleOptions) -> list[Level]:
+    """The given classes in every level, those of class files by word rather than by position.
+
+    Raises:
+        OptionError: as in `class_levels`, or a class file that hardly knows the words.
+    """
+    levels = []
+    for source, count in zip(options.sources(), _counts(options)):
+        if isinstance(source, str):
+            with _naming_the_option(source):
+                resolved = _loaded(source, count).for_vocabulary(words)
+            levels.append(Level(resolved.num_classes, resolved.classes))
+        else:
+            levels.append(_given_level(len(words), source, count))
+    return levels
+
+
+def given_counts(options: UncleOptions) -> list[int]:
+    """The number of classes of every level, where classes are given.
+
+    Raises:
+        OptionError: a class file that cannot be read.
+    """
+    return [
+        _loaded(source, count).num_classes if isinstance(source, str) else count or max(source) + 1
+        for source, count in zip(options.sources(), _counts(options))
+    ]
+
+
+def _counts(options: UncleOptions) -> tuple[Any, ...]:
+    """The option `num_classes` for every level; None where it is left out."""
+    given = options.num_classes
+    return given if isinstance(given, tuple) else (given,) * options.levels()
 
 
 def _given_level(num_embeddings: int, source: str | Sequence[int], num_classes: int | None) -> Level:
     """The level of a class file, or of given class indices."""
     if isinstance(source, str):
-        try:
-            loaded = WordClasses.load(source)
-        except ValueError as error:
-            raise OptionError(f"option 'classes': {error}") from None
-        assignment, known = loaded.classes, loaded.num_classes
-        require(
-            num_classes in (None, known),
-            f"option 'num_classes' is {num_classes}, but {source} has {known} classes; leave it out",
-        )
-        named = f"the class file {source}"
+        loaded = _loaded(source, num_classes)
+        assignment, known, named = loaded.classes, loaded.num_classes, f"the class file {source}"
     else:
-        assignment, known = np.asarray(source), num_classes or max(source, default=0) + 1
+        assignment, known = np.asarray(source), num_classes or max(source) + 1
         named = "option 'classes'"
     require(
         len(assignment) == num_embeddings,
@@ -75,6 +102,27 @@ def _given_level(num_embeddings: int, source: str | Sequence[int], num_classes: 
         "change it or 'num_classes'",
     )
     return Level(known, assignment)
+
+
+def _loaded(path: str, num_classes: int | None) -> WordClasses:
+    """The class file `path`, which has `num_classes` classes where that is not None."""
+    with _naming_the_option(path):
+        loaded = WordClasses.load(path)
+    require(
+        num_classes in (None, loaded.num_classes),
+        f"option 'num_classes' is {num_classes}, but {path} has {loaded.num_classes} classes; leave it out",
+    )
+    return loaded
+
+
+@contextlib.contextmanager
+def _naming_the_option(path: str) -> Iterator[None]:
+    """Turn a ValueError about a class file into an `OptionError`."""
+    try:
+        yield
+    except ValueError as error:
+        named = str(error) if path in str(error) else f"{path}: {error}"
+        raise OptionError(f"option 'classes': {named}") from None
 
 
 def plain_classes(value: Any) -> object:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.class_levels import STORED, Classes, class_levels, plain_classes
+from shared_embeddings.class_levels import (
+    STORED,
+    Classes,
+    class_levels,
+    given_counts,
+    levels_for_vocabulary,
+    plain_classes,
+)
 from shared_embeddings.class_softmax import ClassIndex, class_cross_entropy, class_index
 from shared_embeddings.interface import SharedEmbedding, entry_std, zero_padding_row
-from shared_embeddings.options import require, require_at_least
+from shared_embeddings.options import parse_options, require, require_at_least
 from shared_embeddings.registry import register
 from shared_embeddings.softmax import Reduction
 
@@ -215,6 +223,43 @@ class UncleEmbedding(SharedEmbedding):
         if "classes" not in given:
             return given
         return {**given, "classes": plain_classes(given["classes"])}
+
+    @classmethod
+    def options_for_vocabulary(cls, given: dict[str, object], words: Sequence[str]) -> dict[str, object]:
+        """The options for a model whose words are known: class files give each word its class by name.
+
+        Words that a class file does not cover, such as a host's markers, are treated as ones that never
+        occurred (`WordClasses.for_vocabulary`).
+
+        Raises:
+            OptionError: options that cannot be, or a class file that hardly knows the words.
+        """
+        options = cls._parsed(given)
+        if options.classes in (None, STORED):
+            return given
+        levels = levels_for_vocabulary(words, options)
+        return {
+            **given,
+            "classes": [level.assignment.tolist() for level in levels],
+            "num_classes": [level.num_classes for level in levels],
+        }
+
+    @classmethod
+    def options_before_vocabulary(cls, given: dict[str, object]) -> dict[str, object]:
+        """The options for checks before the vocabulary is read: they fit any V.
+
+        Raises:
+            OptionError: options that cannot be, or a class file that cannot be read.
+        """
+        options = cls._parsed(given)
+        if options.classes in (None, STORED):
+            return given
+        return {**given, "classes": STORED, "num_classes": given_counts(options)}
+
+    @classmethod
+    def _parsed(cls, given: dict[str, object]) -> UncleOptions:
+        """The options as a dataclass."""
+        return parse_options(cls.method, UncleOptions, cls.gather_options(given))
 
     @classmethod
     def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: UncleOptions) -> None:

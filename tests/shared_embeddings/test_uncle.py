@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import shared_embeddings as se
 from shared_embeddings.classes import WordClasses
+from shared_embeddings.methods.uncle import UncleEmbedding
 
 from .cases import CASES, Case, by_name
 from .support import MemoryMeter, assert_same_gradients, gradients
@@ -378,6 +379,63 @@ def test_classes_come_from_a_file(tmp_path: Path) -> None:
     assert build(path, num_classes=5).num_classes == (5,)
     sizes = {"num_embeddings": 5, "embedding_dim": 4, "unique_dim": 1}
     assert se.expected_count("uncle", **sizes, classes=path) == 5 + 5 * 3
+
+
+def test_a_model_with_a_vocabulary_of_its_own_finds_classes_by_word(tmp_path: Path) -> None:
+    """The class of word1 is 0, of word2 4; the marker gets the class of the centre nearest to zero."""
+    path = save_classes(tmp_path / "classes.npz", [1, 0, 4, 4, 1], 5)
+    unseen = int(np.linalg.norm(WordClasses.load(path).centres, axis=1).argmin())
+    words = ["<blank>", "word2", "word1", "word4", "word0", "word3"]
+    given = {"unique_dim": 1, "classes": path, "class_dims": [3]}
+    options = UncleEmbedding.options_for_vocabulary(given, words)
+    assert options["class_dims"] == [3] and given["classes"] == path
+    emb = se.build("uncle", num_embeddings=6, embedding_dim=4, **options)
+    assert emb.classes.flatten().tolist() == [unseen, 4, 0, 1, 1, 4]
+    assert emb.num_classes == (5,)
+
+
+def test_levels_by_word_and_by_position(tmp_path: Path) -> None:
+    path = save_classes(tmp_path / "classes.npz", [1, 0, 1], 2)
+    given = {"unique_dim": 1, "classes": [path, [2, 0, 1]]}
+    options = UncleEmbedding.options_for_vocabulary(given, ["word1", "word0", "word2"])
+    assert options["classes"] == [[0, 1, 1], [2, 0, 1]] and options["num_classes"] == [2, 3]
+
+
+def test_options_can_be_checked_before_the_vocabulary_is_read(tmp_path: Path) -> None:
+    path = save_classes(tmp_path / "classes.npz", [1, 0, 1], 3)
+    for classes, counts in [(path, [3]), ([path, [2, 4, 1]], [3, 5])]:
+        options = UncleEmbedding.options_before_vocabulary({"unique_dim": 1, "classes": classes})
+        assert options["num_classes"] == counts
+        with torch.device("meta"):
+            se.build("uncle", num_embeddings=1 << 20, embedding_dim=8, **options)
+
+
+@pytest.mark.parametrize(
+    "given", [{"random_classes": True, "num_classes": 2}, {"classes": "stored", "num_classes": 2}], ids=str
+)
+def test_options_without_class_files_stay_as_they_are(given: dict[str, Any]) -> None:
+    given = {"unique_dim": 1} | given
+    assert UncleEmbedding.options_for_vocabulary(given, ["a", "b"]) == given
+    assert UncleEmbedding.options_before_vocabulary(given) == given
+
+
+def test_class_files_that_do_not_fit_a_vocabulary_are_named(tmp_path: Path) -> None:
+    path = save_classes(tmp_path / "classes.npz", [1, 0, 1], 3)
+    for given, words, named in [
+        ({"classes": path}, ["x", "y", "word1"], "2 of the 3 words"),
+        ({"classes": path, "num_classes": 4}, ["word0", "word1"], "num_classes"),
+        ({"classes": str(tmp_path / "none.npz")}, ["word0"], "no such file"),
+        ({"classes": [0, 1]}, ["word0"], "2 words"),
+        ({}, ["word0"], "projective"),
+    ]:
+        with pytest.raises(se.OptionError, match=named) as error:
+            UncleEmbedding.options_for_vocabulary({"unique_dim": 1} | given, words)
+        assert "\n" not in str(error.value)
+        if isinstance(given.get("classes"), str):
+            assert str(given["classes"]) in str(error.value)
+    for given, named in [({"classes": "none.npz"}, "no such file"), ({"classes": 3}, "classes")]:
+        with pytest.raises(se.OptionError, match=named):
+            UncleEmbedding.options_before_vocabulary({"unique_dim": 1} | given)
 
 
 def test_levels_come_from_several_files(tmp_path: Path) -> None:
