@@ -90,6 +90,12 @@ def _adaptive(name: str, **options: Any) -> Case:
     return Case(f"adaptive{name}", "adaptive", settings, output=has_output, adaptive=has_output)
 
 
+def _uncle(name: str, padding_idx: int | None = PADDING, **options: Any) -> Case:
+    """A row of UnClE; classes are random unless it says otherwise, as given ones fit one size only."""
+    settings = {"unique_dim": 7, "random_classes": True} | options
+    return Case(f"uncle-{name}", "uncle", settings, padding_idx=padding_idx)
+
+
 ADAPTIVE_MAP = {"map": "adaptive", "cutoffs": [9, 20], "factor": 2}
 
 CASES: list[Case] = [
@@ -110,6 +116,13 @@ CASES: list[Case] = [
     _adaptive("-tied-tables", tie="tables"),
     _adaptive("-untied", tie="none", head_projection=True),
     _adaptive("-input-only", output="none"),
+    _uncle("classes", num_classes=5),
+    _uncle("no-padding", padding_idx=None, num_classes=5, seed=4),
+    _uncle("narrow", num_classes=9, unique_dim=1),
+    _uncle("wide", num_classes=9, unique_dim=DIMENSION - 1),
+    _uncle("one-class", num_classes=1),
+    _uncle("sub-classes", num_classes=[4, 11, 37], class_dims=[8, 4, 5]),
+    _uncle("stored", num_classes=[6, 12], random_classes=False, classes="stored"),
     _alone("real", filter="real"),
     _alone("real-fixed-base", filter="real", train_base=False),
     _alone("binary", filter="binary", zero_probability=0.4),

@@ -1,0 +1,582 @@
+"""Semantic classes: word vectors, clusters, their file, and rows of words that came later."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import pickle
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import shared_embeddings as se
+from shared_embeddings import skipgram
+from shared_embeddings.classes import (
+    WordClasses,
+    class_of_unseen,
+    cluster,
+    describe_sizes,
+    draw_sizes,
+    make_classes,
+    out_of_vocabulary_row,
+    read_vocabulary,
+)
+from shared_embeddings.skipgram import train_word_vectors
+
+ANIMALS = ["cat", "dog", "horse", "mouse", "cow", "sheep"]
+NUMBERS = ["one", "two", "three", "four", "five", "six"]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """Sentences about animals and sentences about numbers, which share no word but one."""
+    random = np.random.default_rng(0)
+    lines = []
+    for number in range(400):
+        topic = ANIMALS if number % 2 else NUMBERS
+        lines.append(" ".join(["the", *random.choice(topic, size=6)]))
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def vocabulary_file(tmp_path: Path) -> Path:
+    """The words of the text with counts, and a marker that never occurs."""
+    path = tmp_path / "words.vocab"
+    words = ["the", *ANIMALS, *NUMBERS]
+    path.write_text("".join(f"{word}\t{100 - place}\n" for place, word in enumerate(words)) + "<rare>\t0\n")
+    return path
+
+
+def made_up(classes: list[int] | None = None, **changes: Any) -> WordClasses:
+    """Classes of five words with vectors of two dimensions."""
+    parts: dict[str, Any] = {
+        "words": ("a", "b", "c", "d", "e"),
+        "classes": np.array([0, 1, 1, 0, 2] if classes is None else classes),
+        "centres": np.array([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]),
+        "vectors": np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 4.0], [1.0, 0.1], [-2.0, 0.0]]),
+        "settings": {"dim": 2, "texts": ["text"]},
+    }
+    return WordClasses(**(parts | changes))
+
+
+def without(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """Let the import of a module fail."""
+    monkeypatch.setitem(sys.modules, module, None)
+
+
+# Word vectors
+
+
+def test_vectors_of_a_vocabulary(text: Path) -> None:
+    vectors = train_word_vectors([text], ["cat", "never", "six"], dim=7, epochs=2)
+    assert vectors.shape == (3, 7) and vectors.dtype == np.float32
+    assert vectors[[0, 2]].any(axis=1).all() and not vectors[1].any()
+
+
+def test_vectors_come_from_the_seed(text: Path) -> None:
+    words = ["the", *ANIMALS, *NUMBERS]
+    first, second, other = (train_word_vectors([text], words, 8, 2, 2, seed) for seed in (3, 3, 4))
+    assert np.array_equal(first, second)
+    assert not np.allclose(first, other)
+
+
+def test_words_that_occur_together_get_similar_vectors(text: Path) -> None:
+    vectors = train_word_vectors([text], [*ANIMALS, *NUMBERS], 10, epochs=20)
+    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    similar = vectors @ vectors.T
+    assert similar[:6, :6].mean() > similar[:6, 6:].mean() + 0.2
+
+
+def test_every_text_counts(text: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second.txt"
+    second.write_text("late later late\n" * 20)
+    vectors = train_word_vectors([text, second], ["late", "later", "cat"], 4, epochs=1)
+    assert vectors.any(axis=1).all()
+
+
+def test_tokens_without_a_vocabulary_entry_are_left_out(text: Path) -> None:
+    sentences = skipgram._Sentences([text], ["the", "cat"])
+    assert {word for sentence in sentences for word in sentence} == {"the", "cat"}
+    counts, number = sentences.count()
+    assert set(counts) == {"the", "cat"} and counts["the"] == 400 == number
+
+
+def test_long_lines_are_cut_rather_than_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skipgram, "_LONGEST_SENTENCE", 4)
+    path = tmp_path / "long.txt"
+    path.write_text("a b c d e f g h i\n\nj\n")
+    assert list(skipgram._Sentences([path], list("abcdefghij"))) == [list("abcd"), list("efgh"), ["i"], ["j"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [(None, "check the path"), (b"\xff\xfe\n", "UTF-8"), (b"", "no word"), (b"other words\n", "no word")],
+)
+def test_texts_that_cannot_be_used(tmp_path: Path, content: bytes | None, named: str) -> None:
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=named) as error:
+        train_word_vectors([path], ["cat"], 4)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("setting", [{"dim": 0}, {"window": 0}, {"epochs": 0}, {"seed": -1}], ids=str)
+def test_impossible_settings_are_named(text: Path, setting: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        train_word_vectors([text], ["cat"], **setting)
+
+
+def test_missing_gensim_is_named(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "gensim.models")
+    with pytest.raises(ImportError, match=r"gensim.*classes"):
+        train_word_vectors([text], ["cat"], 4)
+
+
+# Clusters
+
+
+def test_vectors_are_grouped_by_direction() -> None:
+    """Two directions, lengths from 0.1 to 50."""
+    vectors = np.array([[0.1, 0], [50, 1], [0, 30.0], [5, 0], [0.1, 7]])
+    classes, centres = cluster(vectors, 2, seed=1)
+    assert classes[0] == classes[1] == classes[3] != classes[2] == classes[4]
+    assert np.linalg.norm(centres[classes[0]] - [1, 0]) < 0.05
+    assert centres.shape == (2, 2)
+
+
+def test_unseen_words_go_to_the_centre_nearest_to_zero() -> None:
+    assert class_of_unseen(np.array([[3.0, 0], [0.5, 0.5], [0, -2]])) == 1
+    vectors = np.array([[1.0, 0], [0, 0], [0, 1], [-1, 1], [1, 1], [0, 0]])
+    classes, centres = cluster(vectors, 2)
+    shorter = np.linalg.norm(centres, axis=1).argmin()
+    assert classes[1] == classes[5] == shorter
+    seen, _ = cluster(vectors[vectors.any(axis=1)], 2)
+    assert np.array_equal(classes[vectors.any(axis=1)], seen)
+
+
+def test_clusters_come_from_the_seed() -> None:
+    vectors = np.random.default_rng(0).normal(size=(200, 5))
+    first, second, other = (cluster(vectors, 20, seed) for seed in (1, 1, 2))
+    assert np.array_equal(first.classes, second.classes) and np.array_equal(first.centres, second.centres)
+    assert not np.array_equal(first.classes, other.classes)
+    assert np.bincount(first.classes, minlength=20).min() > 0
+
+
+@pytest.mark.parametrize(
+    ("vectors", "num_classes", "named"),
+    [
+        (np.eye(3), 4, "num_classes is 4, but only 3"),
+        (np.eye(3), 0, "num_classes is 0"),
+        (np.array([[1.0, 0], [2, 0], [0, 0], [0, 1]]), 3, "only 2"),
+        (np.zeros((4, 2)), 1, "only 0"),
+        (np.array([[1.0, np.nan], [0, 1]]), 1, "not finite"),
+        (np.array([[1.0, np.inf], [0, 1]]), 1, "not finite"),
+    ],
+)
+def test_clusters_that_cannot_be(vectors: np.ndarray, num_classes: int, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        cluster(vectors, num_classes)
+
+
+def test_missing_scikit_learn_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "sklearn.cluster")
+    with pytest.raises(ImportError, match=r"scikit-learn.*classes"):
+        cluster(np.eye(3), 2)
+
+
+# The file
+
+
+def test_file_round_trip(tmp_path: Path) -> None:
+    words = ("straße", "猫", "a\u00a0b", "\u2028", " ")
+    saved = made_up(words=words)
+    path = tmp_path / "deep" / "classes"
+    saved.save(path)
+    loaded = WordClasses.load(path)
+    assert loaded.words == words and loaded.settings == saved.settings
+    for name in ("classes", "centres", "vectors"):
+        assert np.array_equal(getattr(loaded, name), getattr(saved, name))
+    assert loaded.vocabulary_hash == saved.vocabulary_hash
+    assert loaded.num_classes == 3
+    assert [file.name for file in path.parent.iterdir()] == ["classes"]
+
+
+def test_an_interrupted_file_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "classes.npz"
+    made_up().save(path)
+    before = path.read_bytes()
+
+    def fail(file: io.BytesIO, **arrays: np.ndarray) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(KeyboardInterrupt):
+        made_up([0, 0, 0, 0, 0]).save(path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["classes.npz"]
+
+
+class Bomb:
+    """Leaves a trace when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (str(self.trace), "w")
+
+
+def rewritten(path: Path, **changes: np.ndarray | None) -> None:
+    """Change or remove arrays of a class file."""
+    with np.load(path) as arrays:
+        kept = {name: arrays[name] for name in arrays.files} | changes
+    np.savez(path, **{name: value for name, value in kept.items() if value is not None})
+
+
+def truncated(path: Path) -> None:
+    """Keep the first half."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flipped(path: Path) -> None:
+    """Change one byte of the stored vectors."""
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo("vectors.npy")
+    content = bytearray(path.read_bytes())
+    content[info.header_offset + 30 + len(info.filename) + info.file_size - 1] ^= 0x55
+    path.write_bytes(content)
+
+
+BROKEN = {
+    "missing": lambda path: path.unlink(),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "empty": lambda path: path.write_bytes(b""),
+    "truncated": truncated,
+    "flipped": flipped,
+    "text": lambda path: path.write_text("cat 1\ndog 2\n"),
+    "one array": lambda path: np.save(path.open("wb"), np.arange(5)),
+    "a checkpoint": lambda path: torch.save({"a": torch.zeros(2)}, path),
+    "another npz": lambda path: np.savez(path, something=np.arange(3)),
+    "no centres": lambda path: rewritten(path, centres=None),
+    "other words": lambda path: rewritten(path, words=np.frombuffer(b"a\nb\nc\nd\nf", dtype=np.uint8)),
+    "fewer words": lambda path: rewritten(path, words=np.frombuffer(b"a\nb\nc\nd", dtype=np.uint8)),
+    "words twice": lambda path: rewritten(path, words=np.frombuffer(b"a\nb\nc\nd\na", dtype=np.uint8)),
+    "not UTF-8": lambda path: rewritten(path, words=np.frombuffer(b"a\nb\nc\nd\n\xff", dtype=np.uint8)),
+    "class too high": lambda path: rewritten(path, classes=np.array([0, 1, 2, 3, 0])),
+    "class below zero": lambda path: rewritten(path, classes=np.array([0, 1, 2, -1, 0])),
+    "broken classes": lambda path: rewritten(path, classes=np.array([0.0, 1, 2, 1, 0])),
+    "not a number": lambda path: rewritten(path, centres=np.full((3, 2), np.nan)),
+    "a later format": lambda path: rewritten(path, format=np.array(2)),
+    "broken settings": lambda path: rewritten(path, settings=np.array("{")),
+}
+
+
+@pytest.mark.parametrize("break_it", BROKEN.values(), ids=BROKEN)
+def test_files_that_cannot_be_read(tmp_path: Path, break_it: Any) -> None:
+    path = tmp_path / "classes.npz"
+    made_up().save(path)
+    break_it(path)
+    with pytest.raises(ValueError) as error:
+        WordClasses.load(path)
+    text = str(error.value)
+    assert text.startswith(f"classes {path}: ") and "\n" not in text
+    assert len(text) < 300 + len(str(path)) and "shared-embeddings classes" in text
+    with pytest.raises(se.OptionError, match="option 'classes'"):
+        se.build("uncle", num_embeddings=5, embedding_dim=4, unique_dim=2, classes=str(path))
+
+
+@pytest.mark.parametrize("where", ["whole file", "an array"])
+def test_loading_runs_no_code(tmp_path: Path, where: str) -> None:
+    path, trace = tmp_path / "classes.npz", tmp_path / "trace"
+    made_up().save(path)
+    if where == "whole file":
+        path.write_bytes(pickle.dumps(Bomb(trace)))
+    else:
+        rewritten(path, centres=np.array([Bomb(trace)], dtype=object))
+    with pytest.raises(ValueError, match="cannot be read"):
+        WordClasses.load(path)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"words": ()}, "no word"),
+        ({"words": ("a", "b", "c", "d", "a")}, "'a' comes twice"),
+        ({"words": ("a", "b", "c", "d", "")}, "no word"),
+        ({"words": ("a", "b", "c", "d", "e\nf")}, "no word"),
+        ({"classes": np.zeros(4, dtype=int)}, "5 words"),
+        ({"classes": np.array([0, 1, 2, 3, 0])}, "0 to 2"),
+        ({"centres": np.zeros((3, 4))}, "do not fit"),
+        ({"centres": np.zeros((0, 2))}, "do not fit"),
+        ({"vectors": np.zeros((4, 2))}, "do not fit"),
+        ({"vectors": np.full((5, 2), np.nan)}, "not finite"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        made_up(**changes)
+
+
+# Vocabularies
+
+
+def test_the_vocabulary_is_checked_word_by_word() -> None:
+    made = made_up()
+    made.check_vocabulary(["a", "b", "c", "d", "e"])
+    with pytest.raises(ValueError, match="5 words, but the vocabulary has 4"):
+        made.check_vocabulary(["a", "b", "c", "d"])
+    with pytest.raises(ValueError, match="word 1 is 'b' there and 'c' here"):
+        made.check_vocabulary(["a", "c", "b", "d", "e"])
+
+
+def test_the_hash_tells_vocabularies_apart() -> None:
+    hashes = {
+        made_up(words=words).vocabulary_hash
+        for words in [("a", "b", "c", "d", "e"), ("b", "a", "c", "d", "e"), ("ab", "c", "d", "e", "f")]
+    }
+    assert len(hashes) == 3
+    assert made_up(classes=[0, 0, 0, 0, 0]).vocabulary_hash in hashes
+
+
+def test_classes_follow_the_words_of_another_vocabulary() -> None:
+    """A translation host puts markers first and fillers last, and may drop words."""
+    words = ["<unk>", "<blank>", "e", "c", "a", "filler0"]
+    made = made_up(centres=np.array([[1.0, 0.0], [0.0, 0.5], [-1.0, 0.0]]))
+    resolved = made.for_vocabulary(words)
+    assert resolved.words == tuple(words)
+    assert resolved.classes.tolist() == [1, 1, 2, 1, 0, 1]
+    assert resolved.vectors.tolist() == [[0, 0], [0, 0], [-2, 0], [3, 4], [2, 0], [0, 0]]
+    assert np.array_equal(resolved.centres, made.centres)
+    assert made.missing(words) == ["<unk>", "<blank>", "filler0"]
+    emb = se.build("uncle", num_embeddings=6, embedding_dim=4, unique_dim=2, classes=resolved.classes)
+    assert emb.classes.flatten().tolist() == [1, 1, 2, 1, 0, 1]
+
+
+def test_a_vocabulary_that_is_mostly_foreign_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 of the 5 words"):
+        made_up().for_vocabulary(["x", "y", "z", "a", "b"])
+    with pytest.raises(ValueError, match="twice"):
+        made_up().for_vocabulary(["a", "b", "a"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "cat\ndog\nsix\n",
+        "cat\ndog\nsix",
+        "cat\t9\ndog\t8\nsix\t1\n",
+        "cat 9\ndog 8\nsix 1\n",
+        "cat\r\ndog\r\nsix\r\n",
+    ],
+)
+def test_vocabulary_files(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "vocab"
+    path.write_bytes(content.encode())
+    assert read_vocabulary(path) == ("cat", "dog", "six")
+
+
+def test_strange_words_of_a_vocabulary_file(tmp_path: Path) -> None:
+    """Numbers are words too, and only a line feed ends a line."""
+    path = tmp_path / "vocab"
+    path.write_text("7\t3\n12\na\u2028b\t1\nc\x0bd\n\u00a0\t2\n", encoding="utf-8")
+    assert read_vocabulary(path) == ("7", "12", "a\u2028b", "c\x0bd", "\u00a0")
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (None, "check the path"),
+        (b"", "is empty"),
+        (b"\n", "is empty"),
+        (b"cat\n\ndog\n", "line 2"),
+        (b"cat\t3\n\t4\n", "line 2"),
+        (b"cat\ndog\ncat\n", "line 3 repeats 'cat' of line 1"),
+        (b"cat\n\xff\n", "UTF-8"),
+    ],
+)
+def test_vocabulary_files_that_cannot_be_read(tmp_path: Path, content: bytes | None, named: str) -> None:
+    path = tmp_path / "vocab"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=named) as error:
+        read_vocabulary(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+# Sizes
+
+
+def sized(*sizes: int) -> WordClasses:
+    """Classes of the given sizes."""
+    classes = np.repeat(np.arange(len(sizes)), sizes)
+    words = tuple(str(number) for number in range(len(classes)))
+    return WordClasses(words, classes, np.ones((len(sizes), 2)), np.ones((len(classes), 2)))
+
+
+def test_sizes_in_text() -> None:
+    made = sized(1, 1, 3, 0, 9)
+    assert made.sizes().tolist() == [1, 1, 3, 0, 9]
+    lines = describe_sizes(made).splitlines()
+    assert lines[0] == "14 words in 5 classes: smallest 0, median 1, largest 9 words"
+    table = [(line.split()[0], int(line.split()[2]), line.count("#")) for line in lines[1:]]
+    assert table == [("0", 1, 20), ("1", 2, 40), ("2-3", 1, 20), ("4-7", 0, 0), ("8-15", 1, 20)]
+    assert describe_sizes(sized(2, 2)).splitlines()[1].split()[0] == "1"
+
+
+def test_sizes_in_a_picture(tmp_path: Path) -> None:
+    path = tmp_path / "sizes.png"
+    draw_sizes(sized(1, 5, 2), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert os.listdir(tmp_path) == ["sizes.png"]
+
+
+def test_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "matplotlib.figure")
+    with pytest.raises(ImportError, match="matplotlib"):
+        draw_sizes(sized(1, 5), tmp_path / "sizes.png")
+
+
+# All of it
+
+
+def test_from_text_to_embedding(text: Path, vocabulary_file: Path, tmp_path: Path) -> None:
+    output, figure = tmp_path / "run" / "classes.npz", tmp_path / "run" / "sizes.png"
+    report = make_classes([text], vocabulary_file, 3, output, dim=10, epochs=20, figure=figure)
+    made = WordClasses.load(output)
+    assert made.words == ("the", *ANIMALS, *NUMBERS, "<rare>")
+    of = dict(zip(made.words, made.classes.tolist()))
+    assert len({of[word] for word in ANIMALS}) == 1 == len({of[word] for word in NUMBERS})
+    assert of["cat"] != of["six"]
+    assert "14 words in 3 classes" in report and "1 words never occur" in report
+    assert str(output) in report and str(figure) in report
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert made.settings["epochs"] == 20 and made.settings["texts"] == ["text.txt"]
+    emb = se.build("uncle", num_embeddings=14, embedding_dim=8, unique_dim=2, classes=str(output))
+    cat, dog, six = emb(torch.tensor([made.words.index(word) for word in ("cat", "dog", "six")]))
+    assert torch.equal(cat[2:], dog[2:]) and not torch.equal(cat[2:], six[2:])
+
+
+def test_the_same_file_twice(text: Path, vocabulary_file: Path, tmp_path: Path) -> None:
+    files = []
+    for name in ("one.npz", "two.npz"):
+        make_classes([text], vocabulary_file, 4, tmp_path / name, dim=5, epochs=1, seed=2)
+        files.append(WordClasses.load(tmp_path / name))
+    assert np.array_equal(files[0].classes, files[1].classes)
+    assert np.array_equal(files[0].vectors, files[1].vectors)
+
+
+def test_what_cannot_be_fails_before_the_training(
+    text: Path, vocabulary_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*arguments: Any) -> None:
+        pytest.fail("the training was started")
+
+    monkeypatch.setattr("shared_embeddings.classes.train_word_vectors", train)
+    output = tmp_path / "classes.npz"
+    with pytest.raises(ValueError, match="more than the 14 words"):
+        make_classes([text], vocabulary_file, 15, output)
+    with pytest.raises(ValueError, match="cannot be written"):
+        make_classes([text], vocabulary_file, 3, tmp_path)
+    with pytest.raises(ValueError, match="cannot be written"):
+        make_classes([text], vocabulary_file, 3, text / "classes.npz")
+    with pytest.raises(ValueError, match="cannot be written"):
+        make_classes([text], vocabulary_file, 3, output, figure=tmp_path)
+    without(monkeypatch, "matplotlib.figure")
+    with pytest.raises(ImportError, match="matplotlib"):
+        make_classes([text], vocabulary_file, 3, output, figure=tmp_path / "sizes.png")
+    without(monkeypatch, "sklearn.cluster")
+    with pytest.raises(ImportError, match="scikit-learn"):
+        make_classes([text], vocabulary_file, 3, output)
+
+
+# Words that came later
+
+
+def trained(classes: WordClasses, padding_idx: int | None = None) -> se.SharedEmbedding:
+    """An embedding of five words: unique parts (1, 10) to (5, 50), class vectors 100, 200 and 300."""
+    emb = se.build(
+        "uncle",
+        num_embeddings=5,
+        embedding_dim=3,
+        unique_dim=2,
+        classes=classes.classes,
+        num_classes=3,
+        padding_idx=padding_idx,
+    )
+    with torch.no_grad():
+        emb.unique.copy_(torch.arange(1.0, 6.0).unsqueeze(1) * torch.tensor([1.0, 10.0]))
+        emb.class_tables[0].copy_(torch.tensor([[100.0], [200.0], [300.0]]))
+    return emb
+
+
+def test_a_new_word_takes_the_nearest_class_and_a_mix_of_its_words() -> None:
+    """(0, 5) is nearest to centre 1; its words b = (0, 1) and c = (3, 4) have cosines 1 and 0.8."""
+    classes = made_up()
+    row = out_of_vocabulary_row(trained(classes), classes, np.array([0.0, 5.0]))
+    first = (2 * 1.0 + 3 * 0.8) / 1.8
+    assert row.tolist() == pytest.approx([first, 10 * first, 200])
+    assert not row.requires_grad
+
+
+def test_nearness_is_an_angle() -> None:
+    """(4, 1) is nearer to the centre (0, 2) by distance than to a far one in its direction."""
+    classes = made_up(centres=np.array([[90.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]))
+    row = out_of_vocabulary_row(trained(classes), classes, np.array([4.0, 1.0]))
+    assert row[2].item() == 100
+
+
+def test_words_on_the_other_side_have_no_weight() -> None:
+    """Of class 0's words a = (2, 0) and d = (-1, 0.1), only a is on the side of (3, 0.1)."""
+    vectors = made_up().vectors.copy()
+    vectors[3] = [-1, 0.1]
+    classes = made_up(vectors=vectors)
+    row = out_of_vocabulary_row(trained(classes), classes, np.array([3.0, 0.1]))
+    assert row.tolist() == pytest.approx([1, 10, 100])
+    vectors[0] = [-3, 0]
+    classes = made_up(vectors=vectors)
+    row = out_of_vocabulary_row(trained(classes), classes, np.array([3.0, 0.1]))
+    assert row.tolist() == pytest.approx([2.5, 25, 100])
+
+
+def test_padding_takes_no_part() -> None:
+    """Word 4 alone has class 2; as padding it leaves the class without words."""
+    classes = made_up()
+    row = out_of_vocabulary_row(trained(classes, padding_idx=4), classes, np.array([-1.0, 0.2]))
+    assert row[2].item() == 200
+    row = out_of_vocabulary_row(trained(classes, padding_idx=0), classes, np.array([1.0, 0.0]))
+    assert row.tolist() == pytest.approx([4, 40, 100])
+
+
+def test_a_known_word_alone_in_its_class_gets_its_own_row() -> None:
+    classes = made_up()
+    emb = trained(classes)
+    row = out_of_vocabulary_row(emb, classes, classes.vectors[4])
+    assert row.tolist() == emb(torch.tensor(4)).tolist()
+
+
+def test_new_words_that_cannot_be_placed() -> None:
+    classes = made_up()
+    emb = trained(classes)
+    for vector, named in [
+        ([0.0, 0.0], "zero"),
+        ([1.0, math.nan], "finite"),
+        ([1.0, 2.0, 3.0], "2 dimensions"),
+    ]:
+        with pytest.raises(ValueError, match=named):
+            out_of_vocabulary_row(emb, classes, np.array(vector))
+    with pytest.raises(ValueError, match="not the classes of the embedding"):
+        out_of_vocabulary_row(emb, made_up([0, 0, 0, 1, 2]), np.array([1.0, 0.0]))
+    two = se.build("uncle", num_embeddings=5, embedding_dim=4, unique_dim=2, classes=[[0, 1, 1, 0, 2]] * 2)
+    with pytest.raises(ValueError, match="one level"):
+        out_of_vocabulary_row(two, classes, np.array([1.0, 0.0]))

@@ -1,0 +1,609 @@
+"""UnClE: rows and scores by hand, the loss by loops, the sizes in print, and where classes come from."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import shared_embeddings as se
+from shared_embeddings.classes import WordClasses
+from shared_embeddings.methods.uncle import UncleEmbedding
+
+from .cases import CASES, Case, by_name
+from .support import MemoryMeter, assert_same_gradients, gradients
+
+UNCLE_CASES = [case for case in CASES if case.method == "uncle"]
+each_uncle = pytest.mark.parametrize("case", UNCLE_CASES, ids=lambda case: case.name)
+
+
+def build(
+    classes: Any, num_embeddings: int = 5, embedding_dim: int = 4, **options: Any
+) -> se.SharedEmbedding:
+    """An embedding with given classes and a unique part of one dimension."""
+    options = {"unique_dim": 1} | options
+    return se.build(
+        "uncle", num_embeddings=num_embeddings, embedding_dim=embedding_dim, classes=classes, **options
+    )
+
+
+def message(**options: Any) -> str:
+    """The text of the error that building raises, which must be one short line."""
+    settings = {"num_embeddings": 6, "embedding_dim": 8, "unique_dim": 2} | options
+    with pytest.raises(se.OptionError) as error:
+        se.build("uncle", **settings)
+    text = str(error.value)
+    assert text.startswith("uncle: ") and "\n" not in text and len(text) < 400
+    with pytest.raises(se.OptionError):
+        se.expected_count(
+            "uncle", **{name: value for name, value in settings.items() if name != "padding_idx"}
+        )
+    return text
+
+
+# Rows and scores
+
+
+def small(padding_idx: int | None = None) -> se.SharedEmbedding:
+    """Three words of classes 1, 0, 1 with unique parts 1, 2, 3 and class vectors (10, 20) and (30, 40)."""
+    emb = se.build(
+        "uncle",
+        num_embeddings=3,
+        embedding_dim=3,
+        unique_dim=1,
+        classes=[1, 0, 1],
+        padding_idx=padding_idx,
+    )
+    with torch.no_grad():
+        emb.unique.copy_(torch.tensor([[1.0], [2], [3]]))
+        emb.class_tables[0].copy_(torch.tensor([[10.0, 20], [30, 40]]))
+    return emb
+
+
+def test_rows_join_the_unique_and_the_class_part() -> None:
+    """Eq. 1."""
+    emb = small()
+    assert emb.table().tolist() == [[1, 30, 40], [2, 10, 20], [3, 30, 40]]
+    assert emb(torch.tensor([[2, 1]])).tolist() == [[[3, 30, 40], [2, 10, 20]]]
+
+
+def test_scores_add_those_of_the_unique_and_the_class_part() -> None:
+    """h = (100, 1, 2): 100 u + c1 + 2 c2."""
+    assert small().logits(torch.tensor([100.0, 1, 2])).tolist() == [210, 250, 410]
+    assert small(padding_idx=0).logits(torch.tensor([[100.0, 1, 2]])).tolist() == [[0, 250, 410]]
+
+
+def test_rows_with_sub_classes() -> None:
+    """Eq. 2: classes 0, 0, 1 with sub-classes 0, 1, 2."""
+    emb = se.build("uncle", num_embeddings=3, embedding_dim=4, unique_dim=1, classes=[[0, 0, 1], [0, 1, 2]])
+    assert [table.shape for table in emb.class_tables] == [(2, 2), (3, 1)]
+    with torch.no_grad():
+        emb.unique.copy_(torch.tensor([[1.0], [2], [3]]))
+        emb.class_tables[0].copy_(torch.tensor([[10.0, 20], [30, 40]]))
+        emb.class_tables[1].copy_(torch.tensor([[5.0], [6], [7]]))
+    assert emb.table().tolist() == [[1, 10, 20, 5], [2, 10, 20, 6], [3, 30, 40, 7]]
+    assert emb.logits(torch.tensor([1.0, 1, 1, 1])).tolist() == [36, 38, 80]
+
+
+def naive_table(emb: se.SharedEmbedding) -> Tensor:
+    """The table word by word, without gradients to the padding row."""
+    rows = []
+    for word in range(emb.num_embeddings):
+        parts = [emb.unique[word]]
+        for level, table in enumerate(emb.class_tables):
+            parts.append(table[int(emb.classes[word, level])])
+        row = torch.cat(parts)
+        rows.append(torch.zeros_like(row) if word == emb.padding_idx else row)
+    return torch.stack(rows)
+
+
+def naive_losses(
+    table: Tensor, hidden: Tensor, targets: Tensor, ignored: int, smoothing: float
+) -> list[Tensor]:
+    """The loss of every token that counts, from its own softmax, word by word."""
+    losses = []
+    for state, target in zip(hidden, targets.tolist()):
+        if target == ignored:
+            continue
+        scores = torch.stack([(row * state).sum() for row in table])
+        normaliser = scores.exp().sum().log()
+        loss = torch.zeros(())
+        for word, score in enumerate(scores):
+            share = smoothing / len(table) + (1 - smoothing) * (word == target)
+            loss = loss + share * (normaliser - score)
+        losses.append(loss)
+    return losses
+
+
+@each_uncle
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_loss_and_gradients_by_loops(case: Case, smoothing: float, reduction: str) -> None:
+    emb = case.build()
+    with torch.no_grad():
+        emb.unique.add_(0.3)
+    hidden, targets = case.hidden(6, scale=2.0), torch.randint(case.num_embeddings, (6,))
+    targets[1], targets[4] = 9, 3
+    losses = naive_losses(naive_table(emb), hidden, targets, 9, smoothing)
+    expected = sum(losses) / (len(losses) if reduction == "mean" else 1)
+    actual = emb.cross_entropy(
+        hidden, targets, ignore_index=9, label_smoothing=smoothing, reduction=reduction
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    assert_same_gradients(gradients(emb, actual, hidden), gradients(emb, expected, hidden))
+
+
+def test_words_of_a_class_share_the_gradient_of_its_vector() -> None:
+    """Scores all zero, so p = 1/3: errors are 1/3, 1/3, -2/3, and classes 1, 0, 1 sum them up."""
+    emb = small()
+    with torch.no_grad():
+        for parameter in emb.parameters():
+            parameter.zero_()
+    emb.cross_entropy(torch.tensor([[1.0, 1, 2]]), torch.tensor([2])).backward()
+    assert emb.unique.grad.flatten().tolist() == pytest.approx([1 / 3, 1 / 3, -2 / 3])
+    assert emb.class_tables[0].grad[0].tolist() == pytest.approx([1 / 3, 2 / 3])
+    assert emb.class_tables[0].grad[1].tolist() == pytest.approx([-1 / 3, -2 / 3])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_padding_gives_its_class_no_gradient(smoothing: float) -> None:
+    """Class 2 holds the padding word alone; class 0 holds another word too."""
+    emb = build([0, 1, 2, 1, 0], padding_idx=2)
+    hidden = torch.randn(7, 4, requires_grad=True)
+    loss = emb(torch.tensor([0, 1, 2, 2])).sum()
+    loss = loss + emb.cross_entropy(hidden, torch.tensor([2, 2, 0, 1, 3, 4, 2]), label_smoothing=smoothing)
+    (loss + emb.logits(hidden).square().sum()).backward()
+    assert emb.class_tables[0].grad[2].abs().max() == 0
+    assert emb.unique.grad[2].abs().max() == 0
+    assert emb.class_tables[0].grad[0].abs().min() > 0
+
+
+def test_a_class_without_words_counts_and_gets_no_gradient() -> None:
+    emb = build([0, 1, 1, 0, 3], num_classes=5)
+    assert emb.class_tables[0].shape == (5, 3)
+    assert emb.counts()["total"] == 5 * 1 + 5 * 3
+    hidden = torch.randn(4, 4)
+    emb.cross_entropy(hidden, torch.tensor([0, 1, 2, 4]), label_smoothing=0.1).backward()
+    touched = emb.class_tables[0].grad.abs().amax(1) > 0
+    assert touched.tolist() == [True, True, False, True, False]
+
+
+def test_a_second_derivative_is_refused() -> None:
+    emb = by_name("uncle-classes").build()
+    hidden = torch.randn(4, 24, requires_grad=True)
+    loss = emb.cross_entropy(hidden, torch.tensor([1, 2, 4, 5]))
+    with pytest.raises(RuntimeError, match="differentiated twice"):
+        torch.autograd.grad(loss, hidden, create_graph=True)
+
+
+TOKENS, VOCABULARY, WIDTH = 2048, 4000, 32
+LARGE = [
+    Case(
+        name,
+        "uncle",
+        {"unique_dim": 4, "random_classes": True, "num_classes": num_classes},
+        VOCABULARY,
+        WIDTH,
+        score_dim=WIDTH,
+    )
+    for name, num_classes in [("classes", 100), ("sub-classes", [20, 100])]
+]
+each_large = pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
+
+
+@each_large
+@pytest.mark.parametrize("tokens", [127, 256, 257, 700])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["single", "low"])
+def test_large_vocabularies_in_blocks(case: Case, tokens: int, precision: torch.dtype) -> None:
+    emb = case.build()
+    hidden, targets = case.hidden(tokens, scale=3.0), torch.randint(VOCABULARY, (tokens,))
+    targets[::5] = 1
+    options = {"ignore_index": 1, "label_smoothing": 0.1}
+    expected = F.cross_entropy(hidden @ naive_table(emb).T, targets, **options)
+    wanted = gradients(emb, expected, hidden)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+        actual, predictions = emb.cross_entropy_and_predictions(hidden, targets, **options)
+    found = gradients(emb, actual, hidden)
+    assert actual.dtype == torch.float32
+    if precision == torch.float32:
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+        assert_same_gradients(found, wanted)
+        assert torch.equal(predictions, emb.logits(hidden).argmax(-1))
+    else:
+        torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
+        for name, gradient in wanted.items():
+            assert (found[name] - gradient).norm() < 0.05 * gradient.norm(), name
+
+
+@each_large
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "reduction": "none"}], ids=["plain", "all"])
+def test_the_loss_holds_neither_scores_nor_table(case: Case, options: dict[str, Any]) -> None:
+    emb = case.build()
+    hidden, targets = case.hidden(TOKENS), torch.randint(VOCABULARY, (TOKENS,))
+    with MemoryMeter(hidden, targets, *emb.parameters(), *emb.buffers()) as meter:
+        emb.cross_entropy(hidden, targets, **options).sum().backward()
+    scores = TOKENS * VOCABULARY * 4
+    # The dense loss holds scores, their softmax and its gradient.
+    assert meter.peak < 0.2 * 2 * scores
+    assert meter.largest < scores / 4
+
+
+def operations(emb: se.SharedEmbedding, hidden: Tensor, targets: Tensor) -> int:
+    """Multiplications and additions of scores, loss and gradients."""
+    with FlopCounterMode(display=False) as counter:
+        emb.logits(hidden)
+        emb.cross_entropy(hidden, targets).backward()
+    return counter.get_total_flops()
+
+
+def test_class_scores_cost_as_much_as_there_are_classes() -> None:
+    """One product for the scores of `logits`, three for the loss; (V U_d + C C_d) each, not V D."""
+    emb = LARGE[0].build()
+    hidden, targets = LARGE[0].hidden(64), torch.randint(VOCABULARY, (64,))
+    expected = 4 * 2 * 64 * (VOCABULARY * 4 + 100 * (WIDTH - 4))
+    assert operations(emb, hidden, targets) <= 1.01 * expected
+
+
+def test_entries_start_with_the_spread_of_the_whole_vector() -> None:
+    emb = se.build(
+        "uncle",
+        num_embeddings=2000,
+        embedding_dim=64,
+        unique_dim=16,
+        num_classes=500,
+        random_classes=True,
+        padding_idx=0,
+    )
+    for parameter in emb.parameters():
+        assert parameter.std().item() == pytest.approx(64**-0.5, rel=0.03)
+    assert emb.unique[0].abs().max() == 0
+
+
+# Sizes in print
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "dim", "rows"),
+    [
+        (40724, 512, {256: (10.7, 1.95), 128: (5.59, 3.73), 64: (3.05, 6.83), 32: (1.78, 11.69)}),
+        (10000, 400, {200: (2.20, 1.82), 100: (1.30, 3.08), 50: (0.85, 4.71), 25: (0.625, 6.40)}),
+        (33278, 400, {200: (6.86, 1.94), 100: (3.63, 3.67), 50: (2.01, 6.61), 25: (1.21, 11.03)}),
+    ],
+    ids=["WMT", "PTB", "WikiText-2"],
+)
+def test_sizes_of_the_paper(vocabulary: int, dim: int, rows: dict[int, tuple[float, float]]) -> None:
+    """Tables 3, 4, 9 and 10: embedding parameters in millions and reduction ratios, with 1000 classes."""
+    for unique_dim, (millions, ratio) in rows.items():
+        count = se.expected_count(
+            "uncle",
+            num_embeddings=vocabulary,
+            embedding_dim=dim,
+            unique_dim=unique_dim,
+            num_classes=1000,
+            random_classes=True,
+        )
+        assert count == vocabulary * unique_dim + 1000 * (dim - unique_dim)
+        # The tables cut digits off rather than round them.
+        assert count / 1e6 == pytest.approx(millions, abs=0.06 if millions > 10 else 0.01)
+        assert vocabulary * dim / count == pytest.approx(ratio, abs=0.011)
+
+
+def test_memory_of_the_paper() -> None:
+    """Tables 9 and 10 give mebibytes of 32-bit numbers."""
+    for vocabulary, dim, unique_dim, mebibytes in [
+        (40724, 512, 64, 11.6),
+        (40724, 512, 32, 6.8),
+        (10000, 400, 100, 4.96),
+        (33278, 400, 25, 4.60),
+    ]:
+        with torch.device("meta"):
+            emb = se.build(
+                "uncle",
+                num_embeddings=vocabulary,
+                embedding_dim=dim,
+                unique_dim=unique_dim,
+                num_classes=1000,
+                random_classes=True,
+            )
+        counts = emb.counts()
+        assert 4 * counts["total"] / 2**20 == pytest.approx(mebibytes, rel=0.005)
+        assert counts["stored_bits"] == 32 * counts["total"] + 10 * vocabulary
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "bits", "dtype"),
+    [(1, 0, torch.uint8), (2, 1, torch.uint8), (256, 8, torch.uint8), (257, 9, torch.int32)],
+)
+def test_bits_of_a_class(num_classes: int, bits: int, dtype: torch.dtype) -> None:
+    emb = build(None, num_embeddings=300, num_classes=num_classes, random_classes=True)
+    assert emb.classes.dtype == dtype
+    assert emb.counts()["stored_bits"] == 32 * emb.counts()["total"] + bits * 300
+
+
+def test_bits_and_widths_of_sub_classes() -> None:
+    emb = build(
+        None, num_embeddings=40, embedding_dim=11, unique_dim=2, num_classes=[3, 20], random_classes=True
+    )
+    assert [table.shape for table in emb.class_tables] == [(3, 5), (20, 4)]
+    assert emb.counts()["total"] == 40 * 2 + 3 * 5 + 20 * 4
+    assert emb.counts()["stored_bits"] == 32 * emb.counts()["total"] + (2 + 5) * 40
+
+
+# Where classes come from
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [4, 0, 2, 2, 0],
+        (4, 0, 2, 2, 0),
+        np.array([4, 0, 2, 2, 0], dtype=np.uint8),
+        list(np.array([4, 0, 2, 2, 0])),
+        torch.tensor([4, 0, 2, 2, 0]),
+        [torch.tensor([4, 0, 2, 2, 0])],
+    ],
+    ids=["list", "tuple", "array", "list of numpy numbers", "tensor", "one level"],
+)
+def test_classes_may_be_given_in_any_container(given: Any) -> None:
+    emb = build(given)
+    assert emb.classes.flatten().tolist() == [4, 0, 2, 2, 0]
+    assert emb.num_classes == (5,)
+    assert "2, 2" not in repr(emb) and "2, 2" not in repr(emb.options)
+
+
+def save_classes(path: Path, classes: list[int], num_classes: int) -> str:
+    """A class file of made-up words."""
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(len(classes), 3))
+    centres = random.normal(size=(num_classes, 3))
+    words = tuple(f"word{number}" for number in range(len(classes)))
+    WordClasses(words, np.array(classes), centres, vectors).save(path)
+    return str(path)
+
+
+def test_classes_come_from_a_file(tmp_path: Path) -> None:
+    path = save_classes(tmp_path / "classes.npz", [1, 0, 4, 4, 1], 5)
+    for given in (path, Path(path), [path]):
+        emb = build(given)
+        assert emb.classes.flatten().tolist() == [1, 0, 4, 4, 1]
+        assert emb.class_tables[0].shape == (5, 3)
+    assert build(path, num_classes=5).num_classes == (5,)
+    sizes = {"num_embeddings": 5, "embedding_dim": 4, "unique_dim": 1}
+    assert se.expected_count("uncle", **sizes, classes=path) == 5 + 5 * 3
+
+
+def test_a_model_with_a_vocabulary_of_its_own_finds_classes_by_word(tmp_path: Path) -> None:
+    """The class of word1 is 0, of word2 4; the marker gets the class of the centre nearest to zero."""
+    path = save_classes(tmp_path / "classes.npz", [1, 0, 4, 4, 1], 5)
+    unseen = int(np.linalg.norm(WordClasses.load(path).centres, axis=1).argmin())
+    words = ["<blank>", "word2", "word1", "word4", "word0", "word3"]
+    given = {"unique_dim": 1, "classes": path, "class_dims": [3]}
+    options = UncleEmbedding.options_for_vocabulary(given, words)
+    assert options["class_dims"] == [3] and given["classes"] == path
+    emb = se.build("uncle", num_embeddings=6, embedding_dim=4, **options)
+    assert emb.classes.flatten().tolist() == [unseen, 4, 0, 1, 1, 4]
+    assert emb.num_classes == (5,)
+
+
+def test_levels_by_word_and_by_position(tmp_path: Path) -> None:
+    path = save_classes(tmp_path / "classes.npz", [1, 0, 1], 2)
+    given = {"unique_dim": 1, "classes": [path, [2, 0, 1]]}
+    options = UncleEmbedding.options_for_vocabulary(given, ["word1", "word0", "word2"])
+    assert options["classes"] == [[0, 1, 1], [2, 0, 1]] and options["num_classes"] == [2, 3]
+
+
+def test_options_can_be_checked_before_the_vocabulary_is_read(tmp_path: Path) -> None:
+    path = save_classes(tmp_path / "classes.npz", [1, 0, 1], 3)
+    for classes, counts in [(path, [3]), ([path, [2, 4, 1]], [3, 5])]:
+        options = UncleEmbedding.options_before_vocabulary({"unique_dim": 1, "classes": classes})
+        assert options["num_classes"] == counts
+        with torch.device("meta"):
+            se.build("uncle", num_embeddings=1 << 20, embedding_dim=8, **options)
+
+
+@pytest.mark.parametrize(
+    "given", [{"random_classes": True, "num_classes": 2}, {"classes": "stored", "num_classes": 2}], ids=str
+)
+def test_options_without_class_files_stay_as_they_are(given: dict[str, Any]) -> None:
+    given = {"unique_dim": 1} | given
+    assert UncleEmbedding.options_for_vocabulary(given, ["a", "b"]) == given
+    assert UncleEmbedding.options_before_vocabulary(given) == given
+
+
+def test_class_files_that_do_not_fit_a_vocabulary_are_named(tmp_path: Path) -> None:
+    path = save_classes(tmp_path / "classes.npz", [1, 0, 1], 3)
+    for given, words, named in [
+        ({"classes": path}, ["x", "y", "word1"], "2 of the 3 words"),
+        ({"classes": path, "num_classes": 4}, ["word0", "word1"], "num_classes"),
+        ({"classes": str(tmp_path / "none.npz")}, ["word0"], "no such file"),
+        ({"classes": [0, 1]}, ["word0"], "2 words"),
+        ({}, ["word0"], "projective"),
+    ]:
+        with pytest.raises(se.OptionError, match=named) as error:
+            UncleEmbedding.options_for_vocabulary({"unique_dim": 1} | given, words)
+        assert "\n" not in str(error.value)
+        if isinstance(given.get("classes"), str):
+            assert str(given["classes"]) in str(error.value)
+    for given, named in [({"classes": "none.npz"}, "no such file"), ({"classes": 3}, "classes")]:
+        with pytest.raises(se.OptionError, match=named):
+            UncleEmbedding.options_before_vocabulary({"unique_dim": 1} | given)
+
+
+def test_levels_come_from_several_files(tmp_path: Path) -> None:
+    first = save_classes(tmp_path / "coarse.npz", [1, 0, 1, 1, 1], 2)
+    second = save_classes(tmp_path / "fine.npz", [2, 0, 1, 2, 1], 3)
+    for given in ([first, second], [first, [2, 0, 1, 2, 1]], [first, np.array([2, 0, 1, 2, 1])]):
+        emb = build(given, class_dims=[1, 2])
+        assert emb.classes.tolist() == [[1, 2], [0, 0], [1, 1], [1, 2], [1, 1]]
+        assert [table.shape for table in emb.class_tables] == [(2, 1), (3, 2)]
+
+
+def test_the_file_is_not_needed_again(tmp_path: Path) -> None:
+    """What a host stores builds the module again, and parameters can be reset when the file is gone."""
+    path = save_classes(tmp_path / "classes.npz", [1, 0, 4, 4, 1], 5)
+    emb = build(path, padding_idx=3)
+    Path(path).unlink()
+    emb.reset_parameters()
+    assert emb.classes.flatten().tolist() == [1, 0, 4, 4, 1]
+    stored = yaml.safe_load(yaml.safe_dump(emb.stored_options()))
+    file = io.BytesIO()
+    torch.save({"options": stored, "state": emb.state_dict()}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    sizes = {"num_embeddings": 5, "embedding_dim": 4, "padding_idx": 3}
+    twin = se.build("uncle", **sizes, **loaded["options"])
+    twin.load_state_dict(loaded["state"])
+    assert torch.equal(twin.table(), emb.table())
+    assert torch.equal(twin.eval()(torch.arange(5)), emb(torch.arange(5)))
+    assert twin.counts() == emb.counts()
+    assert twin.stored_options() == stored
+
+
+@each_uncle
+def test_stored_options_build_the_same_shapes(case: Case) -> None:
+    emb = case.build()
+    stored = emb.stored_options()
+    assert stored["classes"] == "stored"
+    twin = case.build(1, options=stored)
+    shapes = {name: value.shape for name, value in emb.state_dict().items()}
+    assert {name: value.shape for name, value in twin.state_dict().items()} == shapes
+    twin.load_state_dict(emb.state_dict())
+    assert torch.equal(twin.table(), emb.table())
+
+
+def test_classes_to_be_loaded_are_valid_and_always_the_same() -> None:
+    emb = build("stored", num_classes=[2, 3])
+    assert emb.classes.tolist() == [[0, 0], [1, 1], [0, 2], [1, 0], [0, 1]]
+
+
+def test_loaded_classes_reach_the_cached_scores() -> None:
+    first, second = build([0, 1, 1, 0, 2]).eval(), build([2, 2, 0, 1, 0])
+    hidden, targets = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 4, 0])
+    with torch.no_grad():
+        first.cross_entropy(hidden, targets)
+        first.load_state_dict(second.state_dict())
+        torch.testing.assert_close(
+            first.cross_entropy(hidden, targets), F.cross_entropy(hidden @ second.table().T, targets)
+        )
+
+
+def test_random_classes_come_from_their_own_seed() -> None:
+    def drawn(**options: Any) -> Tensor:
+        return build(None, num_embeddings=500, num_classes=10, random_classes=True, **options).classes
+
+    torch.manual_seed(1)
+    first, after = drawn(), torch.rand(1)
+    torch.manual_seed(1)
+    second, other = drawn(), drawn(seed=7)
+    assert torch.equal(first, second) and not torch.equal(first, other)
+    torch.manual_seed(1)
+    drawn(seed=7)
+    assert torch.equal(torch.rand(1), after)
+
+
+def test_random_classes_are_drawn_evenly() -> None:
+    """Section 4.6.1: 10,000 draws from 20 classes give 500 each, with a standard deviation of 22."""
+    emb = build(None, num_embeddings=10000, num_classes=[20, 20], random_classes=True)
+    for level in emb.classes.unbind(1):
+        sizes = torch.bincount(level, minlength=20)
+        assert sizes.min() > 400 and sizes.max() < 600
+    same = (emb.classes[:, 0] == emb.classes[:, 1]).float().mean().item()
+    assert same == pytest.approx(1 / 20, abs=0.01)
+
+
+def test_can_be_the_map_of_define() -> None:
+    emb = se.build(
+        "define",
+        **{"num_embeddings": 12, "embedding_dim": 10, "map_dim": 8, "expand_dim": 16, "depth": 2},
+        **{"max_groups": 2, "map": "uncle", "unique_dim": 3, "num_classes": 4, "random_classes": True},
+    )
+    hidden, targets = torch.randn(5, 8), torch.randint(12, (5,))
+    torch.testing.assert_close(
+        emb.cross_entropy(hidden, targets), F.cross_entropy(hidden @ emb.output_table().T, targets)
+    )
+
+
+# What cannot be
+
+
+RANDOM = {"random_classes": True, "num_classes": 3}
+
+
+def test_without_classes_the_ablation_is_named() -> None:
+    text = message()
+    assert "classes" in text and "'projective' with rank 2" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"num_classes": 3}, "classes"),
+        (RANDOM | {"unique_dim": 0}, "unique_dim"),
+        (RANDOM | {"unique_dim": 8}, "standard"),
+        (RANDOM | {"unique_dim": 9}, "unique_dim"),
+        (RANDOM | {"num_classes": 0}, "num_classes"),
+        (RANDOM | {"num_classes": 7}, "num_classes"),
+        (RANDOM | {"num_classes": [2, 7]}, "num_classes"),
+        (RANDOM | {"num_classes": []}, "num_classes"),
+        (RANDOM | {"num_classes": "many"}, "num_classes"),
+        (RANDOM | {"num_classes": [1] * 7}, "class_dims"),
+        (RANDOM | {"class_dims": [5]}, "class_dims"),
+        (RANDOM | {"class_dims": [3, 3]}, "class_dims"),
+        (RANDOM | {"class_dims": []}, "class_dims"),
+        (RANDOM | {"num_classes": [2, 3], "class_dims": [6, 0]}, "class_dims"),
+        (RANDOM | {"seed": -1}, "seed"),
+        (RANDOM | {"classes": [0] * 6}, "random_classes"),
+        ({"random_classes": True}, "num_classes"),
+        ({"classes": "stored"}, "num_classes"),
+        ({"classes": [0] * 6, "seed": 3}, "seed"),
+        ({"classes": [0] * 5}, "5 words"),
+        ({"classes": []}, "classes"),
+        ({"classes": ""}, "classes"),
+        ({"classes": [0, 1, 2, -1, 0, 0]}, "class -1"),
+        ({"classes": [0, 1, 2, 3, 0, 0], "num_classes": 3}, "class 3"),
+        ({"classes": [[0] * 6, [1] * 6], "num_classes": 3}, "num_classes"),
+        ({"classes": [[0] * 6, [1] * 7]}, "7 words"),
+        ({"classes": 3}, "classes"),
+        ({"classes": {"a": 1}}, "classes"),
+        ({"classes": np.zeros(6)}, "classes"),
+        ({"classes": np.zeros((6, 1), dtype=int)}, "classes"),
+        ({"classes": torch.zeros(6, dtype=torch.bool)}, "classes"),
+        ({"classes": [0.5] * 4000}, "classes"),
+        ({"classes": [0] * 4000 + ["x"]}, "classes"),
+        ({"classes": [[0, [1]]]}, "classes"),
+        ({"classes": np.array(3)}, "classes"),
+        ({"classes": [torch.tensor(3)] * 6}, "classes"),
+        ({"classes": ["no/such/file.npz"]}, "no such file"),
+    ],
+)
+def test_impossible_options_are_named(options: dict[str, Any], named: str) -> None:
+    assert named in message(**options)
+
+
+def test_class_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    path = save_classes(tmp_path / "classes.npz", [0, 1, 1, 0, 0], 2)
+    text = message(classes=path)
+    assert path in text and "5 words" in text and "6" in text
+    fitting = save_classes(tmp_path / "six.npz", [0, 1, 1, 0, 0, 0], 2)
+    text = message(classes=fitting, num_classes=3)
+    assert fitting in text and "num_classes" in text
+    broken = tmp_path / "broken.npz"
+    broken.write_bytes(Path(path).read_bytes()[:100])
+    assert str(broken) in message(classes=str(broken))
+
+
+def test_widths_add_up_for_every_number_of_levels() -> None:
+    for levels in (1, 2, 3, 4):
+        emb = build(None, num_embeddings=20, num_classes=[2] * levels, random_classes=True, embedding_dim=14)
+        widths = [table.size(1) for table in emb.class_tables]
+        assert sum(widths) == 13 and max(widths) - min(widths) <= 1
+        assert math.prod(emb.table().shape) == 20 * 14
