@@ -83,6 +83,9 @@ def _alone(name: str, **options: Any) -> Case:
     return Case(f"alone-{name}", "alone", settings, heavy=True)
 
 
+# For up to 40 words.
+TENSOR_TRAIN = {"vocab_shape": [2, 4, 5], "dim_shape": [3, 2, 4], "rank": 4}
+TWO_CORES = {"vocab_shape": [8, 5], "dim_shape": [4, 6], "rank": [5]}
 ADAPTIVE_MAP = {"map": "adaptive", "cutoffs": [9, 20], "factor": 2}
 
 CASES: list[Case] = [
@@ -94,6 +97,18 @@ CASES: list[Case] = [
     Case("funnel", "funnel", {"rank": 7}),
     Case("funnel-gelu", "funnel", {"rank": 7, "activation": "gelu"}),
     Case("funnel-tanh", "funnel", {"rank": 7, "activation": "tanh"}, padding_idx=None),
+    Case("tensor-train", "tensor_train", TENSOR_TRAIN, heavy=True),
+    Case("tensor-train-two-cores", "tensor_train", TWO_CORES, padding_idx=None, heavy=True),
+    Case("structured", "structured", {"num_groups": 6, "num_clusters": 9}),
+    Case("structured-one-group", "structured", {"num_groups": 1, "num_clusters": 30}, padding_idx=None),
+    Case("compositional-code", "compositional_code", {"num_codebooks": 4, "codebook_size": 5}, heavy=True),
+    # So many entries that the output side builds the table.
+    Case(
+        "compositional-code-table",
+        "compositional_code",
+        {"num_codebooks": 5, "codebook_size": 9},
+        heavy=True,
+    ),
     _alone("real", filter="real"),
     _alone("real-fixed-base", filter="real", train_base=False),
     _alone("binary", filter="binary", zero_probability=0.4),
