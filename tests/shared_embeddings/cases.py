@@ -86,6 +86,7 @@ def _alone(name: str, **options: Any) -> Case:
 # For up to 40 words.
 TENSOR_TRAIN = {"vocab_shape": [2, 4, 5], "dim_shape": [3, 2, 4], "rank": 4}
 TWO_CORES = {"vocab_shape": [8, 5], "dim_shape": [4, 6], "rank": [5]}
+GROUPS = {"num_groups": 3, "min_rank": 6}
 ADAPTIVE_MAP = {"map": "adaptive", "cutoffs": [9, 20], "factor": 2}
 
 CASES: list[Case] = [
@@ -108,6 +109,13 @@ CASES: list[Case] = [
         "compositional_code",
         {"num_codebooks": 5, "codebook_size": 9},
         heavy=True,
+    ),
+    Case("group-reduce", "group_reduce", {"num_groups": 3, "min_rank": 5}),
+    Case("group-reduce-one-group", "group_reduce", {"num_groups": 1, "min_rank": 5}, padding_idx=None),
+    Case("group-reduce-max-rank", "group_reduce", {"num_groups": 4, "min_rank": 3, "max_rank": 8}),
+    *(
+        Case(f"group-funneling-{activation}", "group_reduce", {**GROUPS, "activation": activation})
+        for activation in ("relu", "gelu", "tanh")
     ),
     _alone("real", filter="real"),
     _alone("real-fixed-base", filter="real", train_base=False),
