@@ -96,6 +96,12 @@ def _uncle(name: str, padding_idx: int | None = PADDING, **options: Any) -> Case
     return Case(f"uncle-{name}", "uncle", settings, padding_idx=padding_idx)
 
 
+
+
+# For up to 40 words.
+TENSOR_TRAIN = {"vocab_shape": [2, 4, 5], "dim_shape": [3, 2, 4], "rank": 4}
+TWO_CORES = {"vocab_shape": [8, 5], "dim_shape": [4, 6], "rank": [5]}
+GROUPS = {"num_groups": 3, "min_rank": 6}
 ADAPTIVE_MAP = {"map": "adaptive", "cutoffs": [9, 20], "factor": 2}
 
 CASES: list[Case] = [
@@ -123,6 +129,25 @@ CASES: list[Case] = [
     _uncle("one-class", num_classes=1),
     _uncle("sub-classes", num_classes=[4, 11, 37], class_dims=[8, 4, 5]),
     _uncle("stored", num_classes=[6, 12], random_classes=False, classes="stored"),
+    Case("tensor-train", "tensor_train", TENSOR_TRAIN, heavy=True),
+    Case("tensor-train-two-cores", "tensor_train", TWO_CORES, padding_idx=None, heavy=True),
+    Case("structured", "structured", {"num_groups": 6, "num_clusters": 9}),
+    Case("structured-one-group", "structured", {"num_groups": 1, "num_clusters": 30}, padding_idx=None),
+    Case("compositional-code", "compositional_code", {"num_codebooks": 4, "codebook_size": 5}, heavy=True),
+    # So many entries that the output side builds the table.
+    Case(
+        "compositional-code-table",
+        "compositional_code",
+        {"num_codebooks": 5, "codebook_size": 9},
+        heavy=True,
+    ),
+    Case("group-reduce", "group_reduce", {"num_groups": 3, "min_rank": 5}),
+    Case("group-reduce-one-group", "group_reduce", {"num_groups": 1, "min_rank": 5}, padding_idx=None),
+    Case("group-reduce-max-rank", "group_reduce", {"num_groups": 4, "min_rank": 3, "max_rank": 8}),
+    *(
+        Case(f"group-funneling-{activation}", "group_reduce", {**GROUPS, "activation": activation})
+        for activation in ("relu", "gelu", "tanh")
+    ),
     _alone("real", filter="real"),
     _alone("real-fixed-base", filter="real", train_base=False),
     _alone("binary", filter="binary", zero_probability=0.4),

@@ -1,0 +1,103 @@
+"""Compositional code (Shu & Nakayama, 2018): every word is a sum of one entry of each of a few codebooks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared_embeddings.interface import OutputFactors, SharedEmbedding, entry_std
+from shared_embeddings.options import require_at_least
+from shared_embeddings.registry import register
+from shared_embeddings.word_codes import code_bits, code_dtype, draw_codes
+
+
+@dataclasses.dataclass(frozen=True)
+class CompositionalCodeOptions:
+    """Options of `compositional_code`; the defaults are the coding that DeFINE compares with (its Table 5).
+
+    Attributes:
+        num_codebooks: M, how many entries are added up.
+        codebook_size: K, how many entries each codebook has.
+        seed: what the codes of an embedding that is not fitted to a table are drawn from.
+    """
+
+    num_codebooks: int = 32
+    codebook_size: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least("num_codebooks", self.num_codebooks, 1)
+        require_at_least("codebook_size", self.codebook_size, 1)
+        require_at_least("seed", self.seed, 0)
+
+
+@register("compositional_code", CompositionalCodeOptions)
+class CompositionalCodeEmbedding(SharedEmbedding):
+    """Row w of the table is the sum over m of ``codebooks[m, codes[w, m]]`` (Shu & Nakayama, section 3).
+
+    Parameters: `codebooks` ``(M, K, D)``. The `codes` ``(V, M)`` are fixed: drawn from ``options.seed`` or
+    learnt from a table, and saved with the parameters; what is loaded wins over the seed. `counts` counts
+    them in `stored_bits`, log2(K) bits for each.
+    """
+
+    options: CompositionalCodeOptions
+    codes: Tensor
+    is_deep = True
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None,
+        options: CompositionalCodeOptions,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
+        number, size = options.num_codebooks, options.codebook_size
+        self.codebooks = nn.Parameter(torch.empty(number, size, embedding_dim))
+        self.register_buffer("codes", torch.empty(num_embeddings, number, dtype=code_dtype(size)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Codes from the seed, and normal entries whose sums have std D**-0.5."""
+        draw_codes(self.codes, self.options.codebook_size, self.options.seed)
+        std = entry_std(self.embedding_dim * self.options.num_codebooks)
+        nn.init.normal_(self.codebooks, std=std)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows ``(n, D)`` for ids ``(n,)``."""
+        entries = self._entries(self.codes.index_select(0, ids))
+        return F.embedding_bag(entries, self.codebooks.flatten(0, 1), mode="sum")
+
+    def output_factors(self) -> OutputFactors:
+        """Ones at the entries of each word ``(V, M * K)`` and all entries ``(M * K, D)``; or the table.
+
+        The ones are no parameters, so their gradient, a third of the work, is left out. That pays as long as
+        the other two thirds are not much wider than with the table.
+        """
+        entries = self.codebooks.flatten(0, 1)
+        if 2 * entries.size(0) > 3 * self.embedding_dim:
+            return super().output_factors()
+        ones = entries.new_zeros((self.num_embeddings, entries.size(0)))
+        return OutputFactors(ones.scatter_(1, self._entries(self.codes), 1.0), entries)
+
+    def _entries(self, codes: Tensor) -> Tensor:
+        """The places ``(n, M)`` of codes ``(n, M)`` in the codebooks, one after the other."""
+        starts = torch.arange(self.options.num_codebooks, device=codes.device) * self.options.codebook_size
+        return codes.long() + starts
+
+    def buffer_bits(self, name: str, buffer: Tensor) -> int:
+        """log2(K) bits, rounded up, for every code."""
+        return buffer.numel() * code_bits(self.options.codebook_size)
+
+    @classmethod
+    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: CompositionalCodeOptions) -> int:
+        """M * K * D trained numbers (Shu & Nakayama, section 3)."""
+        return options.num_codebooks * options.codebook_size * embedding_dim
+
+    @classmethod
+    def index_entries(cls, num_embeddings: int, embedding_dim: int, options: CompositionalCodeOptions) -> int:
+        """V * M, the number of codes."""
+        return num_embeddings * options.num_codebooks

@@ -1,0 +1,306 @@
+"""GroupReduce (Chen et al., 2018): groups of words, each of its rank; GroupFunneling with an activation."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared_embeddings.factorise import GroupLayout, frequency_groups
+from shared_embeddings.interface import SharedEmbedding, entry_std
+from shared_embeddings.options import require, require_at_least
+from shared_embeddings.registry import register
+from shared_embeddings.softmax import Reduction, segmented_cross_entropy
+from shared_embeddings.word_codes import code_bits, code_dtype
+
+_ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupReduceOptions:
+    """Options of `group_reduce`: either groups by frequency, or groups of given sizes and ranks.
+
+    Attributes:
+        num_groups: G, how many groups; words are taken to be numbered from the most frequent on, with
+            frequencies as in Zipf's law, see `factorise.frequency_groups`.
+        min_rank: the rank of the last group; that of the others grows with their average frequency.
+        max_rank: the highest rank of any group; half of D when left out.
+        activation: f between the codes and the basis, as in `funnel`; none when left out.
+        group_sizes: how many words each group has, instead of `num_groups`; with `ranks`.
+        ranks: the rank of each group, instead of `min_rank` and `max_rank`; with `group_sizes`.
+    """
+
+    num_groups: int | None = None
+    min_rank: int | None = None
+    max_rank: int | None = None
+    activation: Literal["relu", "gelu", "tanh"] | None = None
+    group_sizes: tuple[int, ...] | None = None
+    ranks: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_groups", "min_rank", "max_rank"):
+            require_at_least(name, getattr(self, name), 1)
+        if self.group_sizes is None and self.ranks is None:
+            for name in ("num_groups", "min_rank"):
+                require(
+                    getattr(self, name) is not None,
+                    f"option '{name}' is missing; give it a value, or give 'group_sizes' and 'ranks'",
+                )
+            assert self.min_rank is not None
+            require(
+                self.max_rank is None or self.max_rank >= self.min_rank,
+                f"option 'max_rank' is {self.max_rank}, less than 'min_rank' {self.min_rank}; raise it",
+            )
+            return
+        self._check_explicit()
+
+    def _check_explicit(self) -> None:
+        """Given sizes and ranks must fit each other and need nothing else."""
+        for name, other in (("group_sizes", self.ranks), ("ranks", self.group_sizes)):
+            require(
+                other is None or getattr(self, name) is not None, f"option '{name}' is missing; give it too"
+            )
+        for name in ("num_groups", "min_rank", "max_rank"):
+            require(
+                getattr(self, name) is None,
+                f"option '{name}' has no effect when 'group_sizes' and 'ranks' are given; leave it out",
+            )
+        sizes, ranks = self.group_sizes or (), self.ranks or ()
+        require(len(sizes) > 0, "option 'group_sizes' is empty; give the size of at least one group")
+        require(
+            len(sizes) == len(ranks),
+            f"option 'group_sizes' has {len(sizes)} groups, 'ranks' has {len(ranks)}; give as many of both",
+        )
+        for name, values in (("group_sizes", sizes), ("ranks", ranks)):
+            for value in values:
+                require_at_least(name, value, 1)
+
+    def layout(self, num_embeddings: int, embedding_dim: int) -> GroupLayout:
+        """The sizes and ranks of all groups for V words in D dimensions."""
+        if self.group_sizes is not None and self.ranks is not None:
+            return GroupLayout(self.group_sizes, self.ranks)
+        assert self.num_groups is not None and self.min_rank is not None
+        zipf = 1.0 / np.arange(1, num_embeddings + 1)
+        return frequency_groups(zipf, self.num_groups, self.min_rank, self.max_rank, embedding_dim)
+
+
+class _Order(NamedTuple):
+    """The words sorted by group and id, as it follows from one state of the assignment.
+
+    Attributes:
+        source, version: the assignment and the count of its changes.
+        words: ``(V,)`` the id at each place.
+        places: ``(V,)`` the place of each id.
+    """
+
+    source: Tensor
+    version: int | None
+    words: Tensor
+    places: Tensor
+
+
+@register("group_reduce", GroupReduceOptions)
+class GroupReduceEmbedding(SharedEmbedding):
+    """The row of word w in group g is ``f(codes[g][w]) @ bases[g]``; without an activation f does nothing.
+
+    Parameters: `codes`, for each group ``(V_g, r_g)`` with its words in the order of their ids, and `bases`,
+    ``(r_g, D)``. The assignment `groups` ``(V,)`` is fixed: by id, or fitted, and saved with the parameters.
+    Scores of a group come from hidden states that are projected to its rank.
+    """
+
+    options: GroupReduceOptions
+    groups: Tensor
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: GroupReduceOptions
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
+        self.layout = options.layout(num_embeddings, embedding_dim)
+        self.codes = nn.ParameterList(torch.empty(shape) for shape in zip(*self.layout))
+        self.bases = nn.ParameterList(torch.empty(rank, embedding_dim) for rank in self.layout.ranks)
+        self.register_buffer("groups", torch.empty(num_embeddings, dtype=code_dtype(len(self.layout.sizes))))
+        self._order: _Order | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Groups by id, and normal codes and bases that give products of std D**-0.5."""
+        numbers = torch.arange(len(self.layout.sizes), device=self.groups.device)
+        sizes = torch.tensor(self.layout.sizes, device=self.groups.device)
+        self.groups.copy_(numbers.repeat_interleave(sizes, output_size=self.num_embeddings))
+        for codes, basis in zip(self.codes, self.bases):
+            nn.init.normal_(codes, std=entry_std(codes.size(1)))
+            nn.init.normal_(basis)
+            with torch.no_grad():
+                activated = self._activated(codes)
+                if self.options.activation is not None and codes.size(1) > 1:
+                    # As in `funnel`: a ReLU's mean is positive, and would put one vector into every row.
+                    basis.sub_(basis.mean(dim=0))
+                    activated = activated - activated.mean()
+                norm = activated.square().sum(dim=1).mean().sqrt().clamp(min=1e-3)
+                basis.mul_(entry_std(self.embedding_dim) / norm)
+
+    def stored_options(self) -> dict[str, object]:
+        """Options with which `build` gives an embedding of the same shapes, wherever these came from."""
+        stored: dict[str, object] = {"group_sizes": list(self.layout.sizes), "ranks": list(self.layout.ranks)}
+        if self.options.activation is not None:
+            stored["activation"] = self.options.activation
+        return stored
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows ``(n, D)`` for ids ``(n,)``; a group takes part with its own words only."""
+        places = self._ordered().places.index_select(0, ids)
+        places, permutation = places.sort()
+        starts = [0, *itertools.accumulate(self.layout.sizes)]
+        borders = torch.searchsorted(places, torch.tensor(starts, device=places.device)).tolist()
+        parts = [
+            self._group_rows(group, places[begin:end] - starts[group])
+            for group, (begin, end) in enumerate(itertools.pairwise(borders))
+        ]
+        return torch.cat(parts).index_select(0, _inverse(permutation))
+
+    def _group_rows(self, group: int, members: Tensor) -> Tensor:
+        """Rows ``(n, D)`` of the words at the places `members` ``(n,)`` of a group."""
+        codes, basis = self.codes[group], self.bases[group]
+        if len(members) >= len(codes):
+            # A small group of frequent words: cheaper than one product for each occurrence.
+            return F.embedding(members, self._activated(codes) @ basis)
+        return self._activated(F.embedding(members, codes)) @ basis
+
+    def _all_rows(self) -> Tensor:
+        """The rows ``(V, D)`` of all words."""
+        products = [self._activated(codes) @ basis for codes, basis in zip(self.codes, self.bases)]
+        return torch.cat(products).index_select(0, self._ordered().places)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The scores ``(..., V)`` of all words for hidden states ``(..., D)``, group by group."""
+        self.check_hidden(hidden)
+        parts = zip(*self._projected(hidden))
+        scores = torch.cat([F.linear(part, codes) for part, codes in parts], dim=-1)
+        scores = scores.index_select(-1, self._ordered().places)
+        if self.padding_idx is not None:
+            scores[..., self.padding_idx] = 0.0
+        return scores
+
+    def cross_entropy_and_predictions(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
+    ) -> tuple[Tensor, Tensor]:
+        """As in `SharedEmbedding`, with the groups side by side under one softmax."""
+        self.check_hidden(hidden)
+        if hidden.shape[:-1] != targets.shape:
+            raise ValueError(
+                f"hidden states {tuple(hidden.shape)} and targets {tuple(targets.shape)} do not fit: "
+                "all axes but the last of the hidden states must be those of the targets"
+            )
+        order = self._ordered()
+        loss, predictions = segmented_cross_entropy(
+            *self._projected(hidden.reshape(-1, self.score_dim)),
+            self._target_places(targets.reshape(-1), ignore_index, order),
+            masked_word=None if self.padding_idx is None else int(order.places[self.padding_idx]),
+            ignore_index=_IGNORED,
+            label_smoothing=label_smoothing,
+            reduction=reduction,
+        )
+        words = order.words[predictions].view(targets.shape)
+        return (loss.view(targets.shape) if reduction == "none" else loss), words
+
+    def _target_places(self, targets: Tensor, ignore_index: int, order: _Order) -> Tensor:
+        """The places ``(N,)`` of target ids, and _IGNORED for those that do not count."""
+        ignored = targets == ignore_index
+        words = targets.masked_fill(ignored, 0)
+        if words.device.type == "cpu" and words.numel():
+            for word in (int(words.min()), int(words.max())):
+                if not 0 <= word < self.num_embeddings:
+                    raise IndexError(
+                        f"Target {word} is out of bounds: the vocabulary has {self.num_embeddings} words"
+                    )
+        return order.places[words].masked_fill(ignored, _IGNORED)
+
+    def _projected(self, hidden: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Each group's projection ``(..., r_g)`` of hidden states ``(..., D)``; its codes ``(V_g, r_g)``."""
+        codes, basis = self.cached("groups", self._group_factors)
+        return list(F.linear(hidden, basis).split(self.layout.ranks, dim=-1)), codes
+
+    def _group_factors(self) -> tuple[list[Tensor], Tensor]:
+        """The codes ``(V_g, r_g)`` of each group as its basis meets them, and all bases as one matrix."""
+        return [self._activated(codes) for codes in self.codes], torch.cat(list(self.bases))
+
+    def _activated(self, codes: Tensor) -> Tensor:
+        """f, or the codes themselves."""
+        return codes if self.options.activation is None else _ACTIVATIONS[self.options.activation](codes)
+
+    def _ordered(self) -> _Order:
+        """The order of words in groups, derived anew whenever the assignment has changed."""
+        groups = self.groups
+        # Of tensors made in inference mode, torch does not track changes.
+        version = None if groups.is_inference() else groups._version
+        order = self._order
+        if order is None or version is None or order.source is not groups or order.version != version:
+            sizes = groups.long().bincount(minlength=len(self.layout.sizes)).tolist()
+            if sizes != list(self.layout.sizes):
+                raise ValueError(
+                    f"the assignment 'groups' has groups of {sizes} words, but the codes are for "
+                    f"{list(self.layout.sizes)}: load the assignment that belongs to them"
+                )
+            words = groups.long().argsort(stable=True)
+            order = self._order = _Order(groups, version, words, _inverse(words))
+        return order
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles derive the order anew.
+        return {**super().__getstate__(), "_order": None}
+
+    def buffer_bits(self, name: str, buffer: Tensor) -> int:
+        """log2(G) bits, rounded up, for each word's group."""
+        return buffer.numel() * code_bits(len(self.layout.sizes))
+
+    @classmethod
+    def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: GroupReduceOptions) -> None:
+        """Groups must share out the V words, and no rank may be above D."""
+        require(
+            options.num_groups is None or options.num_groups <= num_embeddings,
+            f"option 'num_groups' is {options.num_groups}, more than the {num_embeddings} words; "
+            f"choose at most {num_embeddings}",
+        )
+        for name, rank in (
+            ("min_rank", options.min_rank),
+            ("max_rank", options.max_rank),
+            ("ranks", max(options.ranks or (1,))),
+        ):
+            require(
+                rank is None or rank <= embedding_dim,
+                f"option '{name}' has rank {rank}, more than the dimension {embedding_dim}; "
+                f"choose at most {embedding_dim}",
+            )
+        total = num_embeddings if options.group_sizes is None else sum(options.group_sizes)
+        require(
+            total == num_embeddings,
+            f"option 'group_sizes' adds up to {total} words, but the vocabulary has {num_embeddings}; "
+            "change the sizes",
+        )
+
+    @classmethod
+    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: GroupReduceOptions) -> int:
+        """The sum of r_g (V_g + D) over the groups (Distilled Embedding, Eq. 2, for each)."""
+        layout = options.layout(num_embeddings, embedding_dim)
+        return sum(rank * (size + embedding_dim) for size, rank in zip(*layout))
+
+
+# The target of tokens that do not count, once ids have become places.
+_IGNORED = -100
+
+
+def _inverse(permutation: Tensor) -> Tensor:
+    """The inverse ``(n,)`` of a permutation ``(n,)``."""
+    inverse = torch.empty_like(permutation)
+    inverse[permutation] = torch.arange(len(permutation), device=permutation.device)
+    return inverse

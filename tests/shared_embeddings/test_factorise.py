@@ -1,0 +1,378 @@
+"""Factorising a table: against torch's own SVD, by plain loops, and what must never get worse."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from shared_embeddings import factorise
+
+
+def low_rank_table(words: int = 60, dim: int = 12, rank: int = 4, noise: float = 0.1) -> Tensor:
+    """A random table that is near one of low rank."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(words, rank, generator=generator), torch.randn(rank, dim, generator=generator)
+    return first @ second + noise * torch.randn(words, dim, generator=generator)
+
+
+def clustered_table(words: int = 2000, dim: int = 32) -> tuple[Tensor, Tensor]:
+    """A table whose words of four kinds lie near four different subspaces, and their Zipfian counts."""
+    generator = torch.Generator().manual_seed(1)
+    subspaces = torch.randn(4, 6, dim, generator=generator)
+    kinds = torch.randint(4, (words,), generator=generator)
+    codes = torch.randn(words, 1, 6, generator=generator)
+    table = (codes @ subspaces[kinds]).squeeze(1) * dim**-0.5
+    counts = 100_000 / torch.arange(1, words + 1)
+    shuffled = torch.randperm(words, generator=generator)
+    return table + 0.05 * torch.randn(words, dim, generator=generator), counts.floor()[shuffled]
+
+
+def weighted_error(table: Tensor, approximation: Tensor, weights: Tensor) -> float:
+    """The sum over words of weight times squared error, in a plain loop."""
+    return sum(
+        float(weight) * float((row.double() - near.double()).square().sum())
+        for row, near, weight in zip(table, approximation, weights)
+    )
+
+
+# Singular values
+
+
+@pytest.mark.parametrize("shape", [(60, 12), (7, 12), (12, 12), (20_000, 6)], ids=str)
+@pytest.mark.parametrize("rank", [1, 3, 6])
+def test_truncated_svd_is_the_best_of_its_rank(shape: tuple[int, int], rank: int) -> None:
+    table = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    left, values, right = torch.linalg.svd(table.double(), full_matrices=False)
+    expected = left[:, :rank] * values[:rank] @ right[:rank]
+    codes, basis = factorise.truncated_svd(table, rank)
+    assert codes.shape == (shape[0], rank) and basis.shape == (rank, shape[1])
+    assert codes.dtype == basis.dtype == torch.float32
+    torch.testing.assert_close((codes @ basis).double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(basis @ basis.T, torch.eye(rank), rtol=0, atol=1e-5)
+
+
+def test_weighted_svd_is_the_svd_of_the_weighted_rows() -> None:
+    table = low_rank_table()
+    weights = 100.0 / torch.arange(1, 61)
+    roots = weights.sqrt().unsqueeze(1).double()
+    left, values, right = torch.linalg.svd(roots * table.double(), full_matrices=False)
+    expected = left[:, :3] * values[:3] @ right[:3] / roots
+    codes, basis = factorise.truncated_svd(table, 3, weights)
+    torch.testing.assert_close((codes @ basis).double(), expected, rtol=0, atol=1e-5)
+
+
+def test_a_word_of_no_weight_has_no_say_but_gets_its_best_code() -> None:
+    """Only the first two words count, and they lie on one axis."""
+    table = torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 50.0]])
+    codes, basis = factorise.truncated_svd(table, 1, torch.tensor([1.0, 1, 0]))
+    torch.testing.assert_close(codes @ basis, torch.tensor([[1.0, 0], [2, 0], [3, 0]]))
+
+
+# Tensor train
+
+
+def expanded(cores: list[Tensor]) -> Tensor:
+    """The table of a tensor train, a word and a dimension at a time."""
+    vocab, widths = [core.shape[1] for core in cores], [core.shape[2] for core in cores]
+    rows = []
+    for word in itertools.product(*map(range, vocab)):
+        row = []
+        for place in itertools.product(*map(range, widths)):
+            matrix = torch.eye(1)
+            for core, i, j in zip(cores, word, place):
+                matrix = matrix @ core[:, i, j, :]
+            row.append(matrix.item())
+        rows.append(row)
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize(
+    ("vocab_shape", "dim_shape", "ranks"),
+    [((5, 8), (3, 4), 15), ((2, 4, 5), (3, 2, 2), (6, 10)), ((2, 2, 2, 5), (2, 3, 1, 2), (4, 24, 10))],
+)
+def test_tt_svd_is_exact_at_full_ranks(
+    vocab_shape: tuple[int, ...], dim_shape: tuple[int, ...], ranks: int | tuple[int, ...]
+) -> None:
+    table = torch.randn(37, 12, generator=torch.Generator().manual_seed(0))
+    cores = factorise.tt_svd(table, vocab_shape, dim_shape, ranks)
+    found = expanded(cores)
+    torch.testing.assert_close(found[:37], table, rtol=0, atol=1e-5)
+    assert found[37:].abs().max() < 1e-5
+
+
+def test_tt_svd_of_two_cores_is_the_svd_of_the_rearranged_table() -> None:
+    table = torch.randn(40, 12, generator=torch.Generator().manual_seed(0))
+    cores = factorise.tt_svd(table, (5, 8), (3, 4), 6)
+    matrix = table.view(5, 8, 3, 4).permute(0, 2, 1, 3).reshape(15, 32)
+    values = torch.linalg.svdvals(matrix)
+    error = (expanded(cores) - table).norm().item()
+    assert error == pytest.approx(values[6:].norm().item(), rel=1e-4)
+    assert [tuple(core.shape) for core in cores] == [(1, 5, 3, 6), (6, 8, 4, 1)]
+
+
+def test_tt_svd_finds_a_train_of_the_same_rank_and_may_have_ranks_to_spare() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, 3, 2, 2), (2, 2, 3, 2), (2, 4, 2, 1)]
+    table = expanded([torch.randn(*shape, generator=generator) for shape in shapes])
+    for ranks in ((2, 2), (2, 9), (20, 3)):
+        cores = factorise.tt_svd(table, (3, 2, 4), (2, 3, 2), ranks)
+        assert [core.shape[3] for core in cores] == [*ranks, 1]
+        torch.testing.assert_close(expanded(cores), table, rtol=1e-4, atol=1e-5)
+
+
+# Product quantisation
+
+
+def test_product_quantisation_is_exact_with_a_cluster_for_each_word() -> None:
+    table = torch.randn(9, 6, generator=torch.Generator().manual_seed(0))
+    codes, centroids = factorise.product_quantisation(table, 3, 9)
+    assert codes.shape == (9, 3) and centroids.shape == (3, 9, 2)
+    rows = [torch.cat([centroids[g, codes[w, g]] for g in range(3)]) for w in range(9)]
+    torch.testing.assert_close(torch.stack(rows), table)
+
+
+def test_product_quantisation_gives_every_piece_its_nearest_centroid() -> None:
+    table = low_rank_table(200)
+    codes, centroids = factorise.product_quantisation(table, 4, 5, seed=3)
+    assert codes.dtype == torch.int64 and centroids.dtype == torch.float32
+    for group in range(4):
+        piece = table[:, group * 3 : group * 3 + 3]
+        distances = torch.cdist(piece, centroids[group])
+        chosen = distances.gather(1, codes[:, group : group + 1]).squeeze(1)
+        torch.testing.assert_close(chosen, distances.amin(dim=1), rtol=1e-3, atol=1e-4)
+    again = factorise.product_quantisation(table, 4, 5, seed=3)
+    assert torch.equal(codes, again[0]) and torch.equal(centroids, again[1])
+
+
+def test_product_quantisation_finds_pieces_that_are_there() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pieces = torch.randn(2, 3, 4, generator=generator) * 5
+    choice = torch.randint(3, (100, 2), generator=generator)
+    table = torch.cat([pieces[0, choice[:, 0]], pieces[1, choice[:, 1]]], dim=1)
+    codes, centroids = factorise.product_quantisation(table, 2, 3)
+    found = torch.cat([centroids[0, codes[:, 0]], centroids[1, codes[:, 1]]], dim=1)
+    torch.testing.assert_close(found, table, rtol=1e-4, atol=1e-4)
+
+
+# Codes
+
+
+def sums(codes: Tensor, codebooks: Tensor) -> Tensor:
+    """The vectors ``(V, D)`` of codes, in a plain loop."""
+    return torch.stack([sum(book[code] for book, code in zip(codebooks, word)) for word in codes.tolist()])
+
+
+def test_learnt_codes_are_near_a_table_that_has_such_codes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    books = torch.randn(3, 4, 8, generator=generator)
+    table = sums(torch.randint(4, (300, 3), generator=generator), books)
+    codes, codebooks = factorise.learn_codes(table, 3, 4, steps=1500)
+    assert codes.shape == (300, 3) and codebooks.shape == (3, 4, 8)
+    assert 0 <= int(codes.min()) and int(codes.max()) < 4
+    left = (sums(codes, codebooks) - table).square().sum() / table.var(0, correction=0).mul(300).sum()
+    assert left < 0.5
+    random = torch.randint(4, (300, 3), generator=generator)
+    refit = factorise._least_squares_codebooks(table, random, 4)
+    assert (sums(codes, codebooks) - table).norm() < 0.8 * (sums(random, refit) - table).norm()
+
+
+def test_codebooks_are_the_least_squares_solution_of_their_codes() -> None:
+    table = low_rank_table(50)
+    codes = torch.randint(3, (50, 2), generator=torch.Generator().manual_seed(0))
+    ones = torch.zeros(50, 6)
+    for word, (first, second) in enumerate(codes.tolist()):
+        ones[word, first] = ones[word, 3 + second] = 1.0
+    expected = ones.double() @ torch.linalg.pinv(ones.double()) @ table.double()
+    found = sums(codes, factorise._least_squares_codebooks(table, codes, 3))
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
+
+
+def test_learning_codes_depends_on_its_seed_alone() -> None:
+    table = low_rank_table(50)
+    state = torch.get_rng_state()
+    first = factorise.learn_codes(table, 2, 3, seed=1, steps=5)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(99)
+    second = factorise.learn_codes(table, 2, 3, seed=1, steps=5)
+    assert all(torch.equal(one, other) for one, other in zip(first, second))
+    assert not torch.equal(first[1], factorise.learn_codes(table, 2, 3, seed=2, steps=5)[1])
+
+
+# Groups
+
+
+def test_groups_by_frequency_worked_by_hand() -> None:
+    """Counts 6 | 3, 3 | 1 * 6 are three groups of 6; averages 6, 3, 1 make ranks 12, 6 and 2 before the caps.
+
+    In 100 dimensions one word has use for one rank and two for two; with six words 2 is below the cap.
+    """
+    layout = factorise.frequency_groups(np.array([6.0, 3, 3, 1, 1, 1, 1, 1, 1]), 3, 2, None, 100)
+    assert layout == ((1, 2, 6), (1, 2, 2))
+
+
+def test_ranks_grow_with_the_average_frequency_up_to_the_highest() -> None:
+    counts = np.repeat([8.0, 4, 2, 1], [100, 200, 400, 800])
+    assert factorise.frequency_groups(counts, 4, 5, None, 500) == ((100, 200, 400, 800), (40, 20, 10, 5))
+    assert factorise.frequency_groups(counts, 4, 5, 12, 500).ranks == (12, 12, 10, 5)
+    # Half of 40 dimensions, for words enough.
+    assert factorise.frequency_groups(counts, 4, 5, None, 40).ranks == (20, 20, 10, 5)
+
+
+@pytest.mark.parametrize("words", [1, 2, 5, 30])
+def test_every_group_has_a_word_however_few_there_are(words: int) -> None:
+    for groups in range(1, words + 1):
+        sizes, ranks = factorise.frequency_groups(1.0 / np.arange(1, words + 1) ** 2, groups, 3, None, 16)
+        assert len(sizes) == len(ranks) == groups
+        assert sum(sizes) == words and min(sizes) >= 1 and min(ranks) >= 1
+
+
+def rebuilt(found: factorise.GroupReduction) -> Tensor:
+    """The table of a group reduction, word by word."""
+    used = [0] * len(found.codes)
+    rows = []
+    for group in found.groups.tolist():
+        rows.append(found.codes[group][used[group]] @ found.bases[group])
+        used[group] += 1
+    assert used == [len(codes) for codes in found.codes]
+    return torch.stack(rows)
+
+
+def test_group_reduce_is_a_weighted_svd_for_each_group() -> None:
+    table, counts = clustered_table(300, 16)
+    found = factorise.group_reduce(table, counts, 3, 2, refinements=0)
+    order = counts.argsort(descending=True, stable=True)
+    layout = factorise.frequency_groups(counts[order].clamp(min=1).numpy(), 3, 2, None, 16)
+    start = 0
+    for group, (size, rank) in enumerate(zip(*layout)):
+        members = order[start : start + size].sort().values
+        start += size
+        assert (found.groups == group).nonzero().flatten().tolist() == members.tolist()
+        codes, basis = factorise.truncated_svd(table[members], rank, counts[members])
+        torch.testing.assert_close(found.codes[group] @ found.bases[group], codes @ basis, rtol=0, atol=1e-5)
+    assert found.rounds[0].error == pytest.approx(weighted_error(table, rebuilt(found), counts), rel=1e-4)
+
+
+def test_refinements_lower_the_error_and_never_add_parameters() -> None:
+    table, counts = clustered_table()
+    found = factorise.group_reduce(table, counts, 5, 4, refinements=6)
+    errors = [one.error for one in found.rounds]
+    assert len(errors) > 1 and errors == sorted(errors, reverse=True) and errors[-1] < 0.95 * errors[0]
+    parameters = [one.parameters for one in found.rounds]
+    assert all(size <= parameters[0] for size in parameters)
+    assert parameters[-1] == sum(part.numel() for part in (*found.codes, *found.bases))
+    assert all(sum(one.sizes) == len(table) and min(one.sizes) >= 1 for one in found.rounds)
+    assert errors[-1] == pytest.approx(weighted_error(table, rebuilt(found), counts), rel=1e-4)
+
+
+@pytest.mark.parametrize(("groups", "min_rank"), [(2, 3), (5, 4), (10, 3)])
+@pytest.mark.parametrize("kind", ["clustered", "low rank", "noise"])
+def test_group_reduce_beats_plain_svd_of_the_same_size(groups: int, min_rank: int, kind: str) -> None:
+    table, counts = clustered_table()
+    if kind == "low rank":
+        table = low_rank_table(len(table), 32, 10)
+    elif kind == "noise":
+        table = torch.randn_like(table)
+    found = factorise.group_reduce(table, counts, groups, min_rank, refinements=2)
+    rank = -(-found.rounds[-1].parameters // sum(table.shape))
+    for weights in (None, counts):
+        codes, basis = factorise.truncated_svd(table, rank, weights)
+        assert found.rounds[-1].error <= weighted_error(table, codes @ basis, counts)
+
+
+def test_words_that_were_never_seen_are_no_trouble() -> None:
+    table, counts = clustered_table(200, 16)
+    counts[counts < counts.median()] = 0
+    found = factorise.group_reduce(table, counts, 4, 2)
+    assert rebuilt(found).isfinite().all() and len(found.codes) == 4
+
+
+def test_group_reduce_of_one_group_is_a_weighted_svd() -> None:
+    table, counts = clustered_table(100, 16)
+    found = factorise.group_reduce(table, counts, 1, 5)
+    codes, basis = factorise.truncated_svd(table, 5, counts)
+    torch.testing.assert_close(rebuilt(found), codes @ basis, rtol=0, atol=1e-5)
+
+
+# What cannot be factorised
+
+ALGORITHMS: dict[str, Callable[[Tensor], object]] = {
+    "truncated_svd": lambda table: factorise.truncated_svd(table, 2),
+    "tt_svd": lambda table: factorise.tt_svd(table, (4, 5), (2, 3), 2),
+    "product_quantisation": lambda table: factorise.product_quantisation(table, 2, 3),
+    "learn_codes": lambda table: factorise.learn_codes(table, 2, 2, steps=1),
+    "group_reduce": lambda table: factorise.group_reduce(table, torch.ones(len(table)), 2, 2),
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")], ids=str)
+def test_a_table_with_a_number_that_is_none_is_refused(
+    algorithm: Callable[[Tensor], object], wrong: float
+) -> None:
+    table = torch.randn(20, 6)
+    algorithm(table)
+    table[17, 2] = wrong
+    with pytest.raises(ValueError, match="row 17") as error:
+        algorithm(table)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+@pytest.mark.parametrize("table", [torch.zeros(0, 6), torch.randn(6), torch.ones(20, 6).long()], ids=str)
+def test_what_is_no_table_is_refused(algorithm: Callable[[Tensor], object], table: Tensor) -> None:
+    with pytest.raises(ValueError, match="table"):
+        algorithm(table)
+
+
+@pytest.mark.parametrize(
+    ("counts", "named"),
+    [
+        (torch.ones(19), r"\(19,\).*20 words"),
+        (torch.ones(20, 1), r"\(20, 1\)"),
+        (torch.tensor([1.0] * 5 + [-2.0] + [1.0] * 14), "word 5 is -2.0.*negative"),
+        (torch.tensor([float("nan")] + [1.0] * 19), "word 0.*not finite"),
+        (torch.zeros(20), "zero"),
+    ],
+    ids=["short", "shape", "negative", "nan", "zero"],
+)
+def test_counts_that_cannot_be_are_refused(counts: Tensor, named: str) -> None:
+    table = torch.randn(20, 6)
+    for call in (
+        lambda: factorise.group_reduce(table, counts, 2, 2),
+        lambda: factorise.truncated_svd(table, 2, counts),
+    ):
+        with pytest.raises(ValueError, match=named) as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda table: factorise.truncated_svd(table, 0), "rank is 0"),
+        (lambda table: factorise.truncated_svd(table, 7), "rank is 7.*6"),
+        (lambda table: factorise.tt_svd(table, (3, 5), (2, 3), 2), "vocab_shape.*20.*15"),
+        (lambda table: factorise.tt_svd(table, (4, 5), (2, 2), 2), "dim_shape.*6.*4"),
+        (lambda table: factorise.tt_svd(table, (4, 5), (2, 3), (2, 2)), "ranks"),
+        (lambda table: factorise.tt_svd(table, (4, 5), (2, 3), 0), "ranks"),
+        (lambda table: factorise.tt_svd(table, (20,), (6,), ()), "K >= 2"),
+        (lambda table: factorise.product_quantisation(table, 4, 3), "num_groups is 4.*6"),
+        (lambda table: factorise.product_quantisation(table, 2, 21), "num_clusters is 21.*20 words"),
+        (lambda table: factorise.product_quantisation(table, 2, 0), "num_clusters is 0"),
+        (lambda table: factorise.learn_codes(table, 0, 2), "num_codebooks is 0"),
+        (lambda table: factorise.learn_codes(table, 2, 0), "codebook_size is 0"),
+        (lambda table: factorise.learn_codes(table, 2, 2, steps=0), "steps is 0"),
+        (lambda table: factorise.group_reduce(table, torch.ones(20), 21, 2), "num_groups is 21.*20"),
+        (lambda table: factorise.group_reduce(table, torch.ones(20), 0, 2), "num_groups is 0"),
+        (lambda table: factorise.group_reduce(table, torch.ones(20), 2, 0), "rank is 0"),
+        (lambda table: factorise.group_reduce(table, torch.ones(20), 2, 3, 2), "max_rank is 2"),
+    ],
+)
+def test_impossible_sizes_are_refused(call: Callable[[Tensor], object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        call(torch.randn(20, 6))

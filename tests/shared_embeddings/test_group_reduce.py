@@ -1,0 +1,309 @@
+"""GroupReduce and GroupFunneling: worked by hand, by plain loops, by the sizes in print."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import shared_embeddings as se
+from shared_embeddings.softmax import linear_cross_entropy, segmented_cross_entropy
+
+from .cases import CASES, Case
+from .references import zero_row
+from .support import MemoryMeter, assert_same_gradients, gradients
+
+SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24}
+ACTIVATIONS = {None: lambda codes: codes, "relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
+
+
+def build(**options: Any) -> se.SharedEmbedding:
+    """37 words in 24 dimensions."""
+    return se.build("group_reduce", **{**SIZES, **options})
+
+
+def naive_table(emb: se.SharedEmbedding, activation: str | None, padding_idx: int | None) -> Tensor:
+    """Word by word: each takes the next row of its group's codes."""
+    used = [0] * len(emb.codes)
+    rows = []
+    for group in emb.groups.tolist():
+        rows.append(ACTIVATIONS[activation](emb.codes[group][used[group]]) @ emb.bases[group])
+        used[group] += 1
+    return zero_row(torch.stack(rows), padding_idx)
+
+
+def shuffled(emb: se.SharedEmbedding, seed: int = 0) -> se.SharedEmbedding:
+    """The embedding with words in other groups of the same sizes."""
+    state = emb.state_dict()
+    order = torch.randperm(len(state["groups"]), generator=torch.Generator().manual_seed(seed))
+    emb.load_state_dict(state | {"groups": state["groups"][order]})
+    return emb
+
+
+def small_groups(**options: Any) -> se.SharedEmbedding:
+    """Words 0 and 3 in group 1, of rank two; 1 and 2 in group 0, of rank one."""
+    emb = se.build(
+        "group_reduce", num_embeddings=4, embedding_dim=3, group_sizes=[2, 2], ranks=[1, 2], **options
+    )
+    with torch.no_grad():
+        emb.groups.copy_(torch.tensor([1, 0, 0, 1]))
+        emb.codes[0].copy_(torch.tensor([[2.0], [-3]]))
+        emb.bases[0].copy_(torch.tensor([[1.0, 10, 100]]))
+        emb.codes[1].copy_(torch.tensor([[1.0, 2], [-3, 4]]))
+        emb.bases[1].copy_(torch.tensor([[1.0, 0, 2], [0, 1, -1]]))
+    return emb
+
+
+def test_worked_example() -> None:
+    emb = small_groups()
+    expected = [[1.0, 2, 0], [2, 20, 200], [-3, -30, -300], [-3, 4, -10]]
+    assert emb.table().tolist() == expected
+    assert emb(torch.tensor([[3, 1], [0, 3]])).tolist() == [
+        [expected[3], expected[1]],
+        [expected[0], expected[3]],
+    ]
+    assert emb.logits(torch.tensor([1.0, 1, 0])).tolist() == [3, 22, -33, 1]
+    _, prediction = emb.cross_entropy_and_predictions(torch.tensor([[-1.0, 0, 0]]), torch.tensor([0]))
+    assert prediction.item() in (2, 3)
+    _, prediction = emb.cross_entropy_and_predictions(torch.tensor([[1.0, 1, 0]]), torch.tensor([0]))
+    assert prediction.item() == 1
+
+
+def test_group_funneling_worked_example() -> None:
+    """With a ReLU, -3 counts as 0 in both groups."""
+    emb = small_groups(activation="relu", padding_idx=1)
+    assert emb.table().tolist() == [[1.0, 2, 0], [0, 0, 0], [0, 0, 0], [0, 4, -4]]
+    assert emb.logits(torch.tensor([1.0, 1, 0])).tolist() == [3, 0, 0, 4]
+
+
+GROUP_CASES = [case for case in CASES if case.method == "group_reduce"]
+
+
+@pytest.mark.parametrize("case", GROUP_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("by_frequency", [True, False], ids=["by id", "shuffled"])
+def test_equals_the_naive_products_in_value_and_gradient(case: Case, by_frequency: bool) -> None:
+    emb = case.build() if by_frequency else shuffled(case.build())
+    expected = naive_table(emb, case.options.get("activation"), case.padding_idx)
+    weight = torch.randn_like(expected)
+    wanted = gradients(emb, (expected * weight).sum())
+    ids = torch.arange(case.num_embeddings).flip(0)
+    torch.testing.assert_close(emb.table(), expected)
+    torch.testing.assert_close(emb.output_table(), expected)
+    torch.testing.assert_close(emb(ids), expected[ids])
+    assert_same_gradients(gradients(emb, (emb.table() * weight).sum()), wanted)
+    assert_same_gradients(gradients(emb, (emb(ids) * weight[ids]).sum()), wanted)
+    # A word many times over, and groups that no word is of.
+    ids = torch.tensor([5, 1, 5, 5])
+    torch.testing.assert_close(emb(ids), expected[ids])
+
+
+@pytest.mark.parametrize("case", GROUP_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1], ids=["plain", "smoothed"])
+def test_loss_of_shuffled_groups_equals_the_dense_one(case: Case, smoothing: float) -> None:
+    emb = shuffled(case.build())
+    hidden, targets = case.hidden(40, scale=3.0), torch.randint(case.num_embeddings, (40,))
+    targets[::5] = 7
+    options = {"label_smoothing": smoothing, "ignore_index": 7}
+    scores = hidden @ naive_table(emb, case.options.get("activation"), case.padding_idx).T
+    expected = F.cross_entropy(scores, targets, **options)
+    actual, predictions = emb.cross_entropy_and_predictions(hidden, targets, **options)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(emb.logits(hidden), scores, rtol=1e-4, atol=1e-4)
+    assert torch.equal(predictions, scores.argmax(-1))
+    assert_same_gradients(gradients(emb, actual, hidden), gradients(emb, expected, hidden))
+
+
+# The groups
+
+
+def test_sizes_of_the_distilled_embedding_paper() -> None:
+    """Appendix A.1 and tables 1 to 3; the frequencies are not in print, so within 5 %."""
+    for words, dim, groups, rank, size in [
+        (32000, 512, 10, 22, 2.10),
+        (37000, 512, 10, 23, 2.40),
+        (32000, 256, 15, 30, 2.06),
+    ]:
+        sizes = {"num_embeddings": words, "embedding_dim": dim, "num_groups": groups, "min_rank": rank}
+        assert se.expected_count("group_reduce", **sizes) / 1e6 == pytest.approx(size, rel=0.05)
+
+
+def test_count_worked_by_hand() -> None:
+    """3 * (7 + 24) + 5 * (30 + 24) = 93 + 270; one bit for each word's group."""
+    emb = build(group_sizes=[7, 30], ranks=[3, 5])
+    assert emb.counts()["total"] == 363
+    assert emb.counts()["stored_bits"] == 363 * 32 + 37
+    assert [tuple(codes.shape) for codes in emb.codes] == [(7, 3), (30, 5)]
+    assert emb.groups.tolist() == [0] * 7 + [1] * 30
+
+
+def test_frequent_words_are_in_small_groups_of_high_rank() -> None:
+    emb = se.build("group_reduce", num_embeddings=5000, embedding_dim=64, num_groups=5, min_rank=4)
+    sizes, ranks = emb.layout
+    assert list(sizes) == sorted(sizes) and sum(sizes) == 5000
+    assert ranks[-1] == 4 and max(ranks) <= 32
+    assert all(rank <= size for size, rank in zip(sizes, ranks))
+    assert emb.groups.tolist() == sorted(emb.groups.tolist())
+
+
+def test_stored_options_build_the_same_shapes() -> None:
+    for options in (
+        {"num_groups": 4, "min_rank": 3, "activation": "tanh"},
+        {"group_sizes": [7, 30], "ranks": [3, 5]},
+    ):
+        emb = shuffled(build(**options))
+        stored = emb.stored_options()
+        twin = build(**stored)
+        twin.load_state_dict(emb.state_dict())
+        assert torch.equal(twin.table(), emb.table())
+        assert twin.stored_options() == stored
+        assert stored.get("activation") == options.get("activation")
+
+
+# What follows from the assignment
+
+
+def test_another_assignment_is_followed_at_once() -> None:
+    emb = build(num_groups=3, min_rank=5).eval()
+    ids, hidden = torch.arange(37), torch.randn(2, 24)
+    with torch.no_grad():
+        before = emb(ids)
+        emb.logits(hidden)
+        shuffled(emb)
+        expected = naive_table(emb, None, None)
+        assert not torch.allclose(before, expected)
+        torch.testing.assert_close(emb(ids), expected)
+        torch.testing.assert_close(emb.logits(hidden), hidden @ expected.T)
+        emb.groups.copy_(emb.groups.flip(0).clone())
+        torch.testing.assert_close(emb(ids), naive_table(emb, None, None))
+        for twin in (copy.deepcopy(emb), pickle.loads(pickle.dumps(emb))):
+            twin.groups.copy_(twin.groups.flip(0).clone())
+            torch.testing.assert_close(twin(ids), naive_table(twin, None, None))
+
+
+def test_an_assignment_that_does_not_fit_the_codes_is_refused() -> None:
+    emb = build(group_sizes=[7, 30], ranks=[3, 5])
+    emb.groups[0] = 1
+    with pytest.raises(ValueError, match=r"\[6, 31\].*\[7, 30\]"):
+        emb(torch.tensor([0]))
+
+
+def test_places_in_groups_are_not_stored() -> None:
+    emb = build(group_sizes=[7, 30], ranks=[3, 5])
+    emb(torch.tensor([0]))
+    assert set(emb.state_dict()) == {"codes.0", "codes.1", "bases.0", "bases.1", "groups"}
+    assert emb.groups.dtype == torch.uint8
+
+
+# The loss over segments
+
+
+def segments(*widths: tuple[int, int], tokens: int = 300) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Random hidden states and codes of segments with V_g words of width R_g, and targets among all words."""
+    generator = torch.Generator().manual_seed(0)
+    hiddens = [torch.randn(tokens, r, generator=generator).requires_grad_() for _, r in widths]
+    codes = [torch.randn(v, r, generator=generator).requires_grad_() for v, r in widths]
+    return hiddens, codes, torch.randint(sum(v for v, _ in widths), (tokens,), generator=generator)
+
+
+@pytest.mark.parametrize("masked", [None, 0, 9, 10, 129], ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_segments_stand_under_one_softmax(masked: int | None, smoothing: float, reduction: str) -> None:
+    hiddens, codes, targets = segments((10, 3), (1, 5), (119, 2))
+    scores = torch.cat([hidden @ code.T for hidden, code in zip(hiddens, codes)], dim=1)
+    if masked is not None:
+        scores = scores * (torch.arange(130) != masked)
+    targets[::7] = -5
+    options: Any = {"label_smoothing": smoothing, "ignore_index": -5, "reduction": reduction}
+    expected = F.cross_entropy(scores, targets, **options)
+    actual, predictions = segmented_cross_entropy(hiddens, codes, targets, masked_word=masked, **options)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(predictions, scores.argmax(-1))
+    weight = torch.rand_like(expected)
+    tensors = [*hiddens, *codes]
+    found = torch.autograd.grad((actual * weight).sum(), tensors)
+    for one, other in zip(found, torch.autograd.grad((expected * weight).sum(), tensors)):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_one_segment_is_the_plain_loss() -> None:
+    (hidden,), (codes,), targets = segments((130, 6))
+    one = segmented_cross_entropy([hidden], [codes], targets, label_smoothing=0.1)
+    other = linear_cross_entropy(hidden, codes, targets, label_smoothing=0.1)
+    assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+
+
+def test_only_the_gradients_that_are_wanted_are_formed() -> None:
+    hiddens, codes, targets = segments((10, 3), (40, 2))
+    hiddens[0].requires_grad_(False)
+    codes[1].requires_grad_(False)
+    loss, _ = segmented_cross_entropy(hiddens, codes, targets)
+    scores = torch.cat([hidden @ code.T for hidden, code in zip(hiddens, codes)], dim=1)
+    tensors = [hiddens[1], codes[0]]
+    wanted = torch.autograd.grad(F.cross_entropy(scores, targets), tensors)
+    for one, other in zip(torch.autograd.grad(loss, tensors), wanted):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_scores_of_all_tokens_never_exist_at_once(activation: str | None) -> None:
+    tokens, words = 2048, 4000
+    emb = se.build(
+        "group_reduce",
+        num_embeddings=words,
+        embedding_dim=16,
+        num_groups=4,
+        min_rank=2,
+        padding_idx=1,
+        activation=activation,
+    )
+    hidden, targets = torch.randn(tokens, 16, requires_grad=True), torch.randint(words, (tokens,))
+    with MemoryMeter(hidden, targets, *emb.parameters(), *emb.buffers()) as meter:
+        emb.cross_entropy(hidden, targets, label_smoothing=0.1).backward()
+    assert meter.largest < tokens * words * 4 / 4
+    assert meter.peak < tokens * words * 4 / 2
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, "num_groups"),
+        ({"num_groups": 3}, "min_rank"),
+        ({"min_rank": 3}, "num_groups"),
+        ({"num_groups": 0, "min_rank": 3}, "num_groups"),
+        ({"num_groups": 38, "min_rank": 3}, "num_groups' is 38.*37"),
+        ({"num_groups": 3, "min_rank": 0}, "min_rank"),
+        ({"num_groups": 3, "min_rank": 25}, "min_rank' has rank 25.*24"),
+        ({"num_groups": 3, "min_rank": 5, "max_rank": 4}, "max_rank' is 4.*5"),
+        ({"num_groups": 3, "min_rank": 5, "max_rank": 25}, "max_rank"),
+        ({"num_groups": 3, "min_rank": 5, "activation": "rleu"}, "activation.*rleu"),
+        ({"num_groups": "3", "min_rank": 5}, "num_groups"),
+        ({"group_sizes": [7, 30]}, "ranks' is missing"),
+        ({"ranks": [3, 5]}, "group_sizes' is missing"),
+        ({"group_sizes": [], "ranks": []}, "group_sizes"),
+        ({"group_sizes": [7, 30], "ranks": [3]}, "group_sizes' has 2.*has 1"),
+        ({"group_sizes": [7, 31], "ranks": [3, 5]}, "group_sizes' adds up to 38.*37"),
+        ({"group_sizes": [0, 37], "ranks": [3, 5]}, "group_sizes"),
+        ({"group_sizes": [7, 30], "ranks": [0, 5]}, "ranks"),
+        ({"group_sizes": [7, 30], "ranks": [3, 25]}, "ranks' has rank 25.*24"),
+        ({"group_sizes": [7, 30], "ranks": [3, 5], "num_groups": 2}, "num_groups' has no effect"),
+        ({"group_sizes": [7, 30], "ranks": [3, 5], "min_rank": 3}, "min_rank' has no effect"),
+        ({"group_sizes": [7, 30], "ranks": [3, 5], "max_rank": 9}, "max_rank' has no effect"),
+        ({"group_sizes": 37, "ranks": [3]}, "group_sizes"),
+        ({"groups": 3, "min_rank": 5}, "groups.*num_groups"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_named(options: dict[str, Any], named: str) -> None:
+    for call in (se.build, se.expected_count):
+        with pytest.raises(se.OptionError, match=named) as error:
+            call("group_reduce", **SIZES, **options)
+        assert "\n" not in str(error.value)

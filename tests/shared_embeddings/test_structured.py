@@ -1,0 +1,130 @@
+"""Structured embedding: worked by hand, by plain loops, by the sizes in print."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import shared_embeddings as se
+
+from .cases import CASES, Case
+from .references import zero_row
+from .support import assert_same_gradients, gradients
+
+SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24, "num_groups": 6, "num_clusters": 9}
+
+
+def test_worked_example() -> None:
+    """Pieces of two: [1, 2] or [3, 4] in front, [5, 6] or [7, 8] behind."""
+    emb = se.build("structured", num_embeddings=3, embedding_dim=4, num_groups=2, num_clusters=2)
+    with torch.no_grad():
+        emb.centroids.copy_(torch.tensor([[[1.0, 2], [3, 4]], [[5, 6], [7, 8]]]))
+        emb.codes.copy_(torch.tensor([[0, 1], [1, 1], [1, 0]]))
+    expected = [[1.0, 2, 7, 8], [3, 4, 7, 8], [3, 4, 5, 6]]
+    assert emb.table().tolist() == expected
+    assert emb(torch.tensor([[2, 0]])).tolist() == [[expected[2], expected[0]]]
+    assert emb.logits(torch.tensor([1.0, 0, 0, 1])).tolist() == [9, 11, 9]
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.method == "structured"], ids=lambda case: case.name
+)
+def test_equals_the_naive_pieces_in_value_and_gradient(case: Case) -> None:
+    emb = case.build()
+    groups = case.options["num_groups"]
+    rows = [
+        torch.cat([emb.centroids[group, int(emb.codes[word, group])] for group in range(groups)])
+        for word in range(case.num_embeddings)
+    ]
+    expected = zero_row(torch.stack(rows), case.padding_idx)
+    assert torch.equal(emb.table(), expected)
+    weight = torch.randn_like(expected)
+    assert_same_gradients(
+        gradients(emb, (emb.table() * weight).sum()), gradients(emb, (expected * weight).sum())
+    )
+
+
+def test_sizes_of_the_distilled_embedding_paper() -> None:
+    """Appendix A.1 and tables 1 to 3: K * D + V * G, so every place has centroids of its own."""
+    from shared_embeddings.methods.structured import StructuredEmbedding, StructuredOptions
+
+    for words, dim, clusters, size, factor in [
+        (32000, 512, 2048, 2.07, 7.90),
+        (37000, 512, 2376, 2.40, 7.89),
+        (32000, 256, 4048, 2.06, 3.97),
+    ]:
+        options = {"num_groups": 32, "num_clusters": clusters}
+        trained = se.expected_count("structured", num_embeddings=words, embedding_dim=dim, **options)
+        assert trained == clusters * dim
+        fixed = StructuredEmbedding.index_entries(words, dim, StructuredOptions(**options))
+        assert fixed == words * 32
+        assert (trained + fixed) / 1e6 == pytest.approx(size, abs=0.005)
+        assert words * dim / (trained + fixed) == pytest.approx(factor, abs=0.01)
+
+
+def test_codes_come_from_their_own_seed() -> None:
+    state = torch.get_rng_state()
+    first, second = se.build("structured", **SIZES), se.build("structured", **SIZES)
+    assert torch.equal(first.codes, second.codes) and not torch.equal(first.centroids, second.centroids)
+    other = se.build("structured", **SIZES, seed=1)
+    assert not torch.equal(first.codes, other.codes)
+    torch.set_rng_state(state)
+    again = se.build("structured", **SIZES, seed=1)
+    assert torch.equal(again.centroids, first.centroids), "the codes' seed moved torch's random state"
+    assert set(first.codes.flatten().tolist()) == set(range(9))
+
+
+def test_codes_of_a_checkpoint_win_over_the_seed() -> None:
+    first, second = se.build("structured", **SIZES), se.build("structured", **SIZES, seed=1)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first.table(), second.table())
+
+
+def test_codes_are_stored_and_not_trained() -> None:
+    """37 * 6 codes of 4 bits each, and 9 * 24 numbers."""
+    emb = se.build("structured", **SIZES)
+    assert [name for name, _ in emb.named_parameters()] == ["centroids"]
+    assert emb.counts()["stored_bits"] == 9 * 24 * 32 + 37 * 6 * 4
+    assert "codes" in emb.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("clusters", "dtype"),
+    [(256, torch.uint8), (257, torch.int16), (32768, torch.int16), (32769, torch.int32)],
+)
+def test_codes_take_the_smallest_type_that_holds_them(clusters: int, dtype: torch.dtype) -> None:
+    sizes = {"num_embeddings": 40_000, "embedding_dim": 2, "num_groups": 1, "num_clusters": clusters}
+    emb = se.build("structured", **sizes)
+    assert emb.codes.dtype == dtype
+    assert int(emb.codes.min()) >= 0 and clusters - 3 < int(emb.codes.max()) + clusters // 100 + 3
+    assert emb.table().isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_groups": 5}, "num_groups' is 5.*24"),
+        ({"num_groups": 0}, "num_groups"),
+        ({"num_groups": 48}, "num_groups"),
+        ({"num_clusters": 38}, "num_clusters' is 38.*37"),
+        ({"num_clusters": 0}, "num_clusters"),
+        ({"num_clusters": "nine"}, "num_clusters"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 0.5}, "seed"),
+        ({"clusters": 9}, "clusters.*num_clusters"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_named(changes: dict[str, Any], named: str) -> None:
+    for call in (se.build, se.expected_count):
+        with pytest.raises(se.OptionError, match=named) as error:
+            call("structured", **{**SIZES, **changes})
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("missing", ["num_groups", "num_clusters"])
+def test_sizes_may_not_be_left_out(missing: str) -> None:
+    with pytest.raises(se.OptionError, match=missing):
+        se.build("structured", **{name: value for name, value in SIZES.items() if name != missing})
