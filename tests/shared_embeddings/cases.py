@@ -96,8 +96,6 @@ def _uncle(name: str, padding_idx: int | None = PADDING, **options: Any) -> Case
     return Case(f"uncle-{name}", "uncle", settings, padding_idx=padding_idx)
 
 
-
-
 # For up to 40 words.
 TENSOR_TRAIN = {"vocab_shape": [2, 4, 5], "dim_shape": [3, 2, 4], "rank": 4}
 TWO_CORES = {"vocab_shape": [8, 5], "dim_shape": [4, 6], "rank": [5]}
