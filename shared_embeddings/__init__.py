@@ -2,17 +2,20 @@
 
 import shared_embeddings.methods  # noqa: F401  # first, so that the function below keeps the name
 from shared_embeddings import accounting
+from shared_embeddings.fitting import FitReport, fit
 from shared_embeddings.interface import SharedEmbedding
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import build, expected_count, file_options, methods, options
 
 __all__ = [
+    "FitReport",
     "OptionError",
     "SharedEmbedding",
     "accounting",
     "build",
     "expected_count",
     "file_options",
+    "fit",
     "methods",
     "options",
 ]

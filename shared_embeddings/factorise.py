@@ -365,7 +365,7 @@ def _blocks(table: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _split(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Orthonormal columns ``(m, rank)`` and the rest ``(rank, n)`` of a matrix ``(m, n)``; spare ones are 0."""
+    """Columns ``(m, rank)`` and the rest ``(rank, n)`` of a matrix ``(m, n)``; spare ones are zero."""
     if matrix.size(0) < matrix.size(1):
         left = torch.linalg.eigh(matrix @ matrix.t()).eigenvectors.flip(1)[:, :rank]
     else:

@@ -50,7 +50,7 @@ class SharedEmbedding(CachingModule):
         method: the registered name.
         paper: where the method is from.
         idea: what becomes of the V x D table, in a few words.
-        file_options: the options that name files about words; see `options_for_vocabulary` and `stored_options`.
+        file_options: the options that name files about words; see `options_for_vocabulary`.
         num_embeddings: V.
         embedding_dim: D.
         padding_idx: the word without a vector, or None.

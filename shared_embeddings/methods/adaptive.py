@@ -82,6 +82,8 @@ class AdaptiveEmbedding(SharedEmbedding):
     """
 
     options: AdaptiveOptions
+    paper = "Baevski & Auli (2019); output: Grave et al. (2017)"
+    idea = "bands by frequency, each V_i x D_i times D_i x D"
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: AdaptiveOptions

@@ -44,6 +44,8 @@ class CompositionalCodeEmbedding(SharedEmbedding):
     """
 
     options: CompositionalCodeOptions
+    paper = "Shu & Nakayama (2018)"
+    idea = "sums of M codebook entries, chosen by codes"
     codes: Tensor
     is_deep = True
 

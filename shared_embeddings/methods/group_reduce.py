@@ -114,6 +114,8 @@ class GroupReduceEmbedding(SharedEmbedding):
     """
 
     options: GroupReduceOptions
+    paper = "GroupReduce (Chen et al., 2018); with an activation GroupFunneling"
+    idea = "groups of words, each V_g x R_g times R_g x D"
     groups: Tensor
 
     def __init__(

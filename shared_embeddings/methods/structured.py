@@ -46,6 +46,8 @@ class StructuredEmbedding(SharedEmbedding):
     """
 
     options: StructuredOptions
+    paper = "Shi & Yu (2018)"
+    idea = "pieces of a row, each one of K centroids"
     codes: Tensor
 
     def __init__(

@@ -70,6 +70,8 @@ class TensorTrainEmbedding(SharedEmbedding):
     """
 
     options: TensorTrainOptions
+    paper = "Khrulkov et al. (2019)"
+    idea = "a product of small cores, one slice of each for a word"
     vocabulary_size: Tensor
     is_deep = True
 

@@ -125,6 +125,9 @@ class UncleEmbedding(SharedEmbedding):
     """
 
     options: UncleOptions
+    paper = "UnClE, Eq. 1 and 2"
+    idea = "V x U_d beside one vector for each class of words"
+    file_options = ("classes",)
     classes: Tensor
 
     def __init__(

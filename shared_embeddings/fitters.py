@@ -1,0 +1,219 @@
+"""How each method is fitted to a trained table; see `shared_embeddings.fitting`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from shared_embeddings import factorise
+from shared_embeddings.fitting import FitTask, reconstruct
+from shared_embeddings.interface import SharedEmbedding, zero_padding_row
+from shared_embeddings.options import OptionError
+from shared_embeddings.registry import method_class
+
+# Which share of the codes may start below a ReLU's kink, where they are cut off.
+_CUT_OFF = 0.002
+
+Fitter = Callable[[FitTask], SharedEmbedding]
+_fitters: dict[str, Fitter] = {}
+
+
+def find(method: str) -> Fitter:
+    """The way to fit `method`: its own, or gradient descent."""
+    return _fitters.get(method, _by_gradient)
+
+
+def fits(method: str) -> Callable[[Fitter], Fitter]:
+    """Decorator: make a function known as the way to fit `method`."""
+
+    def add(fitter: Fitter) -> Fitter:
+        _fitters[method] = fitter
+        return fitter
+
+    return add
+
+
+@fits("standard")
+def _copied(task: FitTask) -> SharedEmbedding:
+    """The teacher's table itself."""
+    embedding = task.build()
+    with torch.no_grad():
+        embedding.weight.copy_(task.teacher)
+    return embedding
+
+
+@fits("projective")
+def _decomposed(task: FitTask) -> SharedEmbedding:
+    """The truncated SVD (Distilled Embedding, Eq. 2): no table of this rank has a smaller squared error."""
+    embedding = task.build()
+    codes, basis = factorise.truncated_svd(task.teacher, embedding.options.rank)
+    with torch.no_grad():
+        embedding.codes.copy_(codes)
+        embedding.basis.copy_(basis)
+    return embedding
+
+
+@fits("adaptive")
+def _decomposed_bands(task: FitTask) -> SharedEmbedding:
+    """Every band by its own truncated SVD, or as it is; clusters by the mean of their words."""
+    embedding = task.build()
+    options, dim = embedding.options, embedding.embedding_dim
+    blocks = task.teacher.split(list(options.sizes(embedding.num_embeddings)))
+    untied = embedding.output_tables is not None
+    with torch.no_grad():
+        for band, (block, width) in enumerate(zip(blocks, options.widths(dim), strict=True)):
+            key = str(band)
+            has_projection = key in embedding.projections
+            codes, basis = factorise.truncated_svd(block, width) if has_projection else (block, None)
+            for tables in (embedding.tables, embedding.output_tables) if untied else (embedding.tables,):
+                tables[key].copy_(codes)
+            for projections in (embedding.projections, embedding.output_projections):
+                if has_projection and projections is not None:
+                    projections[key].copy_(basis)
+            if band > 0 and embedding.clusters is not None:
+                embedding.clusters[band - 1] = block.mean(dim=0)
+    return embedding
+
+
+@fits("funnel")
+def _funnelled(task: FitTask) -> SharedEmbedding:
+    """Gradient descent from the SVD of one rank less, its codes shifted to where a ReLU lets them through."""
+    embedding = task.build()
+    rank = embedding.options.rank
+    if embedding.options.activation == "relu" and rank > 1:
+        codes, basis = _let_through(*factorise.truncated_svd(task.teacher, rank - 1))
+        with torch.no_grad():
+            embedding.codes.copy_(codes)
+            embedding.basis.copy_(basis)
+            zero_padding_row(embedding.codes, task.padding_idx)
+    return reconstruct(embedding, task)
+
+
+@fits("group_reduce")
+def _reduced_groups(task: FitTask) -> SharedEmbedding:
+    """Weighted SVDs of frequency groups, refined; with an activation, gradient descent from there.
+
+    Without counts, words are taken to be sorted by frequency and to follow Zipf's law.
+    """
+    options = task.build().options
+    if options.num_groups is None:
+        raise OptionError(
+            "group_reduce: fitting finds 'group_sizes' and 'ranks' itself; give 'num_groups' and 'min_rank'"
+        )
+    counts = task.token_counts
+    if counts is None:
+        counts = 1.0 / torch.arange(1, len(task.teacher) + 1, dtype=torch.float64)
+    asked = (options.num_groups, options.min_rank, options.max_rank)
+    found = factorise.group_reduce(task.teacher, counts, *asked)
+    layout = {
+        "group_sizes": [len(codes) for codes in found.codes],
+        "ranks": [len(basis) for basis in found.bases],
+    }
+    activation = {} if options.activation is None else {"activation": options.activation}
+    embedding = task.build_with({**layout, **activation})
+    with torch.no_grad():
+        embedding.groups.copy_(found.groups)
+        for group, (codes, basis) in enumerate(zip(found.codes, found.bases, strict=True)):
+            if options.activation == "relu" and len(basis) > 1:
+                codes, basis = _let_through(codes[:, :-1], basis[:-1])
+            embedding.codes[group].copy_(codes)
+            embedding.bases[group].copy_(basis)
+    return embedding if options.activation is None else reconstruct(embedding, task)
+
+
+@fits("tensor_train")
+def _train_of_cores(task: FitTask) -> SharedEmbedding:
+    """TT-SVD."""
+    embedding = task.build()
+    options = embedding.options
+    cores = factorise.tt_svd(task.teacher, options.vocab_shape, options.dim_shape, options.rank)
+    with torch.no_grad():
+        for parameter, core in zip(embedding.cores, cores, strict=True):
+            parameter.copy_(core)
+    return embedding
+
+
+@fits("structured")
+def _quantised(task: FitTask) -> SharedEmbedding:
+    """Product quantisation by k-means."""
+    embedding = task.build()
+    sizes = (embedding.options.num_groups, embedding.options.num_clusters)
+    codes, centroids = factorise.product_quantisation(task.teacher, *sizes, task.seed, task.progress)
+    with torch.no_grad():
+        embedding.codes.copy_(codes)
+        embedding.centroids.copy_(centroids)
+    return embedding
+
+
+@fits("compositional_code")
+def _coded(task: FitTask) -> SharedEmbedding:
+    """Codes learnt with the Gumbel-softmax (Shu & Nakayama), codebooks by least squares."""
+    embedding = task.build()
+    sizes = (embedding.options.num_codebooks, embedding.options.codebook_size)
+    steps = {} if task.steps is None else {"steps": task.steps}
+    codes, codebooks = factorise.learn_codes(
+        task.teacher, *sizes, seed=task.seed, progress=task.progress, **steps
+    )
+    with torch.no_grad():
+        embedding.codes.copy_(codes)
+        embedding.codebooks.copy_(codebooks)
+    return embedding
+
+
+@fits("uncle")
+def _shared_parts(task: FitTask) -> SharedEmbedding:
+    """Own parts from the teacher and class vectors as means, then gradient descent.
+
+    Without classes in the options, the parts that classes share are clustered by k-means.
+    """
+    options = dict(task.options)
+    if not options.get("classes") and not options.get("random_classes"):
+        options["classes"] = _classes_of_parts(task).tolist()
+    embedding = task.build_with(options)
+    unique, *shared = task.teacher.split(list(embedding.widths), dim=1)
+    words = task.words()
+    with torch.no_grad():
+        embedding.unique.copy_(unique)
+        for level, (table, part) in enumerate(zip(embedding.class_tables, shared, strict=True)):
+            classes = embedding.classes[words, level].long()
+            sums = torch.zeros_like(table).index_add_(0, classes, part[words])
+            sizes = classes.bincount(minlength=len(table)).clamp(min=1)
+            table.copy_(sums / sizes.unsqueeze(1))
+    return reconstruct(embedding, task)
+
+
+def _classes_of_parts(task: FitTask) -> Tensor:
+    """The class ``(V,)`` of every word, by k-means over what is left of the teacher's rows beside U_d."""
+    options = method_class(task.method).options_class(**{**task.options, "classes": "stored"})
+    if not isinstance(options.num_classes, int):
+        raise OptionError(
+            f"uncle: option 'num_classes' is {options.num_classes}, but fitting makes one level of classes; "
+            "give one number, or 'classes'"
+        )
+    part = task.teacher[:, options.unique_dim :]
+    if part.size(1) == 0:
+        raise OptionError(
+            f"uncle: option 'unique_dim' is {options.unique_dim}, which leaves nothing to share; lower it"
+        )
+    codes, _ = factorise.product_quantisation(part, 1, options.num_classes, task.seed, task.progress)
+    return codes.flatten()
+
+
+def _by_gradient(task: FitTask) -> SharedEmbedding:
+    """Gradient descent from the method's own start, for methods without an algorithm of their own."""
+    return reconstruct(task.build(), task)
+
+
+def _let_through(codes: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes ``(V, R)`` and a basis of one rank more, with the same product through a ReLU.
+
+    With codes c, a shift s and basis B, ``(c + s) B - 1 (s B)`` is ``c B``: the last column takes the shift
+    back. A few codes of the words that lie farthest out are cut off.
+    """
+    cut_off = 1 + int(_CUT_OFF * len(codes))
+    shift = -torch.stack([column.kthvalue(cut_off).values for column in codes.T])
+    level = codes.square().mean().sqrt().clamp(min=1e-6)
+    longer = torch.cat((codes + shift, level.expand(len(codes), 1)), dim=1)
+    return longer, torch.cat((basis, -(shift @ basis).unsqueeze(0) / level))

@@ -1,0 +1,182 @@
+"""`se.fit`: each method against the table that it is fitted to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import shared_embeddings as se
+from shared_embeddings.fitting import report
+
+VOCABULARY, DIMENSION, PADDING = 120, 24, 3
+# Enough for each method to come much closer to the table than zero is; a new method needs a row here.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "adaptive": {"cutoffs": [40, 80], "factor": 2},
+    "alone": {"hidden_dim": 160},
+    "compositional_code": {"num_codebooks": 8, "codebook_size": 8},
+    "define": {"map_dim": 16, "expand_dim": 48, "depth": 2, "output": "table"},
+    "funnel": {"rank": 8},
+    "group_reduce": {"num_groups": 3, "min_rank": 5},
+    "projective": {"rank": 8},
+    "standard": {},
+    "structured": {"num_groups": 6, "num_clusters": 20},
+    "tensor_train": {"vocab_shape": [10, 12], "dim_shape": [4, 6], "rank": 20},
+    "uncle": {"unique_dim": 8, "num_classes": 12},
+}
+
+
+def clustered_table(seed: int = 0) -> Tensor:
+    """A table ``(V, D)`` like a trained one: groups of words, few strong directions, a common part."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(12, DIMENSION, generator=generator)
+    words = centres[torch.randint(12, (VOCABULARY,), generator=generator)]
+    noise = torch.randn(VOCABULARY, DIMENSION, generator=generator)
+    strengths = 1.5 * 0.85 ** torch.arange(DIMENSION)
+    return (words + 0.4 * noise) * strengths + 0.3
+
+
+def zipf_counts() -> Tensor:
+    """How often each word occurs."""
+    return (10000.0 / torch.arange(1, VOCABULARY + 1)).round()
+
+
+def fitted(method: str, **changes: Any) -> tuple[se.SharedEmbedding, Any]:
+    """One method fitted to the table."""
+    settings: dict[str, Any] = {
+        "teacher": clustered_table(),
+        "token_counts": zipf_counts(),
+        "padding_idx": PADDING,
+        "steps": 300,
+        "progress": False,
+        **OPTIONS[method],
+        **changes,
+    }
+    return se.fit(method, **settings)
+
+
+def test_every_method_has_a_row() -> None:
+    assert set(OPTIONS) == set(se.methods())
+
+
+@pytest.mark.parametrize("method", se.methods())
+def test_fit_comes_close(method: str) -> None:
+    emb, found = fitted(method)
+    table = clustered_table()
+    kept = torch.arange(VOCABULARY) != PADDING
+    missed = (emb.table().detach() - table)[kept]
+    assert found.loss == pytest.approx(float(missed.norm(dim=1).mean()), rel=1e-4, abs=1e-6)
+    assert found.squared_loss == pytest.approx(float(missed.square().sum(1).mean()), rel=1e-4, abs=1e-6)
+    assert found.relative_error == pytest.approx(
+        float(missed.norm() / table[kept].norm()), rel=1e-4, abs=1e-6
+    )
+    roots = zipf_counts().sqrt().unsqueeze(1)[kept]
+    assert found.weighted_error == pytest.approx(
+        float((missed * roots).norm() / (table[kept] * roots).norm()), rel=1e-4, abs=1e-6
+    )
+    assert found.relative_error < 0.6
+    assert found.parameters == emb.counts()["total"]
+    assert found.stored_bits == emb.counts()["stored_bits"]
+    assert found.compression == pytest.approx(VOCABULARY * DIMENSION / found.parameters)
+    assert torch.equal(emb.table()[PADDING], torch.zeros(DIMENSION))
+
+
+@pytest.mark.parametrize("method", se.methods())
+def test_fit_can_be_stored_and_built_again(method: str) -> None:
+    emb, found = fitted(method, steps=5)
+    again = se.build(
+        method, num_embeddings=VOCABULARY, embedding_dim=DIMENSION, padding_idx=PADDING, **found.options
+    )
+    again.load_state_dict(emb.state_dict())
+    assert torch.equal(again.table(), emb.table())
+    assert again.counts() == emb.counts()
+
+
+@pytest.mark.parametrize("method", se.methods())
+def test_same_seed_same_fit_and_nothing_else_is_drawn(method: str) -> None:
+    torch.manual_seed(11)
+    first, _ = fitted(method, steps=5, seed=4)
+    drawn = torch.rand(1)
+    torch.manual_seed(11)
+    assert torch.equal(drawn, torch.rand(1))
+    second, _ = fitted(method, steps=5, seed=4)
+    assert torch.equal(first.table(), second.table())
+
+
+def test_projective_is_the_truncated_svd() -> None:
+    table = clustered_table()
+    emb, _ = se.fit("projective", table, rank=8, progress=False)
+    left, values, right = torch.linalg.svd(table.double(), full_matrices=False)
+    best = (left[:, :8] * values[:8]) @ right[:8]
+    torch.testing.assert_close(emb.table().double(), best, rtol=1e-5, atol=1e-5)
+
+
+def test_funnel_is_no_worse_than_svd_in_the_loss_of_the_paper() -> None:
+    _, svd = fitted("projective", padding_idx=None)
+    _, funnel = fitted("funnel", padding_idx=None, steps=1500)
+    assert funnel.parameters == svd.parameters
+    assert funnel.loss <= svd.loss
+
+
+def test_full_rank_methods_lose_nothing() -> None:
+    assert fitted("standard")[1].loss == 0.0
+    assert fitted("projective", rank=DIMENSION)[1].relative_error < 1e-5
+
+
+def test_weights_of_words_help_the_frequent_ones() -> None:
+    _, grouped = fitted("group_reduce")
+    rank = grouped.parameters // (VOCABULARY + DIMENSION)
+    _, svd = fitted("projective", rank=rank)
+    assert grouped.weighted_error <= svd.weighted_error
+
+
+def test_report_on_a_case_by_hand() -> None:
+    emb = se.build("standard", num_embeddings=2, embedding_dim=2)
+    with torch.no_grad():
+        emb.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+    teacher = torch.tensor([[4.0, 4.0], [0.0, 0.0]])
+    found = report(emb, teacher, torch.tensor([1.0, 9.0]))
+    assert found.loss == pytest.approx(2.5)
+    assert found.squared_loss == pytest.approx(12.5)
+    assert found.relative_error == pytest.approx(5.0 / math.sqrt(32.0))
+    assert found.weighted_error == pytest.approx(5.0 / math.sqrt(32.0))
+
+
+def test_more_steps_come_closer() -> None:
+    short = fitted("alone", steps=20)[1].loss
+    assert fitted("alone", steps=400)[1].loss < short
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"teacher": torch.full((4, 2), float("nan"))}, ["4 rows", "row 0"]),
+        ({"teacher": torch.zeros(3)}, ["(3,)", "words by dimensions"]),
+        ({"teacher": [[1.0]]}, ["list", "words by dimensions"]),
+        ({"teacher": torch.ones(4, 2), "token_counts": torch.ones(5)}, ["(5,)", "4 words"]),
+        ({"teacher": torch.ones(4, 2), "token_counts": -torch.ones(4)}, ["negative"]),
+        ({"teacher": torch.ones(4, 2), "token_counts": torch.zeros(4)}, ["zero"]),
+        ({"teacher": torch.ones(4, 2), "rank": 3}, ["rank", "3"]),
+        ({"teacher": torch.ones(4, 2), "ranc": 1}, ["ranc"]),
+        ({"teacher": torch.ones(4, 2), "steps": 0}, ["steps", "0"]),
+        ({"teacher": torch.ones(4, 2), "padding_idx": 9}, ["padding_idx", "9"]),
+    ],
+)
+def test_bad_input(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        se.fit("projective", **{"rank": 1, "progress": False, **changes})
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_inf_in_one_row_is_found() -> None:
+    table = clustered_table()
+    table[17, 2] = float("inf")
+    with pytest.raises(ValueError, match="1 rows, the first is row 17"):
+        se.fit("funnel", table, rank=2)
+    se.fit("projective", table, rank=2, padding_idx=17)
