@@ -94,7 +94,7 @@ def options_without_files(opt: Namespace, model: Any) -> Namespace:
     for name in OPTION_NAMES:
         settings = parse_settings(name, getattr(opt, name, None))
         stack = getattr(model, "encoder" if name == "src_embedding" else "decoder", None)
-        lookup = stack.embeddings.emb_luts[0] if hasattr(stack, "embeddings") else None
+        lookup = stack.embeddings.emb_luts[0] if stack is not None and hasattr(stack, "embeddings") else None
         if settings is not None and isinstance(lookup, se.SharedEmbedding):
             setattr(stored, name, settings_without_files(settings, lookup))
     return stored

@@ -20,6 +20,7 @@ from recipes.common.files import sha256, write_text
 from recipes.common.moses import Tokenizer
 from recipes.common.steps import run_step
 from recipes.multi30k_ende.rows import RECIPE, data_folder, home
+from shared_embeddings.classes import make_classes
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Settings:
     target: str
     splits: dict[str, str]
     bpe_operations: int
+    num_classes: int
     split_dashes: bool
     url: str
     sha256: dict[str, str | None]
@@ -60,6 +62,9 @@ def read_settings(path: Path) -> Settings:
     operations = content["bpe_operations"]
     if type(operations) is not int or operations < 1:
         raise UserError(f"{path}: bpe_operations is {operations!r}; it must be a whole number of at least 1")
+    classes = content["num_classes"]
+    if type(classes) is not int or classes < 1:
+        raise UserError(f"{path}: num_classes is {classes!r}; it must be a whole number of at least 1")
     if set(content["splits"]) != {"train", "valid", "test"}:
         raise UserError(f"{path}: splits must be train, valid and test, not {sorted(content['splits'])}")
     return Settings(**content)
@@ -145,6 +150,15 @@ def prepare(settings: Settings, raw: dict[str, Path], folder: Path) -> None:
         inputs=[folder / path.name for path in training],
         outputs=[vocabulary],
         settings={},
+    )
+    texts, classes = [folder / path.name for path in training], folder / "classes.npz"
+    run_step(
+        "classes",
+        stamps,
+        lambda: print(make_classes(texts, vocabulary, settings.num_classes, classes)),
+        inputs=[*texts, vocabulary],
+        outputs=[classes],
+        settings={"num_classes": settings.num_classes},
     )
     write_text(folder / "data.json", json.dumps(describe(settings, folder), indent=2) + "\n")
 

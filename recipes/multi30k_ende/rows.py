@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import shared_embeddings as se
 from recipes.common.config import Row, read_row, row_names
 from recipes.common.errors import UserError
 from recipes.common.results import REPOSITORY
@@ -36,7 +38,15 @@ def parse(usage: str, arguments: Sequence[str]) -> tuple[Row, list[str]]:
         text = f"{usage}\n\nCONFIG is one of: {', '.join(row_names(CONFIGS))}"
         print(text, file=sys.stdout if wants_help else sys.stderr)
         raise SystemExit(0 if wants_help else 2)
-    return read_row(CONFIGS, arguments[0]), list(arguments[1:])
+    return _with_own_files(read_row(CONFIGS, arguments[0])), list(arguments[1:])
+
+
+def _with_own_files(row: Row) -> Row:
+    """The row, with the files that its embedding names in this recipe's home, where preprocess.sh put them."""
+    method = row.embedding.get("method")
+    names = se.file_options(method) if method in se.methods() else ()
+    files = {name: str(home() / row.embedding[name]) for name in names if name in row.embedding}
+    return replace(row, embedding={**row.embedding, **files})
 
 
 def prepared_data() -> Data:
