@@ -207,7 +207,7 @@ class _Scorer:
         self.smoothing = settings.label_smoothing / tables[0].size(0)
         self.class_sizes = self._count_words()
         self.table_sum = self._sum_of_tables(tables) if settings.label_smoothing else None
-        self.block = _block_size(hidden, tables[0])
+        self.block = _block_size(hidden, tables[0].size(0))
         self.buffer = hidden.new_empty(tables[0].size(0) * self.block, dtype=self.sum_dtype)
         is_low = settings.product_dtype != self.sum_dtype
         self.low_buffer = torch.empty_like(self.buffer, dtype=settings.product_dtype) if is_low else None

@@ -42,7 +42,7 @@ def parse(usage: str, arguments: Sequence[str]) -> tuple[Row, list[str]]:
 
 
 def _with_own_files(row: Row) -> Row:
-    """The row, with the files that its embedding names in this recipe's home, where preprocess.sh put them."""
+    """The row, its embedding's files where preprocess.sh has put them."""
     method = row.embedding.get("method")
     names = se.file_options(method) if method in se.methods() else ()
     files = {name: str(home() / row.embedding[name]) for name in names if name in row.embedding}

@@ -296,7 +296,7 @@ class DefineEmbedding(SharedEmbedding):
         )
 
 
-def _map_options(unit: DefineOptions) -> Mapping[str, object]:
+def _map_options(unit: DefineOptions) -> Mapping[str, Any]:
     """The options of the map, which gets no output side of its own where the unit would not use it."""
     fields = {field.name for field in dataclasses.fields(options(unit.map))}
     is_unused = "output" in fields and unit.output != "map"

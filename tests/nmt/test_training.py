@@ -32,7 +32,13 @@ METHODS: dict[str, dict[str, Any]] = {
         "max_groups": 2,
         "output": "table",
     },
+    "adaptive": {"method": "adaptive", "cutoffs": [20, 50], "factor": 2},
     "alone": {"method": "alone", "filter": "real", "base_dim": 16, "hidden_dim": 24, "codebook_size": 8},
+    "compositional_code": {"method": "compositional_code", "num_codebooks": 4, "codebook_size": 4},
+    "group_reduce": {"method": "group_reduce", "num_groups": 3, "min_rank": 2},
+    "structured": {"method": "structured", "num_groups": 4, "num_clusters": 16},
+    "tensor_train": {"method": "tensor_train", "vocab_shape": [8, 11], "dim_shape": [4, 4], "rank": 3},
+    "uncle": {"method": "uncle", "unique_dim": 6, "num_classes": 8, "random_classes": True},
 }
 DEFINE_MAP = {
     "method": "define",
