@@ -300,7 +300,7 @@ def make_classes(
     unseen = int((~vectors.any(axis=1)).sum())
     if unseen:
         lines.append(
-            f"{unseen:,} words never occur in the texts; they are in class {class_of_unseen(made.centres)}"
+            f"words that never occur in the texts: {unseen:,}, in class {class_of_unseen(made.centres)}"
         )
     if figure is not None:
         draw_sizes(made, figure)
