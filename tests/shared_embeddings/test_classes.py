@@ -458,7 +458,7 @@ def test_from_text_to_embedding(text: Path, vocabulary_file: Path, tmp_path: Pat
     of = dict(zip(made.words, made.classes.tolist()))
     assert len({of[word] for word in ANIMALS}) == 1 == len({of[word] for word in NUMBERS})
     assert of["cat"] != of["six"]
-    assert "14 words in 3 classes" in report and "1 words never occur" in report
+    assert "14 words in 3 classes" in report and "never occur in the texts: 1," in report
     assert str(output) in report and str(figure) in report
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert made.settings["epochs"] == 20 and made.settings["texts"] == ["text.txt"]

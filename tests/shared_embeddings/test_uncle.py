@@ -485,6 +485,20 @@ def test_classes_to_be_loaded_are_valid_and_always_the_same() -> None:
     assert emb.classes.tolist() == [[0, 0], [1, 1], [0, 2], [1, 0], [0, 1]]
 
 
+@pytest.mark.parametrize("assign", [True, False])
+def test_loaded_classes_outlive_a_reset(assign: bool) -> None:
+    saved = build([2, 2, 0, 1, 0]).state_dict()
+    emb = build("stored", num_classes=3)
+    emb.load_state_dict(saved, assign=assign)
+    before = emb.unique.clone()
+    emb.reset_parameters()
+    assert emb.classes.flatten().tolist() == [2, 2, 0, 1, 0]
+    assert not torch.equal(emb.unique, before)
+    saved["classes"].zero_()
+    emb.reset_parameters()
+    assert emb.classes.flatten().tolist() == [2, 2, 0, 1, 0]
+
+
 def test_loaded_classes_reach_the_cached_scores() -> None:
     first, second = build([0, 1, 1, 0, 2]).eval(), build([2, 2, 0, 1, 0])
     hidden, targets = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 4, 0])
