@@ -49,7 +49,16 @@ def dense_checkpoint(path: str) -> dict[str, Any]:
 
 
 def _output_table(embedding: se.SharedEmbedding) -> torch.Tensor:
-    """Return the matrix ``(V, D)`` that turns a decoder state into scores."""
+    """Return the matrix ``(V, D)`` that turns a decoder state into scores.
+
+    Raises:
+        UserError: no matrix does that.
+    """
+    if not embedding.has_linear_scores:
+        raise UserError(
+            f"format: ctranslate2 needs one table of scores, but the softmax of '{embedding.method}' takes "
+            "two steps; use format: pytorch, and onmt_translate or onmt_server"
+        )
     return embedding.logits(torch.eye(embedding.score_dim)).T.contiguous()
 
 

@@ -128,6 +128,7 @@ def run(opt: Namespace, device_id: int) -> None:
     init_logger(opt.log_file)  # upstream drops the log file when it opens a corpus
     saver.resume_state = lambda: gather_resume_state(trainer, batches)
     restore_state(trainer, resume)
+    restore_dropout(model, opt, first_step)
     trainer.train(
         batches,
         total_steps,
@@ -140,6 +141,19 @@ def run(opt: Namespace, device_id: int) -> None:
     trainer.report_manager.bar.close()
     if writer is not None:
         writer.close()
+
+
+def restore_dropout(model: Any, opt: Namespace, step: int) -> None:
+    """Give a model the dropout that its schedule has reached; upstream changes it only at the step itself.
+
+    Args:
+        model: a model as it is built, with the first dropout of the schedule.
+        opt: its `dropout`, `attention_dropout` and `dropout_steps`.
+        step: how many steps it has been trained.
+    """
+    reached = [place for place, start in enumerate(opt.dropout_steps) if start <= step]
+    if reached and reached[-1] > 0:
+        model.update_dropout(opt.dropout[reached[-1]], opt.attention_dropout[reached[-1]])
 
 
 def _continues(opt: Namespace) -> bool:

@@ -82,6 +82,11 @@ class SharedEmbedding(CachingModule):
         self.score_dim = embedding_dim
         self.has_output = True
 
+    @property
+    def has_linear_scores(self) -> bool:
+        """Whether ``logits(h)`` is ``h @ output_table().T``; not so where the softmax takes two steps."""
+        return self.has_output
+
     # What a method gives.
 
     def rows(self, ids: Tensor) -> Tensor:

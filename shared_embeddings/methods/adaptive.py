@@ -123,6 +123,11 @@ class AdaptiveEmbedding(SharedEmbedding):
         if self.clusters is not None:
             nn.init.normal_(self.clusters, std=entry_std(self.embedding_dim))
 
+    @property
+    def has_linear_scores(self) -> bool:
+        """Never: words of the tails are scored within their cluster."""
+        return False
+
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``; a band is touched for the words in it only."""
         positions = positions_by_group(bands_of(ids, self.options.cutoffs), len(self.tables))

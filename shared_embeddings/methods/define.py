@@ -171,6 +171,11 @@ class DefineEmbedding(SharedEmbedding):
         if self.output_projection is not None:
             nn.init.normal_(self.output_projection.weight, std=std)
 
+    @property
+    def has_linear_scores(self) -> bool:
+        """As the part that the output is tied to."""
+        return self.map.has_linear_scores if self.options.output == "map" else self.has_output
+
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``: map, expand, reduce."""
         expanded = self.expansion(self.entry(self.map.rows(ids)))

@@ -17,11 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from nmt.checkpoint import build_from_checkpoint, read_weights
+from nmt.checkpoint import build_from_checkpoint, describe_checkpoint, read_weights
 from nmt.files import read_checkpoint
+from nmt.model import shared_embeddings_of
+from shared_embeddings.classes import WordClasses
 from tests.nmt.conftest import Host, run
 
 FUNNEL = {"method": "funnel", "rank": 4}
@@ -396,6 +399,41 @@ def test_ctranslate2_translates_the_same(sharing: bool, host: Host) -> None:
     )
     assert [" ".join(result.hypotheses[0]) for result in results] == ours
     assert all(ours)
+
+
+def test_ctranslate2_refuses_a_softmax_in_two_steps(host: Host, refusal: Refusal) -> None:
+    checkpoint = host.train("model", embedding={"method": "adaptive", "cutoffs": [20], "factor": 2})
+    output = host.folder / "exported"
+    message = refusal(
+        "onmt_release_model", "-model", str(checkpoint), "-output", str(output), "-format", "ctranslate2"
+    )
+    assert "adaptive" in message and "onmt_translate" in message
+    assert not output.exists()
+
+
+def test_classes_are_part_of_the_checkpoint(host: Host, refusal: Refusal) -> None:
+    """A class file is read word by word when training starts, and never needed again."""
+    words = [*(f"w{number}" for number in range(40)), *(f"v{number}" for number in range(40))]
+    generator = np.random.default_rng(0)
+    file = host.folder / "classes.npz"
+    WordClasses(
+        tuple(words),
+        np.arange(80) % 9,
+        generator.normal(size=(9, 3)).astype(np.float32),
+        generator.normal(size=(80, 3)).astype(np.float32),
+    ).save(file)
+    embedding = {"method": "uncle", "unique_dim": 6, "classes": str(file)}
+    checkpoint = host.train("model", embedding=embedding, train_steps=3)
+    config = host.config("model", embedding=embedding)
+    model, vocabs, *_ = build_from_checkpoint(str(checkpoint))
+    (found,) = shared_embeddings_of(model)
+    assert int(found.classes[vocabs["src"]["v5"]]) == 45 % 9
+    file.unlink()
+    assert len(host.translate(checkpoint)) == 7
+    run("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
+    assert describe_checkpoint(host.folder / "model_step_6.pt")["config"]["embedding"]["classes"] == "stored"
+    message = refusal("onmt_train", "-config", str(host.config("other", embedding=embedding)))
+    assert "classes.npz" in message and "no such file" in message
 
 
 def test_ctranslate2_refuses_other_models(host: Host, refusal: Refusal) -> None:

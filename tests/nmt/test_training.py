@@ -208,6 +208,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 def test_resume_is_exact(save_format: str, embedding: Any, host: Host) -> None:
     """Six steps at once equal three, a stop, and three more: same data, dropout, optimiser and patience."""
     options = {"embedding": embedding, "save_format": save_format, "early_stopping": 9, "valid_steps": 2}
+    options |= {"dropout": [0.1, 0.3], "attention_dropout": [0.0, 0.2], "dropout_steps": [0, 2]}
     whole = host.train("whole", **options)
     first = host.train("part", **options, train_steps=3)
     config = host.config("part", **options)
