@@ -4,10 +4,11 @@ import shared_embeddings.methods  # noqa: F401  # first, so that the function be
 from shared_embeddings import accounting
 from shared_embeddings.fitting import FitReport, fit
 from shared_embeddings.interface import SharedEmbedding
-from shared_embeddings.options import OptionError
+from shared_embeddings.options import STORED, OptionError
 from shared_embeddings.registry import build, expected_count, file_options, methods, options
 
 __all__ = [
+    "STORED",
     "FitReport",
     "OptionError",
     "SharedEmbedding",

@@ -12,13 +12,11 @@ import numpy as np
 from torch import Tensor
 
 from shared_embeddings.classes import WordClasses
-from shared_embeddings.options import OptionError, require
+from shared_embeddings.options import STORED, OptionError, require
 
 if TYPE_CHECKING:
     from shared_embeddings.methods.uncle import UncleOptions
 
-# The value of `classes` for a module whose assignment comes with its state_dict.
-STORED = "stored"
 
 Classes = str | tuple[int, ...] | tuple[str | tuple[int, ...], ...] | None
 
@@ -62,18 +60,6 @@ def levels_for_vocabulary(words: Sequence[str], options: UncleOptions) -> list[L
         else:
             levels.append(_given_level(len(words), source, count))
     return levels
-
-
-def given_counts(options: UncleOptions) -> list[int]:
-    """The number of classes of every level, where classes are given.
-
-    Raises:
-        OptionError: a class file that cannot be read.
-    """
-    return [
-        _loaded(source, count).num_classes if isinstance(source, str) else count or max(source) + 1
-        for source, count in zip(options.sources(), _counts(options))
-    ]
 
 
 def _counts(options: UncleOptions) -> tuple[Any, ...]:

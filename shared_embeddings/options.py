@@ -12,6 +12,9 @@ from typing import Any, Literal, TypeVar, Union
 
 T = TypeVar("T")
 
+# The value of an option that otherwise names a file: its content comes with the state_dict.
+STORED = "stored"
+
 
 class OptionError(ValueError):
     """An embedding option is unknown, of the wrong type, impossible, or would have no effect."""

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-import shared_embeddings as se
+from shared_embeddings.cli import methods_table
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_every_method_is_listed() -> None:
-    assert set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)) == set(se.methods())
+def test_methods_are_those_of_the_registry() -> None:
+    """``shared-embeddings methods --format markdown`` prints what belongs between the markers."""
+    listed = README.split("<!-- BEGIN methods -->\n")[1].split("\n<!-- END methods -->")[0]
+    assert listed == methods_table()
 
 
 def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

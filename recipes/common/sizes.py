@@ -35,9 +35,10 @@ def describe_size(row: Row, entries: int) -> str:
     size = row.train["hidden_size"]
     options = {key: value for key, value in row.embedding.items() if key != "method"}
     try:
-        count = se.expected_count(
-            row.embedding["method"], num_embeddings=vocabulary, embedding_dim=size, **options
-        )
+        method = row.embedding["method"]
+        # Files do not exist before preprocess.sh has run.
+        options |= {name: se.STORED for name in se.file_options(method) if name in options}
+        count = se.expected_count(method, num_embeddings=vocabulary, embedding_dim=size, **options)
     except (se.OptionError, KeyError) as error:
         raise UserError(f"{row.name}: {error}") from error
     dense = vocabulary * size

@@ -12,17 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.class_levels import (
-    STORED,
-    Classes,
-    class_levels,
-    given_counts,
-    levels_for_vocabulary,
-    plain_classes,
-)
+from shared_embeddings.class_levels import Classes, class_levels, levels_for_vocabulary, plain_classes
 from shared_embeddings.class_softmax import ClassIndex, class_cross_entropy, class_index
 from shared_embeddings.interface import SharedEmbedding, entry_std, zero_padding_row
-from shared_embeddings.options import parse_options, require, require_at_least
+from shared_embeddings.options import STORED, parse_options, require, require_at_least
 from shared_embeddings.registry import register
 from shared_embeddings.softmax import Reduction
 
@@ -253,18 +246,6 @@ class UncleEmbedding(SharedEmbedding):
             "classes": [level.assignment.tolist() for level in levels],
             "num_classes": [level.num_classes for level in levels],
         }
-
-    @classmethod
-    def options_before_vocabulary(cls, given: dict[str, object]) -> dict[str, object]:
-        """The options for checks before the vocabulary is read: they fit any V.
-
-        Raises:
-            OptionError: options that cannot be, or a class file that cannot be read.
-        """
-        options = cls._parsed(given)
-        if options.classes in (None, STORED):
-            return given
-        return {**given, "classes": STORED, "num_classes": given_counts(options)}
 
     @classmethod
     def _parsed(cls, given: dict[str, object]) -> UncleOptions:

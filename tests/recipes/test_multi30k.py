@@ -52,7 +52,7 @@ class Corpus:
     def configure(self, **changes: Any) -> None:
         settings = yaml.safe_load((preprocess.RECIPE / "data.yaml").read_text())
         checksums = {path.name: sha256(path) for path in self.raw.iterdir()}
-        settings.update(bpe_operations=40, sha256=checksums, **changes)
+        settings.update(bpe_operations=40, num_classes=3, sha256=checksums, **changes)
         self.settings.write_text(yaml.safe_dump(settings, sort_keys=False))
 
     def prepare(self) -> int:
@@ -172,6 +172,7 @@ def test_missing_file_offline_is_one_line(
     [
         ({"bpe_operation": 3}, "unknown settings ['bpe_operation']"),
         ({"bpe_operations": 0}, "bpe_operations is 0"),
+        ({"num_classes": 0}, "num_classes is 0"),
         ({"splits": {"train": "train"}}, "splits must be"),
     ],
 )

@@ -401,22 +401,12 @@ def test_levels_by_word_and_by_position(tmp_path: Path) -> None:
     assert options["classes"] == [[0, 1, 1], [2, 0, 1]] and options["num_classes"] == [2, 3]
 
 
-def test_options_can_be_checked_before_the_vocabulary_is_read(tmp_path: Path) -> None:
-    path = save_classes(tmp_path / "classes.npz", [1, 0, 1], 3)
-    for classes, counts in [(path, [3]), ([path, [2, 4, 1]], [3, 5])]:
-        options = UncleEmbedding.options_before_vocabulary({"unique_dim": 1, "classes": classes})
-        assert options["num_classes"] == counts
-        with torch.device("meta"):
-            se.build("uncle", num_embeddings=1 << 20, embedding_dim=8, **options)
-
-
 @pytest.mark.parametrize(
     "given", [{"random_classes": True, "num_classes": 2}, {"classes": "stored", "num_classes": 2}], ids=str
 )
 def test_options_without_class_files_stay_as_they_are(given: dict[str, Any]) -> None:
     given = {"unique_dim": 1} | given
     assert UncleEmbedding.options_for_vocabulary(given, ["a", "b"]) == given
-    assert UncleEmbedding.options_before_vocabulary(given) == given
 
 
 def test_class_files_that_do_not_fit_a_vocabulary_are_named(tmp_path: Path) -> None:
@@ -433,9 +423,6 @@ def test_class_files_that_do_not_fit_a_vocabulary_are_named(tmp_path: Path) -> N
         assert "\n" not in str(error.value)
         if isinstance(given.get("classes"), str):
             assert str(given["classes"]) in str(error.value)
-    for given, named in [({"classes": "none.npz"}, "no such file"), ({"classes": 3}, "classes")]:
-        with pytest.raises(se.OptionError, match=named):
-            UncleEmbedding.options_before_vocabulary({"unique_dim": 1} | given)
 
 
 def test_levels_come_from_several_files(tmp_path: Path) -> None:
