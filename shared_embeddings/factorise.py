@@ -21,9 +21,9 @@ from tqdm import tqdm
 
 # Words that are turned into 64 bits at a time.
 _BLOCK = 8192
-# Words per step of the auto-encoder (Shu & Nakayama, section 4), and a learning rate that needs few steps; the
-# authors take 1e-4, and 200,000 steps.
+# Words per step of the auto-encoder (Shu & Nakayama, section 4).
 _AUTOENCODER_BATCH = 128
+# The authors take 1e-4 for 200,000 steps; this needs far fewer.
 _AUTOENCODER_RATE = 3e-3
 
 
