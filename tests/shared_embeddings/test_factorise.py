@@ -317,9 +317,7 @@ def test_group_reduce_of_one_group_is_a_weighted_svd() -> None:
 def loaded(method: str, state: dict[str, Tensor], **options: object) -> Tensor:
     """The table of an embedding of 2,000 words in 32 dimensions that holds `state`."""
     emb = se.build(method, num_embeddings=2000, embedding_dim=32, **options)
-    emb.load_state_dict(
-        state | {name: value for name, value in emb.state_dict().items() if name not in state}
-    )
+    emb.load_state_dict(emb.state_dict() | state)
     return emb.table()
 
 
