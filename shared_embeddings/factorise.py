@@ -21,9 +21,9 @@ from tqdm import tqdm
 
 # Words that are turned into 64 bits at a time.
 _BLOCK = 8192
-# Words per step of the auto-encoder (Shu & Nakayama, section 4), and a learning rate for few steps: the
-# authors take 1e-4, and 200,000 steps.
+# Words per step of the auto-encoder (Shu & Nakayama, section 4).
 _AUTOENCODER_BATCH = 128
+# The authors take 1e-4 for 200,000 steps; this needs far fewer.
 _AUTOENCODER_RATE = 3e-3
 
 
@@ -366,7 +366,7 @@ def _blocks(table: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _split(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Columns ``(m, rank)`` and the rest ``(rank, n)`` of a matrix ``(m, n)``; spare ones are zero."""
+    """Orthonormal columns ``(m, rank)`` and the rest ``(rank, n)`` of a matrix ``(m, n)``, padded with 0."""
     if matrix.size(0) < matrix.size(1):
         left = torch.linalg.eigh(matrix @ matrix.t()).eigenvectors.flip(1)[:, :rank]
     else:

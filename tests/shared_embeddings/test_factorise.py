@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import shared_embeddings as se
 from shared_embeddings import factorise
 
 
@@ -308,6 +309,48 @@ def test_group_reduce_of_one_group_is_a_weighted_svd() -> None:
     found = factorise.group_reduce(table, counts, 1, 5)
     codes, basis = factorise.truncated_svd(table, 5, counts)
     torch.testing.assert_close(rebuilt(found), codes @ basis, rtol=0, atol=1e-5)
+
+
+# What the embeddings take
+
+
+def loaded(method: str, state: dict[str, Tensor], **options: object) -> Tensor:
+    """The table of an embedding of 2,000 words in 32 dimensions that holds `state`."""
+    emb = se.build(method, num_embeddings=2000, embedding_dim=32, **options)
+    emb.load_state_dict(emb.state_dict() | state)
+    return emb.table()
+
+
+def test_the_results_fit_the_embeddings_as_they_are() -> None:
+    table, counts = clustered_table()
+    codes, basis = factorise.truncated_svd(table, 5)
+    assert torch.equal(loaded("projective", {"codes": codes, "basis": basis}, rank=5), codes @ basis)
+
+    options = {"vocab_shape": [40, 50], "dim_shape": [4, 8]}
+    cores = factorise.tt_svd(table, (40, 50), (4, 8), 160)
+    state = {f"cores.{k}": core for k, core in enumerate(cores)}
+    torch.testing.assert_close(loaded("tensor_train", state, **options, rank=160), table, rtol=0, atol=1e-5)
+
+    codes, centroids = factorise.product_quantisation(table, 2, 8)
+    found = loaded("structured", {"codes": codes, "centroids": centroids}, num_groups=2, num_clusters=8)
+    assert torch.equal(found, torch.cat([centroids[g][codes[:, g]] for g in range(2)], dim=1))
+
+    codes, books = factorise.learn_codes(table, 2, 8, steps=2)
+    state = {"codes": codes, "codebooks": books}
+    found = loaded("compositional_code", state, num_codebooks=2, codebook_size=8)
+    torch.testing.assert_close(found, books[0][codes[:, 0]] + books[1][codes[:, 1]])
+
+    groups = factorise.group_reduce(table, counts, 4, 3)
+    state = {"groups": groups.groups}
+    for name, parts in (("codes", groups.codes), ("bases", groups.bases)):
+        state |= {f"{name}.{group}": part for group, part in enumerate(parts)}
+    found = loaded(
+        "group_reduce",
+        state,
+        group_sizes=[len(part) for part in groups.codes],
+        ranks=[len(part) for part in groups.bases],
+    )
+    torch.testing.assert_close(found, rebuilt(groups))
 
 
 # What cannot be factorised
