@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.softmax import Reduction, linear_cross_entropy
+from shared_embeddings.blockwise import Reduction, sum_dtype
+from shared_embeddings.softmax import linear_cross_entropy
 
 # The target of tokens that do not count, inside this module: no id of a word, whatever the caller's mark is.
 _IGNORED = -1
@@ -57,7 +58,7 @@ class Part:
         scores = F.linear(self._narrowed(hidden), self.codes)
         if self.masked_entry is not None:
             scores[..., self.masked_entry] = 0.0
-        return F.log_softmax(scores, dim=-1, dtype=_sum_dtype(scores))
+        return F.log_softmax(scores, dim=-1, dtype=sum_dtype(scores))
 
     def cross_entropy(
         self, hidden: Tensor, targets: Tensor, label_smoothing: float, reduction: Reduction
@@ -195,7 +196,7 @@ class AdaptiveSoftmax:
         each of its words the weight 1 / n inside. The head's own smoothing gave each of its K entries 1 / K.
         """
         entries = self.head.codes.size(0)
-        weights = hidden.new_full((entries,), 1 / entries - 1 / self.vocabulary, dtype=_sum_dtype(hidden))
+        weights = hidden.new_full((entries,), 1 / entries - 1 / self.vocabulary, dtype=sum_dtype(hidden))
         for entry, tail in enumerate(self.tails, start=self.cutoffs[0]):
             weights[entry] = 1 / entries - tail.codes.size(0) / self.vocabulary
         if self.head.masked_entry is not None:
@@ -221,8 +222,3 @@ def _mean(total: Tensor, kept: Tensor) -> Tensor:
     """`total` per token that counts; nan without any, like ``F.cross_entropy``'s, but its gradient zero."""
     count = kept.sum()
     return torch.where(count > 0, total / count.clamp(min=1), torch.nan)
-
-
-def _sum_dtype(values: Tensor) -> torch.dtype:
-    """The type of sums: 32 bits, or 64 for values that have them."""
-    return torch.promote_types(values.dtype, torch.float32)

@@ -11,21 +11,23 @@ unique part, ``L`` levels of classes, ``C`` classes of a level, ``K`` classes of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.softmax import (
-    _CHUNK,
+from shared_embeddings.blockwise import (
+    CHUNK,
+    Gradients,
+    Kind,
+    LossSettings,
     Reduction,
-    _block_size,
-    _check_targets,
-    _product_dtype,
-    _Settings,
-    _sum_dtype,
+    block_size,
+    blockwise_cross_entropy,
+    sum_dtype,
 )
 
 
@@ -85,119 +87,28 @@ def class_cross_entropy(
         IndexError: a target is no word of the vocabulary (checked where that needs no wait for the device).
         ValueError: an unknown reduction, or a label smoothing outside 0 to 1.
     """
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction is {reduction!r}, but it must be 'mean', 'sum' or 'none'")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing is {label_smoothing}, but it must be from 0 to 1")
-    _check_targets(targets, unique.size(0), ignore_index)
-    settings = _Settings(
+    kind = Kind(functools.partial(_Scorer, index), _GradientSums)
+    return blockwise_cross_entropy(
+        kind,
+        (hidden, unique, *class_tables),
+        unique.size(0),
+        targets,
         masked_word=masked_word,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         reduction=reduction,
-        product_dtype=_product_dtype(hidden),
-        wants_gradients=torch.is_grad_enabled() and reduction != "none",
     )
-    return _ClassCrossEntropy.apply(targets, index, settings, hidden, unique, *class_tables)
-
-
-class _ClassCrossEntropy(torch.autograd.Function):
-    """The loss as an autograd function; see `class_cross_entropy`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, targets: Tensor, index: ClassIndex, settings: _Settings, hidden: Tensor, *tables: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Walk over the blocks; for a reduced loss, form the gradients on the way."""
-        ctx.index, ctx.settings = index, settings
-        ctx.save_for_backward(targets, hidden, *tables)
-        kept = (targets != settings.ignore_index).to(_sum_dtype(hidden))
-        wanted = ctx.needs_input_grad[3:]
-        wants = wanted if settings.wants_gradients else (False,) * len(wanted)
-        losses, predictions, ctx.gradients = _walk(targets, index, settings, hidden, tables, kept, wants)
-        ctx.mark_non_differentiable(predictions)
-        # Without kept tokens the mean is 0 / 0 like F.cross_entropy's, and its gradients are zero, not nan.
-        ctx.scale = 1.0 / kept.sum().clamp(min=1.0) if settings.reduction == "mean" else 1.0
-        if settings.reduction == "none":
-            return losses, predictions
-        total = losses.sum()
-        return (total / kept.sum() if settings.reduction == "mean" else total), predictions
-
-    @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Hand out the gradients of the forward pass; form them now if it had none, or they are used up."""
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "cross_entropy cannot be differentiated twice (create_graph=True): its gradients are not "
-                "functions that autograd knows; use F.cross_entropy(embedding.logits(hidden), targets)"
-            )
-        targets, hidden, *tables = ctx.saved_tensors
-        gradients, ctx.gradients = ctx.gradients, None
-        factor = grad_loss * ctx.scale
-        if gradients is None:
-            weights = (targets != ctx.settings.ignore_index).to(_sum_dtype(hidden)) * factor
-            wants = ctx.needs_input_grad[3:]
-            _, _, gradients = _walk(targets, ctx.index, ctx.settings, hidden, tables, weights, wants)
-        else:
-            for gradient in gradients:
-                if gradient is not None:
-                    gradient.mul_(factor)
-        typed = (
-            None if gradient is None else gradient.to(tensor.dtype)
-            for gradient, tensor in zip(gradients, (hidden, *tables))
-        )
-        return (None, None, None, *typed)
-
-
-_Gradients = list[Tensor | None]
-
-
-def _walk(
-    targets: Tensor,
-    index: ClassIndex,
-    settings: _Settings,
-    hidden: Tensor,
-    tables: Sequence[Tensor],
-    weights: Tensor,
-    wants: Sequence[bool],
-) -> tuple[Tensor, Tensor, _Gradients | None]:
-    """One pass over all blocks.
-
-    Args:
-        tables: the unique parts, then the classes of every level.
-        weights: ``(N,)`` what each token's loss counts in the gradients; zero for ignored ones.
-        wants: whether the gradients of `hidden` and of each of the `tables` are wanted.
-
-    Returns:
-        ``(N,)`` losses (zero for ignored tokens), ``(N,)`` predictions, and the gradients of
-        ``(weights * losses).sum()``, or None when none is wanted.
-    """
-    with torch.autocast(hidden.device.type, enabled=False):
-        scorer = _Scorer(targets, index, settings, hidden, tables)
-        gradients = _GradientSums(scorer, weights, wants) if any(wants) else None
-        losses = torch.empty_like(weights)
-        predictions = torch.empty_like(targets, dtype=torch.long)
-        for rows in scorer.blocks():
-            probabilities = scorer.score(rows, losses, predictions)
-            if gradients is not None:
-                gradients.add(rows, probabilities)
-        finished = None if gradients is None else gradients.finish()
-        return losses.masked_fill_(targets == settings.ignore_index, 0.0), predictions, finished
 
 
 class _Scorer:
     """Scores, loss and predictions block by block, in buffers that all blocks share."""
 
     def __init__(
-        self,
-        targets: Tensor,
-        index: ClassIndex,
-        settings: _Settings,
-        hidden: Tensor,
-        tables: Sequence[Tensor],
+        self, index: ClassIndex, factors: Sequence[Tensor], targets: Tensor, settings: LossSettings
     ) -> None:
+        hidden, *tables = factors
         self.index, self.settings = index, settings
-        self.sum_dtype = _sum_dtype(hidden)
+        self.sum_dtype = sum_dtype(hidden)
         self.tables = [table.to(settings.product_dtype) for table in tables]
         self.widths = [table.size(1) for table in tables]
         self.hidden = hidden.to(settings.product_dtype)
@@ -207,7 +118,7 @@ class _Scorer:
         self.smoothing = settings.label_smoothing / tables[0].size(0)
         self.class_sizes = self._count_words()
         self.table_sum = self._sum_of_tables(tables) if settings.label_smoothing else None
-        self.block = _block_size(hidden, tables[0].size(0))
+        self.block = block_size(hidden, tables[0].size(0))
         self.buffer = hidden.new_empty(tables[0].size(0) * self.block, dtype=self.sum_dtype)
         is_low = settings.product_dtype != self.sum_dtype
         self.low_buffer = torch.empty_like(self.buffer, dtype=settings.product_dtype) if is_low else None
@@ -321,7 +232,7 @@ class _GradientSums:
             if gradient is not None:
                 _add_product(gradient, part_errors, (scorer.parts[number][rows] * weights).to(self.dtype))
 
-    def finish(self) -> _Gradients:
+    def finish(self) -> Gradients:
         """The gradients of hidden ``(N, D)`` and of all tables, where wanted."""
         scorer, settings = self.scorer, self.scorer.settings
         if scorer.table_sum is None:
@@ -354,12 +265,12 @@ def _column_maxima(scores: Tensor) -> tuple[Tensor, Tensor]:
     As in `softmax`, the index is looked for only in the chunk of words that has the highest value.
     """
     words = scores.size(0)
-    whole = words - words % _CHUNK
-    maxima = scores[:whole].unflatten(0, (-1, _CHUNK)).amax(dim=1)
+    whole = words - words % CHUNK
+    maxima = scores[:whole].unflatten(0, (-1, CHUNK)).amax(dim=1)
     if whole < words:
         maxima = torch.cat((maxima, scores[whole:].amax(dim=0, keepdim=True)))
     highest, chunk = maxima.max(dim=0, keepdim=True)
-    candidates = chunk * _CHUNK + torch.arange(_CHUNK, device=scores.device).unsqueeze(1)
+    candidates = chunk * CHUNK + torch.arange(CHUNK, device=scores.device).unsqueeze(1)
     candidates.clamp_(max=words - 1)
     return highest, candidates.gather(0, scores.gather(0, candidates).argmax(dim=0, keepdim=True)).squeeze(0)
 

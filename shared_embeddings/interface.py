@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from shared_embeddings import accounting
+from shared_embeddings.blockwise import Reduction
 from shared_embeddings.caching import CachingModule
 from shared_embeddings.options import plain_options
-from shared_embeddings.softmax import Reduction, linear_cross_entropy
+from shared_embeddings.softmax import linear_cross_entropy
 
 # Rows that a deep method computes at a time when it builds its table, so that its wide layers stay small.
 _TABLE_BLOCK = 2048
@@ -212,23 +213,26 @@ class SharedEmbedding(CachingModule):
         reduction: Reduction = "mean",
     ) -> tuple[Tensor, Tensor]:
         """As `cross_entropy`, and with the loss the word ``(...)`` with the highest score of every token."""
-        codes, basis = self._factors()
-        self.check_hidden(hidden)
-        if hidden.shape[:-1] != targets.shape:
-            raise ValueError(
-                f"hidden states {tuple(hidden.shape)} and targets {tuple(targets.shape)} do not fit: "
-                "all axes but the last of the hidden states must be those of the targets"
-            )
-        loss, predictions = linear_cross_entropy(
-            (hidden if basis is None else F.linear(hidden, basis)).reshape(-1, codes.size(1)),
-            codes,
+        self.check_output()
+        self.check_shapes(hidden, targets)
+        loss, predictions = self.flat_cross_entropy(
+            hidden.reshape(-1, self.score_dim),
             targets.reshape(-1),
-            masked_word=self.padding_idx,
             ignore_index=ignore_index,
             label_smoothing=label_smoothing,
             reduction=reduction,
         )
         return (loss.view(targets.shape) if reduction == "none" else loss), predictions.view(targets.shape)
+
+    def flat_cross_entropy(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        """`cross_entropy_and_predictions` of hidden ``(N, S)`` and targets ``(N,)``, which fit each other.
+
+        Args:
+            options: `ignore_index`, `label_smoothing` and `reduction`.
+        """
+        codes, basis = self._factors()
+        projected = hidden if basis is None else F.linear(hidden, basis)
+        return linear_cross_entropy(projected, codes, targets, masked_word=self.padding_idx, **options)
 
     def table(self) -> Tensor:
         """The dense input table ``(V, D)``. In inference it may be the cached one: do not write to it."""
@@ -302,10 +306,23 @@ class SharedEmbedding(CachingModule):
                 f"{self.score_dim}: project them first"
             )
 
-    def _factors(self) -> OutputFactors:
-        """The output factors, cached in inference."""
+    def check_shapes(self, hidden: Tensor, targets: Tensor) -> None:
+        """Raise ValueError unless hidden states are ``(..., S)`` and targets ``(...)``."""
+        self.check_hidden(hidden)
+        if hidden.shape[:-1] != targets.shape:
+            raise ValueError(
+                f"hidden states {tuple(hidden.shape)} and targets {tuple(targets.shape)} do not fit: "
+                "all axes but the last of the hidden states must be those of the targets"
+            )
+
+    def check_output(self) -> None:
+        """Raise RuntimeError unless there is an output side."""
         if not self.has_output:
             raise RuntimeError(f"this {self.method} embedding has no output side: it is for the input only")
+
+    def _factors(self) -> OutputFactors:
+        """The output factors, cached in inference."""
+        self.check_output()
         return self.cached("output", self.output_factors)
 
 

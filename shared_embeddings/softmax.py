@@ -1,10 +1,5 @@
 """Cross entropy of a tied softmax layer that never holds the (N, V) scores of a batch.
 
-The tokens are walked over in blocks. A block's scores live in one buffer that every block reuses, so the
-extra memory is a block of scores and the gradients themselves; and since a block's softmax is at hand when
-its loss is computed, its share of the gradients is added up right then instead of being computed again in the
-backward pass.
-
 A vocabulary may come in segments, each with codes and hidden states of its own width, whose scores stand side
 by side under one softmax.
 
@@ -13,21 +8,21 @@ Axes: ``N`` tokens, ``V`` vocabulary, ``R`` width of the hidden states and of th
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-Reduction = Literal["mean", "sum", "none"]
-
-# Smallest block of tokens, and the scores that a block may hold when the vocabulary is small. For a CPU this
-# was measured on 2 cores: larger blocks gain nothing.
-_CPU_BLOCK = (256, 2**20)
-_ACCELERATOR_BLOCK = (1024, 2**25)
-# How many scores of a row are looked through for the index of their maximum.
-_CHUNK = 64
+from shared_embeddings.blockwise import (
+    CHUNK,
+    Gradients,
+    Kind,
+    LossSettings,
+    Reduction,
+    block_size,
+    blockwise_cross_entropy,
+    sum_dtype,
+)
 
 
 def linear_cross_entropy(
@@ -89,129 +84,16 @@ def segmented_cross_entropy(
             the row of all segments.
         targets, masked_word, ignore_index, label_smoothing, reduction: as there.
     """
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction is {reduction!r}, but it must be 'mean', 'sum' or 'none'")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing is {label_smoothing}, but it must be from 0 to 1")
-    _check_targets(targets, sum(part.size(0) for part in codes), ignore_index)
-    settings = _Settings(
+    return blockwise_cross_entropy(
+        _SEGMENTS,
+        (*hiddens, *codes),
+        sum(part.size(0) for part in codes),
+        targets,
         masked_word=masked_word,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         reduction=reduction,
-        product_dtype=_product_dtype(hiddens[0]),
-        wants_gradients=torch.is_grad_enabled() and reduction != "none",
     )
-    return _SegmentedCrossEntropy.apply(targets, settings, *hiddens, *codes)
-
-
-def _check_targets(targets: Tensor, vocabulary: int, ignore_index: int) -> None:
-    """Raise IndexError for a target that is no word, where looking costs no wait for a device."""
-    if targets.device.type != "cpu" or targets.numel() == 0:
-        return
-    words = targets[targets != ignore_index]
-    if words.numel() and (int(words.min()) < 0 or int(words.max()) >= vocabulary):
-        wrong = int(words.min()) if int(words.min()) < 0 else int(words.max())
-        raise IndexError(f"Target {wrong} is out of bounds: the vocabulary has {vocabulary} words")
-
-
-def _product_dtype(hidden: Tensor) -> torch.dtype:
-    """The type that matrix products with `hidden` run in: autocast's where it is on."""
-    kind = hidden.device.type
-    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
-        return torch.get_autocast_dtype(kind)
-    return hidden.dtype
-
-
-@dataclasses.dataclass(frozen=True)
-class _Settings:
-    """What one call of the loss was asked for."""
-
-    masked_word: int | None
-    ignore_index: int
-    label_smoothing: float
-    reduction: Reduction
-    product_dtype: torch.dtype
-    wants_gradients: bool
-
-
-class _SegmentedCrossEntropy(torch.autograd.Function):
-    """The loss as an autograd function of all hidden states, then all codes; see `linear_cross_entropy`."""
-
-    @staticmethod
-    def forward(ctx: Any, targets: Tensor, settings: _Settings, *factors: Tensor) -> tuple[Tensor, Tensor]:
-        """Walk over the blocks; for a reduced loss, form the gradients on the way."""
-        ctx.settings = settings
-        ctx.save_for_backward(targets, *factors)
-        kept = (targets != settings.ignore_index).to(_sum_dtype(factors[0]))
-        wants = ctx.needs_input_grad[2:] if settings.wants_gradients else (False,) * len(factors)
-        losses, predictions, ctx.gradients = _walk(factors, targets, kept, settings, wants)
-        ctx.mark_non_differentiable(predictions)
-        # Without kept tokens the mean is 0 / 0 like F.cross_entropy's, and its gradients are zero, not nan.
-        ctx.scale = 1.0 / kept.sum().clamp(min=1.0) if settings.reduction == "mean" else 1.0
-        if settings.reduction == "none":
-            return losses, predictions
-        total = losses.sum()
-        return (total / kept.sum() if settings.reduction == "mean" else total), predictions
-
-    @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Hand out the gradients of the forward pass; form them now if it had none, or they are used up."""
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "cross_entropy cannot be differentiated twice (create_graph=True): its gradients are not "
-                "functions that autograd knows; use F.cross_entropy(embedding.logits(hidden), targets)"
-            )
-        targets, *factors = ctx.saved_tensors
-        gradients, ctx.gradients = ctx.gradients, None
-        factor = grad_loss * ctx.scale
-        if gradients is None:
-            kept = (targets != ctx.settings.ignore_index).to(_sum_dtype(factors[0]))
-            _, _, gradients = _walk(factors, targets, kept * factor, ctx.settings, ctx.needs_input_grad[2:])
-        else:
-            for gradient in gradients:
-                if gradient is not None:
-                    gradient.mul_(factor)
-        found = (
-            None if gradient is None else gradient.to(tensor.dtype)
-            for gradient, tensor in zip(gradients, factors)
-        )
-        return None, None, *found
-
-
-_Gradients = list[Tensor | None]
-
-
-def _walk(
-    factors: Sequence[Tensor],
-    targets: Tensor,
-    weights: Tensor,
-    settings: _Settings,
-    wants: Sequence[bool],
-) -> tuple[Tensor, Tensor, _Gradients | None]:
-    """One pass over all blocks.
-
-    Args:
-        factors: the hidden states of all segments, then the codes of all segments.
-        weights: ``(N,)`` what each token's loss counts in the gradients; zero for ignored ones.
-        wants: whether the gradient of each of the factors is wanted.
-
-    Returns:
-        ``(N,)`` losses (zero for ignored tokens), ``(N,)`` predictions, and the gradients of
-        ``(weights * losses).sum()`` by the factors, or None when none is wanted.
-    """
-    with torch.autocast(targets.device.type, enabled=False):
-        scorer = _Scorer(factors, targets, settings)
-        gradients = _GradientSums(scorer, weights, wants) if any(wants) else None
-        losses = torch.empty_like(weights)
-        predictions = torch.empty_like(targets, dtype=torch.long)
-        for rows in scorer.blocks():
-            probabilities = scorer.score(rows, losses, predictions)
-            if gradients is not None:
-                gradients.add(rows, probabilities)
-        ignored = targets == settings.ignore_index
-        finished = None if gradients is None else gradients.finish()
-        return losses.masked_fill_(ignored, 0.0), predictions, finished
 
 
 class _Segment:
@@ -224,7 +106,7 @@ class _Segment:
         code_sum: ``(R_g,)`` the sum of all codes that count, which label smoothing needs; None without it.
     """
 
-    def __init__(self, hidden: Tensor, codes: Tensor, start: int, settings: _Settings) -> None:
+    def __init__(self, hidden: Tensor, codes: Tensor, start: int, settings: LossSettings) -> None:
         self.hidden = hidden.to(settings.product_dtype)
         self.codes = codes.to(settings.product_dtype)
         self.columns = slice(start, start + codes.size(0))
@@ -233,7 +115,7 @@ class _Segment:
             self.masked = None
         self.code_sum: Tensor | None = None
         if settings.label_smoothing != 0.0:
-            self.code_sum = codes.sum(dim=0, dtype=_sum_dtype(hidden))
+            self.code_sum = codes.sum(dim=0, dtype=sum_dtype(hidden))
             if self.masked is not None:
                 self.code_sum -= codes[self.masked]
 
@@ -241,10 +123,10 @@ class _Segment:
 class _Scorer:
     """Scores, loss and predictions block by block, in buffers that all blocks share."""
 
-    def __init__(self, factors: Sequence[Tensor], targets: Tensor, settings: _Settings) -> None:
+    def __init__(self, factors: Sequence[Tensor], targets: Tensor, settings: LossSettings) -> None:
         self.settings = settings
         number = len(factors) // 2
-        self.sum_dtype = _sum_dtype(factors[0])
+        self.sum_dtype = sum_dtype(factors[0])
         self.segments: list[_Segment] = []
         words = 0
         for hidden, codes in zip(factors[:number], factors[number:]):
@@ -253,7 +135,7 @@ class _Scorer:
         # An ignored target may be no word at all; any word will do, as its weight is zero.
         self.targets = targets.masked_fill(targets == settings.ignore_index, 0).unsqueeze(1)
         self.smoothing = settings.label_smoothing / words
-        self.block = _block_size(targets, words)
+        self.block = block_size(targets, words)
         self.buffer = factors[0].new_empty((self.block, words), dtype=self.sum_dtype)
         is_low = settings.product_dtype != self.sum_dtype
         self.low_buffer = torch.empty_like(self.buffer, dtype=settings.product_dtype) if is_low else None
@@ -328,7 +210,7 @@ class _GradientSums:
         for part in self.parts:
             part.add(rows, errors[:, part.segment.columns])
 
-    def finish(self) -> _Gradients:
+    def finish(self) -> Gradients:
         """The gradients ``(N, R_g)`` by all hidden states, then ``(V_g, R_g)`` by all codes, where wanted."""
         for part in self.parts:
             part.finish()
@@ -413,21 +295,13 @@ def _row_maxima(scores: Tensor) -> tuple[Tensor, Tensor]:
     chunk of the row that has the highest value.
     """
     words = scores.size(1)
-    whole = words - words % _CHUNK
-    maxima = scores[:, :whole].unflatten(1, (-1, _CHUNK)).amax(dim=2)
+    whole = words - words % CHUNK
+    maxima = scores[:, :whole].unflatten(1, (-1, CHUNK)).amax(dim=2)
     if whole < words:
         maxima = torch.cat((maxima, scores[:, whole:].amax(dim=1, keepdim=True)), dim=1)
     highest, chunk = maxima.max(dim=1, keepdim=True)
-    columns = (chunk * _CHUNK + torch.arange(_CHUNK, device=scores.device)).clamp_(max=words - 1)
+    columns = (chunk * CHUNK + torch.arange(CHUNK, device=scores.device)).clamp_(max=words - 1)
     return highest, columns.gather(1, scores.gather(1, columns).argmax(dim=1, keepdim=True)).squeeze(1)
 
 
-def _sum_dtype(hidden: Tensor) -> torch.dtype:
-    """The type of sums: 32 bits, or 64 for hidden states that have them."""
-    return torch.promote_types(hidden.dtype, torch.float32)
-
-
-def _block_size(targets: Tensor, words: int) -> int:
-    """How many tokens go into one block."""
-    smallest, scores = _CPU_BLOCK if targets.device.type == "cpu" else _ACCELERATOR_BLOCK
-    return max(1, min(max(smallest, scores // words), targets.size(0)))
+_SEGMENTS = Kind(_Scorer, _GradientSums)

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.adaptive_softmax import AdaptiveSoftmax, Part, bands_of, positions_by_group
+from shared_embeddings.blockwise import Reduction
 from shared_embeddings.interface import SharedEmbedding, entry_std, zero_padding_row
 from shared_embeddings.options import require, require_at_least
 from shared_embeddings.registry import register
-from shared_embeddings.softmax import Reduction
 
 Tie = Literal["all", "tables", "none"]
 
@@ -186,12 +186,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         reduction: Reduction,
     ) -> tuple[Tensor, Tensor]:
         """The loss, and the best entry of the head ``(N,)`` for every token."""
-        self.check_hidden(hidden)
-        if hidden.shape[:-1] != targets.shape:
-            raise ValueError(
-                f"targets {tuple(targets.shape)} do not fit hidden states {tuple(hidden.shape)}: give one "
-                "target for each hidden state"
-            )
+        self.check_shapes(hidden, targets)
         loss, best = softmax.cross_entropy(
             hidden.reshape(-1, self.score_dim),
             targets.reshape(-1),

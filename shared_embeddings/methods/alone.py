@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from shared_embeddings.interface import SharedEmbedding, entry_std
 from shared_embeddings.options import require, require_at_least, require_probability
 from shared_embeddings.registry import register
+from shared_embeddings.word_codes import code_bits, code_dtype
 
 _DEFAULT_ZERO_PROBABILITY = 0.5
 
@@ -103,7 +103,7 @@ class AloneEmbedding(SharedEmbedding):
         codes_shape = (num_embeddings, options.codebooks)
         codebooks_shape = (options.codebooks, options.codebook_size, base_dim)
         is_binary = options.filter == "binary"
-        self.register_buffer("codes", torch.empty(codes_shape, dtype=_code_dtype(options.codebook_size)))
+        self.register_buffer("codes", torch.empty(codes_shape, dtype=code_dtype(options.codebook_size)))
         self.register_buffer(
             "codebooks", torch.empty(codebooks_shape, dtype=torch.bool if is_binary else None)
         )
@@ -175,7 +175,7 @@ class AloneEmbedding(SharedEmbedding):
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
         """log2(c) bits, rounded up, for a code; one bit for an element of a binary codebook."""
         if name == "codes":
-            return buffer.numel() * math.ceil(math.log2(self.options.codebook_size))
+            return buffer.numel() * code_bits(self.options.codebook_size)
         if buffer.dtype == torch.bool:
             return buffer.numel()
         return super().buffer_bits(name, buffer)
@@ -186,10 +186,3 @@ class AloneEmbedding(SharedEmbedding):
         base_dim = options.base_dim or embedding_dim
         trained_base = base_dim if options.train_base else 0
         return trained_base + options.hidden_dim * (base_dim + embedding_dim)
-
-
-def _code_dtype(codebook_size: int) -> torch.dtype:
-    """The smallest integer type that holds the codes of a codebook."""
-    if codebook_size <= 2**8:
-        return torch.uint8
-    return torch.int16 if codebook_size <= 2**15 else torch.int32

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from shared_embeddings.blockwise import Reduction
 from shared_embeddings.group_transform import (
     Connection,
     Expansion,
@@ -22,7 +23,6 @@ from shared_embeddings.group_transform import (
 from shared_embeddings.interface import SharedEmbedding, entry_std
 from shared_embeddings.options import OptionError, require, require_at_least
 from shared_embeddings.registry import build, expected_count, methods, options, register
-from shared_embeddings.softmax import Reduction
 
 _DEFAULT_GROUPS = 4
 

@@ -15,7 +15,7 @@ from shared_embeddings.factorise import GroupLayout, frequency_groups
 from shared_embeddings.interface import SharedEmbedding, entry_std
 from shared_embeddings.options import require, require_at_least
 from shared_embeddings.registry import register
-from shared_embeddings.softmax import Reduction, segmented_cross_entropy
+from shared_embeddings.softmax import segmented_cross_entropy
 from shared_embeddings.word_codes import code_bits, code_dtype
 
 _ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
@@ -188,32 +188,18 @@ class GroupReduceEmbedding(SharedEmbedding):
             scores[..., self.padding_idx] = 0.0
         return scores
 
-    def cross_entropy_and_predictions(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        reduction: Reduction = "mean",
-    ) -> tuple[Tensor, Tensor]:
+    def flat_cross_entropy(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         """As in `SharedEmbedding`, with the groups side by side under one softmax."""
-        self.check_hidden(hidden)
-        if hidden.shape[:-1] != targets.shape:
-            raise ValueError(
-                f"hidden states {tuple(hidden.shape)} and targets {tuple(targets.shape)} do not fit: "
-                "all axes but the last of the hidden states must be those of the targets"
-            )
         order = self._ordered()
+        ignore_index = options.pop("ignore_index")
         loss, predictions = segmented_cross_entropy(
-            *self._projected(hidden.reshape(-1, self.score_dim)),
-            self._target_places(targets.reshape(-1), ignore_index, order),
+            *self._projected(hidden),
+            self._target_places(targets, ignore_index, order),
             masked_word=None if self.padding_idx is None else int(order.places[self.padding_idx]),
             ignore_index=_IGNORED,
-            label_smoothing=label_smoothing,
-            reduction=reduction,
+            **options,
         )
-        words = order.words[predictions].view(targets.shape)
-        return (loss.view(targets.shape) if reduction == "none" else loss), words
+        return loss, order.words[predictions]
 
     def _target_places(self, targets: Tensor, ignore_index: int, order: _Order) -> Tensor:
         """The places ``(N,)`` of target ids, and _IGNORED for those that do not count."""

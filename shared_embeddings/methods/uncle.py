@@ -17,7 +17,6 @@ from shared_embeddings.class_softmax import ClassIndex, class_cross_entropy, cla
 from shared_embeddings.interface import SharedEmbedding, entry_std, zero_padding_row
 from shared_embeddings.options import STORED, parse_options, require, require_at_least
 from shared_embeddings.registry import register
-from shared_embeddings.softmax import Reduction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,33 +168,13 @@ class UncleEmbedding(SharedEmbedding):
             scores[..., self.padding_idx] = 0.0
         return scores
 
-    def cross_entropy_and_predictions(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        reduction: Reduction = "mean",
-    ) -> tuple[Tensor, Tensor]:
-        """As `cross_entropy`, and with the loss the word ``(...)`` with the highest score of every token."""
-        self.check_hidden(hidden)
-        if hidden.shape[:-1] != targets.shape:
-            raise ValueError(
-                f"hidden states {tuple(hidden.shape)} and targets {tuple(targets.shape)} do not fit: "
-                "all axes but the last of the hidden states must be those of the targets"
-            )
-        loss, predictions = class_cross_entropy(
-            hidden.reshape(-1, self.embedding_dim),
-            self.unique,
-            tuple(self.class_tables),
-            self.cached("index", self._index),
-            targets.reshape(-1),
-            masked_word=self.padding_idx,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-            reduction=reduction,
+    def flat_cross_entropy(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        """As in `SharedEmbedding`, with the scores of a class computed once for all of its words."""
+        index = self.cached("index", self._index)
+        tables = tuple(self.class_tables)
+        return class_cross_entropy(
+            hidden, self.unique, tables, index, targets, masked_word=self.padding_idx, **options
         )
-        return (loss.view(targets.shape) if reduction == "none" else loss), predictions.view(targets.shape)
 
     def _index(self) -> ClassIndex:
         """Words by class and classes by word."""
