@@ -24,6 +24,7 @@ from onmt.utils.report_manager import ReportMgr
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from nmt import upstream
 from nmt.data import ResumableBatches, TrackedBatches
 from nmt.errors import UserError
 from nmt.model import broadcast_parameters, parameter_table
@@ -115,6 +116,9 @@ def run(opt: Namespace, device_id: int) -> None:
         return
     saver = train_single.build_model_saver(model_opt, opt, model, vocabs, optim, device_id)
     trainer = train_single.build_trainer(opt, device_id, model, vocabs, optim, model_saver=saver)
+    if opt.autocast == "bf16":
+        device = next(model.parameters()).device
+        upstream.autocast_model(model, (trainer.train_loss, trainer.valid_loss), device)
     if trainer.earlystopper is not None:
         # Upstream's default scorers are global, and remember the run before.
         stopper = trainer.earlystopper

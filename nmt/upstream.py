@@ -6,6 +6,7 @@ The seams, which `install` puts in place once per process (``*``: also where oth
 seam                                        why
 ==========================================  ================================================================
 opts.model_opts                             adds ``embedding``, ``src_embedding`` and ``tgt_embedding``
+opts._add_train_general_opts                adds ``autocast``
 model_builder.build_base_model              puts shared embeddings in, tied as modules
 model_builder.build_model *                 shared embeddings initialise themselves, last
 models.model.BaseModel.load_state_dict      tied tensors are stored once, position tables not at all
@@ -117,6 +118,7 @@ def install() -> None:
     _installed = True
     allow_checkpoint_types()
     _replace(onmt.opts, "model_opts", _with_embedding_options)
+    _replace(onmt.opts, "_add_train_general_opts", _with_autocast_option)
     _replace(onmt.model_builder, "build_base_model", _with_shared_embeddings)
     _replace_everywhere(onmt.model_builder, "build_model", _with_own_initialisation)
     _replace(onmt.models.model.BaseModel, "load_state_dict", _loading_ties_once)
@@ -195,6 +197,33 @@ def _with_embedding_options(original: Any) -> Any:
             group.add_argument(f"--{name}", f"-{name}", default=None, metavar="MAPPING", help=text)
 
     return model_opts
+
+
+def _with_autocast_option(original: Any) -> Any:
+    """Add the option for mixed precision to the options of training."""
+
+    def add_train_general_opts(parser: Any) -> None:
+        original(parser)
+        group = parser.add_argument_group("Mixed precision")
+        group.add_argument(
+            "--autocast",
+            "-autocast",
+            choices=["none", "bf16"],
+            default="none",
+            help="Run matrix products in bfloat16, on a GPU or CPU that is quick at it; parameters, sums and "
+            "optimiser stay in 32 bits",
+        )
+
+    return add_train_general_opts
+
+
+def autocast_model(model: Any, losses: Any, device: torch.device) -> None:
+    """Run a model and its losses under bfloat16 autocast, each call in a context of its own.
+
+    One context around the whole training would keep the weights of its first step: autocast caches them.
+    """
+    for module in (model, *losses):
+        module.forward = torch.autocast(device.type, torch.bfloat16)(module.forward)
 
 
 def _with_shared_embeddings(original: Any) -> Any:

@@ -223,6 +223,26 @@ def test_resume_is_exact(save_format: str, embedding: Any, host: Host) -> None:
     assert len(host.translate(resumed)) == 7
 
 
+@pytest.mark.parametrize("embedding", [FUNNEL, None], ids=["funnel", "plain"])
+def test_autocast(embedding: Any, host: Host) -> None:
+    """Products in bfloat16 change the outcome a little; weights stay in 32 bits, and resumption exact."""
+    options = {"embedding": embedding, "valid_steps": 2}
+    exact = weights(host.train("exact", **options))
+    mixed = weights(host.train("mixed", **options, autocast="bf16"))
+    assert any(not torch.equal(mixed[name], tensor) for name, tensor in exact.items())
+    for name, tensor in exact.items():
+        assert mixed[name].dtype == torch.float32
+    vectors = [torch.cat([tensor.flatten() for tensor in part.values()]) for part in (exact, mixed)]
+    assert (vectors[1] - vectors[0]).norm() < 0.1 * vectors[0].norm()
+    first = host.train("part", **options, autocast="bf16", train_steps=3)
+    config = host.config("part", **options, autocast="bf16")
+    run("onmt_train", "-config", str(config), "-train_from", str(first))
+    resumed = host.folder / "part_step_6.pt"
+    for name, tensor in weights(resumed).items():
+        assert torch.equal(tensor, mixed[name])
+    assert len(host.translate(resumed)) == 7
+
+
 def test_resume_with_loader_workers(host: Host) -> None:
     """With two workers, the one whose turn it is goes on."""
     options = {"embedding": FUNNEL, "num_workers": 2, "batch_size": 8, "dropout": [0.0]}
