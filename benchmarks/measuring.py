@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -98,42 +97,62 @@ def _peak_in_fresh_process(module: str, row: Row, setting: Setting, threads: int
 def measure(module: str, prepare: Prepare, setting: Setting, threads: int, repeats: int) -> dict[str, Any]:
     """Times and memory of the plain layer and of all rows, in one setting."""
     speed = product_speed()
-    plain_peak = _peak_in_fresh_process(module, PLAIN, setting, threads)
-    results: list[dict[str, Any]] = [{"name": DENSE, "peak_mib": plain_peak / 2**20, "peak_ratio": 1.0}]
-    for row in rows(setting):
+    results = []
+    for row in [PLAIN, *rows(setting)]:
         print(f"{setting.name}: measuring {row.name} ...", file=sys.stderr, flush=True)
         steps = prepare(row, setting), prepare(PLAIN, setting)
         needed = operations(steps[0]) / speed
         seconds, plain_seconds = median_times(steps, repeats)
-        peak = _peak_in_fresh_process(module, row, setting, threads)
         results.append(
             {
                 "name": row.name,
                 "options": row.options,
                 "seconds": seconds,
                 "plain_seconds": plain_seconds,
-                "time_ratio": seconds / plain_seconds,
-                "limit_ratio": needed / plain_seconds,
-                "peak_mib": peak / 2**20,
-                "peak_ratio": peak / max(plain_peak, 1),
+                "needed_seconds": needed,
+                "peak_bytes": _peak_in_fresh_process(module, row, setting, threads),
             }
         )
     return {"setting": setting._asdict(), "product_speed": speed, "results": results}
 
 
+def with_ratios(measured: dict[str, Any]) -> list[dict[str, Any]]:
+    """The results of one setting with their ratios to the plain layer.
+
+    The plain layer took its turns with every row; its time is the median over all of them, because a single
+    one depends on whether the memory of its gradient happens to be at hand.
+    """
+    results = measured["results"]
+    plain = statistics.median(result["plain_seconds"] for result in results)
+    plain_peak = next(result["peak_bytes"] for result in results if result["name"] == DENSE)
+    return [
+        {
+            **result,
+            "time_ratio": result["seconds"] / plain,
+            "limit_ratio": result["needed_seconds"] / plain,
+            "peak_mib": result["peak_bytes"] / 2**20,
+            "peak_ratio": result["peak_bytes"] / plain_peak,
+        }
+        for result in results
+    ]
+
+
 def as_table(measured: dict[str, Any]) -> str:
-    """One setting as a Markdown table with its sizes above."""
-    sizes = measured["setting"]
+    """One setting as a Markdown table, with its sizes and the plain layer's times around it."""
+    sizes, results = measured["setting"], measured["results"]
+    taken = sorted(1000 * result["plain_seconds"] for result in results)
     lines = [
         f"V = {sizes['vocab_size']:,}, D = {sizes['dim']}, N = {sizes['tokens']:,}",
         "",
         "| embedding | " + " | ".join(title for title, _ in COLUMNS.values()) + " |",
         "| --- " + "| --: " * len(COLUMNS) + "|",
     ]
-    for result in measured["results"]:
-        cells = [f"{result[key]:.{digits}f}" if key in result else "" for key, (_, digits) in COLUMNS.items()]
+    for result in with_ratios(measured):
+        cells = [f"{result[key]:.{digits}f}" for key, (_, digits) in COLUMNS.items()]
         lines.append("| " + " | ".join([result["name"], *cells]) + " |")
-    return "\n".join(lines)
+    median = statistics.median(taken)
+    times = f"{median:,.0f} ms ({taken[0]:,.0f} to {taken[-1]:,.0f} beside the different rows)"
+    return "\n".join([*lines, "", f"The plain layer took {times}."])
 
 
 def main(module: str, marker: str, description: str | None, prepare: Prepare) -> None:
@@ -146,23 +165,27 @@ def main(module: str, marker: str, description: str | None, prepare: Prepare) ->
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--repeats", type=int, default=5, help="measured runs of each (default: 5)")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--input", type=Path, nargs="+", help="show these JSON files, and measure nothing")
     parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
     parser.add_argument("--readme", type=Path, help="put the tables between the markers of this file")
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    settings = [SETTINGS[name] for name in arguments.settings]
     if arguments.peak_of:
-        print(added_peak(prepare(Row(*json.loads(arguments.peak_of)), settings[0])))
+        (name,) = arguments.settings
+        print(added_peak(prepare(Row(*json.loads(arguments.peak_of)), SETTINGS[name])))
         return
-    measured = [
-        measure(module, prepare, setting, arguments.threads, arguments.repeats) for setting in settings
-    ]
-    machine = {"threads": arguments.threads, "torch": torch.__version__, "processor": platform.machine()}
-    text = "\n\n".join(as_table(part) for part in measured)
-    text += f"\n\n{arguments.threads} threads, torch {torch.__version__}, median of {arguments.repeats} runs"
+    if arguments.input:
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.input]
+        record = {**found[0], "measured": [part for one in found for part in one["measured"]]}
+    else:
+        how = arguments.threads, arguments.repeats
+        measured = [measure(module, prepare, SETTINGS[name], *how) for name in arguments.settings]
+        record = {"threads": how[0], "repeats": how[1], "torch": torch.__version__, "measured": measured}
+    text = "\n\n".join(as_table(part) for part in record["measured"])
+    text += f"\n\n{record['threads']} threads, torch {record['torch']}."
     print(text)
     if arguments.output:
-        write_text(arguments.output, json.dumps({**machine, "measured": measured}, indent=2) + "\n")
+        write_text(arguments.output, json.dumps(record, indent=2) + "\n")
     if arguments.readme:
         update_readme(arguments.readme, marker, text)

@@ -1,0 +1,107 @@
+"""The command `shared-embeddings`: what it prints, and what it says to mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import shared_embeddings as se
+from shared_embeddings.classes import WordClasses
+from shared_embeddings.cli import main
+
+SIZES = ["--vocab-size", "5000", "--dim", "64"]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command that works prints."""
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a command prints on stderr for a mistake."""
+    try:
+        code = main(arguments)
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    return err
+
+
+def test_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "methods")
+    for method in se.methods():
+        assert f"\n{method}: " in f"\n{text}"
+    assert "cutoffs: a list whose items are each a whole number (required)" in text
+    assert "factor: a whole number (default: 4)" in text
+    rows = printed(capsys, "methods", "--format", "markdown").splitlines()
+    assert len(rows) == len(se.methods()) + 2
+
+
+def test_params(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "params", "--method", "projective", *SIZES, "--rank", "8")
+    assert "40,512" in text  # 8 * (5000 + 64)
+    assert "bytes int8" in text
+    found = json.loads(printed(capsys, "params", "--method", "projective", *SIZES, "--rank", "8", "--json"))
+    assert found["total"] == 40512 and found["compression"] == 7.9
+    assert {part["name"] for part in found["parts"]} >= {"codes", "basis", "total"}
+
+
+def test_suggest(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "suggest", *SIZES, "--budget", "40k")
+    assert "embedding: {method: projective, rank: 7}" in text
+    found = json.loads(printed(capsys, "suggest", *SIZES, "--budget", "40k", "--json"))
+    assert {suggestion["method"] for suggestion in found["suggestions"]} == set(se.methods())
+
+
+def test_ledger(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "## UnClE, Table 3" in printed(capsys, "ledger")
+    rows = json.loads(printed(capsys, "ledger", "--format", "json"))
+    assert len({(row["paper"], row["table"]) for row in rows}) == 22
+
+
+def test_classes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text, vocabulary, output = (tmp_path / name for name in ("text", "vocabulary", "classes.npz"))
+    text.write_text("a b c d\nc d a b\n" * 20)
+    vocabulary.write_text("a\nb\nc\nd\nnever\n")
+    figure = tmp_path / "sizes.png"
+    asked = ["--text", text, "--vocab", vocabulary, "--num-classes", "2", "--output", output, "--dim", "4"]
+    out = printed(capsys, "classes", *map(str, [*asked, "--figure", figure]))
+    assert "5 words in 2 classes" in out and "1 words never occur" in out
+    assert WordClasses.load(output).num_classes == 2
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    options = {"unique_dim": 3, "classes": str(output)}
+    assert se.build("uncle", num_embeddings=5, embedding_dim=8, **options).counts()["total"] == 25
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["params", "--method", "projectiv", *SIZES], ["projective"]),
+        (["params", "--method", "projective", *SIZES], ["rank", "missing"]),
+        (["params", "--method", "projective", *SIZES, "--rank"], ["--rank", "no value"]),
+        (["params", "--method", "projective", *SIZES, "8"], ["'8'", "--option value"]),
+        (["params", "--method", "uncle", *SIZES, "--unique-dim", "3", "--classes", "x.npz"], ["x.npz"]),
+        (["suggest", *SIZES, "--budget", "much"], ["much", "500k"]),
+        (["suggest", "--vocab-size", "0", "--dim", "4", "--budget", "9"], ["num_embeddings", "0"]),
+        (["methods", "--all"], ["--all"]),
+        (["ledger", "--format", "html"], ["html"]),
+        (
+            ["classes", "--text", "none", "--vocab", "none", "--num-classes", "2", "--output", "o.npz"],
+            ["none"],
+        ),
+        ([], ["COMMAND"]),
+        (["guess"], ["guess"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]) -> None:
+    line = refused(capsys, *arguments)
+    for word in words:
+        assert word in line
