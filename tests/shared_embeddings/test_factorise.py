@@ -378,7 +378,11 @@ def test_a_table_with_a_number_that_is_none_is_refused(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-@pytest.mark.parametrize("table", [torch.zeros(0, 6), torch.randn(6), torch.ones(20, 6).long()], ids=str)
+@pytest.mark.parametrize(
+    "table",
+    [torch.zeros(0, 6), torch.ones(6), torch.ones(20, 6).long()],
+    ids=["empty", "vector", "integers"],
+)
 def test_what_is_no_table_is_refused(algorithm: Callable[[Tensor], object], table: Tensor) -> None:
     with pytest.raises(ValueError, match="table"):
         algorithm(table)
