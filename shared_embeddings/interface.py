@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from shared_embeddings import accounting
 from shared_embeddings.blockwise import Reduction
@@ -60,8 +60,6 @@ class SharedEmbedding(CachingModule):
         has_output: whether there is an output side at all.
         is_deep: whether a row takes more work than an index and one small product, so that each distinct
             word of a batch is computed once and the whole table is cached for inference.
-        kept_operators: operators whose results in the whole table of a deep method are kept for its backward
-            pass; everything else in between is computed again there.
     """
 
     method: ClassVar[str]
@@ -70,7 +68,6 @@ class SharedEmbedding(CachingModule):
     idea: ClassVar[str]
     file_options: ClassVar[tuple[str, ...]] = ()
     is_deep: ClassVar[bool] = False
-    kept_operators: ClassVar[tuple[Any, ...]] = ()
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: Any
@@ -283,8 +280,7 @@ class SharedEmbedding(CachingModule):
         rows = self.row_function()
         if torch.is_grad_enabled():
             # Inner layers are computed again in the backward pass rather than kept for all of V.
-            contexts = functools.partial(create_selective_checkpoint_contexts, list(self.kept_operators))
-            rows = functools.partial(checkpoint, rows, use_reentrant=False, context_fn=contexts)
+            rows = functools.partial(checkpoint, rows, use_reentrant=False)
         return torch.cat([rows(block) for block in ids.split(_TABLE_BLOCK)])
 
     def _all_rows_without_padding(self) -> Tensor:

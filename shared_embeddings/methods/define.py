@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from shared_embeddings.blockwise import Reduction
@@ -126,8 +125,6 @@ class DefineEmbedding(SharedEmbedding):
     paper = "DeFINE, section 3"
     idea = "V x n, deepened by group transforms"
     is_deep = True
-    # Products are most of the work and take less memory than what normalisation and activation leave.
-    kept_operators = (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: DefineOptions

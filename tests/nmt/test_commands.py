@@ -55,7 +55,7 @@ MESSY = [
 def test_messy_text_is_translated_line_by_line(trained: Trained) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     (host.folder / "messy").write_bytes("\n".join(MESSY).encode())  # no line end at the end
-    lines = host.translate(checkpoint, source="messy")
+    lines = host.translate(checkpoint, "-min_length", "1", source="messy")
     assert len(lines) == len(MESSY)
     assert lines[1] == lines[4] == ""
     assert all(lines[number] for number in (0, 2, 3, 5, 6))
@@ -477,7 +477,14 @@ def test_server(trained: Trained, tmp_path: Path) -> None:
     shutil.copy(checkpoint, tmp_path / "model.pt")
     settings = {
         "models_root": str(tmp_path),
-        "models": [{"id": 100, "model": "model.pt", "load": True, "opt": {"gpu": -1, "beam_size": 1}}],
+        "models": [
+            {
+                "id": 100,
+                "model": "model.pt",
+                "load": True,
+                "opt": {"gpu": -1, "beam_size": 1, "min_length": 1},
+            }
+        ],
     }
     (tmp_path / "server.json").write_text(json.dumps(settings))
     port = free_port()
