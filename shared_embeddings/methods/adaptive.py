@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -159,52 +159,32 @@ class AdaptiveEmbedding(SharedEmbedding):
         reduction: Reduction = "mean",
     ) -> Tensor:
         """As in the base class, without the work that predictions take."""
-        asked = (targets, ignore_index, label_smoothing, reduction)
-        return self._loss(self._softmax(), hidden, *asked)[0]
-
-    def cross_entropy_and_predictions(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        reduction: Reduction = "mean",
-    ) -> tuple[Tensor, Tensor]:
-        """As in the base class."""
-        softmax = self._softmax()
-        loss, best = self._loss(softmax, hidden, targets, ignore_index, label_smoothing, reduction)
-        predictions = softmax.predictions(hidden.reshape(-1, self.score_dim), best)
-        return loss, predictions.view(targets.shape)
-
-    def _loss(
-        self,
-        softmax: AdaptiveSoftmax,
-        hidden: Tensor,
-        targets: Tensor,
-        ignore_index: int,
-        label_smoothing: float,
-        reduction: Reduction,
-    ) -> tuple[Tensor, Tensor]:
-        """The loss, and the best entry of the head ``(N,)`` for every token."""
+        self.check_output()
         self.check_shapes(hidden, targets)
-        loss, best = softmax.cross_entropy(
+        loss, _ = self._softmax().cross_entropy(
             hidden.reshape(-1, self.score_dim),
             targets.reshape(-1),
             ignore_index=ignore_index,
             label_smoothing=label_smoothing,
             reduction=reduction,
         )
-        return (loss.view(targets.shape) if reduction == "none" else loss), best
+        return loss.view(targets.shape) if reduction == "none" else loss
+
+    def flat_cross_entropy(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        """As in the base class."""
+        softmax = self._softmax()
+        loss, best = softmax.cross_entropy(hidden, targets, **options)
+        return loss, softmax.predictions(hidden, best)
 
     def output_table(self) -> Tensor:
         """The vectors ``(V, S)`` of all words; their scores compare within a band only, see the class."""
-        self._check_output()
+        self.check_output()
         table = torch.cat([_projected(band.codes, band.basis) for band in self._output_bands()])
         return self._without_padding(table, self._all_ids(table.device))
 
     def _softmax(self) -> AdaptiveSoftmax:
         """The output side, cached in inference."""
-        self._check_output()
+        self.check_output()
         return self.cached("output", self._new_softmax)
 
     def _new_softmax(self) -> AdaptiveSoftmax:
@@ -213,11 +193,6 @@ class AdaptiveEmbedding(SharedEmbedding):
         first, *tails = self._output_bands()
         head = torch.cat([_projected(first.codes, first.basis), self.clusters])
         return AdaptiveSoftmax(Part(head, None, first.masked_entry), tails, self.options.cutoffs)
-
-    def _check_output(self) -> None:
-        """Raise RuntimeError when there is no output side."""
-        if not self.has_output:
-            raise RuntimeError("this adaptive embedding has no output side: it was built with output 'none'")
 
     def _bands(self) -> list[Part]:
         """The bands of the input."""
