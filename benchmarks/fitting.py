@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from recipes.common.files import write_text
 from recipes.common.table import update_readme
+from shared_embeddings.files import write_text
 from shared_embeddings.skipgram import train_word_vectors
 from shared_embeddings.suggest import suggest
 

@@ -17,8 +17,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.embeddings import DENSE, SETTINGS, Row, Setting, rows
-from recipes.common.files import write_text
 from recipes.common.table import update_readme
+from shared_embeddings.files import write_text
 
 Step = Callable[[], None]
 Prepare = Callable[[Row, Setting], Step]

@@ -9,14 +9,15 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
+import pathlib
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shared_embeddings.files import replacing
 from shared_embeddings.skipgram import Path, train_word_vectors
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ class WordClasses:
             "vectors": self.vectors,
             "settings": np.array(json.dumps(dict(self.settings))),
         }
-        _write_whole(path, lambda file: np.savez(file, **arrays))
+        with replacing(pathlib.Path(path)) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> WordClasses:
@@ -341,7 +343,8 @@ def draw_sizes(word_classes: WordClasses, path: Path) -> None:
     axes.set_xlabel("class, by size")
     axes.set_ylabel("words")
     axes.set_title(f"{len(word_classes.words):,} words in {len(sizes):,} classes")
-    _write_whole(path, lambda file: figure.savefig(file, format="png", dpi=150))
+    with replacing(pathlib.Path(path)) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
 
 
 def out_of_vocabulary_row(embedding: UncleEmbedding, word_classes: WordClasses, vector: np.ndarray) -> Tensor:
@@ -452,21 +455,3 @@ def _check_words(words: Sequence[str]) -> None:
 def _encoded(words: Sequence[str]) -> bytes:
     """The words as they are stored and hashed."""
     return "\n".join(words).encode("utf-8")
-
-
-def _write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file under a temporary name beside `path` and rename it when it is complete."""
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        # mkstemp keeps files private; the result is an ordinary one.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

@@ -14,7 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from recipes.common.errors import UserError
-from recipes.common.files import replacing, sha256
+from shared_embeddings.files import replacing, sha256
 
 ATTEMPTS = 3
 TIMEOUT_SECONDS = 30

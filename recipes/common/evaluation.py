@@ -10,12 +10,12 @@ from recipes.common.bleu import corpus_scores
 from recipes.common.config import Row, write_yaml
 from recipes.common.corpus import read_lines, write_lines
 from recipes.common.errors import UserError
-from recipes.common.files import replacing, write_text
 from recipes.common.moses import Tokenizer
 from recipes.common.results import write_results
 from recipes.common.subwords import join
 from recipes.common.tools import run_tool
 from recipes.common.training import AVERAGED, peak_memory_of_children, read_json
+from shared_embeddings.files import replacing, write_text
 
 
 def evaluate_row(recipe: str, row: Row, run: Path, data: Path, options: list[str]) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from recipes.common.files import replacing
+from shared_embeddings.files import replacing
 
 MARKERS = "osD^vP*X<>"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.errors import UserError
-from recipes.common.files import write_text
+from shared_embeddings.files import write_text
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUIRED = ("recipe", "row", "config", "counts", "metrics", "data_checksum")

@@ -13,7 +13,7 @@ from pathlib import Path
 import shared_embeddings as se
 from recipes.common.config import Row, read_row, row_names
 from recipes.common.errors import UserError, run_main
-from recipes.common.files import write_text
+from shared_embeddings.files import write_text
 
 SIZE_COMMENT = "# Size: "
 # Unknown, padding, start and end of a sentence.

@@ -12,7 +12,7 @@ from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
 from recipes.common.corpus import read_lines, with_progress, write_lines
-from recipes.common.files import write_text
+from shared_embeddings.files import write_text
 
 SEPARATOR = "@@"
 MIN_PAIR_FREQUENCY = 2

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from recipes.common.errors import UserError, run_main
-from recipes.common.files import write_text
 from recipes.common.plot import quality_size_plot
 from recipes.common.results import read_results
+from shared_embeddings.files import write_text
 
 NOT_RUN = "not run"
 BASELINE = "standard"

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from recipes.common.checkpoints import Checkpoint, complete_checkpoints
 from recipes.common.config import Row, write_yaml
 from recipes.common.errors import UserError
-from recipes.common.files import replacing, write_text
 from recipes.common.tools import run_tool
+from shared_embeddings.files import replacing, write_text
 
 AVERAGED = "model_averaged.pt"
 # What may change between a start and a resumption without making it another model.

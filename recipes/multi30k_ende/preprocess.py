@@ -16,11 +16,11 @@ from recipes.common import subwords
 from recipes.common.config import read_yaml
 from recipes.common.corpus import check_pairs, download, read_lines, verify, with_progress, write_lines
 from recipes.common.errors import UserError, run_main
-from recipes.common.files import sha256, write_text
 from recipes.common.moses import Tokenizer
 from recipes.common.steps import run_step
 from recipes.multi30k_ende.rows import RECIPE, data_folder, home
 from shared_embeddings.classes import make_classes
+from shared_embeddings.files import sha256, write_text
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Any
 
 from recipes.common.config import write_yaml
 from recipes.common.corpus import write_lines
-from recipes.common.files import sha256, write_text
 from recipes.common.steps import run_step
 from recipes.quickstart.corpus import make_corpus, write_corpus
 from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.tokens import Tokeniser
+from shared_embeddings.files import sha256, write_text
 
 RECIPE = Path(__file__).parent
 # What decides about the text, beside the settings.

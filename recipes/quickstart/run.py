@@ -26,7 +26,6 @@ from recipes.common.checkpoints import complete_checkpoints
 from recipes.common.config import Row, read_row, row_names, write_yaml
 from recipes.common.corpus import read_lines, write_lines
 from recipes.common.errors import UserError, run_main
-from recipes.common.files import write_text
 from recipes.common.plot import quality_size_plot
 from recipes.common.results import REPOSITORY, write_results
 from recipes.common.training import locked, read_json
@@ -36,6 +35,7 @@ from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.prepare import CorpusSettings, Data, prepare
 from recipes.quickstart.score import scores
 from recipes.quickstart.tokens import Tokeniser
+from shared_embeddings.files import write_text
 
 RECIPE = Path(__file__).parent
 CONFIGS = RECIPE / "configs"

@@ -9,8 +9,8 @@ import pytest
 
 from recipes.common import corpus
 from recipes.common.errors import UserError, run_main
-from recipes.common.files import replacing, sha256, write_text
 from recipes.common.steps import run_step
+from shared_embeddings.files import replacing, sha256, write_text
 
 
 def test_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path: Path) -> None:

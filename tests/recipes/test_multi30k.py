@@ -17,12 +17,12 @@ import shared_embeddings as se
 from recipes.common import corpus
 from recipes.common.config import read_row, row_names
 from recipes.common.errors import run_main
-from recipes.common.files import sha256
 from recipes.common.moses import Tokenizer
 from recipes.common.results import read_results
 from recipes.common.sizes import SIZE_COMMENT, SPECIAL_TOKENS, describe_size, write_comment
 from recipes.common.subwords import join
 from recipes.multi30k_ende import preprocess, rows
+from shared_embeddings.files import sha256
 
 PAIRS = [
     ("Two young men are outside.", "Zwei junge Männer sind im Freien."),

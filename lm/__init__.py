@@ -1,0 +1,1 @@
+"""Language models with shared embeddings: AWD-LSTM, the LSTM for WikiText-103, and Transformer-XL."""
