@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from lm.models.interface import LanguageModel, Output, State
+from lm.models.interface import LanguageModel, Output, State, register
 from lm.models.relative_attention import Geometry, RelativeAttention, geometry
 from shared_embeddings.options import OptionError, require, require_at_least, require_probability
 
@@ -114,6 +114,7 @@ class PreNormLayer(PostNormLayer):
         return added
 
 
+@register("transformer_xl", TransformerXLOptions)
 class TransformerXL(LanguageModel):
     """A stack of attention layers, each of which also sees its own input for earlier segments.
 
@@ -130,14 +131,13 @@ class TransformerXL(LanguageModel):
     """
 
     def __init__(self, embedding: se.SharedEmbedding, options: TransformerXLOptions) -> None:
-        super().__init__()
+        super().__init__(embedding, options)
         dim = options.embedding_dim
         if embedding.score_dim != dim:
             raise OptionError(
                 f"transformer_xl: the {embedding.method} embedding scores {embedding.score_dim} dimensions, "
                 f"but the layers end in {dim}; project them with its option 'output_projection: true'"
             )
-        self.embedding = embedding
         self.memory_length = options.memory_length
         self.same_length = options.same_length
         self.clamp_length = options.clamp_length
