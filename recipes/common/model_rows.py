@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import shared_embeddings as se
-from recipes.common.config import COMMON, read_yaml
+from recipes.common.config import COMMON, read_yaml, row_names
 from recipes.common.errors import UserError
 from recipes.common.results import REPOSITORY
 
@@ -56,15 +56,6 @@ class Recipe(NamedTuple):
         """Folder of the prepared data."""
         return self.home / "data"
 
-    def row_names(self) -> list[str]:
-        """Names of the rows."""
-        return sorted(path.stem for path in self.configs.glob("*.yaml") if not is_common(path))
-
-
-def is_common(path: Path) -> bool:
-    """Whether a configuration file is one of those that rows have in common."""
-    return path.stem == COMMON or path.stem.startswith(f"{COMMON}_")
-
 
 @dataclass(frozen=True)
 class ModelRow:
@@ -72,7 +63,7 @@ class ModelRow:
 
     Attributes:
         name: of the row.
-        embedding: method and options, files about words where the recipe has put them.
+        embedding: method and options, as they are written.
         train: options of ``lm_train`` but for data, folder and embedding.
         finetune: all options of the second training, likewise; None without one.
         evaluate: options of ``lm_eval``.
@@ -93,8 +84,8 @@ def read_model_row(recipe: Recipe, name: str) -> ModelRow:
     Raises:
         UserError: no such row, a key too many or too few, or a value of another type.
     """
-    if name not in recipe.row_names():
-        raise UserError(f"no config {name!r}; there are: {', '.join(recipe.row_names())}")
+    if name not in row_names(recipe.configs):
+        raise UserError(f"no config {name!r}; there are: {', '.join(row_names(recipe.configs))}")
     row = _read(
         recipe.configs / f"{name}.yaml",
         {"common": str, "embedding": dict, "train": dict, "finetune": dict, "evaluate": dict, "paper": dict},
@@ -112,7 +103,7 @@ def read_model_row(recipe: Recipe, name: str) -> ModelRow:
     has_second = any("finetune" in part for part in (common, row))
     return ModelRow(
         name=name,
-        embedding=_with_own_files(recipe, row["embedding"]),
+        embedding=row["embedding"],
         train=train,
         finetune={**train, **finetune} if has_second else None,
         evaluate=evaluate,
@@ -120,8 +111,8 @@ def read_model_row(recipe: Recipe, name: str) -> ModelRow:
     )
 
 
-def _with_own_files(recipe: Recipe, embedding: dict[str, Any]) -> dict[str, Any]:
-    """The embedding, its files where preprocess.sh has put them."""
+def with_own_files(recipe: Recipe, embedding: dict[str, Any]) -> dict[str, Any]:
+    """The options of an embedding, its files where preprocess.sh has put them: below the recipe's home."""
     method = embedding.get("method")
     names = se.file_options(method) if isinstance(method, str) and method in se.methods() else ()
     files = {name: str(recipe.home / embedding[name]) for name in names if name in embedding}

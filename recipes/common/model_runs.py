@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.common.config import write_yaml
+from recipes.common.config import row_names, write_yaml
 from recipes.common.errors import UserError, run_main
-from recipes.common.model_rows import RECIPES, ModelRow, Recipe, read_model_row
+from recipes.common.model_rows import RECIPES, ModelRow, Recipe, read_model_row, with_own_files
 from recipes.common.results import write_results
 from recipes.common.tools import run_module
 from recipes.common.training import Segment, locked, peak_memory_of_children, read_json
@@ -62,7 +62,7 @@ def _train_stage(
     checksum: str,
 ) -> None:
     """Run ``lm_train`` in `folder`; its time and memory go into ``training.json`` there."""
-    own = {"data": str(recipe.data), "save": str(folder), "embedding": row.embedding}
+    own = {"data": str(recipe.data), "save": str(folder), "embedding": with_own_files(recipe, row.embedding)}
     write_text(folder / "settings.yaml", write_yaml({**own, **settings}))
     arguments = ["-config", str(folder / "settings.yaml"), *options]
     if not is_first_process():
@@ -131,7 +131,8 @@ def evaluate_model(recipe: Recipe, row: ModelRow, options: Sequence[str]) -> Pat
             f"{run}: trained on other data than {recipe.data} holds now; move it away, train again"
         )
     found = {split: _measure(model, recipe.data, split, row.evaluate, options, run) for split in SPLITS}
-    test, config = found["test"], {**found["test"]["config"], "embedding": row.embedding}
+    test = found["test"]
+    config = _told_from_home(recipe, {**test["config"], "embedding": row.embedding})
     write_results(
         run / "results.json",
         recipe=recipe.name,
@@ -152,6 +153,14 @@ def evaluate_model(recipe: Recipe, row: ModelRow, options: Sequence[str]) -> Pat
         },
     )
     return run / "results.json"
+
+
+def _told_from_home(recipe: Recipe, config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration whose folders are told from the recipe's home on, so that results can be handed on."""
+    home = f"{recipe.home}{os.sep}"
+    return {
+        key: value.replace(home, "") if isinstance(value, str) else value for key, value in config.items()
+    }
 
 
 def _is_cut_short(books: dict[str, Any]) -> bool:
@@ -210,7 +219,7 @@ def main(arguments: Sequence[str]) -> None:
                 command=command,
                 what=WHAT[task],
                 recipe=name,
-                rows=", ".join(recipe.row_names()),
+                rows=", ".join(row_names(recipe.configs)),
             ),
             file=sys.stdout if wants_help else sys.stderr,
         )

@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from recipes.common import model_runs
+from recipes.common.config import row_names
 from recipes.common.errors import UserError
-from recipes.common.model_rows import Recipe, read_model_row
+from recipes.common.model_rows import Recipe, read_model_row, with_own_files
 from recipes.common.model_runs import as_options, evaluate_model, train_model
 from recipes.common.results import read_results
 
@@ -41,13 +42,14 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
 
 
 def test_rows_are_merged_with_what_they_have_in_common(recipe: Recipe) -> None:
-    assert recipe.row_names() == ["small_tuned", "small_uncle", "table1"]
+    assert row_names(recipe.configs) == ["small_tuned", "small_uncle", "table1"]
     row = read_model_row(recipe, "table1")
     assert row.train == {"steps": 20, "model": "awd_lstm"} and row.finetune is None
     assert row.evaluate == {} and row.paper == {"perplexity": 57.3}
     small = read_model_row(recipe, "small_uncle")
     assert small.train == {"steps": 2, "model": "lstm"} and small.evaluate == {"target_length": 9}
-    assert small.embedding["classes"] == str(recipe.home / "data" / "c.npz")
+    placed = with_own_files(recipe, small.embedding)
+    assert placed == {**small.embedding, "classes": str(recipe.home / "data" / "c.npz")}
     tuned = read_model_row(recipe, "small_tuned")
     assert tuned.finetune == {"steps": 2, "model": "lstm", "optimizer": "ntasgd"}
 
@@ -101,7 +103,10 @@ class Commands:
         record: dict[str, Any] = {
             "metrics": {"perplexity": {"valid": 90.0, "test": 80.0}[split], "tokens_per_second": 5.0},
             "counts": {"embedding": 7},
-            "config": {"embedding": {"method": "funnel", "rank": 3, "stored": True}, "steps": 20},
+            "config": {
+                "embedding": {"method": "funnel", "rank": 3, "stored": True},
+                "save": str(output.parent),
+            },
             "device": "a machine",
             "peak_memory_mib": 3.0,
         }
@@ -140,6 +145,7 @@ def test_results_of_a_row(recipe: Recipe, commands: Commands) -> None:
     assert metrics["training_seconds"] == 7.0
     assert record["paper"] == {"perplexity": 57.3} and record["data_checksum"] == "abc"
     assert record["config"]["embedding"] == {"method": "funnel", "rank": 3}
+    assert record["config"]["save"] == "table1"
     assert record["config"]["train_options"] == ["-device", "cpu"]
     assert record["device"] == "a machine" and record["counts"] == {"embedding": 7}
     assert [call[1][-2:] for call in commands.calls[1:]] == [["-batch_size", "4"]] * 2
