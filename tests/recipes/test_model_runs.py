@@ -17,6 +17,8 @@ from recipes.common.errors import UserError
 from recipes.common.model_rows import Recipe, read_model_row, with_own_files
 from recipes.common.model_runs import as_options, evaluate_model, train_model
 from recipes.common.results import read_results
+from recipes.common.table import markdown_table, rows_of
+from tests.lm.command_line import write_corpus
 
 FILES = {
     "common": "train: {steps: 10, model: awd_lstm}\n",
@@ -210,3 +212,30 @@ def test_other_data_are_noticed(recipe: Recipe, commands: Commands) -> None:
 def test_options_as_a_command_line_gives_them() -> None:
     settings = {"target_length": 9, "pointer": {"window": 5}, "same_length": True, "left": False, "out": None}
     assert as_options(settings) == ["-target_length", "9", "-pointer", '{"window": 5}', "-same_length"]
+
+
+SMALL_MODEL = """
+train: {model: awd_lstm, embedding_dim: 8, hidden_dim: 12, num_layers: 2, steps: 3, batch_size: 2,
+        sequence_length: 5, learning_rate: 1.0, valid_batch_size: 1}
+evaluate: {target_length: 7, pointer: {window: 4, theta: 0.5, lambda: 0.1}}
+"""
+
+
+@pytest.mark.slow
+def test_from_texts_to_a_table(recipe: Recipe, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus").rename(tmp_path / "prepared")
+    for file in (tmp_path / "prepared").iterdir():
+        file.rename(recipe.data / file.name)
+    (recipe.configs / "common.yaml").write_text(SMALL_MODEL)
+    row = read_model_row(recipe, "table1")
+    train_model(recipe, row, ["-steps", "4"])
+    evaluate_model(recipe, row, ["-batch_size", "3"])
+    (record,) = rows_of(recipe.configs, read_results(recipe.home), "table*")
+    assert record["metrics"]["target_length"] == 7 and record["config"]["steps"] == 4
+    assert record["counts"]["total"] == record["counts"]["embedding"] + record["counts"]["rest"]
+    (line,) = markdown_table(
+        [record], ["method", "options", "perplexity", "pointer_perplexity"]
+    ).splitlines()[2:]
+    perplexity, mixed = record["metrics"]["perplexity"], record["metrics"]["pointer_perplexity"]
+    assert line == f"| funnel | rank 3 | {perplexity:.1f} | {mixed:.1f} |"
+    assert 1 < perplexity < 30 and perplexity != mixed
