@@ -64,6 +64,28 @@ class EmbeddingPlan:
         return built
 
 
+def parse_text(name: str, value: Any, example: str) -> Any:
+    """Return the content of an option whose value may be its YAML or Python spelling.
+
+    Args:
+        name: the option, for messages.
+        value: the content itself, or a string that spells it.
+        example: what a value looks like, for messages.
+
+    Raises:
+        UserError: the text is not YAML.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return ast.literal_eval(value)  # the YAML reader hands nested mappings over as Python text
+    except (ValueError, SyntaxError):
+        try:
+            return yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UserError(f"{name}: {value!r} is not YAML ({error}); write it like {example}") from error
+
+
 def parse_settings(name: str, value: Any) -> dict[str, Any] | None:
     """Return one embedding option as a mapping with at least the key ``method``.
 
@@ -74,19 +96,7 @@ def parse_settings(name: str, value: Any) -> dict[str, Any] | None:
     Raises:
         UserError: the text is not a mapping, or names no method.
     """
-    if value is None:
-        return None
-    settings = value
-    if isinstance(value, str):
-        try:
-            settings = ast.literal_eval(value)  # the YAML reader hands nested mappings over as Python text
-        except (ValueError, SyntaxError):
-            try:
-                settings = yaml.safe_load(value)
-            except yaml.YAMLError as error:
-                raise UserError(
-                    f"{name}: {value!r} is not YAML ({error}); write it like {EXAMPLE}"
-                ) from error
+    settings = parse_text(name, value, EXAMPLE)
     if settings is None:
         return None
     if not isinstance(settings, dict) or not isinstance(settings.get("method"), str):
@@ -236,12 +246,32 @@ def build_embedding(
 ) -> se.SharedEmbedding:
     """Build the embedding of one side for its vocabulary, given as words in the order of their ids.
 
-    An embedding whose method has an ``output`` option is built without output parameters when the model does
-    not tie its output layer to it.
+    Raises:
+        UserError: an ``output`` is asked for, but nothing would use it; or an option is no keyword.
+        shared_embeddings.OptionError: from the library.
+    """
+    options = method_options(side, settings, with_output)
+    try:
+        return se.build(
+            settings["method"],
+            num_embeddings=len(words),
+            embedding_dim=embedding_dim,
+            padding_idx=padding_idx,
+            words=words,
+            **options,
+        )
+    except TypeError as error:
+        raise UserError(f"{side} embedding: {error}") from error
+
+
+def method_options(side: str, settings: dict[str, Any], with_output: bool) -> dict[str, Any]:
+    """Return the options of a method out of the settings of one side.
+
+    A method that has an ``output`` option gets no output parameters when the model does not tie its output
+    layer to it.
 
     Raises:
         UserError: an ``output`` is asked for, but nothing would use it.
-        shared_embeddings.OptionError: from the library, with the side put in front.
     """
     options = {key: value for key, value in settings.items() if key != "method"}
     method = settings["method"]
@@ -252,14 +282,4 @@ def build_embedding(
                     f"{side} embedding: output: {options['output']} has no effect, because the output "
                     "layer is not tied to it; set share_decoder_embeddings: true, or remove `output`"
                 )
-    try:
-        return se.build(
-            method,
-            num_embeddings=len(words),
-            embedding_dim=embedding_dim,
-            padding_idx=padding_idx,
-            words=words,
-            **options,
-        )
-    except TypeError as error:
-        raise UserError(f"{side} embedding: {error}") from error
+    return options

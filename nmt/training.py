@@ -26,9 +26,11 @@ from tqdm import tqdm
 
 from nmt import upstream
 from nmt.data import ResumableBatches, TrackedBatches
+from nmt.distillation import asked_options, resume_distillation
 from nmt.errors import UserError
 from nmt.model import broadcast_parameters, parameter_table
 from nmt.plan import OPTION_NAMES, read_plan
+from nmt.teacher import DistillationLoss, prepare_student
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of mallopt(3) in the GNU C library
 
@@ -51,10 +53,19 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
         tensorboard_writer: or ``None``.
         first_step: the step at which this process begins.
         total_steps: the last step; 0 when it is not known.
+        distillation: the loss whose part for the embedding is reported, too, or ``None``.
     """
 
-    def __init__(self, report_every: int, tensorboard_writer: Any, first_step: int, total_steps: int) -> None:
+    def __init__(
+        self,
+        report_every: int,
+        tensorboard_writer: Any,
+        first_step: int,
+        total_steps: int,
+        distillation: DistillationLoss | None = None,
+    ) -> None:
         super().__init__(report_every, start_time=-1, tensorboard_writer=tensorboard_writer)
+        self.distillation = distillation
         self.first_step = first_step
         self.total_steps = total_steps
         self.bar = tqdm(
@@ -76,7 +87,15 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
             done = max(1, step - self.first_step)
             left = (self.total_steps - step) * (time.time() - self.start_time) / done
             self.log(f"{step / self.total_steps:.0%} done, about {format_time(left)} left")
+        if self.distillation is not None:
+            self._report_reconstruction(step, self.distillation.take_mean())
         return result
+
+    def _report_reconstruction(self, step: int, loss: float) -> None:
+        """Log the mean reconstruction loss since the last report."""
+        self.log(f"reconstruction loss: {loss:.5f}")
+        if self.tensorboard_writer is not None:
+            self.tensorboard_writer.add_scalar("progress/reconstruction", loss, step)
 
 
 def format_time(seconds: float) -> str:
@@ -103,8 +122,10 @@ def run(opt: Namespace, device_id: int) -> None:
     checkpoint, vocabs, transforms_cls = train_single._init_train(opt)
     model_opt = train_single._get_model_opts(opt, checkpoint=checkpoint)
     if checkpoint is not None:
-        _check_same_embedding(opt, checkpoint["opt"])
+        _check_same_embedding(opt, asked_options(checkpoint["opt"]))
+        resume_distillation(opt, model_opt)
     model = train_single.build_model(model_opt, opt, vocabs, checkpoint, device_id)
+    distilled = prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)
     broadcast_parameters(model)
     logger.info(parameter_table(model))
     optim = Optimizer.from_opt(model, opt, checkpoint=checkpoint)
@@ -125,7 +146,9 @@ def run(opt: Namespace, device_id: int) -> None:
         stopper.early_stopping_scorers = [type(scorer)() for scorer in stopper.early_stopping_scorers]
     total_steps = 0 if opt.single_pass else opt.train_steps
     writer = trainer.report_manager.tensorboard_writer
-    trainer.report_manager = ProgressReport(opt.report_every, writer, first_step, total_steps)
+    loss = DistillationLoss(trainer.train_loss, distilled) if distilled is not None else None
+    trainer.train_loss = loss or trainer.train_loss
+    trainer.report_manager = ProgressReport(opt.report_every, writer, first_step, total_steps, loss)
     resume = _own_resume_state(checkpoint) if _continues(opt) else None
     del checkpoint
     batches = _build_training_batches(opt, transforms_cls, vocabs, device_id, resume)
