@@ -39,8 +39,8 @@ def dense_checkpoint(path: str) -> dict[str, Any]:
         if isinstance(lookup, se.SharedEmbedding):
             body[f"{side}.embeddings.make_embedding.emb_luts.0.weight"] = lookup.table().clone()
     if isinstance(model.generator, SharedGenerator):
-        table = _output_table(model.generator.embedding)
-        head = {"weight": table, "bias": torch.zeros(table.shape[0], dtype=table.dtype)}
+        table, bias = _output_layer(model.generator.embedding)
+        head = {"weight": table, "bias": bias}
     else:
         head = {name: tensor.detach() for name, tensor in model.generator.state_dict().items()}
     for name in OPTION_NAMES:
@@ -48,8 +48,8 @@ def dense_checkpoint(path: str) -> dict[str, Any]:
     return {"model": body, "generator": head, "vocab": checkpoint["vocab"], "opt": options, "optim": None}
 
 
-def _output_table(embedding: se.SharedEmbedding) -> torch.Tensor:
-    """Return the matrix ``(V, D)`` that turns a decoder state into scores.
+def _output_layer(embedding: se.SharedEmbedding) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the matrix ``(V, D)`` and the bias ``(V,)`` that turn a decoder state into scores.
 
     Raises:
         UserError: no matrix does that.
@@ -59,7 +59,8 @@ def _output_table(embedding: se.SharedEmbedding) -> torch.Tensor:
             f"format: ctranslate2 needs one table of scores, but the softmax of '{embedding.method}' takes "
             "two steps; use format: pytorch, and onmt_translate or onmt_server"
         )
-    return embedding.logits(torch.eye(embedding.score_dim)).T.contiguous()
+    table, bias = embedding.output_table().clone(), embedding.output_bias()
+    return table, table.new_zeros(len(table)) if bias is None else bias.clone()
 
 
 def export_ctranslate2(path: str, output: str, quantization: str | None) -> None:

@@ -52,15 +52,15 @@ class EmbeddingPlan:
         """Return the settings of each embedding to build: ``target``, and ``source`` where it has one of its
         own.
 
-        Where one option describes both sides and the output is tied to the target, its `output` is the
-        target's.
+        Where one option describes both sides and the output is tied to the target, its `output` and
+        `output_bias` are the target's.
         """
         built = {}
         if self.target is not None:
             built["target"] = self.target
         if self.source is not None and not self.share_inputs:
-            both = self.source == self.target and self.share_output and "output" in self.source
-            built["source"] = {**self.source, "output": "none"} if both else self.source
+            both = self.source == self.target and self.share_output
+            built["source"] = _for_input(self.source) if both else self.source
         return built
 
 
@@ -84,6 +84,12 @@ def parse_text(name: str, value: Any, example: str) -> Any:
             return yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise UserError(f"{name}: {value!r} is not YAML ({error}); write it like {example}") from error
+
+
+def _for_input(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without what is about the output only."""
+    kept = {name: value for name, value in settings.items() if name != "output_bias"}
+    return {**kept, "output": "none"} if "output" in kept else kept
 
 
 def parse_settings(name: str, value: Any) -> dict[str, Any] | None:
@@ -247,12 +253,13 @@ def build_embedding(
     """Build the embedding of one side for its vocabulary, given as words in the order of their ids.
 
     Raises:
-        UserError: an ``output`` is asked for, but nothing would use it; or an option is no keyword.
+        UserError: an ``output`` or ``output_bias`` is asked for, but nothing would use it; or an option is
+            no keyword.
         shared_embeddings.OptionError: from the library.
     """
     options = method_options(side, settings, with_output)
     try:
-        return se.build(
+        embedding = se.build(
             settings["method"],
             num_embeddings=len(words),
             embedding_dim=embedding_dim,
@@ -262,6 +269,12 @@ def build_embedding(
         )
     except TypeError as error:
         raise UserError(f"{side} embedding: {error}") from error
+    if not with_output and embedding.output_bias() is not None:
+        raise UserError(
+            f"{side} embedding: output_bias has no effect, because the output layer is not tied to it; "
+            "set share_decoder_embeddings: true, or remove `output_bias`"
+        )
+    return embedding
 
 
 def method_options(side: str, settings: dict[str, Any], with_output: bool) -> dict[str, Any]:

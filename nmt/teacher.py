@@ -38,12 +38,14 @@ class Teacher:
         tables: the table ``(V, D)`` of each side.
         state: all tensors by name.
         table_tensors: the names of those that make up its embeddings.
+        has_output_bias: whether its scores have a bias beside a tied table.
     """
 
     path: str
     tables: dict[str, Tensor]
     state: dict[str, Tensor]
     table_tensors: frozenset[str]
+    has_output_bias: bool
 
 
 def read_teacher(path: str) -> Teacher:
@@ -60,7 +62,17 @@ def read_teacher(path: str) -> Teacher:
     present = {side: lookup for side, lookup in lookups.items() if lookup is not None}
     with torch.no_grad():
         tables = {side: _table_of(lookup) for side, lookup in present.items()}
-    return Teacher(path, tables, model.state_dict(), _names_of(model, list(present.values())))
+    names = _names_of(model, list(present.values()))
+    return Teacher(path, tables, model.state_dict(), names, _has_output_bias(model, names))
+
+
+def _has_output_bias(model: Any, table_tensors: frozenset[str]) -> bool:
+    """Say whether a model adds a bias to scores that come from a word table."""
+    if isinstance(model.generator, SharedGenerator):
+        return model.generator.embedding.output_bias() is not None
+    return {"generator.weight", "generator.bias"} & set(model.state_dict()) - table_tensors == {
+        "generator.bias"
+    }
 
 
 def _table_of(lookup: nn.Module) -> Tensor:
@@ -147,6 +159,8 @@ def _fit_embeddings(
             f"times fewer than the table's, {report.seconds:.1f} seconds"
         )
         fitted[side] = embedding.to(place)
+    if plan.share_output and teacher.has_output_bias:
+        logger.warning("The teacher's output bias is left out: embeddings are fitted to its table alone")
     place_embeddings(model, plan, fitted)
     _store_options(opt, plan, fitted)
 
@@ -192,9 +206,8 @@ def _copy_network(model: nn.Module, teacher: Teacher) -> None:
         for name in teacher.state
         if name not in own and name not in teacher.table_tensors and not is_position_encoding(name)
     ]
-    if "generator.bias" in left and isinstance(model.generator, SharedGenerator):
+    if teacher.has_output_bias and "generator.bias" in left:
         left.remove("generator.bias")
-        logger.warning("The teacher's output bias is left out: the scores of shared embeddings have none")
     if left:
         raise UserError(f"{OPTION}: the teacher {teacher.path} has {left[0]}, this model has not; {remedy}")
     with torch.no_grad():

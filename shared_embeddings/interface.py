@@ -30,7 +30,7 @@ _TABLE_BLOCK = 2048
 
 
 class OutputFactors(NamedTuple):
-    """The output table in factors: scores are ``(hidden @ basis.T) @ codes.T``.
+    """The output table in factors: scores are ``(hidden @ basis.T) @ codes.T``, plus any bias.
 
     Attributes:
         codes: ``(V, R)``.
@@ -82,7 +82,10 @@ class SharedEmbedding(CachingModule):
 
     @property
     def has_linear_scores(self) -> bool:
-        """Whether ``logits(h)`` is ``h @ output_table().T``; not so where the softmax takes two steps."""
+        """Whether ``logits(h)`` is ``h @ output_table().T``, plus `output_bias()` where there is one.
+
+        Not so where the softmax takes two steps.
+        """
         return self.has_output
 
     # What a method gives.
@@ -168,7 +171,8 @@ class SharedEmbedding(CachingModule):
         """
         codes, basis = self._factors()
         self.check_hidden(hidden)
-        scores = F.linear(hidden if basis is None else F.linear(hidden, basis), codes)
+        projected = hidden if basis is None else F.linear(hidden, basis)
+        scores = F.linear(projected, codes, self.output_bias())
         if self.padding_idx is not None:
             scores[..., self.padding_idx] = 0.0
         return scores
@@ -229,7 +233,8 @@ class SharedEmbedding(CachingModule):
         """
         codes, basis = self._factors()
         projected = hidden if basis is None else F.linear(hidden, basis)
-        return linear_cross_entropy(projected, codes, targets, masked_word=self.padding_idx, **options)
+        bias, padding = self.output_bias(), self.padding_idx
+        return linear_cross_entropy(projected, codes, targets, bias=bias, masked_word=padding, **options)
 
     def table(self) -> Tensor:
         """The dense input table ``(V, D)``. In inference it may be the cached one: do not write to it."""
@@ -238,10 +243,14 @@ class SharedEmbedding(CachingModule):
         return self._all_rows_without_padding()
 
     def output_table(self) -> Tensor:
-        """The dense output table ``(V, S)`` with ``logits(h) == h @ output_table().T``."""
+        """The dense output table ``(V, S)``: `logits` are ``h @ output_table().T`` plus any `output_bias`."""
         codes, basis = self._factors()
         table = codes if basis is None else codes @ basis
         return self._without_padding(table, self._all_ids(table.device))
+
+    def output_bias(self) -> Tensor | None:
+        """What the scores of all words get added ``(V,)``, zero for the padding word; None for nothing."""
+        return None
 
     def counts(self) -> dict[str, int]:
         """Parameters used by the input only, by the output only, by both; their total; the bits stored."""

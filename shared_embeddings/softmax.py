@@ -30,12 +30,13 @@ def linear_cross_entropy(
     codes: Tensor,
     targets: Tensor,
     *,
+    bias: Tensor | None = None,
     masked_word: int | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
 ) -> tuple[Tensor, Tensor]:
-    """Cross entropy of the scores ``hidden @ codes.T``, and the best word of every token.
+    """Cross entropy of the scores ``hidden @ codes.T + bias``, and the best word of every token.
 
     Equals ``F.cross_entropy`` on those scores in value and in gradients. Products run in the type that
     autocast asks for; softmax, loss and gradients are summed up in at least 32 bits, and the loss is returned
@@ -45,7 +46,9 @@ def linear_cross_entropy(
         hidden: ``(N, R)``.
         codes: ``(V, R)``.
         targets: ``(N,)`` word ids.
-        masked_word: a word whose score is fixed at zero: its row of `codes` has neither effect nor gradient.
+        bias: ``(V,)``, or None for no bias.
+        masked_word: a word whose score is fixed at zero: its row of `codes` and its `bias` have neither
+            effect nor gradient.
         ignore_index, label_smoothing, reduction: as in ``F.cross_entropy``.
 
     Returns:
@@ -59,6 +62,7 @@ def linear_cross_entropy(
         (hidden,),
         (codes,),
         targets,
+        bias=bias,
         masked_word=masked_word,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
@@ -71,6 +75,7 @@ def segmented_cross_entropy(
     codes: Sequence[Tensor],
     targets: Tensor,
     *,
+    bias: Tensor | None = None,
     masked_word: int | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
@@ -82,11 +87,12 @@ def segmented_cross_entropy(
         hiddens: for each segment ``(N, R_g)``, all of one type.
         codes: for each segment ``(V_g, R_g)``; V is the sum of all V_g, and a word's number is its place in
             the row of all segments.
-        targets, masked_word, ignore_index, label_smoothing, reduction: as there.
+        targets, bias, masked_word, ignore_index, label_smoothing, reduction: as there; the bias is that of
+            the whole row.
     """
     return blockwise_cross_entropy(
         _SEGMENTS,
-        (*hiddens, *codes),
+        (*hiddens, *codes) if bias is None else (*hiddens, *codes, bias),
         sum(part.size(0) for part in codes),
         targets,
         masked_word=masked_word,
@@ -121,24 +127,36 @@ class _Segment:
 
 
 class _Scorer:
-    """Scores, loss and predictions block by block, in buffers that all blocks share."""
+    """Scores, loss and predictions block by block, in buffers that all blocks share.
+
+    The factors are hidden states, as many codes, and at last a bias where there is one.
+    """
 
     def __init__(self, factors: Sequence[Tensor], targets: Tensor, settings: LossSettings) -> None:
         self.settings = settings
         number = len(factors) // 2
         self.sum_dtype = sum_dtype(factors[0])
+        self.bias = factors[-1].to(self.sum_dtype) if len(factors) % 2 else None
         self.segments: list[_Segment] = []
         words = 0
-        for hidden, codes in zip(factors[:number], factors[number:]):
+        for hidden, codes in zip(factors[:number], factors[number : 2 * number]):
             self.segments.append(_Segment(hidden, codes, words, settings))
             words += codes.size(0)
         # An ignored target may be no word at all; any word will do, as its weight is zero.
         self.targets = targets.masked_fill(targets == settings.ignore_index, 0).unsqueeze(1)
         self.smoothing = settings.label_smoothing / words
+        self.bias_sum = self._sum_of_bias()
         self.block = block_size(targets, words)
         self.buffer = factors[0].new_empty((self.block, words), dtype=self.sum_dtype)
         is_low = settings.product_dtype != self.sum_dtype
         self.low_buffer = torch.empty_like(self.buffer, dtype=settings.product_dtype) if is_low else None
+
+    def _sum_of_bias(self) -> Tensor | float:
+        """The sum of the bias of all words that count, which label smoothing needs."""
+        if self.bias is None:
+            return 0.0
+        masked = self.settings.masked_word
+        return self.bias.sum() if masked is None else self.bias.sum() - self.bias[masked]
 
     def blocks(self) -> Iterator[slice]:
         """The blocks of tokens, in order."""
@@ -161,7 +179,7 @@ class _Scorer:
         for segment in self.segments:
             if segment.code_sum is not None:
                 loss.sub_(segment.hidden[rows].to(self.sum_dtype) @ segment.code_sum, alpha=self.smoothing)
-        losses[rows] = loss
+        losses[rows] = loss - self.smoothing * self.bias_sum
         return probabilities
 
     def _scores(self, rows: slice) -> Tensor:
@@ -172,6 +190,8 @@ class _Scorer:
             torch.mm(segment.hidden[rows], segment.codes.t(), out=products[:, segment.columns])
         if self.low_buffer is not None:
             scores.copy_(products)
+        if self.bias is not None:
+            scores.add_(self.bias)
         if self.settings.masked_word is not None:
             scores[:, self.settings.masked_word] = 0.0
         return scores
@@ -194,8 +214,9 @@ class _GradientSums:
         number = len(scorer.segments)
         self.parts = [
             _SegmentGradient(scorer, segment, self.weights, self.dtype, *wanted)
-            for segment, *wanted in zip(scorer.segments, wants[:number], wants[number:])
+            for segment, *wanted in zip(scorer.segments, wants[:number], wants[number : 2 * number])
         ]
+        self.of_bias = None if scorer.bias is None or not wants[-1] else torch.zeros_like(scorer.bias)
 
     def add(self, rows: slice, probabilities: Tensor) -> None:
         """Add the block `rows`; `probabilities` ``(n, V)`` is overwritten."""
@@ -205,16 +226,28 @@ class _GradientSums:
         errors.scatter_add_(1, targets, errors.new_full(targets.shape, settings.label_smoothing - 1.0))
         if settings.masked_word is not None:
             errors[:, settings.masked_word] = 0.0
+        if self.of_bias is not None:
+            self.of_bias.addmv_(errors.t(), self.weights[rows].squeeze(1))
         if self.dtype != errors.dtype:
             errors = self._lowered(errors)
         for part in self.parts:
             part.add(rows, errors[:, part.segment.columns])
 
     def finish(self) -> Gradients:
-        """The gradients ``(N, R_g)`` by all hidden states, then ``(V_g, R_g)`` by all codes, where wanted."""
+        """The gradients by the factors, in their order and shapes, where wanted."""
         for part in self.parts:
             part.finish()
-        return [part.of_hidden for part in self.parts] + [part.of_codes for part in self.parts]
+        of_segments = [part.of_hidden for part in self.parts] + [part.of_codes for part in self.parts]
+        return of_segments if self.scorer.bias is None else [*of_segments, self._finished_bias()]
+
+    def _finished_bias(self) -> Tensor | None:
+        """The gradient ``(V,)`` of the bias with its constant part, where wanted."""
+        if self.of_bias is None:
+            return None
+        self.of_bias.sub_(self.scorer.smoothing * self.weights.sum())
+        if self.scorer.settings.masked_word is not None:
+            self.of_bias[self.scorer.settings.masked_word] = 0.0
+        return self.of_bias
 
     def _lowered(self, errors: Tensor) -> Tensor:
         """The block in the type of the products, in the buffer that the scores no longer need."""

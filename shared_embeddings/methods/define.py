@@ -77,6 +77,10 @@ class DefineOptions:
             f"option 'output_projection' has no effect with output '{self.output}'; leave it out",
         )
         require(
+            self.output == "map" or not self.map_options.get("output_bias"),
+            f"option 'output_bias' has no effect with output '{self.output}'; leave it out",
+        )
+        require(
             "output" not in self.map_options,
             "option 'map_options' has an 'output', but that of the unit decides; leave it out",
         )
@@ -226,6 +230,10 @@ class DefineEmbedding(SharedEmbedding):
             return super().output_table()
         table = self.map.output_table()
         return table if self.output_projection is None else table @ self.output_projection.weight
+
+    def output_bias(self) -> Tensor | None:
+        """As in the base class."""
+        return super().output_bias() if self.options.output != "map" else self.map.output_bias()
 
     def _projected(self, hidden: Tensor) -> Tensor:
         """Hidden states ``(..., S)`` in the width of the map ``(..., n)``."""

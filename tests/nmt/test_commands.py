@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from nmt.checkpoint import build_from_checkpoint, describe_checkpoint, read_weights
+from nmt.export import dense_checkpoint
 from nmt.files import read_checkpoint
 from nmt.model import shared_embeddings_of
 from shared_embeddings.classes import WordClasses
@@ -400,6 +402,23 @@ def test_ctranslate2_translates_the_same(sharing: bool, host: Host) -> None:
     )
     assert [" ".join(result.hypotheses[0]) for result in results] == ours
     assert all(ours)
+
+
+def test_export_keeps_the_bias_of_the_output(host: Host) -> None:
+    settings = {"method": "standard", "output_bias": True}
+    checkpoint = host.train("model", embedding=settings, train_steps=20)
+    model, *_ = build_from_checkpoint(str(checkpoint))
+    bias = model.generator.embedding.bias
+    head = dense_checkpoint(str(checkpoint))["generator"]
+    hidden = torch.randn(3, head["weight"].size(1))
+    assert bias.abs().max() > 0
+    torch.testing.assert_close(F.linear(hidden, **head), model.generator(hidden))
+
+
+def test_a_bias_without_an_output_is_refused(host: Host, refusal: Refusal) -> None:
+    settings = {"method": "standard", "output_bias": True}
+    config = host.config("model", embedding=settings, share_decoder_embeddings=False)
+    assert "output_bias" in refusal("onmt_train", "-config", str(config))
 
 
 def test_ctranslate2_refuses_a_softmax_in_two_steps(host: Host, refusal: Refusal) -> None:

@@ -23,6 +23,7 @@ from nmt.model import shared_embeddings_of, word_lookup
 from nmt.teacher import DistillationLoss, Distilled, token_counts
 from nmt.vocabulary import read_counts
 from tests.nmt.conftest import Host, run
+from tests.nmt.test_commands import free_port
 from tests.nmt.test_training import METHODS
 
 STANDARD = METHODS["standard"]
@@ -75,7 +76,9 @@ def svd(full: torch.Tensor, rank: int) -> torch.Tensor:
 @pytest.mark.parametrize("embedding", [STANDARD, None], ids=["standard", "plain"])
 def test_student_starts_from_the_teacher(embedding: Any, trained: Trained, host: Host) -> None:
     _, teacher = trained(embedding=embedding)
-    student = distilled(host, teacher, PROJECTIVE, **STILL)
+    log = host.folder / "log"
+    student = distilled(host, teacher, PROJECTIVE, log_file=str(log), **STILL)
+    assert ("output bias is left out" in log.read_text()) == (embedding is None)
     torch.testing.assert_close(table(student), svd(table(teacher), 4), rtol=1e-4, atol=1e-5)
     before = network(teacher)
     for name, tensor in network(student).items():
@@ -266,7 +269,7 @@ def test_two_processes(trained: Trained, host: Host) -> None:
     _, teacher = trained(embedding=STANDARD)
     alone = distilled(host, teacher, GROUPS, **STILL)
     alone_weights = weights(alone)
-    both = {"world_size": 2, "gpu_ranks": [0, 1], "gpu_backend": "gloo", "master_port": 10317}
+    both = {"world_size": 2, "gpu_ranks": [0, 1], "gpu_backend": "gloo", "master_port": free_port()}
     together = weights(distilled(host, teacher, GROUPS, **STILL, **both))
     for name, tensor in together.items():
         assert torch.equal(tensor, alone_weights[name]), name

@@ -25,7 +25,9 @@ class Case:
 
     ``score_dim`` is the width ``S`` of the hidden states that the output side takes; ``output`` is False
     if there is no such side. ``adaptive`` marks a hierarchical output distribution, whose probabilities are
-    no softmax of its scores. ``heavy`` marks a transformation worth looking for repeated tokens.
+    no softmax of its scores. ``bias`` names the parameter that is added to the
+    scores; ``build`` draws it at random, because the zeros that it starts with would hide mistakes.
+    ``heavy`` marks a transformation worth looking for repeated tokens.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Case:
     score_dim: int = DIMENSION
     output: bool = True
     adaptive: bool = False
+    bias: str | None = None
     heavy: bool = False
 
     def build(self, seed: int | None = 0, **changes: Any) -> se.SharedEmbedding:
@@ -44,13 +47,16 @@ class Case:
         row = replace(self, **changes)
         if seed is not None:
             torch.manual_seed(seed)
-        return se.build(
+        emb = se.build(
             row.method,
             num_embeddings=row.num_embeddings,
             embedding_dim=row.embedding_dim,
             padding_idx=row.padding_idx,
             **row.options,
         )
+        if row.bias is not None:
+            torch.nn.init.normal_(emb.get_parameter(row.bias))
+        return emb
 
     def hidden(self, *shape: int, scale: float = 1.0) -> Tensor:
         """Random hidden states ``(*shape, S)`` that take a gradient."""
@@ -105,6 +111,14 @@ ADAPTIVE_MAP = {"map": "adaptive", "cutoffs": [9, 20], "factor": 2}
 CASES: list[Case] = [
     Case("standard", "standard"),
     Case("standard-no-padding", "standard", padding_idx=None),
+    Case("standard-output-bias", "standard", {"output_bias": True}, bias="bias"),
+    Case(
+        "standard-output-bias-no-padding",
+        "standard",
+        {"output_bias": True},
+        padding_idx=None,
+        bias="bias",
+    ),
     Case("projective", "projective", {"rank": 5}),
     Case("projective-full-rank", "projective", {"rank": DIMENSION}),
     Case("projective-rank-one", "projective", {"rank": 1}),
@@ -163,6 +177,7 @@ CASES: list[Case] = [
     _define("deep", transform="hgt", connection="mixer", depth=6),
     _define("tied-to-map", output="map"),
     _define("tied-to-map-projected", output="map", output_projection=True),
+    replace(_define("tied-to-map-output-bias", output="map", output_bias=True), bias="map.bias"),
     _define("input-only", output="none"),
     _define("projective-map", map="projective", rank=6),
     _define("projective-map-tied", map="projective", rank=6, output="map"),

@@ -38,9 +38,15 @@ def some_targets(case: Case, *shape: int) -> Tensor:
     return torch.randint(case.num_embeddings, shape)
 
 
+def dense_scores(emb: se.SharedEmbedding, hidden: Tensor) -> Tensor:
+    """The scores that ``logits`` promises: a product with the dense table, plus the bias if there is one."""
+    products, bias = hidden @ emb.output_table().T, emb.output_bias()
+    return products if bias is None else products + bias
+
+
 def dense_loss(emb: se.SharedEmbedding, hidden: Tensor, targets: Tensor, **options: object) -> Tensor:
     """The loss that ``cross_entropy`` promises, from dense scores; shapes as there."""
-    logits = hidden @ emb.output_table().T
+    logits = dense_scores(emb, hidden)
     reduction = options.get("reduction", "mean")
     loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), **options)
     return loss.view(targets.shape) if reduction == "none" else loss
@@ -195,15 +201,36 @@ def test_output_table_has_the_width_of_the_scores(case: Case) -> None:
         torch.testing.assert_close(emb.output_table(), emb.table())
 
 
+@each_output_case
+def test_only_the_output_side_has_a_bias(case: Case) -> None:
+    emb = case.build()
+    bias = emb.output_bias()
+    if case.bias is None:
+        assert bias is None
+        return
+    wanted = emb.get_parameter(case.bias).detach().clone()
+    if case.padding_idx is not None:
+        wanted[case.padding_idx] = 0.0
+    assert torch.equal(bias, wanted)
+    assert torch.equal(emb.logits(torch.zeros(case.score_dim)), wanted)
+    assert emb.counts()["output"] == len(wanted)
+    with torch.no_grad():
+        before = emb.table().clone()
+        emb.get_parameter(case.bias).add_(1.0)
+        assert torch.equal(emb.table(), before)
+    emb.reset_parameters()
+    assert emb.output_bias().abs().max() == 0
+
+
 @each_softmax_case
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5), (0,), (2, 0)], ids=str)
-def test_logits_are_products_with_the_output_table(
+def test_logits_are_products_with_the_output_table_and_the_bias(
     case: Case, training: bool, shape: tuple[int, ...]
 ) -> None:
     emb = case.build().train(training)
     hidden = case.hidden(*shape)
-    expected = hidden @ emb.output_table().T
+    expected = dense_scores(emb, hidden)
     assert expected.shape == (*shape, case.num_embeddings)
     torch.testing.assert_close(emb.logits(hidden), expected, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
@@ -216,7 +243,7 @@ def test_logits_have_the_gradients_of_products_with_the_output_table(case: Case)
     hidden = case.hidden(3, 5)
     weight = torch.randn(3, 5, case.num_embeddings)
     actual = gradients(emb, (emb.logits(hidden) * weight).sum(), hidden)
-    expected = gradients(emb, (hidden @ emb.output_table().T * weight).sum(), hidden)
+    expected = gradients(emb, (dense_scores(emb, hidden) * weight).sum(), hidden)
     assert_same_gradients(actual, expected)
 
 

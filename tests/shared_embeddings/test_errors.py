@@ -132,6 +132,8 @@ NO_EFFECT = [
     ("define", DEFINE | ADAPTIVE | {"rank": 4}, "rank"),
     ("define", DEFINE | {"output_projection": True}, "output_projection"),
     ("define", DEFINE | {"output": "none", "output_projection": True}, "output_projection"),
+    ("define", DEFINE | {"output_bias": True}, "output_bias"),
+    ("define", DEFINE | {"map": "projective", "rank": 4, "output_bias": True}, "output_bias"),
     ("define", DEFINE | {"transform": "linear"}, "max_groups"),
     ("define", without(DEFINE, "max_groups") | {"transform": "linear", "shuffle": True}, "shuffle"),
     ("alone", ALONE | {"filter": "real", "zero_probability": 0.3}, "zero_probability"),

@@ -462,7 +462,7 @@ def test_define_counts_its_layers(case: Case) -> None:
     expansion = sum(layer.inputs * layer.outputs // layer.groups + 3 * layer.outputs for layer in layers)
     reduction = (layers[-1].outputs + 1) * d if options.get("reduce", True) else 0
     projection = n * d if options.get("output_projection") else 0
-    names = ("rank", "cutoffs", "factor", "tie")
+    names = ("rank", "cutoffs", "factor", "tie", "output_bias")
     map_options = {name: options[name] for name in names if name in options}
     if options.get("map") == "adaptive" and options["output"] != "map":
         map_options["output"] = "none"

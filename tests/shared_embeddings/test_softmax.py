@@ -60,6 +60,24 @@ def test_worked_example_of_the_gradient() -> None:
     assert hidden.grad.item() == pytest.approx(-0.75 * math.log(2) + 0.625 * math.log(5), rel=1e-5)
 
 
+def test_worked_example_of_the_bias() -> None:
+    """Scores 0 + ln 2, ln 2 + ln 3 and ln 5 - ln 5 are probabilities 2/9, 6/9 and 1/9."""
+    emb = se.build("standard", num_embeddings=3, embedding_dim=1, output_bias=True)
+    with torch.no_grad():
+        emb.weight.copy_(torch.tensor([[0.0], [math.log(2)], [math.log(5)]]))
+        emb.bias.copy_(torch.tensor([math.log(2), math.log(3), -math.log(5)]))
+    hidden, targets = torch.ones(2, 1), torch.tensor([1, 2])
+    assert emb.log_prob(hidden).exp()[0].tolist() == pytest.approx([2 / 9, 6 / 9, 1 / 9], rel=1e-5)
+    logs = [math.log(9 / 2), math.log(9 / 6), math.log(9)]
+    smoothed = emb.cross_entropy(hidden, targets, label_smoothing=0.3, reduction="none")
+    assert smoothed.tolist() == pytest.approx(
+        [0.7 * logs[1] + 0.1 * sum(logs), 0.7 * logs[2] + 0.1 * sum(logs)], rel=1e-5
+    )
+    emb.cross_entropy(hidden, targets, label_smoothing=0.3, reduction="sum").backward()
+    # Twice the probabilities, less 0.1 for each token and word, and 0.7 for each target.
+    assert emb.bias.grad.tolist() == pytest.approx([4 / 9 - 0.2, 12 / 9 - 0.9, 2 / 9 - 0.9], rel=1e-5)
+
+
 def test_worked_example_with_ignored_words_and_reductions() -> None:
     emb = standard_with([[0.0], [math.log(2)], [math.log(5)]])
     hidden = torch.ones(2, 2, 1)

@@ -1,0 +1,49 @@
+"""The dropout and the penalties of Merity et al. (2018), Regularizing and optimizing LSTM language models.
+
+Axes, time first: ``T`` time, ``B`` batch, ``D`` width, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def locked_dropout(inputs: Tensor, probability: float, training: bool) -> Tensor:
+    """`inputs` ``(T, B, D)`` with one mask ``(B, D)`` for all time steps (section 4.2)."""
+    if probability == 0.0 or not training:
+        return inputs
+    return inputs * _mask(inputs, (1, *inputs.shape[1:]), probability)
+
+
+def word_dropout(vectors: Tensor, ids: Tensor, num_words: int, probability: float, training: bool) -> Tensor:
+    """The `vectors` ``(T, B, D)`` of `ids` ``(T, B)``, with whole words of all V dropped (section 4.3).
+
+    A dropped word is zero wherever it stands in the batch.
+    """
+    if probability == 0.0 or not training:
+        return vectors
+    return vectors * _mask(vectors, (num_words, 1), probability)[ids]
+
+
+def activation_penalty(outputs: Tensor) -> Tensor:
+    """AR (section 4.6): the mean square of `outputs` ``(T, B, D)``; a scalar.
+
+    A mean, as in the authors' code, where the paper writes an L2 norm.
+    """
+    return outputs.float().square().mean()
+
+
+def temporal_penalty(outputs: Tensor) -> Tensor:
+    """TAR (section 4.6): the mean square of the steps between successive `outputs` ``(T, B, D)``; a scalar.
+
+    A mean, as in `activation_penalty`; zero for a segment of one time step, which has no steps.
+    """
+    if outputs.size(0) < 2:
+        return torch.zeros((), device=outputs.device)
+    return outputs.float().diff(dim=0).square().mean()
+
+
+def _mask(like: Tensor, shape: tuple[int, ...], probability: float) -> Tensor:
+    """A tensor of `shape`: zero with `probability`, else 1 / (1 - probability), so that means stay."""
+    return like.new_empty(shape).bernoulli_(1.0 - probability).div_(1.0 - probability)

@@ -1,0 +1,33 @@
+"""DeFINE's LSTM for WikiText-103 (Mehta et al., 2020): Table 1a, with the settings of Table 9."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lm.models.awd_lstm import AWDLSTM, AWDLSTMOptions
+from lm.models.interface import register
+
+
+@dataclasses.dataclass(frozen=True)
+class LSTMOptions(AWDLSTMOptions):
+    """Options of `lstm`: those of `awd_lstm`, with other defaults.
+
+    Table 9 takes the dropout of Merity et al. (2018), An analysis of neural language modeling at multiple
+    scales: for WikiText-103 that is 0.1 everywhere but on words and weights, and no penalties.
+    """
+
+    embedding_dim: int = 256
+    hidden_dim: int = 1024
+    num_layers: int = 4
+    dropout_words: float = 0.0
+    dropout_input: float = 0.1
+    dropout_hidden: float = 0.1
+    dropout_output: float = 0.1
+    dropout_weights: float = 0.0
+    activation_penalty: float = 0.0
+    temporal_penalty: float = 0.0
+
+
+@register("lstm", LSTMOptions)
+class LSTM(AWDLSTM):
+    """LSTM layers D -> 1024 -> 1024 -> 1024 -> S by default."""

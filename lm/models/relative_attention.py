@@ -1,0 +1,117 @@
+"""Attention by relative position over a segment and a memory (Dai et al., 2019, section 3.3).
+
+Axes: ``B`` batch, ``T`` positions of the segment, ``M`` positions of the memory before it, ``K`` = M + T
+keys, ``D`` model dimension, ``H`` heads, ``C`` width of a head.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Geometry(NamedTuple):
+    """How the positions of a segment lie to those that they may see; the same for all layers.
+
+    Attributes:
+        encodings: ``(K + 1, D)`` sinusoids of the distances K - 1, …, 0, and of -1, which is never seen.
+        hidden_keys: ``(T, K)``, True where a query must not see a key.
+    """
+
+    encodings: Tensor
+    hidden_keys: Tensor
+
+
+def sinusoids(distances: Tensor, dim: int) -> Tensor:
+    """The encodings R ``(n, D)`` of distances ``(n,)``: sines in the first half, cosines in the second."""
+    rates = 10000.0 ** (-torch.arange(0, dim, 2, device=distances.device, dtype=torch.float32) / dim)
+    angles = torch.outer(distances.float(), rates)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+def geometry(
+    length: int,
+    memory: int,
+    dim: int,
+    device: torch.device,
+    reach: int | None = None,
+    clamp: int | None = None,
+) -> Geometry:
+    """The geometry of `length` (T) positions after `memory` (M) remembered ones.
+
+    Args:
+        reach: how far back a position sees; None for as far as there are keys.
+        clamp: the distance from which on all distances look the same; None for none.
+    """
+    keys = memory + length
+    distances = torch.arange(keys - 1, -2, -1, device=device)
+    encodings = sinusoids(distances if clamp is None else distances.clamp(max=clamp), dim)
+    queries = torch.arange(memory, keys, device=device)
+    apart = queries.unsqueeze(1) - torch.arange(keys, device=device)
+    hidden_keys = apart < 0
+    return Geometry(encodings, hidden_keys if reach is None else hidden_keys | (apart > reach))
+
+
+def by_key(scores: Tensor) -> Tensor:
+    """Scores by distance ``(..., T, K + 1)`` as scores by key ``(..., T, K)``, without a copy.
+
+    Row i of `scores` is for the distances K - 1, …, 0, -1. Entry (i, j) of the result is for the distance of
+    query i and key j; where that is negative, it is of no account.
+    """
+    length, columns = scores.shape[-2:]
+    keys = columns - 1
+    # Each row starts one distance later than the one before, so that rows of K entries fall into place.
+    aligned = scores.flatten(-2)[..., length - 1 : length - 1 + length * keys]
+    return aligned.unflatten(-1, (length, keys))
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head attention with the four terms of section 3.3.
+
+    The score of query i and key j is ``(q_i + u) . k_j + (q_i + v) . W_R R_{i - j}``, over sqrt(C): content,
+    position, and a global bias u for content and v for position, which all layers share.
+
+    Parameters: `query` ``(H C, D)``, `key_value` ``(2 H C, D)``, `position` (W_R) ``(H C, D)`` and `output`
+    ``(D, H C)``, without biases.
+    """
+
+    def __init__(self, dim: int, num_heads: int, head_dim: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.dropout = dropout
+        width = num_heads * head_dim
+        self.query = nn.Linear(dim, width, bias=False)
+        self.key_value = nn.Linear(dim, 2 * width, bias=False)
+        self.position = nn.Linear(dim, width, bias=False)
+        self.output = nn.Linear(width, dim, bias=False)
+
+    def forward(
+        self, hidden: Tensor, context: Tensor, geometry: Geometry, content_bias: Tensor, position_bias: Tensor
+    ) -> Tensor:
+        """What the positions ``(B, T, D)`` gather from their context ``(B, K, D)``, as ``(B, T, D)``.
+
+        Args:
+            context: memory and segment, the segment last.
+            content_bias: u ``(H, C)``.
+            position_bias: v ``(H, C)``.
+        """
+        heads = (self.num_heads, self.head_dim)
+        query = self.query(hidden).unflatten(-1, heads)
+        key, value = self.key_value(context).unflatten(-1, (2, *heads)).permute(2, 0, 3, 1, 4)
+        encodings = self.position(geometry.encodings).unflatten(-1, heads)
+        # Biases take the queries' type, which is the narrower one under autocast.
+        by_content = (query + content_bias.to(query.dtype)).transpose(1, 2)
+        by_position = (query + position_bias.to(query.dtype)) * self.head_dim**-0.5
+        scores = by_key(torch.einsum("bthc,khc->bhtk", by_position, encodings))
+        gathered = F.scaled_dot_product_attention(
+            by_content,
+            key,
+            value,
+            attn_mask=scores.masked_fill(geometry.hidden_keys, float("-inf")),
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        return self.output(gathered.transpose(1, 2).flatten(2))

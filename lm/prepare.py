@@ -1,0 +1,68 @@
+"""The command ``lm_prepare``: texts to token files and a vocabulary."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lm.corpus import SPLITS, prepare
+from lm.errors import UserError
+from lm.vocabulary import Limits
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints become one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see -h")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Turn texts into token files and a vocabulary, for lm_train."""
+    parser = _Parser(prog="lm_prepare", description=main.__doc__, allow_abbrev=False)
+    for split in SPLITS:
+        parser.add_argument(
+            f"-{split}", type=Path, nargs="+", metavar="FILE", help=f"UTF-8 texts of the {split} split"
+        )
+    parser.add_argument(
+        "-output", type=Path, required=True, metavar="DIR", help="folder for the prepared corpus"
+    )
+    parser.add_argument(
+        "-min_frequency",
+        type=int,
+        default=1,
+        metavar="N",
+        help="rarer words become <unk> (default: %(default)s)",
+    )
+    parser.add_argument(
+        "-max_size", type=int, metavar="N", help="words at most, <unk> and <eos> included (default: no limit)"
+    )
+    parser.add_argument("-lower", action="store_true", help="put the texts into lower case")
+    options = parser.parse_args(list(arguments))
+    limits = _limits(options)
+    texts = {split: getattr(options, split) for split in SPLITS}
+    missing = [f"-{split}" for split in SPLITS if not texts[split]]
+    if missing:
+        raise UserError(f"{' and '.join(missing)} not given; name a text for each split")
+    name = options.train[0].stem
+    print(describe(prepare(texts, options.output, name, limits, options.lower), options.output))
+
+
+def describe(description: dict[str, Any], folder: Path) -> str:
+    """What a prepared corpus holds, in one line for each split and one for the vocabulary."""
+    lines = []
+    for split in SPLITS:
+        tokens, unknown = description["tokens"][split], description["unknown"][split]
+        lines.append(f"{split}: {tokens:,} tokens, {unknown / tokens:.2%} of them <unk>")
+    return "\n".join([*lines, f"vocabulary: {description['types']:,} words", f"prepared {folder}"])
+
+
+def _limits(options: argparse.Namespace) -> Limits:
+    """The limits of the vocabulary that the command line sets."""
+    if options.min_frequency < 1:
+        raise UserError(f"-min_frequency is {options.min_frequency}; it must be at least 1")
+    if options.max_size is not None and options.max_size < 3:
+        raise UserError(f"-max_size is {options.max_size}; it must be at least 3: <unk>, <eos> and a word")
+    return Limits(options.min_frequency, options.max_size)

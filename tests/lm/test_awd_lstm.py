@@ -1,0 +1,349 @@
+"""AWD-LSTM against plain loops and numbers worked by hand: recurrence, dropout, penalties, state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lm.models.awd_lstm as module_under_test
+from lm.models import build
+from lm.models.awd_lstm import AWDLSTM, LSTMLayer
+from lm.models.dropout import activation_penalty, locked_dropout, temporal_penalty, word_dropout
+
+VOCABULARY = 30
+QUIET = {
+    **{f"dropout_{place}": 0.0 for place in ("words", "input", "hidden", "output", "weights")},
+    "activation_penalty": 0.0,
+    "temporal_penalty": 0.0,
+}
+SMALL = {"embedding_dim": 7, "hidden_dim": 11, "num_layers": 3}
+
+
+def small_model(**options: Any) -> AWDLSTM:
+    """A small model from a fixed seed, without dropout and penalties but for `options`."""
+    torch.manual_seed(0)
+    words = [f"w{number}" for number in range(VOCABULARY)]
+    model = build("awd_lstm", words, {"method": "standard"}, {**SMALL, **QUIET, **options})
+    assert isinstance(model, AWDLSTM)
+    return model
+
+
+def some_ids(batch: int = 4, time: int = 6) -> Tensor:
+    return torch.randint(VOCABULARY, (batch, time), generator=torch.Generator().manual_seed(1))
+
+
+def loop_lstm(layer: LSTMLayer, inputs: Tensor, recurrent: Tensor) -> Tensor:
+    """The outputs ``(T, B, H)`` of an LSTM layer from zeros, step by step, with a given recurrent matrix."""
+    hidden = cell = torch.zeros(inputs.size(1), layer.hidden_dim)
+    outputs = []
+    for x in inputs:
+        gates = x @ layer.weight_ih.T + layer.bias_ih + hidden @ recurrent.T + layer.bias_hh
+        enter, forget, candidate, leave = gates.chunk(4, dim=1)
+        cell = forget.sigmoid() * cell + enter.sigmoid() * candidate.tanh()
+        hidden = leave.sigmoid() * cell.tanh()
+        outputs.append(hidden)
+    return torch.stack(outputs)
+
+
+def loop_model(model: AWDLSTM, ids: Tensor, recurrents: list[Tensor]) -> Tensor:
+    """The hidden states ``(B, T, S)`` of a model without dropout of activations."""
+    hidden = model.embedding.table()[ids].transpose(0, 1)
+    for layer, recurrent in zip(model.layers, recurrents, strict=True):
+        hidden = loop_lstm(layer, hidden, recurrent)
+    return hidden.transpose(0, 1)
+
+
+class Kernel:
+    """Stands in for `torch.lstm`: notes the recurrent matrices that it is given, and passes on."""
+
+    def __init__(self) -> None:
+        self.matrices: list[Tensor] = []
+
+    def __call__(self, inputs: Tensor, state: Any, weights: list[Tensor], **options: Any) -> Any:
+        self.matrices.append(weights[1])
+        return self.plain(inputs, state, weights, **options)
+
+    plain = staticmethod(torch.lstm)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    watching = Kernel()
+    monkeypatch.setattr(module_under_test.torch, "lstm", watching)
+    return watching
+
+
+# Recurrence and state
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_model_without_dropout_is_a_plain_lstm(training: bool) -> None:
+    model, ids = small_model().train(training), some_ids()
+    out = model(ids, model.initial_state(4))
+    wanted = loop_model(model, ids, [layer.weight_hh for layer in model.layers])
+    torch.testing.assert_close(out.hidden, wanted, rtol=1e-4, atol=1e-6)
+    assert out.penalty == 0
+
+
+def test_all_regularisation_is_off_in_evaluation() -> None:
+    model, ids = small_model().eval(), some_ids()
+    plain = model(ids, model.initial_state(4))
+    rates = dict.fromkeys(QUIET, 0.5)
+    regular = small_model(**rates).eval()
+    out = regular(ids, regular.initial_state(4))
+    assert torch.equal(out.hidden, plain.hidden)
+    assert out.penalty == 0
+
+
+def test_state_carries_over_from_segment_to_segment() -> None:
+    model, ids = small_model().eval(), some_ids(time=9)
+    whole = model(ids, model.initial_state(4))
+    state, parts = model.initial_state(4), []
+    for segment in ids.split([2, 1, 6], dim=1):
+        hidden, state, _ = model(segment, state)
+        parts.append(hidden)
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole.hidden)
+    for part, wanted in zip(state, whole.state, strict=True):
+        torch.testing.assert_close(part, wanted)
+
+
+def test_batch_is_axis_1_of_the_state() -> None:
+    model, ids = small_model().eval(), some_ids()
+    _, state, _ = model(ids, model.initial_state(4))
+    assert [part.shape for part in state] == [(1, 4, 11)] * 4 + [(1, 4, 7)] * 2
+    some = torch.tensor([2, 0])
+    chosen = model(ids[some], tuple(part[:, some] for part in state))
+    torch.testing.assert_close(chosen.hidden, model(ids, state).hidden[some])
+
+
+def test_no_gradient_flows_into_the_segment_before() -> None:
+    model, ids = small_model(), some_ids()
+    first = model(ids, model.initial_state(4))
+    assert not any(part.requires_grad for part in first.state)
+    after = model(ids, first.state).hidden.sum()
+    assert torch.autograd.grad(after, first.hidden, allow_unused=True) == (None,)
+
+
+def test_later_words_do_not_change_earlier_states() -> None:
+    model, ids = small_model().eval(), some_ids()
+    changed = ids.clone()
+    changed[:, 4:] = (changed[:, 4:] + 1) % VOCABULARY
+    before, after = (model(x, model.initial_state(4)).hidden for x in (ids, changed))
+    assert torch.equal(before[:, :4], after[:, :4])
+    assert not torch.equal(before[:, 4:], after[:, 4:])
+
+
+def test_gradients_are_there_in_evaluation_too() -> None:
+    model = small_model().eval()
+    model(some_ids(), model.initial_state(4)).hidden.sum().backward()
+    assert all(layer.weight_hh.grad is not None for layer in model.layers)
+
+
+# Weight drop
+
+
+def test_dropped_recurrent_matrices_are_what_the_kernel_computes_with(kernel: Kernel) -> None:
+    """One mask per layer and segment: the loop with the same matrices gives the same hidden states."""
+    model, ids = small_model(dropout_weights=0.5), some_ids()
+    out = model(ids, model.initial_state(4))
+    assert len(kernel.matrices) == 3
+    wanted = loop_model(model, ids, kernel.matrices)
+    torch.testing.assert_close(out.hidden, wanted, rtol=1e-4, atol=1e-6)
+    full = loop_model(model, ids, [layer.weight_hh for layer in model.layers])
+    assert (out.hidden - full).abs().max() > 1e-3
+
+
+def test_an_entry_is_dropped_to_zero_or_scaled(kernel: Kernel) -> None:
+    model = small_model(dropout_weights=0.25, hidden_dim=40)
+    model(some_ids(), model.initial_state(4))
+    for layer, matrix in zip(model.layers, kernel.matrices, strict=True):
+        kept = matrix != 0
+        torch.testing.assert_close(matrix[kept], layer.weight_hh[kept] / 0.75)
+        assert 1 - kept.float().mean() == pytest.approx(0.25, abs=0.1)
+
+
+def test_every_segment_has_masks_of_its_own(kernel: Kernel) -> None:
+    model, ids = small_model(dropout_weights=0.5), some_ids()
+    first, second = (model(ids, model.initial_state(4)).hidden for _ in range(2))
+    assert not torch.equal(first, second)
+    for before, after in zip(kernel.matrices[:3], kernel.matrices[3:], strict=True):
+        assert not torch.equal(before == 0, after == 0)
+    model.eval()
+    assert torch.equal(model(ids, model.initial_state(4)).hidden, model(ids, model.initial_state(4)).hidden)
+
+
+def test_gradients_reach_the_full_matrices_but_for_dropped_entries(kernel: Kernel) -> None:
+    """The chain rule: the gradient of an entry is that of the dropped matrix times 2 or times 0."""
+    model, ids = small_model(dropout_weights=0.5), some_ids()
+    out = model(ids, model.initial_state(4))
+    for matrix in kernel.matrices:
+        matrix.retain_grad()
+    out.hidden.square().sum().backward()
+    for layer, matrix in zip(model.layers, kernel.matrices, strict=True):
+        gradient, dropped = layer.weight_hh.grad, matrix == 0
+        assert (gradient[dropped] == 0).all()
+        assert (gradient[~dropped] != 0).all()
+        torch.testing.assert_close(gradient[~dropped], 2 * matrix.grad[~dropped])
+        assert (matrix.grad[dropped] != 0).any()
+
+
+def test_only_recurrent_matrices_are_dropped(kernel: Kernel) -> None:
+    model = small_model(dropout_weights=0.5)
+    model(some_ids(), model.initial_state(4)).hidden.sum().backward()
+    for layer in model.layers:
+        assert (layer.weight_ih.grad != 0).all()
+
+
+# Dropout of activations
+
+
+def test_locked_dropout_has_one_mask_for_all_time_steps() -> None:
+    torch.manual_seed(0)
+    dropped = locked_dropout(torch.ones(5, 30, 40), 0.25, training=True)
+    assert (dropped == dropped[:1]).all()
+    values, counts = dropped[0].unique(return_counts=True)
+    torch.testing.assert_close(values, torch.tensor([0.0, 1 / 0.75]))
+    assert counts[0] / 1200 == pytest.approx(0.25, abs=0.05)
+    assert not torch.equal(dropped[0, 0], dropped[0, 1])
+
+
+def test_word_dropout_drops_a_word_wherever_it_stands() -> None:
+    torch.manual_seed(0)
+    ids = torch.arange(200).repeat(3, 2)
+    dropped = word_dropout(torch.ones(3, 400, 5), ids, 200, 0.4, training=True)
+    by_word = dropped.view(3, 2, 200, 5)
+    assert (by_word == by_word[:1, :1, :, :1]).all()
+    values, counts = by_word[0, 0, :, 0].unique(return_counts=True)
+    torch.testing.assert_close(values, torch.tensor([0.0, 1 / 0.6]))
+    assert counts[0] / 200 == pytest.approx(0.4, abs=0.1)
+
+
+def test_dropout_leaves_evaluation_alone() -> None:
+    vectors, ids = torch.randn(3, 4, 5), torch.zeros(3, 4, dtype=torch.long)
+    assert locked_dropout(vectors, 0.5, training=False) is vectors
+    assert locked_dropout(vectors, 0.0, training=True) is vectors
+    assert word_dropout(vectors, ids, 1, 0.5, training=False) is vectors
+    assert word_dropout(vectors, ids, 1, 0.0, training=True) is vectors
+
+
+def test_dropped_words_get_no_gradient_from_the_input() -> None:
+    """A batch with every word: about half of the rows get nothing, the others twice their gradient."""
+    model = small_model(dropout_words=0.5)
+    ids = torch.arange(VOCABULARY).view(1, -1)
+    model(ids, model.initial_state(1)).hidden.square().sum().backward()
+    (table,) = model.embedding.parameters()
+    dropped = (table.grad == 0).all(dim=1)
+    assert 5 < dropped.sum() < 25
+    assert (table.grad[~dropped] != 0).all()
+
+
+@pytest.mark.parametrize("place", ["input", "hidden", "output"])
+def test_each_dropout_acts_in_its_place(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locked dropout comes four times: on vectors, twice between layers, on outputs."""
+    rates = []
+
+    def watched(inputs: Tensor, probability: float, training: bool) -> Tensor:
+        rates.append(probability)
+        return locked_dropout(inputs, probability, training)
+
+    monkeypatch.setattr(module_under_test, "locked_dropout", watched)
+    model, ids = small_model(**{f"dropout_{place}": 0.5}), some_ids()
+    out = model(ids, model.initial_state(4))
+    places = ["input", "hidden", "hidden", "output"]
+    assert rates == [0.5 if place == name else 0.0 for name in places]
+    plain = small_model()(ids, model.initial_state(4)).hidden
+    assert not torch.equal(out.hidden, plain)
+    if place == "output":
+        kept = out.hidden != 0
+        assert torch.equal(kept, kept[:, :1].expand_as(kept))
+        torch.testing.assert_close(out.hidden[kept], 2 * plain[kept])
+
+
+# Penalties
+
+
+def test_penalties_worked_by_hand() -> None:
+    """Outputs (1, 2), (3, 2), (3, -2): squares 1 4 9 4 9 4; steps (2, 0), (0, -4)."""
+    outputs = torch.tensor([[[1.0, 2.0]], [[3.0, 2.0]], [[3.0, -2.0]]])
+    assert activation_penalty(outputs) == pytest.approx(31 / 6)
+    assert temporal_penalty(outputs) == 5.0
+    assert temporal_penalty(outputs[:1]) == 0.0
+
+
+def test_penalty_is_ar_of_dropped_and_tar_of_full_outputs() -> None:
+    ids = some_ids()
+    full = small_model()(ids, small_model().initial_state(4)).hidden
+    model = small_model(dropout_output=0.5, activation_penalty=2.0, temporal_penalty=3.0)
+    out = model(ids, model.initial_state(4))
+    activation = 2.0 * sum(x**2 for x in out.hidden.flatten().tolist()) / out.hidden.numel()
+    steps = (full[:, 1:] - full[:, :-1]).flatten().tolist()
+    temporal = 3.0 * sum(x**2 for x in steps) / len(steps)
+    assert out.penalty.item() == pytest.approx(activation + temporal, rel=1e-5)
+    assert out.penalty.requires_grad
+
+
+def test_penalty_of_a_single_step_is_finite() -> None:
+    model = small_model(activation_penalty=2.0, temporal_penalty=1.0)
+    out = model(some_ids(time=1), model.initial_state(4))
+    assert out.penalty.item() == pytest.approx(2.0 * out.hidden.square().mean().item())
+
+
+# Seeds, types, checkpoints
+
+
+def test_a_seed_decides_everything() -> None:
+    rates = dict.fromkeys(QUIET, 0.3)
+
+    def losses() -> list[float]:
+        model = small_model(**rates)
+        torch.manual_seed(5)
+        outs = [model(some_ids(), model.initial_state(4)) for _ in range(2)]
+        return [(out.hidden.sum() + out.penalty).item() for out in outs]
+
+    first = losses()
+    assert first == losses()
+    assert first[0] != first[1]
+
+
+def test_bf16_autocast_trains() -> None:
+    model, ids = small_model(**dict.fromkeys(QUIET, 0.1)), some_ids()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(ids, model.initial_state(4))
+        out = model(ids, out.state)
+        loss = model.embedding.cross_entropy(out.hidden, ids) + out.penalty
+    loss.backward()
+    assert out.hidden.dtype == torch.bfloat16
+    assert out.penalty.dtype == torch.float32
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters() if p.grad is not None)
+
+
+def test_bf16_autocast_is_close_to_float32() -> None:
+    model, ids = small_model().eval(), some_ids()
+    exact = model(ids, model.initial_state(4)).hidden
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = model(ids, model.initial_state(4)).hidden
+    torch.testing.assert_close(rough.float(), exact, rtol=0.05, atol=0.01)
+
+
+def test_state_dict_makes_the_same_model() -> None:
+    model, ids = small_model().eval(), some_ids()
+    other = small_model()
+    other.reset_parameters()
+    assert not torch.equal(other.embedding.table(), model.embedding.table())
+    other.load_state_dict(model.state_dict())
+    other.eval()
+    state = model.initial_state(4)
+    assert torch.equal(other(ids, state).hidden, model(ids, state).hidden)
+
+
+def test_layers_start_as_torch_starts_them() -> None:
+    model = small_model(hidden_dim=100)
+    for layer in model.layers:
+        bound = layer.hidden_dim**-0.5
+        for parameter in layer.parameters():
+            assert parameter.abs().max() <= bound
+            assert parameter.abs().mean().item() == pytest.approx(bound / 2, rel=0.25)

@@ -1,0 +1,260 @@
+"""Transformer-XL: memory, causality, initial state, published sizes."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import shared_embeddings as se
+from lm import models
+from lm.models.transformer_xl import TransformerXL, TransformerXLOptions
+
+WORDS = [f"w{number}" for number in range(50)]
+SMALL = {
+    "embedding_dim": 12,
+    "num_layers": 2,
+    "num_heads": 2,
+    "head_dim": 5,
+    "feed_forward_dim": 16,
+    "memory_length": 6,
+}
+
+
+def small_model(embedding=None, **options):
+    torch.manual_seed(7)
+    model = models.build("transformer_xl", WORDS, embedding or {"method": "standard"}, {**SMALL, **options})
+    # Weights as small as the published ones would hide mistakes in the layers behind the residual connection.
+    with torch.no_grad():
+        for parameter in model.layers.parameters():
+            parameter.mul_(10.0)
+        model.content_bias.normal_()
+        model.position_bias.normal_()
+    return model.double().eval()
+
+
+def some_ids(length, batch=3, seed=1):
+    return torch.randint(len(WORDS), (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def run(model, ids, lengths):
+    """Hidden states of `ids` read in segments of these lengths."""
+    state, parts = model.initial_state(ids.size(0)), []
+    for segment in ids.split(lengths, dim=1):
+        output = model(segment, state)
+        state = output.state
+        parts.append(output.hidden)
+    return torch.cat(parts, dim=1), state
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("lengths", [[4, 4, 4], [1] * 12, [5, 1, 6], [11, 1]])
+def test_segments_with_memory_are_one_long_segment(norm, lengths):
+    model = small_model(norm=norm, memory_length=12)
+    ids = some_ids(12)
+    whole, _ = run(model, ids, [12])
+    parts, _ = run(model, ids, lengths)
+    torch.testing.assert_close(parts, whole, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [[4, 4, 4, 4], [1] * 16, [3, 7, 2, 4]])
+def test_same_length_makes_segments_of_no_account(lengths):
+    # Positions see no more than the memory holds, so that even far beyond it nothing depends on the segments.
+    model = small_model(same_length=True, memory_length=3, clamp_length=2)
+    ids = some_ids(16)
+    whole, _ = run(model, ids, [16])
+    parts, _ = run(model, ids, lengths)
+    torch.testing.assert_close(parts, whole, atol=1e-6, rtol=1e-6)
+
+
+def test_without_same_length_the_context_depends_on_the_segments():
+    model = small_model(memory_length=3)
+    ids = some_ids(16)
+    whole, _ = run(model, ids, [16])
+    parts, _ = run(model, ids, [4, 4, 4, 4])
+    torch.testing.assert_close(parts[:, :4], whole[:, :4], atol=1e-6, rtol=1e-6)
+    assert (parts[:, 8:] - whole[:, 8:]).abs().max() > 1e-3
+
+
+def test_memory_grows_from_empty_to_its_length():
+    model = small_model()
+    ids, state, sizes = some_ids(12), model.initial_state(3), []
+    for segment in ids.split([2, 3, 4, 3], dim=1):
+        state = model(segment, state).state
+        sizes.append([tuple(memory.shape) for memory in state])
+    assert sizes == [[(length, 3, 12)] * 2 for length in (2, 5, 6, 6)]
+    assert all(memory.untyped_storage().nbytes() == memory.nbytes for memory in state)
+
+
+def test_memory_holds_the_last_inputs_of_the_first_layer():
+    model = small_model()
+    ids = some_ids(9)
+    _, state = run(model, ids, [4, 5])
+    torch.testing.assert_close(state[0], (model.embedding(ids[:, -6:]) * 12**0.5).transpose(0, 1))
+
+
+def test_memory_length_zero_forgets():
+    model = small_model(memory_length=0)
+    ids = some_ids(8)
+    parts, state = run(model, ids, [4, 4])
+    alone, _ = run(model, ids[:, 4:], [4])
+    torch.testing.assert_close(parts[:, 4:], alone)
+    assert [memory.size(0) for memory in state] == [0, 0]
+
+
+def test_memory_length_can_be_set_for_evaluation():
+    model = small_model()
+    _, state = run(model, some_ids(12), [12])
+    model.memory_length = 2
+    state = model(some_ids(1), state).state
+    assert state[0].size(0) == 2
+    model.memory_length = 9
+    state = model(some_ids(4), state).state
+    assert state[0].size(0) == 6
+
+
+def test_no_word_sees_a_later_one():
+    model = small_model()
+    ids = some_ids(8)
+    changed = ids.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % len(WORDS)
+    before, _ = run(model, ids, [4, 4])
+    after, _ = run(model, changed, [4, 4])
+    assert torch.equal(before[:, :5], after[:, :5])
+    assert ((before - after).abs().amax(dim=(0, 2))[5:] > 1e-6).all()
+
+
+def test_no_gradient_flows_into_the_memory():
+    model = small_model()
+    first = model(some_ids(4), model.initial_state(3))
+    assert first.hidden.requires_grad
+    assert not any(memory.requires_grad for memory in first.state)
+    second = model(some_ids(4, seed=2), first.state)
+    used = torch.autograd.grad(second.hidden.sum(), first.hidden, allow_unused=True)
+    assert used == (None,)
+
+
+def test_columns_of_a_batch_do_not_meet():
+    model = small_model()
+    ids = some_ids(8)
+    together, _ = run(model, ids, [4, 4])
+    alone, _ = run(model, ids[1:2], [4, 4])
+    torch.testing.assert_close(together[1:2], alone, atol=1e-10, rtol=1e-10)
+
+
+def test_clamping_changes_far_positions_only():
+    model, clamped = small_model(), small_model(clamp_length=3)
+    ids = some_ids(8)
+    free, _ = run(model, ids, [8])
+    near, _ = run(clamped, ids, [8])
+    torch.testing.assert_close(near[:, :4], free[:, :4])
+    assert (near[:, 4:] - free[:, 4:]).abs().max() > 1e-4
+
+
+def test_every_parameter_learns_and_dropout_acts():
+    model = small_model(dropout=0.2, dropout_attention=0.2).train()
+    ids = some_ids(8)
+    outputs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outputs.append(run(model, ids, [4, 4])[0])
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+    model.embedding.cross_entropy(outputs[2], some_ids(8, seed=2)).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+def test_the_same_seed_gives_the_same_model():
+    states = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        states.append(models.build("transformer_xl", WORDS, {"method": "standard"}, SMALL).state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not torch.equal(states[0]["content_bias"], states[2]["content_bias"])
+
+
+def test_initialisation_is_the_published_one():
+    torch.manual_seed(1)
+    options = {**SMALL, "embedding_dim": 128, "feed_forward_dim": 256}
+    model = models.build("transformer_xl", WORDS, {"method": "standard"}, options)
+    for name, parameter in model.layers.named_parameters():
+        if "norm" in name:
+            assert (parameter == (1.0 if name.endswith("weight") else 0.0)).all()
+        elif name.endswith("bias"):
+            assert (parameter == 0.0).all()
+        else:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.1), name
+
+
+def test_autocast_to_bfloat16_is_close():
+    model = small_model().float()
+    ids = some_ids(8)
+    exact, _ = run(model, ids, [4, 4])
+    with torch.autocast("cpu", torch.bfloat16):
+        rough, state = run(model, ids, [4, 4])
+        loss = model.embedding.cross_entropy(rough, some_ids(8, seed=2))
+    loss.backward()
+    assert (rough - exact).abs().max() < 0.2
+    assert torch.isfinite(loss) and all(memory.dtype == torch.float32 for memory in state)
+
+
+@pytest.mark.parametrize(
+    "embedding",
+    [
+        {"method": "projective", "rank": 4},
+        {"method": "adaptive", "cutoffs": [10, 30], "factor": 2},
+        {
+            "method": "define",
+            "map_dim": 4,
+            "expand_dim": 8,
+            "depth": 2,
+            "max_groups": 2,
+            "output_projection": True,
+        },
+        {"method": "funnel", "rank": 4},
+    ],
+)
+def test_shared_embeddings_fit(embedding):
+    model = small_model(embedding).train()
+    output = model(some_ids(5), model.initial_state(3))
+    loss = model.embedding.cross_entropy(output.hidden, some_ids(5, seed=2))
+    loss.backward()
+    assert torch.isfinite(loss) and output.penalty.item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"embedding_dim": 13}, "embedding_dim.*even"),
+        ({"num_heads": 0}, "num_heads"),
+        ({"memory_length": -1}, "memory_length"),
+        ({"clamp_length": 0}, "clamp_length"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"norm": "both"}, "norm"),
+        ({"hidden_dim": 4}, "hidden_dim"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(se.OptionError, match=message):
+        small_model(**options)
+
+
+def test_an_embedding_that_scores_another_width_is_refused():
+    embedding = {"method": "define", "map_dim": 4, "expand_dim": 8, "depth": 2, "max_groups": 2}
+    with pytest.raises(se.OptionError, match="output_projection: true"):
+        small_model(embedding)
+
+
+@pytest.mark.parametrize(
+    ("dim", "inner", "millions"),
+    [(410, 2100, 41.07), (384, 1920, 36.25)],
+    ids=["first row", "other rows"],
+)
+def test_context_model_has_the_size_of_table_2(dim, inner, millions):
+    """DeFINE, Table 2: 16 layers, 10 heads of 41."""
+    options = dataclasses.replace(TransformerXLOptions(), embedding_dim=dim, feed_forward_dim=inner)
+    with torch.device("meta"):
+        embedding = se.build("standard", num_embeddings=50, embedding_dim=dim)
+        model = TransformerXL(embedding, options)
+    total = sum(parameter.numel() for parameter in model.parameters()) - 50 * dim
+    assert round(total / 1e6, 2) == millions
