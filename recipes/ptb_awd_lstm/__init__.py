@@ -1,0 +1,1 @@
+"""AWD-LSTM on the Penn Treebank, one embedding beside another."""

@@ -1,0 +1,1 @@
+"""AWD-LSTM on WikiText-2, one embedding beside another."""
