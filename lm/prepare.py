@@ -6,24 +6,18 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from lm.arguments import Parser
 from lm.corpus import SPLITS, Published, Texts, prepare
 from lm.datasets import SOURCES, locate
 from lm.errors import UserError
 from lm.vocabulary import Limits
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose complaints become one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see -h")
-
-
 def main(arguments: Sequence[str]) -> None:
     """Turn texts into token files and a vocabulary, for lm_train."""
-    parser = _Parser(prog="lm_prepare", description=main.__doc__, allow_abbrev=False)
+    parser = Parser("lm_prepare", main.__doc__)
     for split in SPLITS:
         parser.add_argument(
             f"-{split}", type=Path, nargs="+", metavar="FILE", help=f"UTF-8 texts of the {split} split"
