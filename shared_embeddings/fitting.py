@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from shared_embeddings.interface import SharedEmbedding
-from shared_embeddings.registry import build, method_class
+from shared_embeddings.registry import build, method_class, options_for_words
 
 # Words per step of gradient descent, and how many steps there are by default.
 _BATCH = 4096
@@ -110,6 +110,7 @@ def fit(
     *,
     token_counts: Tensor | None = None,
     padding_idx: int | None = None,
+    words: Sequence[str] | None = None,
     seed: int = 0,
     steps: int | None = None,
     learning_rate: float = _LEARNING_RATE,
@@ -123,6 +124,7 @@ def fit(
         teacher: the table ``(V, D)`` to reconstruct.
         token_counts: ``(V,)`` how often each word occurs, for methods that weigh words.
         padding_idx: the word without a vector; its row of the teacher is of no account.
+        words: the words in the order of their ids, for options that name a file about words, as in `build`.
         seed: of everything that is drawn; the global random state is left as it was.
         steps: of gradient descent, for methods that are fitted by it; a good number when left out.
         learning_rate: of the same, where it goes.
@@ -139,12 +141,15 @@ def fit(
     # The fitters need what is defined here.
     from shared_embeddings import fitters
 
-    method_class(method)
+    embedding_class = method_class(method)
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}, but gradient descent needs at least 1")
     table = _checked_teacher(teacher, padding_idx)
     counts = _checked_counts(token_counts, table.size(0))
-    task = FitTask(method, dict(options), table, counts, padding_idx, seed, steps, learning_rate, progress)
+    given = dict(options)
+    if words is not None:
+        given = options_for_words(embedding_class, given, words, table.size(0))
+    task = FitTask(method, given, table, counts, padding_idx, seed, steps, learning_rate, progress)
     started = time.perf_counter()
     cuda = [table.device] if table.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
