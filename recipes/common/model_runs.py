@@ -128,9 +128,7 @@ def evaluate_model(recipe: Recipe, row: ModelRow, options: Sequence[str]) -> Pat
     if not model.exists() or not all(books) or any(_is_cut_short(book) for book in books):
         raise UserError(f"{run}: not trained to the end; run train.sh {row.name}")
     if any(book["data_checksum"] != description["checksum"] for book in books):
-        raise UserError(
-            f"{run}: trained on other data than {data} holds now; move it away, train again"
-        )
+        raise UserError(f"{run}: trained on other data than {data} holds now; move it away, train again")
     found = {split: _measure(model, data, split, row.evaluate, options, run) for split in SPLITS}
     test = found["test"]
     config = _told_from_home(recipe, {**test["config"], "embedding": row.embedding})

@@ -1,4 +1,4 @@
-"""The recipes for WikiText-103: every row is accepted by the commands and has the size that the paper prints."""
+"""The recipes for WikiText-103: every row is accepted by the commands and has the size in print."""
 
 from __future__ import annotations
 
@@ -108,7 +108,11 @@ def test_what_rows_evaluate_with_is_known_to_lm_eval(recipe: str, name: str, tmp
 def test_scripts_explain_themselves(recipe: str) -> None:
     python = Path(sys.prefix)
     environment = {**os.environ, "VIRTUAL_ENV": str(python)}
-    for script, told in (("preprocess.sh", "WikiText-2"), ("train.sh", "small_define"), ("eval.sh", "small_define")):
+    for script, told in (
+        ("preprocess.sh", "WikiText-2"),
+        ("train.sh", "small_define"),
+        ("eval.sh", "small_define"),
+    ):
         path = RECIPES / recipe / script
         asked = subprocess.run([path, "--help"], capture_output=True, text=True, env=environment)
         assert asked.returncode == 0 and told in asked.stdout
