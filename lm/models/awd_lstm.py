@@ -11,11 +11,16 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from lm.models.dropout import activation_penalty, locked_dropout, temporal_penalty, word_dropout
+from lm.models.dropout import (
+    activation_penalty,
+    dropped_weights,
+    locked_dropout,
+    temporal_penalty,
+    word_dropout,
+)
 from lm.models.interface import LanguageModel, Output, State, register
 from shared_embeddings.options import require_at_least, require_probability
 
@@ -86,7 +91,7 @@ class LSTMLayer(nn.Module):
 
     def forward(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs ``(T, B, H)`` for `inputs` ``(T, B, I)``, and the hidden and cell state ``(1, B, H)``."""
-        recurrent = F.dropout(self.weight_hh, self.dropout_weights, self.training)
+        recurrent = dropped_weights(self.weight_hh, self.dropout_weights, self.training)
         weights = [self.weight_ih, recurrent, self.bias_ih, self.bias_hh]
         # What the kernel calls training is whether it keeps what its backward pass needs.
         keeps_for_backward = torch.is_grad_enabled()

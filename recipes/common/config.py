@@ -42,7 +42,12 @@ class Row:
 
 def row_names(configs: Path) -> list[str]:
     """Names of the rows in the folder `configs`."""
-    return sorted(path.stem for path in configs.glob("*.yaml") if path.stem != COMMON)
+    return sorted(path.stem for path in configs.glob("*.yaml") if not is_common(path))
+
+
+def is_common(path: Path) -> bool:
+    """Whether a configuration file holds what several rows have in common."""
+    return path.stem == COMMON or path.stem.startswith(f"{COMMON}_")
 
 
 def read_row(configs: Path, name: str) -> Row:

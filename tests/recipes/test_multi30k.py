@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 import shared_embeddings as se
-from recipes.common import corpus
 from recipes.common.config import read_row, row_names
 from recipes.common.errors import UserError, run_main
 from recipes.common.moses import Tokenizer
@@ -24,6 +23,7 @@ from recipes.common.subwords import join
 from recipes.common.table import markdown_table
 from recipes.common.training import AVERAGED
 from recipes.multi30k_ende import preprocess, rows
+from shared_embeddings import download
 from shared_embeddings.files import sha256
 
 PAIRS = [
@@ -164,7 +164,7 @@ def test_missing_file_offline_is_one_line(
 ) -> None:
     (small.raw / "val.en.gz").unlink()
     small.configure(url="http://127.0.0.1:9")
-    monkeypatch.setattr(corpus.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
     line = refuse(small, capsys)
     assert "http://127.0.0.1:9/val.en.gz" in line and "$DATA_DIR" in line
 

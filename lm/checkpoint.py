@@ -1,0 +1,163 @@
+"""Checkpoints: plain values and tensors only, written all at once, read without running code."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import shared_embeddings as se
+from lm import models
+from lm.errors import UserError
+from lm.models.interface import LanguageModel
+from shared_embeddings.files import replacing
+
+FORMAT = "shared-embeddings-lm"
+VERSION = 1
+
+
+class Trained(NamedTuple):
+    """What a checkpoint holds.
+
+    Attributes:
+        model: in evaluation mode.
+        words: the vocabulary, in the order of the ids.
+        config: the flat configuration; its embedding names no files.
+        training: what it takes to go on training, or None.
+    """
+
+    model: LanguageModel
+    words: list[str]
+    config: dict[str, Any]
+    training: dict[str, Any] | None
+
+
+def save_model(
+    path: Path,
+    model: LanguageModel,
+    words: Sequence[str],
+    config: Mapping[str, Any],
+    training: Mapping[str, Any] | None,
+) -> None:
+    """Write a checkpoint, completely or not at all.
+
+    Args:
+        path: the file.
+        model: its parameters and buffers are written, each tensor once.
+        words: the vocabulary, in the order of the ids.
+        config: the flat configuration; files that its embedding names are replaced by what they said.
+        training: what it takes to go on training, in plain values and tensors; None for the model only.
+    """
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "config": {**config, "embedding": _without_files(config["embedding"], model.embedding)},
+        "words": list(words),
+        "model": distinct_state(model),
+        "training": None if training is None else dict(training),
+    }
+    with replacing(Path(path)) as temporary:
+        torch.save(content, temporary)
+
+
+def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:
+    """Read a checkpoint and build its model on `device`.
+
+    Raises:
+        UserError: the file is missing, cut short, of something else, or does not fit itself.
+    """
+    content = read_checkpoint(path)
+    config, words = content["config"], content["words"]
+    try:
+        kind = config["model"]
+        names = [field.name for field in dataclasses.fields(models.options_class(kind))]
+        options = {name: config[name] for name in names if name in config}
+        model = models.build(kind, words, config["embedding"], options)
+    except (LookupError, TypeError, UserError, se.OptionError) as error:
+        raise UserError(f"checkpoint {path}: its model cannot be built ({_line(error)})") from error
+    load_state(model, content["model"], path)
+    return Trained(model.to(device).eval(), words, config, content["training"])
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint on the CPU.
+
+    Raises:
+        UserError: the file is missing, cut short, or of something else.
+    """
+    if not os.path.isfile(path):
+        raise UserError(f"checkpoint {path}: no such file; check the path")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (
+        RuntimeError,
+        EOFError,
+        pickle.UnpicklingError,
+        LookupError,
+        ValueError,
+        TypeError,
+        OSError,
+    ) as error:
+        raise UserError(
+            f"checkpoint {path}: cannot be read ({_line(error)}); it is cut short, or not a checkpoint of "
+            "lm_train; take another one"
+        ) from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"checkpoint {path}: is of another program; take one that lm_train wrote")
+    if content["version"] != VERSION:
+        raise UserError(
+            f"checkpoint {path}: has version {content['version']}, this program reads {VERSION}; use the "
+            "program that wrote it"
+        )
+    return content
+
+
+def distinct_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a model with each tied tensor once, under the first of its names."""
+    first: dict[int, str] = {}
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if first.setdefault(id(tensor), name) == name:
+            state[name] = tensor.detach()
+    return state
+
+
+def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Load what `distinct_state` gave into a model of the same configuration; `path` names it in errors.
+
+    Raises:
+        UserError: a tensor is missing, left over, or of another shape.
+    """
+    own = distinct_state(model)
+    odd = sorted(own.keys() ^ state.keys())
+    if odd:
+        where = "only in the model" if odd[0] in own else "only in the checkpoint"
+        raise UserError(
+            f"checkpoint {path}: is of another model ({odd[0]} is {where}); use its own configuration"
+        )
+    for name, tensor in state.items():
+        if tensor.shape != own[name].shape:
+            raise UserError(
+                f"checkpoint {path}: is of another model ({name} is {tuple(tensor.shape)}, wanted is "
+                f"{tuple(own[name].shape)}); use its own configuration and vocabulary"
+            )
+    # Names that share a tensor with one of these are filled with it.
+    model.load_state_dict(dict(state), strict=False)
+
+
+def _without_files(settings: Mapping[str, Any], embedding: se.SharedEmbedding) -> dict[str, Any]:
+    """Settings with which the embedding can be built from the checkpoint and no other file."""
+    kept = {name: value for name, value in settings.items() if name not in se.file_options(embedding.method)}
+    return {**kept, **embedding.stored_options()}
+
+
+def _line(error: BaseException) -> str:
+    """The first line of an error's text, shortened."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:160]

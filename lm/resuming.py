@@ -1,0 +1,91 @@
+"""Storing all that it takes to go on training, and taking it up again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lm.checkpoint import load_state, read_checkpoint, save_model
+from lm.config import FREE_TO_CHANGE
+from lm.errors import UserError
+from lm.optim import Averages
+from lm.randomness import generator_state, random_states, restore_generator, restore_random_states
+from lm.training import Trainer
+
+
+def save_run(
+    path: Path, trainer: Trainer, words: list[str], settings: Mapping[str, Any], corpus_checksum: str
+) -> None:
+    """Write last.pt: the model as it is evaluated, and all that `restore_run` needs.
+
+    Every process calls this; the first one writes.
+    """
+    own = {"random": random_states(), "states": trainer.states, "window": trainer.window}
+    processes = trainer.group.gather(own)
+    if not trainer.group.is_first:
+        return
+    averages = None
+    if trainer.averages is not None:
+        averages = {"steps": trainer.averages.steps, "parameters": trainer.averages.current()}
+    training = {
+        "settings": dict(settings),
+        "corpus": corpus_checksum,
+        "step": trainer.step,
+        "epoch": trainer.epoch,
+        "position": trainer.position,
+        "scores": trainer.scores,
+        "optimizer": trainer.optimizer.state_dict(),
+        "averages": averages,
+        "lengths": generator_state(trainer.lengths),
+        "processes": processes,
+    }
+    with trainer.evaluated_parameters():
+        save_model(path, trainer.model, words, settings, training)
+
+
+def restore_run(path: Path, trainer: Trainer, settings: Mapping[str, Any], corpus_checksum: str) -> None:
+    """Put a trainer where `save_run` found it.
+
+    Raises:
+        UserError: the file cannot be read, or is of a run with other settings, data or processes.
+    """
+    content = read_checkpoint(path)
+    saved = content["training"]
+    if saved is None:
+        raise UserError(f"checkpoint {path}: holds a model only; give another folder as 'save'")
+    _check_same(path, saved, settings, corpus_checksum, trainer.group.world_size)
+    load_state(trainer.model, content["model"], path)
+    if saved["averages"] is not None:
+        trainer.averages = Averages(trainer.parameters)
+        trainer.averages.load(saved["averages"]["steps"], saved["averages"]["parameters"])
+    trainer.optimizer.load_state_dict(saved["optimizer"])
+    trainer.step, trainer.epoch, trainer.position = saved["step"], saved["epoch"], saved["position"]
+    trainer.scores = list(saved["scores"])
+    restore_generator(trainer.lengths, saved["lengths"])
+    own = saved["processes"][trainer.group.rank]
+    device = trainer.group.device
+    trainer.states = [tuple(part.to(device) for part in state) for state in own["states"]]
+    trainer.window = own["window"].to(device)
+    restore_random_states(own["random"])
+
+
+def _check_same(
+    path: Path, saved: Mapping[str, Any], settings: Mapping[str, Any], corpus_checksum: str, world_size: int
+) -> None:
+    """Raise `UserError`, with the names, where the run that goes on is not the run that was saved."""
+    before = saved["settings"]
+    changed = [
+        f"{key} was {before.get(key)!r} and is {settings.get(key)!r}"
+        for key in sorted({*before, *settings} - {*FREE_TO_CHANGE})
+        if before.get(key) != settings.get(key)
+    ]
+    if saved["corpus"] != corpus_checksum:
+        changed.append("the text in 'data' is another one")
+    if len(saved["processes"]) != world_size:
+        changed.append(f"it had {len(saved['processes'])} processes and has {world_size}")
+    if changed:
+        raise UserError(
+            f"{path} is of a run with other settings ({'; '.join(changed)}); change them back to go on, or "
+            "give another folder as 'save'"
+        )

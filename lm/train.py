@@ -1,0 +1,102 @@
+"""The command ``lm_train``: train a language model, or go on where its run stopped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import yaml
+
+from lm import models
+from lm.checkpoint import load_state, read_checkpoint, save_model
+from lm.config import Configuration, parse
+from lm.config_help import help_text
+from lm.corpus import load_corpus
+from lm.distributed import Group, joined, local_rank
+from lm.errors import UserError
+from lm.parameters import parameter_table
+from lm.progress import Report, Silence
+from lm.resuming import restore_run, save_run
+from lm.training import Trainer
+from lm.yaml_input import from_arguments
+from shared_embeddings.files import write_text
+from shared_embeddings.options import OptionError
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command.
+
+    Raises:
+        UserError: a mistake in the settings or the data, or training that diverged.
+        KeyboardInterrupt: training was asked to stop; the same command goes on.
+    """
+    if {"-h", "-help", "--help"} & set(arguments):
+        print(help_text())
+        return
+    try:
+        config = parse(from_arguments(arguments))
+        with joined(config.training.device) as group:
+            train(config, group)
+    except (UserError, OptionError):
+        # The processes of a machine make the same mistake: one of them says so.
+        if local_rank():
+            sys.exit(2)
+        raise
+
+
+def train(config: Configuration, group: Group) -> None:
+    """Train in this process, from the beginning or from last.pt in the folder of the run.
+
+    Raises:
+        UserError, KeyboardInterrupt: see `main`.
+    """
+    options, settings = config.training, config.flat()
+    corpus = load_corpus(Path(options.data))
+    words, checksum = corpus.vocabulary.words, corpus.description["checksum"]
+    folder = Path(options.save)
+    last, best = folder / "last.pt", folder / "best.pt"
+    torch.manual_seed(options.seed)
+    model = models.build(options.model, words, options.embedding, config.model_options()).to(group.device)
+    if options.start_from is not None and not last.exists():
+        start = Path(options.start_from)
+        load_state(model, read_checkpoint(start)["model"], start)
+    torch.manual_seed(options.seed + group.rank)  # dropout differs between processes
+    trainer = Trainer(config, model.train(), corpus.train, corpus.valid, group)
+    if last.exists():
+        restore_run(last, trainer, settings, checksum)
+    if group.is_first:
+        write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    report = (
+        Report(folder, trainer.step, trainer.total_tokens, trainer.tokens) if group.is_first else Silence()
+    )
+    report.line(parameter_table(model))
+    report.line(_beginning(trainer, len(words)))
+
+    def save() -> None:
+        save_run(last, trainer, words, settings, checksum)
+
+    def save_best() -> None:
+        if group.is_first:
+            save_model(best, model, words, settings, None)
+
+    try:
+        trainer.run(report, save, save_best)
+        report.line(f"finished after step {trainer.step}; the best model is {best}")
+    finally:
+        report.close()
+
+
+def _beginning(trainer: Trainer, words: int) -> str:
+    """One line about where training begins."""
+    tokens = (trainer.stream.length - 1) * trainer.options.batch_size * trainer.group.world_size
+    where = f"goes on after step {trainer.step}" if trainer.step else "begins"
+    place = f"{trainer.group.world_size} processes on {trainer.group.device.type}"
+    return f"Training {where}: {tokens:,} tokens per epoch, {words:,} words, {place}"
+
+
+if __name__ == "__main__":
+    from lm.cli import train as command
+
+    command()
