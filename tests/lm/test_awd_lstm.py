@@ -395,3 +395,18 @@ def test_layers_start_as_torch_starts_them() -> None:
         for parameter in layer.parameters():
             assert parameter.abs().max() <= bound
             assert parameter.abs().mean().item() == pytest.approx(bound / 2, rel=0.25)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_computes_the_same_and_trains_with_dropped_weights() -> None:
+    model, ids = small_model().eval(), some_ids()
+    wanted = model(ids, model.initial_state(4)).hidden
+    model.cuda()
+    found = model(ids.cuda(), model.initial_state(4)).hidden
+    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-3, atol=1e-4)
+    regular = small_model(**dict.fromkeys(QUIET, 0.5)).cuda()
+    out = regular(ids.cuda(), regular.initial_state(4))
+    (regular.embedding.cross_entropy(out.hidden, ids.cuda()) + out.penalty).backward()
+    for layer in regular.layers:
+        assert 0.2 < (layer.weight_hh_l0.grad == 0).float().mean().item() < 0.8
