@@ -120,11 +120,16 @@ def check_new(distillation: Distillation, plan: EmbeddingPlan | None, vocabs: di
     """Refuse what cannot work for a new model, as far as it shows without building one.
 
     Raises:
-        UserError: there is no embedding to distil into, or the teacher cannot be read, has another vocabulary
-            or does not share what this model shares.
+        UserError: there is no embedding to distil into or it sets what the fit sets, or the teacher cannot be
+            read, has another vocabulary, or does not share what this model shares.
     """
     if plan is None:
         raise UserError(f"{OPTION}: has no effect without `embedding`; set it, or remove the option")
+    if distillation.embedding_start == "fit" and any("seed" in side for side in plan.sides().values()):
+        raise UserError(
+            f"{OPTION}: the embedding's own `seed` cannot be set where it is fitted; remove it, or set "
+            "embedding_start: random"
+        )
     path = distillation.teacher
     try:
         checkpoint = read_checkpoint(path)

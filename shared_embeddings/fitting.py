@@ -24,6 +24,7 @@ from shared_embeddings.registry import build, method_class, options_for_words
 # Words per step of gradient descent, and how many steps there are by default.
 _BATCH = 4096
 _STEPS = 2000
+_STEPS_BETWEEN_LOOKS = 100
 _LEARNING_RATE = 5e-3
 # A bar appears for what takes longer than this, in seconds.
 _BAR_DELAY = 2.0
@@ -102,6 +103,14 @@ class FitTask:
         """The ids of all words that have a vector."""
         ids = torch.arange(self.teacher.size(0), device=self.teacher.device)
         return ids if self.padding_idx is None else ids[ids != self.padding_idx]
+
+    def at_unit_scale(self) -> tuple[FitTask, float]:
+        """The same task for a teacher of root mean square one, and what it is divided by for that.
+
+        Steps of gradient descent then have the same effect whatever the teacher's scale.
+        """
+        scale = float(self.teacher.square().mean().sqrt()) or 1.0
+        return dataclasses.replace(self, teacher=self.teacher / scale), scale
 
 
 def fit(
@@ -194,7 +203,8 @@ def report(
 def reconstruct(embedding: SharedEmbedding, task: FitTask) -> SharedEmbedding:
     """Minimise the mean of ``||e - ê||`` (Distilled Embedding, Eq. 5) over the words, with Adam.
 
-    The learning rate falls to zero along half a cosine. Each pass over the words is in a new order.
+    The learning rate falls to zero along half a cosine. Each pass over the words is in a new order. The best
+    parameters seen are kept, those of the start included, by the loss over all words every so many steps.
     """
     parameters = [parameter for parameter in embedding.parameters() if parameter.requires_grad]
     optimiser = torch.optim.Adam(parameters, lr=task.learning_rate)
@@ -202,19 +212,37 @@ def reconstruct(embedding: SharedEmbedding, task: FitTask) -> SharedEmbedding:
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: 0.5 * (1.0 + math.cos(math.pi * step / steps))
     )
+    best, kept = _loss(embedding, task), _copied_state(embedding)
     embedding.train()
     bar = _bar(task, f"fitting {task.method}", steps)
-    for _, ids in zip(range(steps), _batches(task.words(), task.seed), strict=False):
+    for step, ids in zip(range(1, steps + 1), _batches(task.words(), task.seed), strict=False):
         loss = (embedding(ids) - task.teacher[ids]).norm(dim=1).mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         schedule.step()
         bar.update()
-        if bar.n % 50 == 0:
-            bar.set_postfix(loss=f"{float(loss.detach()):.4f}")
+        if step % _STEPS_BETWEEN_LOOKS == 0 or step == steps:
+            found = _loss(embedding, task)
+            if found < best:
+                best, kept = found, _copied_state(embedding)
+            bar.set_postfix(loss=f"{found:.4g}")
     bar.close()
+    embedding.load_state_dict(kept)
     return embedding
+
+
+@torch.no_grad()
+def _loss(embedding: SharedEmbedding, task: FitTask) -> float:
+    """The mean of ``||e - ê||`` over all words."""
+    words = task.words()
+    total = sum(float((embedding(ids) - task.teacher[ids]).norm(dim=1).sum()) for ids in words.split(_BATCH))
+    return total / max(len(words), 1)
+
+
+def _copied_state(embedding: SharedEmbedding) -> dict[str, Tensor]:
+    """The tensors of `embedding` as they are now."""
+    return {name: value.clone() for name, value in embedding.state_dict().items()}
 
 
 def _batches(words: Tensor, seed: int) -> Iterator[Tensor]:

@@ -24,8 +24,8 @@ def keep_mask(like: Tensor, shape: tuple[int, ...], probability: float) -> Tenso
         like: gives the type and the device.
     """
     count = math.prod(shape)
-    random_words = torch.empty(-(-count * _BITS // 64), dtype=torch.int64, device=like.device)
-    numbers = random_words.random_(-(2**63), None).view(torch.int16)[:count].view(shape)
+    random_words = torch.randint(-(2**63), 2**63 - 1, (-(-count * _BITS // 64),), device=like.device)
+    numbers = random_words.view(torch.int16)[:count].view(shape)
     first_kept = int(probability * 2**_BITS) - 2 ** (_BITS - 1)
     return torch.ge(numbers, first_kept, out=like.new_empty(shape)).div_(1.0 - probability)
 

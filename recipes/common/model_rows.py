@@ -9,7 +9,8 @@
 - ``evaluate``: options of ``lm_eval``;
 - ``paper``: what the paper reports, such as ``{perplexity: 57.3, source: Table 1}``.
 
-The common file may hold ``train``, ``finetune`` and ``evaluate``; the row goes before it.
+The common file may hold ``train``, ``finetune`` and ``evaluate``; the row goes before it. It may also say in
+``data`` which folder below ``$RUNS/RECIPE`` has the prepared data; without it, that is ``data``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from recipes.common.errors import UserError
 from recipes.common.results import REPOSITORY
 
 RECIPES = REPOSITORY / "recipes"
+DATA = "data"
 
 
 class Recipe(NamedTuple):
@@ -53,8 +55,8 @@ class Recipe(NamedTuple):
 
     @property
     def data(self) -> Path:
-        """Folder of the prepared data."""
-        return self.home / "data"
+        """Folder of the prepared data, for rows that name no other."""
+        return self.home / DATA
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class ModelRow:
 
     Attributes:
         name: of the row.
+        data: folder of the prepared data, below the recipe's home.
         embedding: method and options, as they are written.
         train: options of ``lm_train`` but for data, folder and embedding.
         finetune: all options of the second training, likewise; None without one.
@@ -71,6 +74,7 @@ class ModelRow:
     """
 
     name: str
+    data: str
     embedding: dict[str, Any]
     train: dict[str, Any]
     finetune: dict[str, Any] | None
@@ -94,7 +98,7 @@ def read_model_row(recipe: Recipe, name: str) -> ModelRow:
     common_name = f"{COMMON}_{row['common']}" if "common" in row else COMMON
     common = _read(
         recipe.configs / f"{common_name}.yaml",
-        {"train": dict, "finetune": dict, "evaluate": dict},
+        {"data": str, "train": dict, "finetune": dict, "evaluate": dict},
         required="train",
     )
     train, finetune, evaluate = (
@@ -103,6 +107,7 @@ def read_model_row(recipe: Recipe, name: str) -> ModelRow:
     has_second = any("finetune" in part for part in (common, row))
     return ModelRow(
         name=name,
+        data=common.get("data", DATA),
         embedding=row["embedding"],
         train=train,
         finetune={**train, **finetune} if has_second else None,

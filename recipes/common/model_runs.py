@@ -45,7 +45,7 @@ def train_model(recipe: Recipe, row: ModelRow, options: Sequence[str]) -> None:
     Raises:
         UserError: the data are not prepared, another process trains this row, or training failed.
     """
-    checksum = _prepared(recipe)["checksum"]
+    checksum = _prepared(recipe.home / row.data)["checksum"]
     run = recipe.home / row.name
     _train_stage(recipe, row, run, row.train, options, checksum)
     if row.finetune is not None:
@@ -62,7 +62,8 @@ def _train_stage(
     checksum: str,
 ) -> None:
     """Run ``lm_train`` in `folder`; its time and memory go into ``training.json`` there."""
-    own = {"data": str(recipe.data), "save": str(folder), "embedding": with_own_files(recipe, row.embedding)}
+    data = str(recipe.home / row.data)
+    own = {"data": data, "save": str(folder), "embedding": with_own_files(recipe, row.embedding)}
     write_text(folder / "settings.yaml", write_yaml({**own, **settings}))
     arguments = ["-config", str(folder / "settings.yaml"), *options]
     if not is_first_process():
@@ -119,18 +120,16 @@ def evaluate_model(recipe: Recipe, row: ModelRow, options: Sequence[str]) -> Pat
     Raises:
         UserError: the row is not trained, or not on these data, or they are not prepared.
     """
-    description = _prepared(recipe)
-    run = recipe.home / row.name
+    data, run = recipe.home / row.data, recipe.home / row.name
+    description = _prepared(data)
     folders = [run] if row.finetune is None else [run, run / "finetune"]
     model = folders[-1] / BEST
     books = [read_json(folder / "training.json") for folder in folders]
     if not model.exists() or not all(books) or any(_is_cut_short(book) for book in books):
         raise UserError(f"{run}: not trained to the end; run train.sh {row.name}")
     if any(book["data_checksum"] != description["checksum"] for book in books):
-        raise UserError(
-            f"{run}: trained on other data than {recipe.data} holds now; move it away, train again"
-        )
-    found = {split: _measure(model, recipe.data, split, row.evaluate, options, run) for split in SPLITS}
+        raise UserError(f"{run}: trained on other data than {data} holds now; move it away, train again")
+    found = {split: _measure(model, data, split, row.evaluate, options, run) for split in SPLITS}
     test = found["test"]
     config = _told_from_home(recipe, {**test["config"], "embedding": row.embedding})
     write_results(
@@ -198,11 +197,11 @@ def is_first_process() -> bool:
     return int(os.environ.get("RANK", 0)) == 0
 
 
-def _prepared(recipe: Recipe) -> dict[str, Any]:
-    """What ``lm_prepare`` says of the recipe's data."""
-    description = read_json(recipe.data / "data.json")
+def _prepared(data: Path) -> dict[str, Any]:
+    """What ``lm_prepare`` says of the data in a folder."""
+    description = read_json(data / "data.json")
     if description is None:
-        raise UserError(f"{recipe.data}: no prepared data; run preprocess.sh")
+        raise UserError(f"{data}: no prepared data; run preprocess.sh")
     return dict(description)
 
 

@@ -46,9 +46,14 @@ def _embedding(record: Record) -> Record:
 
 
 def _options(record: Record) -> str:
-    """The method's options, as they are written in the configuration."""
+    """The method's options and what the row starts from, as they are written in the configuration."""
     options = {name: value for name, value in _embedding(record).items() if name != "method"}
-    return ", ".join(f"{name} {value}" for name, value in options.items()) or "–"
+    parts = [f"{name} {value}" for name, value in options.items()]
+    distill = dict(record["config"].get("distill") or {})
+    if distill:
+        parts.append(f"distilled from {distill.pop('teacher')}")
+        parts += [f"{name} {value}" for name, value in distill.items()]
+    return ", ".join(parts) or "–"
 
 
 def _difference(metric: str) -> Callable[[Record], str]:

@@ -42,6 +42,15 @@ def test_prompt_is_gone_on_from(model: Path, capsys: pytest.CaptureFixture[str])
     assert longer.startswith(text.rstrip("\n"))
 
 
+def test_a_transformer_whose_memory_is_shorter_than_the_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"), "transformer_xl")
+    prompt = "a b c d e f g a b c"
+    text = written(path, capsys, "-prompt", prompt, "-length", 20)
+    assert text.startswith(prompt) and 30 <= len(words(text)) <= 31
+
+
 def test_samples_are_several(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = written(model, capsys, "-samples", 3, "-length", 40, "-seed", 5)
     parts = text.split("---\n")

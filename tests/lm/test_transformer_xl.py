@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
 import shared_embeddings as se
 from lm import models
+from lm.evaluation import evaluate
 from lm.models.transformer_xl import TransformerXL, TransformerXLOptions
 
 WORDS = [f"w{number}" for number in range(50)]
@@ -139,6 +141,17 @@ def test_columns_of_a_batch_do_not_meet():
     together, _ = run(model, ids, [4, 4])
     alone, _ = run(model, ids[1:2], [4, 4])
     torch.testing.assert_close(together[1:2], alone, atol=1e-10, rtol=1e-10)
+
+
+def test_perplexity_does_not_depend_on_the_batch_size_of_evaluation():
+    model = small_model()
+    tokens = np.random.default_rng(1).integers(len(WORDS), size=103)
+    scores = [
+        evaluate(model, tokens, 7, context_length=5, chunk_length=20, batch_size=size, progress=False)
+        for size in (1, 2, 4)
+    ]
+    assert {score.tokens for score in scores} == {102}
+    assert [score.nats for score in scores] == pytest.approx([scores[0].nats] * 3, rel=1e-6)
 
 
 def test_clamping_changes_far_positions_only():

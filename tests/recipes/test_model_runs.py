@@ -22,7 +22,7 @@ from tests.lm.command_line import write_corpus
 
 FILES = {
     "common": "train: {steps: 10, model: awd_lstm}\n",
-    "common_small": "train: {steps: 2, model: lstm}\nevaluate: {target_length: 9}\n",
+    "common_small": "data: few\ntrain: {steps: 2, model: lstm}\nevaluate: {target_length: 9}\n",
     "table1": "embedding: {method: funnel, rank: 3}\ntrain: {steps: 20}\npaper: {perplexity: 57.3}\n",
     "small_uncle": "common: small\nembedding: {method: uncle, unique_dim: 2, classes: data/c.npz}\n",
     "small_tuned": "common: small\nembedding: {method: standard}\nfinetune: {optimizer: ntasgd}\n",
@@ -38,8 +38,9 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     for name, text in FILES.items():
         (folder / "configs" / f"{name}.yaml").write_text(text)
     made = Recipe(folder)
-    made.data.mkdir(parents=True)
-    (made.data / "data.json").write_text('{"checksum": "abc"}')
+    for data in (made.data, made.home / "few"):
+        data.mkdir(parents=True)
+        (data / "data.json").write_text('{"checksum": "abc"}')
     return made
 
 
@@ -47,8 +48,9 @@ def test_rows_are_merged_with_what_they_have_in_common(recipe: Recipe) -> None:
     assert row_names(recipe.configs) == ["small_tuned", "small_uncle", "table1"]
     row = read_model_row(recipe, "table1")
     assert row.train == {"steps": 20, "model": "awd_lstm"} and row.finetune is None
-    assert row.evaluate == {} and row.paper == {"perplexity": 57.3}
+    assert row.evaluate == {} and row.paper == {"perplexity": 57.3} and row.data == "data"
     small = read_model_row(recipe, "small_uncle")
+    assert small.data == "few"
     assert small.train == {"steps": 2, "model": "lstm"} and small.evaluate == {"target_length": 9}
     placed = with_own_files(recipe, small.embedding)
     assert placed == {**small.embedding, "classes": str(recipe.home / "data" / "c.npz")}
@@ -180,6 +182,7 @@ def test_second_training_begins_with_the_best_of_the_first(recipe: Recipe, comma
     assert [len(call[1]) for call in commands.calls] == [4, 2]
     settings = yaml.safe_load(Path(commands.calls[1][1][1]).read_text())
     assert settings["start_from"] == str(recipe.home / "small_tuned" / "best.pt")
+    assert settings["data"] == str(recipe.home / "few")
     assert settings["save"] == str(recipe.home / "small_tuned" / "finetune")
     assert settings["optimizer"] == "ntasgd"
     evaluate_model(recipe, row, [])
