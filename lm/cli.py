@@ -14,8 +14,9 @@ import yaml
 
 import shared_embeddings as se
 from lm.errors import UserError
+from shared_embeddings.download import DownloadError
 
-USER_ERRORS = (UserError, se.OptionError, OSError, yaml.YAMLError)
+USER_ERRORS = (UserError, DownloadError, se.OptionError, OSError, yaml.YAMLError)
 
 
 def prepare() -> None:

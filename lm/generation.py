@@ -73,7 +73,7 @@ def generate(
 
 
 def _next_word(model: LanguageModel, ids: Tensor, state: State) -> tuple[Tensor, State]:
-    """Log-probabilities ``(V,)`` of the word after `ids` ``(1, T)``, on the CPU, and the state after these."""
+    """Log-probabilities ``(V,)`` of the word after `ids` ``(1, T)``, on the CPU, and the next state."""
     output = model(ids, state)
     log_probs = model.embedding.log_prob(output.hidden[0, -1]).float().cpu()
     if log_probs.isnan().any():

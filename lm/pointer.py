@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lm.models.interface import LanguageModel
 
 # How many products of hidden states are held at a time, and for how many positions at most.
-_SCORES = 2**24
+_SCORES = 2**22
 _QUERIES = 256
 
 

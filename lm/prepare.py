@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from lm.corpus import SPLITS, prepare
+from lm.arguments import Parser
+from lm.corpus import SPLITS, Published, Texts, prepare
+from lm.datasets import SOURCES, locate
 from lm.errors import UserError
 from lm.vocabulary import Limits
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose complaints become one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see -h")
-
-
 def main(arguments: Sequence[str]) -> None:
     """Turn texts into token files and a vocabulary, for lm_train."""
-    parser = _Parser(prog="lm_prepare", description=main.__doc__, allow_abbrev=False)
+    parser = Parser("lm_prepare", main.__doc__)
     for split in SPLITS:
         parser.add_argument(
             f"-{split}", type=Path, nargs="+", metavar="FILE", help=f"UTF-8 texts of the {split} split"
         )
+    parser.add_argument(
+        "-dataset", choices=list(SOURCES), help="instead: a corpus from $DATA_DIR or from the network"
+    )
+    parser.add_argument(
+        "-downloads", type=Path, metavar="DIR", help="where downloads go (default: DIR/downloads in -output)"
+    )
     parser.add_argument(
         "-output", type=Path, required=True, metavar="DIR", help="folder for the prepared corpus"
     )
@@ -42,12 +44,28 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("-lower", action="store_true", help="put the texts into lower case")
     options = parser.parse_args(list(arguments))
     limits = _limits(options)
+    name, texts, published = _texts(options)
+    made = prepare(texts, options.output, name, limits, options.lower, published)
+    print(describe(made, options.output))
+
+
+def _texts(options: argparse.Namespace) -> tuple[str, Texts, Published | None]:
+    """Name and texts of the corpus that the command line asks for, and its sizes where they are published."""
     texts = {split: getattr(options, split) for split in SPLITS}
+    given = [f"-{split}" for split in SPLITS if texts[split]]
+    if options.dataset:
+        if given:
+            raise UserError(f"{' and '.join(given)} given beside -dataset; leave out one or the other")
+        data_dir = os.environ.get("DATA_DIR")
+        downloads = options.downloads or options.output / "downloads"
+        found = locate(options.dataset, Path(data_dir) if data_dir else None, downloads)
+        return options.dataset, found, SOURCES[options.dataset].published
+    if options.downloads:
+        raise UserError("-downloads given without -dataset; it would have no effect")
     missing = [f"-{split}" for split in SPLITS if not texts[split]]
     if missing:
-        raise UserError(f"{' and '.join(missing)} not given; name a text for each split")
-    name = options.train[0].stem
-    print(describe(prepare(texts, options.output, name, limits, options.lower), options.output))
+        raise UserError(f"{' and '.join(missing)} not given; name a text for each split, or a -dataset")
+    return options.train[0].stem, texts, None
 
 
 def describe(description: dict[str, Any], folder: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from lm.errors import UserError
 from lm.vocabulary import EOS
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 18
 
 
 def word_blocks(

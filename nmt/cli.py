@@ -120,6 +120,7 @@ def _check_training(opt: Namespace) -> None:
     import torch
     from onmt.utils.parse import ArgumentParser
 
+    from nmt import distillation
     from nmt.files import read_checkpoint
     from nmt.plan import OPTION_NAMES, check_combinations, check_sizes, parse_settings, read_plan
     from nmt.vocabulary import read_vocabulary
@@ -144,6 +145,10 @@ def _check_training(opt: Namespace) -> None:
         check_combinations(plan, sizes)
         if not opt.train_from:  # else the checkpoint's own embedding is used
             check_sizes(plan, sizes, _new_vocabularies(opt))
+    opt.embedding_distillation = distillation.parse_mapping(opt.embedding_distillation)
+    asked = distillation.parse_distillation(opt.embedding_distillation)
+    if asked is not None and not opt.train_from:
+        distillation.check_new(asked, plan, _new_vocabularies(opt))
 
 
 def _new_vocabularies(opt: Namespace) -> dict[str, Any]:

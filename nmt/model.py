@@ -65,6 +65,11 @@ def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: d
         width = side_width(opt, side)
         words = words_of(vocabs, side)
         built[side] = build_embedding(side, settings, words, width, vocab[PADDING], with_output)
+    place_embeddings(model, plan, built)
+
+
+def place_embeddings(model: Any, plan: EmbeddingPlan, built: dict[str, se.SharedEmbedding]) -> None:
+    """Put one embedding per side of `EmbeddingPlan.sides` wherever the plan uses it."""
     if "target" in built:
         _set_word_lookup(model.decoder, built["target"])
     if plan.source is not None:
@@ -76,6 +81,12 @@ def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: d
 def _set_word_lookup(stack: Any, embedding: nn.Module | None) -> None:
     """Replace the word table of an encoder or decoder; tables of word features stay."""
     stack.embeddings.emb_luts[0] = embedding
+
+
+def word_lookup(model: Any, side: str) -> nn.Module | None:
+    """Return the word look-up of one side (``source`` or ``target``), where the model has that side."""
+    stack = getattr(model, "encoder" if side == "source" else "decoder", None)
+    return stack.embeddings.emb_luts[0] if stack is not None and hasattr(stack, "embeddings") else None
 
 
 def shared_embeddings_of(model: nn.Module) -> list[se.SharedEmbedding]:
@@ -93,8 +104,7 @@ def options_without_files(opt: Namespace, model: Any) -> Namespace:
     stored = copy.copy(opt)
     for name in OPTION_NAMES:
         settings = parse_settings(name, getattr(opt, name, None))
-        stack = getattr(model, "encoder" if name == "src_embedding" else "decoder", None)
-        lookup = stack.embeddings.emb_luts[0] if stack is not None and hasattr(stack, "embeddings") else None
+        lookup = word_lookup(model, "source" if name == "src_embedding" else "target")
         if settings is not None and isinstance(lookup, se.SharedEmbedding):
             setattr(stored, name, settings_without_files(settings, lookup))
     return stored

@@ -64,6 +64,28 @@ class EmbeddingPlan:
         return built
 
 
+def parse_text(name: str, value: Any, example: str) -> Any:
+    """Return the content of an option whose value may be its YAML or Python spelling.
+
+    Args:
+        name: the option, for messages.
+        value: the content itself, or a string that spells it.
+        example: what a value looks like, for messages.
+
+    Raises:
+        UserError: the text is not YAML.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return ast.literal_eval(value)  # the YAML reader hands nested mappings over as Python text
+    except (ValueError, SyntaxError):
+        try:
+            return yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UserError(f"{name}: {value!r} is not YAML ({error}); write it like {example}") from error
+
+
 def _for_input(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings without what is about the output only."""
     kept = {name: value for name, value in settings.items() if name != "output_bias"}
@@ -80,19 +102,7 @@ def parse_settings(name: str, value: Any) -> dict[str, Any] | None:
     Raises:
         UserError: the text is not a mapping, or names no method.
     """
-    if value is None:
-        return None
-    settings = value
-    if isinstance(value, str):
-        try:
-            settings = ast.literal_eval(value)  # the YAML reader hands nested mappings over as Python text
-        except (ValueError, SyntaxError):
-            try:
-                settings = yaml.safe_load(value)
-            except yaml.YAMLError as error:
-                raise UserError(
-                    f"{name}: {value!r} is not YAML ({error}); write it like {EXAMPLE}"
-                ) from error
+    settings = parse_text(name, value, EXAMPLE)
     if settings is None:
         return None
     if not isinstance(settings, dict) or not isinstance(settings.get("method"), str):
@@ -242,25 +252,15 @@ def build_embedding(
 ) -> se.SharedEmbedding:
     """Build the embedding of one side for its vocabulary, given as words in the order of their ids.
 
-    An embedding whose method has an ``output`` option is built without output parameters when the model does
-    not tie its output layer to it.
-
     Raises:
-        UserError: an ``output`` or ``output_bias`` is asked for, but nothing would use it.
-        shared_embeddings.OptionError: from the library, with the side put in front.
+        UserError: an ``output`` or ``output_bias`` is asked for, but nothing would use it; or an option is
+            no keyword.
+        shared_embeddings.OptionError: from the library.
     """
-    options = {key: value for key, value in settings.items() if key != "method"}
-    method = settings["method"]
-    if not with_output and method in se.methods():
-        if "output" in {field.name for field in dataclasses.fields(se.options(method))}:
-            if options.setdefault("output", "none") != "none":
-                raise UserError(
-                    f"{side} embedding: output: {options['output']} has no effect, because the output "
-                    "layer is not tied to it; set share_decoder_embeddings: true, or remove `output`"
-                )
+    options = method_options(side, settings, with_output)
     try:
         embedding = se.build(
-            method,
+            settings["method"],
             num_embeddings=len(words),
             embedding_dim=embedding_dim,
             padding_idx=padding_idx,
@@ -275,3 +275,24 @@ def build_embedding(
             "set share_decoder_embeddings: true, or remove `output_bias`"
         )
     return embedding
+
+
+def method_options(side: str, settings: dict[str, Any], with_output: bool) -> dict[str, Any]:
+    """Return the options of a method out of the settings of one side.
+
+    A method that has an ``output`` option gets no output parameters when the model does not tie its output
+    layer to it.
+
+    Raises:
+        UserError: an ``output`` is asked for, but nothing would use it.
+    """
+    options = {key: value for key, value in settings.items() if key != "method"}
+    method = settings["method"]
+    if not with_output and method in se.methods():
+        if "output" in {field.name for field in dataclasses.fields(se.options(method))}:
+            if options.setdefault("output", "none") != "none":
+                raise UserError(
+                    f"{side} embedding: output: {options['output']} has no effect, because the output "
+                    "layer is not tied to it; set share_decoder_embeddings: true, or remove `output`"
+                )
+    return options

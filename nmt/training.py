@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-import sys
-import time
 from argparse import Namespace
 from typing import Any
 
@@ -20,15 +18,16 @@ from onmt.inputters.text_corpus import get_corpora
 from onmt.transforms import make_transforms
 from onmt.utils.logging import init_logger, logger
 from onmt.utils.optimizers import Optimizer
-from onmt.utils.report_manager import ReportMgr
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
 from nmt import upstream
 from nmt.data import ResumableBatches, TrackedBatches
+from nmt.distillation import asked_options, resume_distillation
 from nmt.errors import UserError
 from nmt.model import broadcast_parameters, parameter_table
 from nmt.plan import OPTION_NAMES, read_plan
+from nmt.report import ProgressReport
+from nmt.teacher import DistillationLoss, prepare_student
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of mallopt(3) in the GNU C library
 
@@ -41,49 +40,6 @@ def keep_freed_memory() -> None:
         return  # another C library: slower, nothing else
     for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_ARENA_MAX, 1)):
         mallopt(parameter, value)
-
-
-class ProgressReport(ReportMgr):  # type: ignore[misc]
-    """OpenNMT's report, with a bar on a terminal and the time left in every line of the log.
-
-    Args:
-        report_every: steps between two lines.
-        tensorboard_writer: or ``None``.
-        first_step: the step at which this process begins.
-        total_steps: the last step; 0 when it is not known.
-    """
-
-    def __init__(self, report_every: int, tensorboard_writer: Any, first_step: int, total_steps: int) -> None:
-        super().__init__(report_every, start_time=-1, tensorboard_writer=tensorboard_writer)
-        self.first_step = first_step
-        self.total_steps = total_steps
-        self.bar = tqdm(
-            total=total_steps or None,
-            initial=first_step,
-            unit="step",
-            disable=not sys.stderr.isatty() or logger.disabled,
-            dynamic_ncols=True,
-        )
-
-    def report_training(self, step: int, *args: Any, **kwargs: Any) -> Any:
-        """Advance the bar by one step, and report as upstream does."""
-        self.bar.update(step - self.bar.n)
-        return super().report_training(step, *args, **kwargs)
-
-    def _report_training(self, step: int, *args: Any, **kwargs: Any) -> Any:
-        result = super()._report_training(step, *args, **kwargs)
-        if self.total_steps > 0:
-            done = max(1, step - self.first_step)
-            left = (self.total_steps - step) * (time.time() - self.start_time) / done
-            self.log(f"{step / self.total_steps:.0%} done, about {format_time(left)} left")
-        return result
-
-
-def format_time(seconds: float) -> str:
-    """Return a duration as ``h:mm:ss`` or ``m:ss``."""
-    minutes, rest = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def run(opt: Namespace, device_id: int) -> None:
@@ -103,8 +59,10 @@ def run(opt: Namespace, device_id: int) -> None:
     checkpoint, vocabs, transforms_cls = train_single._init_train(opt)
     model_opt = train_single._get_model_opts(opt, checkpoint=checkpoint)
     if checkpoint is not None:
-        _check_same_embedding(opt, checkpoint["opt"])
+        _check_same_embedding(opt, asked_options(checkpoint["opt"]))
+        resume_distillation(opt, model_opt)
     model = train_single.build_model(model_opt, opt, vocabs, checkpoint, device_id)
+    distilled = prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)
     broadcast_parameters(model)
     logger.info(parameter_table(model))
     optim = Optimizer.from_opt(model, opt, checkpoint=checkpoint)
@@ -125,7 +83,9 @@ def run(opt: Namespace, device_id: int) -> None:
         stopper.early_stopping_scorers = [type(scorer)() for scorer in stopper.early_stopping_scorers]
     total_steps = 0 if opt.single_pass else opt.train_steps
     writer = trainer.report_manager.tensorboard_writer
-    trainer.report_manager = ProgressReport(opt.report_every, writer, first_step, total_steps)
+    loss = DistillationLoss(trainer.train_loss, distilled) if distilled is not None else None
+    trainer.train_loss = loss or trainer.train_loss
+    trainer.report_manager = ProgressReport(opt.report_every, writer, first_step, total_steps, loss)
     resume = _own_resume_state(checkpoint) if _continues(opt) else None
     del checkpoint
     batches = _build_training_batches(opt, transforms_cls, vocabs, device_id, resume)

@@ -5,7 +5,8 @@ The seams, which `install` puts in place once per process (``*``: also where oth
 ==========================================  ================================================================
 seam                                        why
 ==========================================  ================================================================
-opts.model_opts                             adds ``embedding``, ``src_embedding`` and ``tgt_embedding``
+opts.model_opts                             adds ``embedding``, ``src_embedding``, ``tgt_embedding`` and
+                                            ``embedding_distillation``
 opts._add_train_general_opts                adds ``autocast``
 model_builder.build_base_model              puts shared embeddings in, tied as modules
 model_builder.build_model *                 shared embeddings initialise themselves, last
@@ -73,6 +74,7 @@ from onmt.models.model_saver import vocabs_to_dict
 from onmt.utils.logging import logger
 from torch import Tensor, nn
 
+from nmt import distillation
 from nmt.checkpoint import load_weights, read_safetensors, split_generator, write_step
 from nmt.data import Batches, CleanCorpus
 from nmt.errors import UserError
@@ -181,7 +183,7 @@ def build_for_inference(path: str) -> tuple[nn.Module, dict[str, Any], Namespace
 
 
 def _with_embedding_options(original: Any) -> Any:
-    """Add the three embedding options to the options of a model."""
+    """Add the options of shared embeddings and their distillation to the options of a model."""
 
     def model_opts(parser: Any) -> None:
         original(parser)
@@ -195,6 +197,14 @@ def _with_embedding_options(original: Any) -> Any:
         for name in OPTION_NAMES:
             text = f"{help_texts[name]}, such as '{EXAMPLE}'; `shared-embeddings methods` lists them all"
             group.add_argument(f"--{name}", f"-{name}", default=None, metavar="MAPPING", help=text)
+        group.add_argument(
+            f"--{distillation.OPTION}",
+            f"-{distillation.OPTION}",
+            default=None,
+            metavar="MAPPING",
+            help=f"Start from a trained model and fit the embedding to its table, such as "
+            f"'{distillation.EXAMPLE}'",
+        )
 
     return model_opts
 

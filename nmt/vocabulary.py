@@ -142,14 +142,7 @@ def read_vocabulary(path: str, minimum_count: int) -> list[str]:
     Raises:
         UserError: the file is missing or empty, or a line cannot be read (its number is named).
     """
-    if not Path(path).is_file():
-        raise UserError(f"vocabulary {path}: no such file; make it with onmt_build_vocab")
-    lines = Path(path).read_bytes().decode("utf-8", errors="strict").split("\n")
-    lines = [line.rstrip("\r") for line in lines]
-    if lines and lines[-1] == "":
-        lines.pop()
-    if not lines:
-        raise UserError(f"vocabulary {path}: is empty; make it with onmt_build_vocab")
+    lines = _read_lines(path)
     if _split_count(lines[0]) is None:
         return lines
     tokens = []
@@ -164,6 +157,33 @@ def read_vocabulary(path: str, minimum_count: int) -> list[str]:
         if count >= minimum_count:
             tokens.append(token)
     return tokens
+
+
+def read_counts(path: str) -> dict[str, int]:
+    """Return the count of every token of a vocabulary file; nothing where it holds no counts.
+
+    Raises:
+        UserError: as in `read_vocabulary`.
+    """
+    entries = [_split_count(line) for line in _read_lines(path)]
+    return dict(entry for entry in entries if entry is not None)
+
+
+def _read_lines(path: str) -> list[str]:
+    """Return the lines of a vocabulary file, of which there is at least one.
+
+    Raises:
+        UserError: the file is missing or empty.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"vocabulary {path}: no such file; make it with onmt_build_vocab")
+    lines = Path(path).read_bytes().decode("utf-8", errors="strict").split("\n")
+    lines = [line.rstrip("\r") for line in lines]
+    if lines and lines[-1] == "":
+        lines.pop()
+    if not lines:
+        raise UserError(f"vocabulary {path}: is empty; make it with onmt_build_vocab")
+    return lines
 
 
 def _split_count(line: str) -> tuple[str, int] | None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from shared_embeddings import factorise
+from shared_embeddings import factorise, nonnegative
 from shared_embeddings.fitting import FitTask, reconstruct
 from shared_embeddings.interface import SharedEmbedding, zero_padding_row
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import method_class
 
-# Which share of the codes may start below a ReLU's kink, where they are cut off.
-_CUT_OFF = 0.002
+# Factors are as good as the best when their distance from the table is larger by no more than this share,
+# or than what 32 bits lose of the length of the rows.
+_NOTHING_LOST = 1e-3
+_ROUNDING = 1e-5
 
 Fitter = Callable[[FitTask], SharedEmbedding]
 _fitters: dict[str, Fitter] = {}
@@ -79,16 +82,29 @@ def _decomposed_bands(task: FitTask) -> SharedEmbedding:
 
 @fits("funnel")
 def _funnelled(task: FitTask) -> SharedEmbedding:
-    """Gradient descent from the SVD of one rank less, its codes shifted to where a ReLU lets them through."""
-    embedding = task.build()
-    rank = embedding.options.rank
-    if embedding.options.activation == "relu" and rank > 1:
-        codes, basis = _let_through(*factorise.truncated_svd(task.teacher, rank - 1))
-        with torch.no_grad():
-            embedding.codes.copy_(codes)
-            embedding.basis.copy_(basis)
-            zero_padding_row(embedding.codes, task.padding_idx)
-    return reconstruct(embedding, task)
+    """The factors with the least mean distance; gradient descent where a ReLU does not let them through."""
+    scaled, scale = task.at_unit_scale()
+    embedding = scaled.build()
+    is_best = embedding.options.activation == "relu" and _start_of_funnel(embedding, scaled)
+    if not is_best:
+        reconstruct(embedding, scaled)
+    with torch.no_grad():
+        embedding.basis.mul_(scale)
+    return embedding
+
+
+def _start_of_funnel(embedding: Any, task: FitTask) -> bool:
+    """Fill in factors without negative codes; whether they are as good as the best of this rank."""
+    table = task.teacher[task.words()]
+    codes, basis = nonnegative.least_mean_distance(table, embedding.options.rank)
+    best = nonnegative.mean_distance(table, codes, basis)
+    codes, basis = nonnegative.without_negatives(codes, basis)
+    with torch.no_grad():
+        embedding.codes[task.words()] = codes
+        embedding.basis.copy_(basis)
+        zero_padding_row(embedding.codes, task.padding_idx)
+    allowed = best * (1.0 + _NOTHING_LOST) + _ROUNDING * float(table.norm(dim=1).mean())
+    return nonnegative.mean_distance(table, codes, basis) <= allowed
 
 
 @fits("group_reduce")
@@ -106,7 +122,8 @@ def _reduced_groups(task: FitTask) -> SharedEmbedding:
     if counts is None:
         counts = 1.0 / torch.arange(1, len(task.teacher) + 1, dtype=torch.float64)
     asked = (options.num_groups, options.min_rank, options.max_rank)
-    found = factorise.group_reduce(task.teacher, counts, *asked)
+    scaled, scale = task.at_unit_scale()
+    found = factorise.group_reduce(scaled.teacher, counts, *asked)
     layout = {
         "group_sizes": [len(codes) for codes in found.codes],
         "ranks": [len(basis) for basis in found.bases],
@@ -116,11 +133,16 @@ def _reduced_groups(task: FitTask) -> SharedEmbedding:
     with torch.no_grad():
         embedding.groups.copy_(found.groups)
         for group, (codes, basis) in enumerate(zip(found.codes, found.bases, strict=True)):
-            if options.activation == "relu" and len(basis) > 1:
-                codes, basis = _let_through(codes[:, :-1], basis[:-1])
+            if options.activation == "relu":
+                codes, basis = nonnegative.without_negatives(codes, basis)
             embedding.codes[group].copy_(codes)
             embedding.bases[group].copy_(basis)
-    return embedding if options.activation is None else reconstruct(embedding, task)
+    if options.activation is not None:
+        reconstruct(embedding, scaled)
+    with torch.no_grad():
+        for basis in embedding.bases:
+            basis.mul_(scale)
+    return embedding
 
 
 @fits("tensor_train")
@@ -204,16 +226,3 @@ def _classes_of_parts(task: FitTask) -> Tensor:
 def _by_gradient(task: FitTask) -> SharedEmbedding:
     """Gradient descent from the method's own start, for methods without an algorithm of their own."""
     return reconstruct(task.build(), task)
-
-
-def _let_through(codes: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes ``(V, R)`` and a basis of one rank more, with the same product through a ReLU.
-
-    With codes c, a shift s and basis B, ``(c + s) B - 1 (s B)`` is ``c B``: the last column takes the shift
-    back. A few codes of the words that lie farthest out are cut off.
-    """
-    cut_off = 1 + int(_CUT_OFF * len(codes))
-    shift = -torch.stack([column.kthvalue(cut_off).values for column in codes.T])
-    level = codes.square().mean().sqrt().clamp(min=1e-6)
-    longer = torch.cat((codes + shift, level.expand(len(codes), 1)), dim=1)
-    return longer, torch.cat((basis, -(shift @ basis).unsqueeze(0) / level))

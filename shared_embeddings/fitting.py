@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,11 +19,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from shared_embeddings.interface import SharedEmbedding
-from shared_embeddings.registry import build, method_class
+from shared_embeddings.registry import build, method_class, options_for_words
 
 # Words per step of gradient descent, and how many steps there are by default.
 _BATCH = 4096
 _STEPS = 2000
+_STEPS_BETWEEN_LOOKS = 100
 _LEARNING_RATE = 5e-3
 # A bar appears for what takes longer than this, in seconds.
 _BAR_DELAY = 2.0
@@ -103,6 +104,14 @@ class FitTask:
         ids = torch.arange(self.teacher.size(0), device=self.teacher.device)
         return ids if self.padding_idx is None else ids[ids != self.padding_idx]
 
+    def at_unit_scale(self) -> tuple[FitTask, float]:
+        """The same task for a teacher of root mean square one, and what it is divided by for that.
+
+        Steps of gradient descent then have the same effect whatever the teacher's scale.
+        """
+        scale = float(self.teacher.square().mean().sqrt()) or 1.0
+        return dataclasses.replace(self, teacher=self.teacher / scale), scale
+
 
 def fit(
     method: str,
@@ -110,6 +119,7 @@ def fit(
     *,
     token_counts: Tensor | None = None,
     padding_idx: int | None = None,
+    words: Sequence[str] | None = None,
     seed: int = 0,
     steps: int | None = None,
     learning_rate: float = _LEARNING_RATE,
@@ -123,6 +133,7 @@ def fit(
         teacher: the table ``(V, D)`` to reconstruct.
         token_counts: ``(V,)`` how often each word occurs, for methods that weigh words.
         padding_idx: the word without a vector; its row of the teacher is of no account.
+        words: the words in the order of their ids, for options that name a file about words, as in `build`.
         seed: of everything that is drawn; the global random state is left as it was.
         steps: of gradient descent, for methods that are fitted by it; a good number when left out.
         learning_rate: of the same, where it goes.
@@ -139,12 +150,15 @@ def fit(
     # The fitters need what is defined here.
     from shared_embeddings import fitters
 
-    method_class(method)
+    embedding_class = method_class(method)
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}, but gradient descent needs at least 1")
     table = _checked_teacher(teacher, padding_idx)
     counts = _checked_counts(token_counts, table.size(0))
-    task = FitTask(method, dict(options), table, counts, padding_idx, seed, steps, learning_rate, progress)
+    given = dict(options)
+    if words is not None:
+        given = options_for_words(embedding_class, given, words, table.size(0))
+    task = FitTask(method, given, table, counts, padding_idx, seed, steps, learning_rate, progress)
     started = time.perf_counter()
     cuda = [table.device] if table.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
@@ -189,7 +203,8 @@ def report(
 def reconstruct(embedding: SharedEmbedding, task: FitTask) -> SharedEmbedding:
     """Minimise the mean of ``||e - ê||`` (Distilled Embedding, Eq. 5) over the words, with Adam.
 
-    The learning rate falls to zero along half a cosine. Each pass over the words is in a new order.
+    The learning rate falls to zero along half a cosine. Each pass over the words is in a new order. The best
+    parameters seen are kept, those of the start included, by the loss over all words every so many steps.
     """
     parameters = [parameter for parameter in embedding.parameters() if parameter.requires_grad]
     optimiser = torch.optim.Adam(parameters, lr=task.learning_rate)
@@ -197,19 +212,37 @@ def reconstruct(embedding: SharedEmbedding, task: FitTask) -> SharedEmbedding:
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: 0.5 * (1.0 + math.cos(math.pi * step / steps))
     )
+    best, kept = _loss(embedding, task), _copied_state(embedding)
     embedding.train()
     bar = _bar(task, f"fitting {task.method}", steps)
-    for _, ids in zip(range(steps), _batches(task.words(), task.seed), strict=False):
+    for step, ids in zip(range(1, steps + 1), _batches(task.words(), task.seed), strict=False):
         loss = (embedding(ids) - task.teacher[ids]).norm(dim=1).mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         schedule.step()
         bar.update()
-        if bar.n % 50 == 0:
-            bar.set_postfix(loss=f"{float(loss.detach()):.4f}")
+        if step % _STEPS_BETWEEN_LOOKS == 0 or step == steps:
+            found = _loss(embedding, task)
+            if found < best:
+                best, kept = found, _copied_state(embedding)
+            bar.set_postfix(loss=f"{found:.4g}")
     bar.close()
+    embedding.load_state_dict(kept)
     return embedding
+
+
+@torch.no_grad()
+def _loss(embedding: SharedEmbedding, task: FitTask) -> float:
+    """The mean of ``||e - ê||`` over all words."""
+    words = task.words()
+    total = sum(float((embedding(ids) - task.teacher[ids]).norm(dim=1).sum()) for ids in words.split(_BATCH))
+    return total / max(len(words), 1)
+
+
+def _copied_state(embedding: SharedEmbedding) -> dict[str, Tensor]:
+    """The tensors of `embedding` as they are now."""
+    return {name: value.clone() for name, value in embedding.state_dict().items()}
 
 
 def _batches(words: Tensor, seed: int) -> Iterator[Tensor]:

@@ -98,7 +98,7 @@ def build(
     if padding_idx is not None:
         padding_idx = _checked_padding(method, padding_idx, sizes[0])
     if words is not None:
-        options = _for_words(embedding_class, options, words, sizes[0])
+        options = options_for_words(embedding_class, options, words, sizes[0])
     resolved = _resolve(embedding_class, sizes, options)
     return embedding_class(*sizes, padding_idx, resolved)
 
@@ -127,10 +127,14 @@ def _resolve(embedding_class: type[SharedEmbedding], sizes: tuple[int, int], giv
     return resolved
 
 
-def _for_words(
+def options_for_words(
     embedding_class: type[SharedEmbedding], given: dict[str, Any], words: Sequence[str], num_embeddings: int
 ) -> dict[str, Any]:
-    """The options with files about words replaced by what they say of `words`."""
+    """The options with files about words replaced by what they say of `words`.
+
+    Raises:
+        OptionError: another number of words than V, or a file that does not know them.
+    """
     method = embedding_class.method
     if len(words) != num_embeddings:
         raise OptionError(

@@ -7,17 +7,27 @@ states that are scored. Inside, everything is time first, as the LSTM kernels wa
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from lm.models.dropout import activation_penalty, locked_dropout, temporal_penalty, word_dropout
+from lm.models.dropout import (
+    activation_penalty,
+    dropped_weights,
+    locked_dropout,
+    temporal_penalty,
+    word_dropout,
+)
 from lm.models.interface import LanguageModel, Output, State, register
 from shared_embeddings.options import require_at_least, require_probability
+
+# A dropped matrix lies elsewhere than the parameters, so cuDNN copies a layer's weights together for each
+# segment, which takes little beside the products with them.
+warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,37 +67,34 @@ class AWDLSTMOptions:
             require_at_least(name, getattr(self, name), 0)
 
 
-class LSTMLayer(nn.Module):
-    """One LSTM layer, with DropConnect of its recurrent matrix in training (section 2).
+class LSTMLayer(nn.LSTM):
+    """One LSTM layer, time first, with DropConnect of its recurrent matrix in training (section 2).
 
     The dropped matrix is a value of its own, handed to the kernel in place of the parameter; gradients reach
-    the parameter through it. Parameters as in ``nn.LSTM``: `weight_ih` ``(4H, I)``, `weight_hh` ``(4H, H)``,
-    `bias_ih` and `bias_hh` ``(4H,)``, gates in the order input, forget, cell, output.
+    the parameter through it. Parameters, their first values and their place in a GPU's memory are those of
+    ``nn.LSTM``, and like it this module is left out of what ``torch.compile`` takes apart.
     """
 
-    def __init__(self, input_dim: int, hidden_dim: int, dropout_weights: float) -> None:
-        super().__init__()
-        self.hidden_dim = hidden_dim
-        self.dropout_weights = dropout_weights
-        self.weight_ih = nn.Parameter(torch.empty(4 * hidden_dim, input_dim))
-        self.weight_hh = nn.Parameter(torch.empty(4 * hidden_dim, hidden_dim))
-        self.bias_ih = nn.Parameter(torch.empty(4 * hidden_dim))
-        self.bias_hh = nn.Parameter(torch.empty(4 * hidden_dim))
+    weight_ih_l0: Tensor
+    weight_hh_l0: Tensor
+    bias_ih_l0: Tensor
+    bias_hh_l0: Tensor
 
-    def reset_parameters(self) -> None:
-        """Uniform between -H**-0.5 and H**-0.5, torch's default for an LSTM, as the authors have it."""
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -(self.hidden_dim**-0.5), self.hidden_dim**-0.5)
+    def __init__(self, input_dim: int, hidden_dim: int, dropout_weights: float) -> None:
+        super().__init__(input_dim, hidden_dim)
+        self.dropout_weights = dropout_weights
 
     def initial_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
         """Hidden and cell state ``(1, B, H)`` of zeros."""
-        shape = 1, batch_size, self.hidden_dim
-        return self.weight_hh.new_zeros(shape), self.weight_hh.new_zeros(shape)
+        shape = 1, batch_size, self.hidden_size
+        return self.weight_hh_l0.new_zeros(shape), self.weight_hh_l0.new_zeros(shape)
 
-    def forward(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(  # type: ignore[override]
+        self, inputs: Tensor, hidden: Tensor, cell: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs ``(T, B, H)`` for `inputs` ``(T, B, I)``, and the hidden and cell state ``(1, B, H)``."""
-        recurrent = F.dropout(self.weight_hh, self.dropout_weights, self.training)
-        weights = [self.weight_ih, recurrent, self.bias_ih, self.bias_hh]
+        recurrent = dropped_weights(self.weight_hh_l0, self.dropout_weights, self.training)
+        weights = [self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0]
         # What the kernel calls training is whether it keeps what its backward pass needs.
         keeps_for_backward = torch.is_grad_enabled()
         return torch.lstm(

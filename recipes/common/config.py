@@ -1,7 +1,9 @@
 """A recipe's configurations: settings common to all rows, and rows that differ only in their embedding.
 
 ``configs/common.yaml`` holds ``average`` (how many checkpoints), ``train`` (options of ``onmt_train``) and
-``translate`` (options of ``onmt_translate``). ``configs/ROW.yaml`` holds ``embedding`` and nothing else.
+``translate`` (options of ``onmt_translate``). ``configs/ROW.yaml`` holds ``embedding``. A row that starts
+from another one also holds ``distill``: ``teacher``, the name of that row, and what else the option
+``embedding_distillation`` of ``onmt_train`` takes. Any row may hold ``train`` with options of its own.
 """
 
 from __future__ import annotations
@@ -19,33 +21,54 @@ COMMON = "common"
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the recipe's table, merged with what is common to all."""
+    """One row of the recipe's table, merged with what is common to all.
+
+    Attributes:
+        name: of its file.
+        embedding: options of the embedding.
+        average: how many checkpoints are averaged.
+        train: options of ``onmt_train``.
+        translate: options of ``onmt_translate``.
+        distill: the row that it starts from and how, or ``None`` for a row that is trained from scratch.
+    """
 
     name: str
     embedding: dict[str, Any]
     average: int
     train: dict[str, Any]
     translate: dict[str, Any]
+    distill: dict[str, Any] | None = None
 
 
 def row_names(configs: Path) -> list[str]:
     """Names of the rows in the folder `configs`."""
-    return sorted(path.stem for path in configs.glob("*.yaml") if path.stem != COMMON)
+    return sorted(path.stem for path in configs.glob("*.yaml") if not is_common(path))
+
+
+def is_common(path: Path) -> bool:
+    """Whether a configuration file holds what several rows have in common."""
+    return path.stem == COMMON or path.stem.startswith(f"{COMMON}_")
 
 
 def read_row(configs: Path, name: str) -> Row:
     """Merge ``common.yaml`` and the file of the row `name`.
 
     Raises:
-        UserError: no such row, a key too many or too few, or a value of another type.
+        UserError: no such row, a key too many or too few, a value of another type, or a teacher that is no
+            other row.
     """
-    if name not in row_names(configs):
-        raise UserError(f"no config {name!r}; there are: {', '.join(row_names(configs))}")
+    names = row_names(configs)
+    if name not in names:
+        raise UserError(f"no config {name!r}; there are: {', '.join(names)}")
     common = _read(configs / f"{COMMON}.yaml", {"average": int, "train": dict, "translate": dict})
-    row = _read(configs / f"{name}.yaml", {"embedding": dict})
+    row = _read(configs / f"{name}.yaml", {"embedding": dict}, {"distill": dict, "train": dict})
     if common["average"] < 1:
         raise UserError(f"{configs / COMMON}.yaml: average is {common['average']}; it must be at least 1")
-    return Row(name=name, **row, **common)
+    teacher = row.get("distill", {}).get("teacher")
+    if "distill" in row and (teacher == name or teacher not in names):
+        others = ", ".join(other for other in names if other != name)
+        raise UserError(f"{configs / name}.yaml: distill: teacher is {teacher!r}; it must be one of {others}")
+    return Row(name=name, **{**common, **row, "train": {**common["train"], **row.get("train", {})}})
 
 
 def read_yaml(path: Path) -> Any:
@@ -62,15 +85,18 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path}: not YAML: {error}") from error
 
 
-def _read(path: Path, wanted: dict[str, type]) -> dict[str, Any]:
-    """A YAML file with exactly the keys of `wanted`, and values of their types."""
+def _read(path: Path, wanted: dict[str, type], optional: dict[str, type] | None = None) -> dict[str, Any]:
+    """A YAML file with the keys of `wanted` and perhaps those of `optional`, and values of their types."""
+    known = {**wanted, **(optional or {})}
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: it must hold {', '.join(wanted)}")
     for key in content:
-        if key not in wanted:
-            raise UserError(f"{path}: unknown key {key!r}; it may hold {', '.join(wanted)}")
-    for key, kind in wanted.items():
+        if key not in known:
+            raise UserError(f"{path}: unknown key {key!r}; it may hold {', '.join(known)}")
+    for key, kind in known.items():
+        if key not in wanted and key not in content:
+            continue
         if type(content.get(key)) is not kind:
             raise UserError(f"{path}: {key} is {content.get(key)!r}; it must be of type {kind.__name__}")
     return content

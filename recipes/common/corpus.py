@@ -1,12 +1,8 @@
-"""Parallel text files: downloading with checksums, reading, and refusing what does not fit together."""
+"""Parallel text files: reading, writing, and refusing what does not fit together."""
 
 from __future__ import annotations
 
 import gzip
-import http.client
-import time
-import urllib.error
-import urllib.request
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,64 +10,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from recipes.common.errors import UserError
-from shared_embeddings.files import replacing, sha256
+from shared_embeddings.files import replacing
 
-ATTEMPTS = 3
-TIMEOUT_SECONDS = 30
 BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
-
-
-def verify(path: Path, checksum: str | None) -> None:
-    """Refuse a file whose SHA-256 is another one; without a `checksum`, any content will do.
-
-    Raises:
-        UserError: the content is damaged or another version.
-    """
-    if checksum and (found := sha256(path)) != checksum:
-        raise UserError(f"{path}: SHA-256 is {found}, expected {checksum}; replace the file")
-
-
-def download(url: str, path: Path, checksum: str | None, wait_seconds: float = 2.0) -> None:
-    """Fetch `url` to `path`, with a progress bar, a few attempts, and nothing left behind when it fails.
-
-    Args:
-        url: the address.
-        path: appears only when it is complete and its checksum is right.
-        checksum: SHA-256 in hexadecimal.
-        wait_seconds: pause before the second attempt; twice as long before each further one.
-
-    Raises:
-        UserError: no connection, or an answer that is not the file.
-    """
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            time.sleep(wait_seconds * 2 ** (attempt - 1))
-        try:
-            with replacing(path) as temporary:
-                _fetch(url, temporary)
-                verify(temporary, checksum)
-            return
-        except urllib.error.HTTPError as error:
-            reason = f"the server answers {error.code} {error.reason}"
-        except (OSError, http.client.HTTPException) as error:
-            reason = str(getattr(error, "reason", error))
-    raise UserError(
-        f"{url}: cannot be downloaded ({reason}) after {ATTEMPTS} attempts; "
-        f"when offline, put {path.name} into $DATA_DIR and run again"
-    )
-
-
-def _fetch(url: str, path: Path) -> None:
-    """One attempt of `download`."""
-    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer, path.open("wb") as file:
-        size = int(answer.headers.get("Content-Length") or 0)
-        name = url.rsplit("/", 1)[-1]
-        with tqdm(total=size or None, desc=name, unit="B", unit_scale=True) as progress:
-            while block := answer.read(1 << 16):
-                file.write(block)
-                progress.update(len(block))
-    if size and path.stat().st_size != size:
-        raise OSError(f"the connection broke after {path.stat().st_size} of {size} bytes")
 
 
 def read_lines(path: Path) -> list[str]:

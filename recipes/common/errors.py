@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
+from shared_embeddings.download import DownloadError
+
 
 class UserError(Exception):
     """Something that the user can put right; its text is one line that says what and how."""
@@ -15,7 +17,8 @@ def run_main(
 ) -> int:
     """Run `main` on the command line and return the exit status.
 
-    A `UserError` becomes one line on stderr and status 2; an interruption becomes one line and status 130.
+    A `UserError` or a `DownloadError` becomes one line on stderr and status 2; an interruption becomes one
+    line and status 130.
 
     Args:
         program: what the line starts with.
@@ -24,7 +27,7 @@ def run_main(
     """
     try:
         main(sys.argv[1:] if arguments is None else arguments)
-    except UserError as error:
+    except (UserError, DownloadError) as error:
         print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -11,12 +11,16 @@ from shared_embeddings.files import replacing
 MARKERS = "osD^vP*X<>"
 
 
-def quality_size_plot(results: Iterable[dict[str, Any]], path: str | Path) -> None:
-    """Draw BLEU against embedding parameters as PNG: logarithmic, a marker per method, a label per row.
+TITLES = {"bleu": "BLEU", "perplexity": "test perplexity"}
+
+
+def quality_size_plot(results: Iterable[dict[str, Any]], path: str | Path, quality: str = "bleu") -> None:
+    """Draw quality against embedding parameters as PNG: logarithmic, a marker per method, a label per row.
 
     Args:
         results: records of `recipes.common.results.read_results`.
         path: the picture; replaced only once the new one is complete.
+        quality: the metric, out of `TITLES`.
     """
     # Not pyplot: it would choose a window system and keep every figure alive.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -26,7 +30,7 @@ def quality_size_plot(results: Iterable[dict[str, Any]], path: str | Path) -> No
     by_method: dict[str, list[tuple[float, float, str]]] = {}
     for record in results:
         method = (record["config"].get("embedding") or {"method": "standard"})["method"]
-        point = (record["counts"]["embedding"], record["metrics"]["bleu"], record["row"])
+        point = (record["counts"]["embedding"], record["metrics"][quality], record["row"])
         by_method.setdefault(method, []).append(point)
     figure = Figure(figsize=(6.4, 4.0), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
@@ -34,19 +38,19 @@ def quality_size_plot(results: Iterable[dict[str, Any]], path: str | Path) -> No
     for index, (method, points) in enumerate(sorted(by_method.items())):
         axes.scatter(
             [size for size, _, _ in points],
-            [bleu for _, bleu, _ in points],
+            [value for _, value, _ in points],
             marker=MARKERS[index % len(MARKERS)],
             label=method,
         )
-        for size, bleu, row in points:
-            axes.annotate(row, (size, bleu), xytext=(5, 4), textcoords="offset points", fontsize=8)
+        for size, value, row in points:
+            axes.annotate(row, (size, value), xytext=(5, 4), textcoords="offset points", fontsize=8)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size / 1000:,.0f}k"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.15, y=0.12)
     axes.set_xlabel("embedding parameters (input and output)")
-    axes.set_ylabel("BLEU")
+    axes.set_ylabel(TITLES[quality])
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     with replacing(Path(path)) as temporary:

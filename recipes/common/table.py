@@ -1,7 +1,8 @@
 """Tables of results in Markdown, put between two markers of a README.
 
 ``python -m recipes.common.table --results runs/RECIPE --readme recipes/RECIPE/README.md`` also draws the
-picture of quality against size. Every number comes from a results file; a row without one says "not run".
+picture of quality against size; with ``--quality perplexity`` it is a table of language models. Every number
+comes from a results file; a row without one says "not run".
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from recipes.common.config import is_common
 from recipes.common.errors import UserError, run_main
 from recipes.common.plot import quality_size_plot
 from recipes.common.results import read_results
@@ -43,14 +46,38 @@ def _embedding(record: Record) -> Record:
 
 
 def _options(record: Record) -> str:
-    """The method's options, as they are written in the configuration."""
+    """The method's options and what the row starts from, as they are written in the configuration."""
     options = {name: value for name, value in _embedding(record).items() if name != "method"}
-    return ", ".join(f"{name} {value}" for name, value in options.items()) or "–"
+    parts = [f"{name} {value}" for name, value in options.items()]
+    distill = dict(record["config"].get("distill") or {})
+    if distill:
+        parts.append(f"distilled from {distill.pop('teacher')}")
+        parts += [f"{name} {value}" for name, value in distill.items()]
+    return ", ".join(parts) or "–"
 
 
-def _difference(record: Record) -> str:
-    """BLEU minus that of the baseline."""
-    return f"{record['metrics']['bleu_difference']:+.1f}" if record["row"] != BASELINE else "–"
+def _difference(metric: str) -> Callable[[Record], str]:
+    """What tells a metric minus that of the baseline."""
+
+    def tell(record: Record) -> str:
+        return "–" if is_baseline(record["row"]) else f"{record['metrics'][f'{metric}_difference']:+.1f}"
+
+    return tell
+
+
+def _number(metric: str) -> Callable[[Record], str]:
+    """What tells a metric with one decimal."""
+    return lambda record: f"{record['metrics'][metric]:.1f}"
+
+
+def _in_paper(metric: str) -> Callable[[Record], str]:
+    """What tells the paper's figure, which is known before a run."""
+
+    def tell(record: Record) -> str:
+        paper = record.get("paper") or record["config"].get("paper") or {}
+        return str(paper.get(metric, "–"))
+
+    return tell
 
 
 COLUMNS = {
@@ -60,14 +87,25 @@ COLUMNS = {
     "embedding": Column("embedding parameters", lambda r: _millions(r["counts"]["embedding"])),
     "compression": Column("compression", lambda r: f"{r['counts']['compression']:.1f}x"),
     "total": Column("total parameters", lambda r: _millions(r["counts"]["total"])),
-    "bleu": Column("BLEU", lambda r: f"{r['metrics']['bleu']:.1f}"),
-    "difference": Column(f"to {BASELINE}", _difference),
-    "chrf": Column("chrF", lambda r: f"{r['metrics']['chrf']:.1f}"),
+    "bleu": Column("BLEU", _number("bleu")),
+    "difference": Column(f"to {BASELINE}", _difference("bleu")),
+    "chrf": Column("chrF", _number("chrf")),
+    "valid_perplexity": Column("validation perplexity", _number("valid_perplexity")),
+    "perplexity": Column("test perplexity", _number("perplexity")),
+    "perplexity_difference": Column(f"to {BASELINE}", _difference("perplexity")),
+    "pointer_perplexity": Column("with pointer", _number("pointer_perplexity")),
+    "paper_perplexity": Column("the paper's", _in_paper("perplexity"), always=True),
     "minutes": Column("training minutes", lambda r: f"{r['metrics']['training_seconds'] / 60:.0f}"),
     "speed": Column("tokens/s", lambda r: f"{r['metrics']['tokens_per_second']:.0f}"),
     "date": Column("date", lambda r: r["date"][:10]),
 }
-RECIPE_COLUMNS = tuple(name for name in COLUMNS if name != "row")
+_SIZES = ("method", "options", "embedding", "compression", "total")
+_COSTS = ("minutes", "speed", "date")
+# The columns of a recipe's table, by what its models are judged by.
+RECIPE_COLUMNS = {
+    "bleu": (*_SIZES, "bleu", "difference", "chrf", *_COSTS),
+    "perplexity": (*_SIZES, "valid_perplexity", "perplexity", "perplexity_difference", *_COSTS),
+}
 
 
 def markdown_table(results: Iterable[Record], columns: Sequence[str | Column]) -> str:
@@ -102,19 +140,38 @@ def _cell(column: Column, record: Record) -> str:
 
 
 def with_differences(results: Iterable[Record]) -> list[Record]:
-    """Copies of the records whose metrics hold ``bleu_difference``, to the baseline of the same recipe."""
+    """Copies of the records whose metrics hold ``bleu_difference`` or ``perplexity_difference``.
+
+    The difference is to the baseline of the same recipe: ``standard``, for ``small_x`` rather
+    ``small_standard``.
+    """
     records = list(results)
-    scored = [record for record in records if "bleu" in record["metrics"]]
-    baselines = {
-        record["recipe"]: record["metrics"]["bleu"] for record in scored if record["row"] == BASELINE
-    }
     completed = []
     for record in records:
         metrics = dict(record["metrics"])
-        if "bleu" in metrics and record["recipe"] in baselines:
-            metrics["bleu_difference"] = metrics["bleu"] - baselines[record["recipe"]]
+        for metric in RECIPE_COLUMNS.keys() & metrics.keys():
+            baseline = _baseline_of(record, [other for other in records if metric in other["metrics"]])
+            if baseline is not None:
+                metrics[f"{metric}_difference"] = metrics[metric] - baseline["metrics"][metric]
         completed.append({**record, "metrics": metrics})
     return completed
+
+
+def is_baseline(row: str) -> bool:
+    """Whether a row is what others are compared with: ``standard``, or ``small_standard`` for ``small_…``."""
+    return row == BASELINE or row.endswith(f"_{BASELINE}")
+
+
+def _baseline_of(record: Record, others: Sequence[Record]) -> Record | None:
+    """The baseline of the same recipe that shares most of the record's name with it, or None."""
+    fitting = [
+        other
+        for other in others
+        if other["recipe"] == record["recipe"]
+        and is_baseline(other["row"])
+        and record["row"].startswith(other["row"].removesuffix(BASELINE))
+    ]
+    return max(fitting, key=lambda other: len(other["row"]), default=None)
 
 
 def not_run(recipe: str, row: str, config: dict[str, Any]) -> Record:
@@ -122,15 +179,20 @@ def not_run(recipe: str, row: str, config: dict[str, Any]) -> Record:
     return {"recipe": recipe, "row": row, "config": config, "counts": {}, "metrics": {}, "data_checksum": ""}
 
 
-def rows_of(configs: Path, results: Iterable[Record]) -> list[Record]:
+def rows_of(configs: Path, results: Iterable[Record], pattern: str = "*") -> list[Record]:
     """One record per configuration file of a recipe: its results, or that it was not run.
 
     ``common.yaml`` is no row. The baseline comes first, then the others by name, numbers counted as numbers.
+
+    Args:
+        configs: folder of the configuration files.
+        results: records of `read_results`.
+        pattern: of the rows' names, such as ``small_*``.
     """
     found = {record["row"]: record for record in results}
     records = []
     for path in configs.glob("*.yaml"):
-        if path.stem != "common":
+        if not is_common(path) and fnmatchcase(path.stem, pattern):
             config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
             records.append(found.get(path.stem) or not_run(configs.parent.name, path.stem, config))
     return sorted(records, key=_row_order)
@@ -139,7 +201,7 @@ def rows_of(configs: Path, results: Iterable[Record]) -> list[Record]:
 def _row_order(record: Record) -> tuple[bool, list[tuple[int, str]]]:
     """Sorting key: the baseline, then natural order."""
     parts = re.findall(r"\d+|\D+", record["row"])
-    return record["row"] != BASELINE, [(int(p), "") if p.isdigit() else (-1, p) for p in parts]
+    return not is_baseline(record["row"]), [(int(p), "") if p.isdigit() else (-1, p) for p in parts]
 
 
 def update_readme(readme: str | Path, marker: str, text: str) -> None:
@@ -161,6 +223,15 @@ def update_readme(readme: str | Path, marker: str, text: str) -> None:
     write_text(path, f"{head}{begin}\n{text.rstrip()}\n{end}{tail}")
 
 
+def _columns(names: str) -> list[str]:
+    """The columns that a list with commas names."""
+    chosen = names.split(",")
+    for name in chosen:
+        if name not in COLUMNS:
+            raise UserError(f"no column {name!r}; there are: {', '.join(COLUMNS)}")
+    return chosen
+
+
 def main(arguments: Sequence[str]) -> None:
     """Put a recipe's table into its README and draw its plot."""
     parser = argparse.ArgumentParser(prog="recipes.common.table", description=main.__doc__)
@@ -170,16 +241,28 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--configs", type=Path, help="folder of the rows (default: configs beside the README)"
     )
+    parser.add_argument(
+        "--quality",
+        choices=sorted(RECIPE_COLUMNS),
+        default="bleu",
+        help="what the models are judged by (default: %(default)s)",
+    )
+    parser.add_argument("--rows", default="*", help="only rows of such names, for instance 'small_*'")
+    parser.add_argument("--columns", help="names of columns, with commas (default: those of the quality)")
     parser.add_argument("--plot", type=Path, help="picture (default: quality_size.png beside the README)")
     options = parser.parse_args(arguments)
     configs = options.configs or options.readme.parent / "configs"
     if not configs.is_dir():
         raise UserError(f"{configs}: no such folder; name the folder of the rows with --configs")
-    records = rows_of(configs, read_results(options.results))
-    update_readme(options.readme, options.marker, markdown_table(records, RECIPE_COLUMNS))
+    records = rows_of(configs, read_results(options.results), options.rows)
+    if not records:
+        raise UserError(f"{configs}: no row is called {options.rows}; see --rows")
+    columns = _columns(options.columns) if options.columns else RECIPE_COLUMNS[options.quality]
+    update_readme(options.readme, options.marker, markdown_table(records, columns))
     measured = [record for record in records if record["metrics"]]
     if measured:
-        quality_size_plot(measured, options.plot or options.readme.parent / "quality_size.png")
+        picture = options.plot or options.readme.parent / "quality_size.png"
+        quality_size_plot(measured, picture, options.quality)
     print(f"{options.readme}: {len(measured)} of {len(records)} rows measured")
 
 

@@ -1,4 +1,4 @@
-"""Running OpenNMT-py's commands from a recipe."""
+"""Running the project's commands from a recipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,17 @@ def run_tool(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int
     command = Path(sys.executable).with_name(name)
     if not command.exists():
         raise UserError(f"{command}: not installed; run 'make setup'")
-    status = subprocess.run([command, *arguments], pass_fds=keep_open).returncode
+    _run(name, [command, *arguments], keep_open)
+
+
+def run_module(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
+    """As `run_tool`, for a module of this project that is a program, such as ``lm.train``."""
+    _run(name, [sys.executable, "-m", name, *arguments], keep_open)
+
+
+def _run(name: str, command: Sequence[str | Path], keep_open: Sequence[int]) -> None:
+    """Run a command to its end."""
+    status = subprocess.run(command, pass_fds=keep_open).returncode
     if status == 2:
         raise SystemExit(2)
     if status:

@@ -14,12 +14,13 @@ from typing import Any
 
 from recipes.common import subwords
 from recipes.common.config import read_yaml
-from recipes.common.corpus import check_pairs, download, read_lines, verify, with_progress, write_lines
+from recipes.common.corpus import check_pairs, read_lines, with_progress, write_lines
 from recipes.common.errors import UserError, run_main
 from recipes.common.moses import Tokenizer
 from recipes.common.steps import run_step
 from recipes.multi30k_ende.rows import RECIPE, data_folder, home
 from shared_embeddings.classes import make_classes
+from shared_embeddings.download import download, verify
 from shared_embeddings.files import sha256, write_text
 
 
@@ -85,7 +86,8 @@ def locate_raw(settings: Settings, data_dir: Path | None, download_dir: Path) ->
             if path.is_file():
                 verify(path, checksum)
             else:
-                download(f"{settings.url}/{name}", path, checksum)
+                advice = f"when offline, put {name} into $DATA_DIR/multi30k and run again"
+                download(f"{settings.url}/{name}", path, checksum, advice)
             paths[name] = path
     return paths
 

@@ -12,7 +12,7 @@ import shared_embeddings as se
 from recipes.common.config import Row, read_row, row_names
 from recipes.common.errors import UserError
 from recipes.common.results import REPOSITORY
-from recipes.common.training import Data, read_json
+from recipes.common.training import AVERAGED, Data, read_json
 
 RECIPE = Path(__file__).parent
 CONFIGS = RECIPE / "configs"
@@ -47,6 +47,21 @@ def _with_own_files(row: Row) -> Row:
     names = se.file_options(method) if method in se.methods() else ()
     files = {name: str(home() / row.embedding[name]) for name in names if name in row.embedding}
     return replace(row, embedding={**row.embedding, **files})
+
+
+def with_teacher(row: Row) -> Row:
+    """The row, with the trained model of the row that it starts from among its options of ``onmt_train``.
+
+    Raises:
+        UserError: that row is not trained.
+    """
+    if row.distill is None:
+        return row
+    teacher = row.distill["teacher"]
+    model = home() / teacher / AVERAGED
+    if not model.exists():
+        raise UserError(f"{row.name} starts from {teacher}, which is not trained; run train.sh {teacher}")
+    return replace(row, train={**row.train, "embedding_distillation": {**row.distill, "teacher": str(model)}})
 
 
 def prepared_data() -> Data:

@@ -12,13 +12,15 @@ from recipes.multi30k_ende import rows
 USAGE = """usage: train.sh CONFIG [option of onmt_train ...]
 
 Trains CONFIG in $RUNS/multi30k_ende/CONFIG, going on from the newest complete checkpoint if there is one, and
-averages the last checkpoints ($AVERAGE of them, if set). Run preprocess.sh first."""
+averages the last checkpoints ($AVERAGE of them, if set). Run preprocess.sh first, and train.sh for the row
+that a distilled one starts from."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Train the row that the command line names."""
     row, options = rows.parse(USAGE, arguments)
-    train_row(row, rows.home() / row.name, rows.prepared_data(), options, _average(row.average))
+    data = rows.prepared_data()
+    train_row(rows.with_teacher(row), rows.home() / row.name, data, options, _average(row.average))
 
 
 def _average(default: int) -> int:

@@ -11,7 +11,13 @@ from torch import Tensor
 import lm.models.awd_lstm as module_under_test
 from lm.models import build
 from lm.models.awd_lstm import AWDLSTM, LSTMLayer
-from lm.models.dropout import activation_penalty, locked_dropout, temporal_penalty, word_dropout
+from lm.models.dropout import (
+    activation_penalty,
+    keep_mask,
+    locked_dropout,
+    temporal_penalty,
+    word_dropout,
+)
 
 VOCABULARY = 30
 QUIET = {
@@ -37,10 +43,10 @@ def some_ids(batch: int = 4, time: int = 6) -> Tensor:
 
 def loop_lstm(layer: LSTMLayer, inputs: Tensor, recurrent: Tensor) -> Tensor:
     """The outputs ``(T, B, H)`` of an LSTM layer from zeros, step by step, with a given recurrent matrix."""
-    hidden = cell = torch.zeros(inputs.size(1), layer.hidden_dim)
+    hidden = cell = torch.zeros(inputs.size(1), layer.hidden_size)
     outputs = []
     for x in inputs:
-        gates = x @ layer.weight_ih.T + layer.bias_ih + hidden @ recurrent.T + layer.bias_hh
+        gates = x @ layer.weight_ih_l0.T + layer.bias_ih_l0 + hidden @ recurrent.T + layer.bias_hh_l0
         enter, forget, candidate, leave = gates.chunk(4, dim=1)
         cell = forget.sigmoid() * cell + enter.sigmoid() * candidate.tanh()
         hidden = leave.sigmoid() * cell.tanh()
@@ -83,7 +89,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 def test_model_without_dropout_is_a_plain_lstm(training: bool) -> None:
     model, ids = small_model().train(training), some_ids()
     out = model(ids, model.initial_state(4))
-    wanted = loop_model(model, ids, [layer.weight_hh for layer in model.layers])
+    wanted = loop_model(model, ids, [layer.weight_hh_l0 for layer in model.layers])
     torch.testing.assert_close(out.hidden, wanted, rtol=1e-4, atol=1e-6)
     assert out.penalty == 0
 
@@ -139,7 +145,7 @@ def test_later_words_do_not_change_earlier_states() -> None:
 def test_gradients_are_there_in_evaluation_too() -> None:
     model = small_model().eval()
     model(some_ids(), model.initial_state(4)).hidden.sum().backward()
-    assert all(layer.weight_hh.grad is not None for layer in model.layers)
+    assert all(layer.weight_hh_l0.grad is not None for layer in model.layers)
 
 
 # Weight drop
@@ -152,7 +158,7 @@ def test_dropped_recurrent_matrices_are_what_the_kernel_computes_with(kernel: Ke
     assert len(kernel.matrices) == 3
     wanted = loop_model(model, ids, kernel.matrices)
     torch.testing.assert_close(out.hidden, wanted, rtol=1e-4, atol=1e-6)
-    full = loop_model(model, ids, [layer.weight_hh for layer in model.layers])
+    full = loop_model(model, ids, [layer.weight_hh_l0 for layer in model.layers])
     assert (out.hidden - full).abs().max() > 1e-3
 
 
@@ -161,7 +167,7 @@ def test_an_entry_is_dropped_to_zero_or_scaled(kernel: Kernel) -> None:
     model(some_ids(), model.initial_state(4))
     for layer, matrix in zip(model.layers, kernel.matrices, strict=True):
         kept = matrix != 0
-        torch.testing.assert_close(matrix[kept], layer.weight_hh[kept] / 0.75)
+        torch.testing.assert_close(matrix[kept], layer.weight_hh_l0[kept] / 0.75)
         assert 1 - kept.float().mean() == pytest.approx(0.25, abs=0.1)
 
 
@@ -183,7 +189,7 @@ def test_gradients_reach_the_full_matrices_but_for_dropped_entries(kernel: Kerne
         matrix.retain_grad()
     out.hidden.square().sum().backward()
     for layer, matrix in zip(model.layers, kernel.matrices, strict=True):
-        gradient, dropped = layer.weight_hh.grad, matrix == 0
+        gradient, dropped = layer.weight_hh_l0.grad, matrix == 0
         assert (gradient[dropped] == 0).all()
         assert (gradient[~dropped] != 0).all()
         torch.testing.assert_close(gradient[~dropped], 2 * matrix.grad[~dropped])
@@ -194,10 +200,52 @@ def test_only_recurrent_matrices_are_dropped(kernel: Kernel) -> None:
     model = small_model(dropout_weights=0.5)
     model(some_ids(), model.initial_state(4)).hidden.sum().backward()
     for layer in model.layers:
-        assert (layer.weight_ih.grad != 0).all()
+        assert (layer.weight_ih_l0.grad != 0).all()
+
+
+def test_compilation_leaves_the_kernel_whole() -> None:
+    """Taken apart, an LSTM becomes T small products per layer, and its compilation takes minutes."""
+    calls = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        calls.extend(node.target for node in graph.graph.nodes)
+        return graph.forward
+
+    model, ids = small_model(num_layers=2, dropout_hidden=0.5), some_ids(time=2)
+    out = torch.compile(model, backend=backend)(ids, model.initial_state(4))
+    assert out.hidden.shape == (4, 2, 7)
+    assert calls and torch.lstm not in calls
 
 
 # Dropout of activations
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.65])
+def test_masks_are_random_numbers_with_the_right_mean(probability: float) -> None:
+    torch.manual_seed(0)
+    mask = keep_mask(torch.zeros(()), (301, 997), probability)
+    values, counts = mask.unique(return_counts=True)
+    torch.testing.assert_close(values, torch.tensor([0.0, 1 / (1 - probability)]))
+    # Four standard deviations of a binomial share.
+    noise = 4 * (probability * (1 - probability) / mask.numel()) ** 0.5
+    assert counts[0] / mask.numel() == pytest.approx(probability, abs=noise)
+    dropped = (mask == 0).float().flatten() - probability
+    for lag in (1, 2, 3, 4, 997):
+        assert (dropped[lag:] * dropped[:-lag]).mean().item() == pytest.approx(0, abs=noise)
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 3), (4, 1, 2)])
+def test_masks_have_the_shape_and_type_asked_for(shape: tuple[int, ...]) -> None:
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        mask = keep_mask(torch.zeros((), dtype=dtype), shape, 0.5)
+        assert mask.shape == shape and mask.dtype == dtype
+        assert ((mask == 0) | (mask == 2)).all()
+
+
+def test_extreme_probabilities_of_masks() -> None:
+    torch.manual_seed(0)
+    assert (keep_mask(torch.zeros(()), (1000,), 0.0) == 1).all()
+    assert (keep_mask(torch.zeros(()), (1000,), 1 - 1e-9) == 0).all()
 
 
 def test_locked_dropout_has_one_mask_for_all_time_steps() -> None:
@@ -343,7 +391,7 @@ def test_state_dict_makes_the_same_model() -> None:
 def test_layers_start_as_torch_starts_them() -> None:
     model = small_model(hidden_dim=100)
     for layer in model.layers:
-        bound = layer.hidden_dim**-0.5
+        bound = layer.hidden_size**-0.5
         for parameter in layer.parameters():
             assert parameter.abs().max() <= bound
             assert parameter.abs().mean().item() == pytest.approx(bound / 2, rel=0.25)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from lm import corpus
+from lm import texts as reading
 from lm.corpus import SPLITS, Published, load_corpus, prepare, read_tokens
 from lm.errors import UserError
 from lm.vocabulary import Limits
@@ -253,3 +255,19 @@ def test_archives_are_refused(tmp_path: Path) -> None:
         np.savez(file, tokens=np.zeros(3, np.int32))
     with pytest.raises(UserError, match="an archive"):
         read_tokens(tmp_path / "tokens.npy")
+
+
+def test_memory_does_not_grow_with_the_text(
+    texts: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Checksums read by the mebibyte, and this text, all on one line, is no larger.
+    monkeypatch.setattr(corpus, "sha256", lambda path: "")
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 1 << 12)
+    texts["train"][0].write_text("some words of a line " * 40_000)
+    tracemalloc.start()
+    try:
+        prepare(texts, tmp_path / "data")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < texts["train"][0].stat().st_size / 4

@@ -96,9 +96,11 @@ def test_a_seed_decides_the_parameters() -> None:
 # Sizes in print
 
 
-def test_awd_lstm_of_the_penn_treebank() -> None:
-    """Merity et al. print 24M for V = 10,000, and no output bias is 10,000 less."""
-    assert millions("awd_lstm", 10000, {"method": "standard"}) == 24.2116
+@pytest.mark.parametrize(("vocabulary", "total"), [(10000, 24_221_600), (33278, 33_556_078)])
+def test_awd_lstm_of_the_penn_treebank_and_wikitext_2(vocabulary: int, total: int) -> None:
+    """Merity et al. (2018) print 24M and 33M, rounded down; their output layer has a bias."""
+    model = meta("awd_lstm", vocabulary, {"method": "standard", "output_bias": True})
+    assert se.accounting.count_parameters(model) == total
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,9 @@ def test_lstm_of_wikitext_103(dim: int, context: float, input_output: float) -> 
 
 
 def test_totals_of_wikitext_103() -> None:
-    """DeFINE, Table 1a, R2."""
+    """DeFINE, Table 1a, R1 and R2."""
+    standard = {"method": "standard", "output_bias": True}
+    assert millions("lstm", 267735, standard) == pytest.approx(92.17, abs=0.005)
     assert millions("lstm", 267735, {"method": "adaptive", **BANDS}) == pytest.approx(32.61, abs=0.005)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from lm import cli
-from lm.corpus import SPLITS, load_corpus
+from lm.corpus import SPLITS, Published, load_corpus
+from lm.datasets import SOURCES
 
 
 @pytest.fixture
@@ -57,8 +58,29 @@ def test_mistakes_give_one_line_and_status_2(
         "unrecognized arguments: -foo": [*arguments, "-foo"],
         "No such file": [*arguments, "-test", "absent.txt"],
         "required: -output": arguments[2:],
+        "-train and -valid and -test given beside -dataset": [*arguments, "-dataset", "ptb"],
+        "-downloads given without -dataset": [*arguments, "-downloads", "here"],
+        "-train and -valid and -test not given": arguments[:2],
+        "invalid choice: 'wikitext'": [*arguments, "-dataset", "wikitext"],
     }
     for said, line in cases.items():
         assert run(line, monkeypatch) == 2, said
         error = capsys.readouterr().err
         assert said in error and error.startswith("lm_prepare: ") and error.count("\n") == 1
+
+
+def test_known_dataset_is_found_in_data_dir_and_its_size_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split in SPLITS:
+        path = tmp_path / "given" / "wikitext-2" / f"wiki.{split}.tokens"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("a b\n")
+    monkeypatch.setenv("DATA_DIR", str(tmp_path / "given"))
+    arguments = ["-dataset", "wikitext2", "-output", str(tmp_path / "data")]
+    assert run(arguments, monkeypatch) == 2
+    assert "the train text has 3 tokens, the published one 2,088,628" in capsys.readouterr().err
+    small = Published(dict.fromkeys(SPLITS, 3), 4)
+    monkeypatch.setitem(SOURCES, "wikitext2", SOURCES["wikitext2"]._replace(published=small))
+    assert run(arguments, monkeypatch) == 0
+    assert load_corpus(tmp_path / "data").description["name"] == "wikitext2"

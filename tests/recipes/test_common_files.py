@@ -10,7 +10,7 @@ import pytest
 from recipes.common import corpus
 from recipes.common.errors import UserError, run_main
 from recipes.common.steps import run_step
-from shared_embeddings.files import replacing, sha256, write_text
+from shared_embeddings.files import replacing, write_text
 
 
 def test_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path: Path) -> None:
@@ -111,30 +111,3 @@ def test_unequal_and_empty_sides_are_refused() -> None:
         corpus.check_pairs({"a": ["x", "y"], "b": ["x"]})
     with pytest.raises(UserError, match="no sentences in a and b"):
         corpus.check_pairs({"a": [], "b": []})
-
-
-def test_download_checks_the_content(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "folder" / "target"
-    source.write_text("content")
-    with pytest.raises(UserError, match="SHA-256"):
-        corpus.download(source.as_uri(), target, "0" * 64)
-    assert not list(target.parent.iterdir())
-    corpus.download(source.as_uri(), target, sha256(source))
-    assert target.read_text() == "content"
-
-
-def test_download_tries_again_and_says_what_to_do_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempts = []
-
-    def offline(url: str, path: Path) -> None:
-        attempts.append(url)
-        path.write_text("half")
-        raise OSError("no route")
-
-    monkeypatch.setattr(corpus, "_fetch", offline)
-    with pytest.raises(UserError, match=r"no route.* put target.gz into \$DATA_DIR"):
-        corpus.download("https://example.org/target.gz", tmp_path / "target.gz", None, wait_seconds=0)
-    assert len(attempts) == corpus.ATTEMPTS
-    assert not list(tmp_path.iterdir())

@@ -103,6 +103,76 @@ def test_table_goes_between_the_markers(recipe: Path, tmp_path: Path) -> None:
     assert (recipe / "README.md").read_text().splitlines() == lines
 
 
+def write_perplexity(folder: Path, row: str, perplexity: float) -> None:
+    write_results(
+        folder / row / "results.json",
+        recipe="recipe",
+        row=row,
+        config={"embedding": {"method": row.split("_")[1]}},
+        counts={"embedding": 1000, "total": 2000, "compression": 4.0},
+        metrics={"perplexity": perplexity, "valid_perplexity": 70.0, "pointer_perplexity": 50.0},
+        data_checksum="c",
+        paper={"perplexity": 57.3},
+    )
+
+
+def test_table_of_language_models(tmp_path: Path) -> None:
+    configs = tmp_path / "recipe" / "configs"
+    configs.mkdir(parents=True)
+    (configs / "common.yaml").write_text("train: {}\n")
+    (configs / "common_small.yaml").write_text("train: {}\n")
+    for row in ("small_standard", "small_funnel", "small_alone", "table1_standard"):
+        (configs / f"{row}.yaml").write_text(
+            f"embedding: {{method: {row.split('_')[1]}}}\npaper: {{perplexity: 57.3}}\n"
+        )
+    readme = tmp_path / "recipe" / "README.md"
+    readme.write_text("<!-- BEGIN small -->\n<!-- END small -->\n")
+    write_perplexity(tmp_path / "runs", "small_standard", 120.0)
+    write_perplexity(tmp_path / "runs", "small_funnel", 124.06)
+    write_perplexity(tmp_path / "runs", "table1_standard", 60.0)
+    arguments = ["--results", str(tmp_path / "runs"), "--readme", str(readme), "--marker", "small"]
+    arguments += ["--rows", "small_*", "--quality", "perplexity"]
+    assert run_main("table", table.main, arguments) == 0
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in readme.read_text().splitlines()
+    ]
+    assert [line[0] for line in lines[3:-1]] == ["standard", "alone", "funnel"]
+    assert lines[3][5:8] == ["70.0", "120.0", "–"]
+    assert lines[4][2:] == ["not run"] * 9
+    assert lines[5][5:8] == ["70.0", "124.1", "+4.1"]
+    assert (readme.parent / "quality_size.png").read_bytes().startswith(b"\x89PNG")
+    arguments += ["--columns", "row,pointer_perplexity,paper_perplexity"]
+    assert run_main("table", table.main, arguments) == 0
+    assert "| small_funnel | 50.0 | 57.3 |" in readme.read_text()
+    assert "| small_alone | not run | 57.3 |" in readme.read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [(["--rows", "big_*"], "no row is called big_"), (["--columns", "blue"], "no column 'blue'")],
+)
+def test_tables_that_cannot_be(
+    recipe: Path, tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--results", str(tmp_path / "runs"), "--readme", str(recipe / "README.md"), *more]
+    assert run_main("table", table.main, arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_baseline_of_each_group(tmp_path: Path) -> None:
+    for row, perplexity in [
+        ("a_standard", 10.0),
+        ("a_b_standard", 20.0),
+        ("a_b_x", 26.0),
+        ("a_x", 13.0),
+        ("c_x", 1.0),
+    ]:
+        write_perplexity(tmp_path, row, perplexity)
+    records = table.with_differences(read_results(tmp_path))
+    found = {record["row"]: record["metrics"].get("perplexity_difference") for record in records}
+    assert found == {"a_standard": 0.0, "a_b_standard": 0.0, "a_b_x": 6.0, "a_x": 3.0, "c_x": None}
+
+
 @pytest.mark.parametrize(
     "text", ["none", "<!-- END results --><!-- BEGIN results -->", "<!-- BEGIN results -->" * 2]
 )

@@ -43,7 +43,11 @@ COMMON = "average: 2\ntrain: {train_steps: 10}\ntranslate: {}\n"
     ("common", "row", "said"),
     [
         (COMMON, "embeding: {}\n", "unknown key 'embeding'"),
-        (COMMON, "embedding: {method: funnel}\ntrain: {}\n", "unknown key 'train'"),
+        (COMMON, "embedding: {method: funnel}\naverage: 3\n", "unknown key 'average'"),
+        (COMMON, "embedding: {}\ntrain: 3\n", "train is 3; it must be of type dict"),
+        (COMMON, "embedding: {}\ndistill: full\n", "distill is 'full'"),
+        (COMMON, "embedding: {}\ndistill: {alpha: 0}\n", "teacher is None; it must be one of full"),
+        (COMMON, "embedding: {}\ndistill: {teacher: row}\n", "teacher is 'row'; it must be one of full"),
         (COMMON, "", "must hold embedding"),
         (COMMON, "embedding: funnel\n", "must be of type dict"),
         (COMMON, "embedding: {\n", "not YAML"),
@@ -54,6 +58,7 @@ COMMON = "average: 2\ntrain: {train_steps: 10}\ntranslate: {}\n"
 def test_wrong_configuration_is_refused(tmp_path: Path, common: str, row: str, said: str) -> None:
     (tmp_path / "common.yaml").write_text(common)
     (tmp_path / "row.yaml").write_text(row)
+    (tmp_path / "full.yaml").write_text("embedding: {method: standard}\n")
     with pytest.raises(UserError, match=said):
         read_row(tmp_path, "row")
 
@@ -66,6 +71,19 @@ def test_row_is_merged_and_common_is_no_row(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="no config 'common'; there are: row"):
         read_row(tmp_path, "common")
+
+
+def test_distilled_row_names_its_teacher_and_its_own_options(tmp_path: Path) -> None:
+    (tmp_path / "common.yaml").write_text("average: 2\ntrain: {train_steps: 10, seed: 1}\ntranslate: {}\n")
+    (tmp_path / "full.yaml").write_text("embedding: {method: standard}\n")
+    (tmp_path / "row.yaml").write_text(
+        "embedding: {method: funnel, rank: 3}\ndistill: {teacher: full}\ntrain: {train_steps: 4}\n"
+    )
+    row = read_row(tmp_path, "row")
+    assert row.distill == {"teacher": "full"}
+    assert row.train == {"train_steps": 4, "seed": 1}
+    full = read_row(tmp_path, "full")
+    assert full.distill is None and full.train == {"train_steps": 10, "seed": 1}
 
 
 def test_option_value_takes_every_spelling() -> None:

@@ -14,14 +14,16 @@ import pytest
 import yaml
 
 import shared_embeddings as se
-from recipes.common import corpus
 from recipes.common.config import read_row, row_names
-from recipes.common.errors import run_main
+from recipes.common.errors import UserError, run_main
 from recipes.common.moses import Tokenizer
 from recipes.common.results import read_results
 from recipes.common.sizes import SIZE_COMMENT, SPECIAL_TOKENS, describe_size, write_comment
 from recipes.common.subwords import join
+from recipes.common.table import markdown_table
+from recipes.common.training import AVERAGED
 from recipes.multi30k_ende import preprocess, rows
+from shared_embeddings import download
 from shared_embeddings.files import sha256
 
 PAIRS = [
@@ -162,7 +164,7 @@ def test_missing_file_offline_is_one_line(
 ) -> None:
     (small.raw / "val.en.gz").unlink()
     small.configure(url="http://127.0.0.1:9")
-    monkeypatch.setattr(corpus.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
     line = refuse(small, capsys)
     assert "http://127.0.0.1:9/val.en.gz" in line and "$DATA_DIR" in line
 
@@ -238,9 +240,26 @@ def test_rows_state_their_size(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", row_names(rows.CONFIGS))
 def test_rows_differ_in_their_embedding_only(name: str) -> None:
+    """But for the distilled ones, which train from a trained model on in fewer steps of another size."""
     row, standard = read_row(rows.CONFIGS, name), read_row(rows.CONFIGS, "standard")
-    assert (row.train, row.translate, row.average) == (standard.train, standard.translate, standard.average)
+    assert (row.translate, row.average) == (standard.translate, standard.average)
+    differing = {key for key in {**row.train, **standard.train} if row.train[key] != standard.train[key]}
+    schedule = {"train_steps", "learning_rate", "warmup_steps"}
+    assert differing == (schedule if row.distill else set())
     assert row.train["keep_checkpoint"] >= row.average
+
+
+def test_distilled_row_needs_its_teacher(small: Corpus) -> None:
+    row = read_row(rows.CONFIGS, "funnel_4x_distilled")
+    with pytest.raises(UserError, match="standard, which is not trained; run train.sh standard"):
+        rows.with_teacher(row)
+    model = small.runs / "multi30k_ende" / "standard" / AVERAGED
+    model.parent.mkdir(parents=True)
+    model.touch()
+    train = rows.with_teacher(row).train
+    assert train == {**row.train, "embedding_distillation": {"teacher": str(model), "alpha": 0.01}}
+    scratch = read_row(rows.CONFIGS, "funnel_4x")
+    assert rows.with_teacher(scratch) == scratch
 
 
 TINY = (
@@ -270,3 +289,20 @@ def test_training_resumes_and_is_scored(small: Corpus, tmp_path: Path) -> None:
     assert record["counts"]["embedding"] == expected
     assert record["config"]["train"]["hidden_size"] == 16
     assert record["config"]["train_options"][-2:] == ["-train_steps", "6"]
+
+
+@pytest.mark.slow
+def test_distilled_row_is_trained_and_told_in_the_table(small: Corpus, tmp_path: Path) -> None:
+    assert small.prepare() == 0
+    early = run_script("train.sh", "projective_8x_distilled", *TINY, "-train_steps", "4", folder=tmp_path)
+    assert early.returncode == 2 and early.stderr.count("\n") == 1 and "run train.sh standard" in early.stderr
+    narrow = [*TINY, "-train_steps", "4"]
+    for name in ("standard", "projective_8x_distilled"):
+        done = run_script("train.sh", name, *narrow, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    log = (small.runs / "multi30k_ende" / "projective_8x_distilled" / "train.log").read_text()
+    assert "Fitted the target embedding" in log and "reconstruction loss: " in log
+    scored = run_script("eval.sh", "projective_8x_distilled", "-max_length", "10", folder=tmp_path)
+    assert scored.returncode == 0, scored.stderr
+    (line,) = markdown_table(read_results(small.runs), ["options"]).splitlines()[2:]
+    assert line == "| rank 15, distilled from standard, alpha 0.01 |"

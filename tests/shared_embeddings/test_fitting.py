@@ -114,11 +114,66 @@ def test_projective_is_the_truncated_svd() -> None:
     torch.testing.assert_close(emb.table().double(), best, rtol=1e-5, atol=1e-5)
 
 
-def test_funnel_is_no_worse_than_svd_in_the_loss_of_the_paper() -> None:
-    _, svd = fitted("projective", padding_idx=None)
-    _, funnel = fitted("funnel", padding_idx=None, steps=1500)
+def trained_like_table(scale: float = 0.06) -> Tensor:
+    """A table ``(600, 64)`` like a trained one: a common part, a falling spectrum, rows of all lengths."""
+    generator = torch.Generator().manual_seed(3)
+    directions = torch.linalg.qr(torch.randn(64, 64, generator=generator)).Q
+    codes = torch.randn(600, 64, generator=generator) * torch.arange(1.0, 65.0) ** -0.6
+    codes[:, 0] = 2.5 + 0.5 * codes[:, 0]
+    lengths = 0.3 + torch.rand(600, 1, generator=generator)
+    table = lengths * codes @ directions
+    return table * (scale / table.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("rank", [1, 4, 16, 64])
+def test_funnel_is_no_worse_than_svd_in_the_loss_of_the_paper(rank: int) -> None:
+    table = trained_like_table()
+    _, svd = se.fit("projective", table, rank=rank, progress=False)
+    _, funnel = se.fit("funnel", table, rank=rank, progress=False)
     assert funnel.parameters == svd.parameters
-    assert funnel.loss <= svd.loss
+    assert funnel.loss <= svd.loss + 1e-6
+
+
+def test_funnel_gains_on_svd_where_rows_differ_in_length() -> None:
+    """The SVD has the least squared loss, so another loss leaves something to gain."""
+    table = trained_like_table()
+    _, svd = se.fit("projective", table, rank=16, progress=False)
+    _, funnel = se.fit("funnel", table, rank=16, progress=False)
+    assert funnel.loss < 0.999 * svd.loss
+    assert funnel.squared_loss > svd.squared_loss
+
+
+def test_funnel_without_a_common_part_stays_close_to_svd() -> None:
+    """Then a ReLU costs a rank; descent must not lose more than that."""
+    table = torch.randn(300, 20, generator=torch.Generator().manual_seed(2))
+    _, shorter = se.fit("projective", table, rank=7, progress=False)
+    _, funnel = se.fit("funnel", table, rank=8, steps=200, progress=False)
+    assert funnel.loss <= shorter.loss
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("funnel", {}),
+        ("funnel", {"activation": "tanh", "steps": 20}),
+        ("funnel", {"rank": 1}),
+        ("group_reduce", {"activation": "relu", "steps": 20}),
+        ("group_reduce", {}),
+        ("projective", {}),
+    ],
+)
+def test_the_scale_of_the_table_does_not_matter(method: str, changes: dict[str, Any]) -> None:
+    _, found = fitted(method, **changes)
+    for scale in (2.0**-10, 2.0**10):
+        _, scaled = fitted(method, teacher=clustered_table() * scale, **changes)
+        assert scaled.loss == pytest.approx(found.loss * scale, rel=1e-4)
+
+
+def test_descent_keeps_the_best_that_it_saw() -> None:
+    table = torch.randn(300, 20, generator=torch.Generator().manual_seed(2))
+    _, start = se.fit("funnel", table, rank=8, steps=1, learning_rate=1e-9, progress=False)
+    _, end = se.fit("funnel", table, rank=8, steps=3, learning_rate=100.0, progress=False)
+    assert end.loss <= start.loss + 1e-5
 
 
 def test_full_rank_methods_lose_nothing() -> None:

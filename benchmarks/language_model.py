@@ -1,0 +1,177 @@
+"""Training speed of an AWD-LSTM, against plain ``nn.LSTM`` layers of the same shape without regularisation.
+
+The size is that of the Penn Treebank: 10,000 words, three layers of 1150 units on vectors of 400, batches of
+20 x 70 tokens. A step is forward and backward pass and an update by SGD. Both models have the same embedding
+and softmax, and take turns. Where there is a CUDA device, it is measured after the CPU. On a CPU that other
+programs use, too, the processor time is what to look at, taken with one thread.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.language_model --threads 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.embeddings import Setting, words
+from benchmarks.measuring import Step
+from lm.models import LanguageModel, Output, State, build
+from recipes.common.table import NOT_RUN, update_readme
+from shared_embeddings.files import write_text
+
+VOCABULARY, BATCH, TIME = 10000, 20, 70
+TOKENS = BATCH * TIME
+DEVICES = ("cpu", "cuda")
+EMBEDDING = {"method": "standard", "output_bias": True}
+
+
+class PlainLSTM(LanguageModel):
+    """The layers of a language model as ``nn.LSTM`` has them, and nothing else.
+
+    The embedding is that of the other model.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model.embedding, model.options)
+        self.widths = [part.size(2) for part in model.initial_state(1)[::2]]
+        inputs = [model.options.embedding_dim, *self.widths]
+        self.layers = nn.ModuleList(nn.LSTM(a, b, batch_first=True) for a, b in zip(inputs, self.widths))
+
+    def initial_state(self, batch_size: int) -> State:
+        """Zeros."""
+        device = next(self.parameters()).device
+        sizes = [width for width in self.widths for _ in range(2)]
+        return tuple(torch.zeros(1, batch_size, width, device=device) for width in sizes)
+
+    def forward(self, ids: Tensor, state: State) -> Output:
+        """Through all layers, without a penalty."""
+        hidden = self.embedding(ids)
+        after: list[Tensor] = []
+        for layer, *before in zip(self.layers, state[0::2], state[1::2]):
+            hidden, layer_state = layer(hidden, tuple(before))
+            after += [part.detach() for part in layer_state]
+        return Output(hidden, tuple(after), hidden.new_zeros(()))
+
+
+def batch(device: str) -> Tensor:
+    """Word ids ``(B, T + 1)`` with frequencies as in a text."""
+    setting = Setting("language model", VOCABULARY, 0, BATCH * (TIME + 1), [], [])
+    return words(setting).view(BATCH, TIME + 1).to(device)
+
+
+def training_step(model: LanguageModel, ids: Tensor) -> Step:
+    """A function that trains a model on one segment, from the state where the last one ended."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, targets = ids[:, :-1], ids[:, 1:].contiguous()
+    state = model.initial_state(BATCH)
+
+    def step() -> None:
+        nonlocal state
+        hidden, state, penalty = model(inputs, state)
+        optimizer.zero_grad(set_to_none=True)
+        (model.embedding.cross_entropy(hidden, targets) + penalty).backward()
+        optimizer.step()
+        if ids.is_cuda:
+            torch.cuda.synchronize()
+
+    return step
+
+
+def models(device: str) -> list[LanguageModel]:
+    """The AWD-LSTM of the Penn Treebank, and plain layers of its shape; each has an embedding of its own."""
+    names = [f"word{number}" for number in range(VOCABULARY)]
+    torch.manual_seed(0)
+    regularised, other = (build("awd_lstm", names, EMBEDDING, {}) for _ in range(2))
+    return [regularised.to(device), PlainLSTM(other).to(device)]
+
+
+def median_clocks(steps: list[Step], repeats: int) -> list[dict[str, float]]:
+    """Median seconds of each of `steps` by the clock and of processor time, in turns after a warm run."""
+    taken: list[list[tuple[float, float]]] = [[] for _ in steps]
+    for repeat in range(repeats + 1):
+        for step, times in zip(steps, taken, strict=True):
+            start = time.perf_counter(), time.process_time()
+            step()
+            if repeat > 0:
+                times.append((time.perf_counter() - start[0], time.process_time() - start[1]))
+    medians = [[statistics.median(of_clock) for of_clock in zip(*times, strict=True)] for times in taken]
+    return [{"seconds": seconds, "processor_seconds": processor} for seconds, processor in medians]
+
+
+def measure(device: str, repeats: int) -> dict[str, Any]:
+    """Seconds of a step of both models on a device."""
+    print(f"measuring on {device} ...", file=sys.stderr, flush=True)
+    ids = batch(device)
+    regularised, plain = median_clocks([training_step(model, ids) for model in models(device)], repeats)
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    return {"device": device, "name": name, "awd_lstm": regularised, "plain": plain}
+
+
+def as_table(measured: list[dict[str, Any]]) -> str:
+    """Tokens per second and ratios on every device, as a Markdown table."""
+    found = {one["device"]: one for one in measured}
+    lines = [
+        "| device | plain LSTM, tokens/s | AWD-LSTM, tokens/s | ratio | ratio of processor time |",
+        "| --- | --: | --: | --: | --: |",
+    ]
+    for device in DEVICES:
+        cells = _cells(found[device]) if device in found else [device.upper(), *[NOT_RUN] * 4]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cells(one: dict[str, Any]) -> list[str]:
+    """The cells of one device; a GPU's work is not in the processor time."""
+    plain, regularised = one["plain"], one["awd_lstm"]
+    speeds = [TOKENS / model["seconds"] for model in (plain, regularised)]
+    processor = plain["processor_seconds"] / regularised["processor_seconds"]
+    return [
+        one["name"],
+        *[f"{speed:,.0f}" for speed in speeds],
+        f"{speeds[1] / speeds[0]:.2f}",
+        f"{processor:.2f}" if one["device"] == "cpu" else "–",
+    ]
+
+
+def main() -> None:
+    """Read the arguments, measure, print; write JSON and a README's table where asked to."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.language_model",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="measured steps of each (default: 5)")
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--input", type=Path, nargs="+", help="show these JSON files, and measure nothing")
+    parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
+    parser.add_argument("--readme", type=Path, help="put the table between the markers of this file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.input:
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.input]
+        record = {**found[0], "measured": [part for one in found for part in one["measured"]]}
+    else:
+        devices = DEVICES if torch.cuda.is_available() else DEVICES[:1]
+        measured = [measure(device, arguments.repeats) for device in devices]
+        how = {"threads": arguments.threads, "repeats": arguments.repeats, "torch": torch.__version__}
+        record = {**how, "measured": measured}
+    text = as_table(record["measured"])
+    text += f"\n\nThreads on the CPU: {record['threads']}; torch {record['torch']}."
+    print(text)
+    if arguments.output:
+        write_text(arguments.output, json.dumps(record, indent=2) + "\n")
+    if arguments.readme:
+        update_readme(arguments.readme, "language model", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""Starting a model from a teacher, and training it with the teacher's table (see `nmt.distillation`)."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from onmt.utils.logging import logger
+from torch import Tensor, nn
+
+import shared_embeddings as se
+from nmt.checkpoint import build_from_checkpoint
+from nmt.distillation import ASKED, OPTION, Freeze, parse_distillation
+from nmt.errors import UserError
+from nmt.model import (
+    PADDING,
+    SharedGenerator,
+    is_position_encoding,
+    place_embeddings,
+    shared_embeddings_of,
+    word_lookup,
+)
+from nmt.plan import OPTION_NAMES, EmbeddingPlan, method_options, read_plan, words_of
+from nmt.vocabulary import read_counts
+
+# They stand in each sentence, but in no vocabulary file.
+SENTENCE_MARKS = ("<s>", "</s>")
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A trained model with full tables.
+
+    Attributes:
+        path: its checkpoint, for messages.
+        tables: the table ``(V, D)`` of each side.
+        state: all tensors by name.
+        table_tensors: the names of those that make up its embeddings.
+        has_output_bias: whether its scores have a bias beside a tied table.
+    """
+
+    path: str
+    tables: dict[str, Tensor]
+    state: dict[str, Tensor]
+    table_tensors: frozenset[str]
+    has_output_bias: bool
+
+
+def read_teacher(path: str) -> Teacher:
+    """Read a trained model on the CPU.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        model, *_ = build_from_checkpoint(path)
+    except UserError as error:
+        raise UserError(f"{OPTION}: teacher: {error}") from error
+    lookups = {side: word_lookup(model, side) for side in ("source", "target")}
+    present = {side: lookup for side, lookup in lookups.items() if lookup is not None}
+    with torch.no_grad():
+        tables = {side: _table_of(lookup) for side, lookup in present.items()}
+    names = _names_of(model, list(present.values()))
+    return Teacher(path, tables, model.state_dict(), names, _has_output_bias(model, names))
+
+
+def _has_output_bias(model: Any, table_tensors: frozenset[str]) -> bool:
+    """Say whether a model adds a bias to scores that come from a word table."""
+    if isinstance(model.generator, SharedGenerator):
+        return model.generator.embedding.output_bias() is not None
+    return {"generator.weight", "generator.bias"} & set(model.state_dict()) - table_tensors == {
+        "generator.bias"
+    }
+
+
+def _table_of(lookup: nn.Module) -> Tensor:
+    """Return the table ``(V, D)`` of a look-up of either kind."""
+    if isinstance(lookup, se.SharedEmbedding):
+        return lookup.table().detach().clone()
+    assert isinstance(lookup, nn.Embedding)  # upstream has no other
+    return lookup.weight.detach().clone()
+
+
+def _names_of(model: nn.Module, parts: list[nn.Module]) -> frozenset[str]:
+    """Return every name of a model under which a tensor of its `parts` goes."""
+    own = {id(t) for part in parts for t in part.state_dict(keep_vars=True).values()}
+    return frozenset(name for name, t in model.state_dict(keep_vars=True).items() if id(t) in own)
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What the reconstruction loss needs: each embedding with its frozen teacher ``(V, D)``, and alpha."""
+
+    pairs: list[tuple[Any, Tensor]]
+    alpha: float
+
+
+def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: bool) -> Distilled | None:
+    """Let a new model begin where its teacher ended, and freeze what is to be frozen, in a resumed one, too.
+
+    Args:
+        model: built, and initialised or loaded; the embeddings of a new one are replaced in it.
+        opt: of the model, as its checkpoints will hold them; gets the sizes of fitted embeddings.
+        vocabs: of the model, which are its teacher's, too.
+        is_new: whether it is not from a checkpoint.
+
+    Returns:
+        What the loss needs; ``None`` where there is no teacher, or alpha is 0.
+
+    Raises:
+        UserError: the teacher cannot be read, or its network or width is another; names the first tensor that
+            does not fit.
+    """
+    distillation, plan = parse_distillation(getattr(opt, OPTION, None)), read_plan(opt)
+    if distillation is None or plan is None:
+        return None
+    freeze(model, distillation.freeze)
+    if not is_new and distillation.alpha == 0:
+        return None
+    teacher = read_teacher(distillation.teacher)
+    for side in plan.sides():
+        _check_table(side, word_lookup(model, side), teacher)
+    if is_new and distillation.network_start == "teacher":
+        _copy_network(model, teacher)
+    if is_new and distillation.embedding_start == "fit":
+        _fit_embeddings(model, teacher, plan, opt, vocabs)
+        freeze(model, distillation.freeze)
+    if distillation.alpha == 0:
+        return None
+    device = next(model.parameters()).device
+    pairs = [(word_lookup(model, side), teacher.tables[side].to(device)) for side in plan.sides()]
+    return Distilled(pairs, distillation.alpha)
+
+
+def _fit_embeddings(
+    model: Any, teacher: Teacher, plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]
+) -> None:
+    """Replace the embeddings of a model by ones that are fitted to the teacher's tables."""
+    place = next(model.parameters())
+    is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    fitted = {}
+    for side, settings in plan.sides().items():
+        words = words_of(vocabs, side)
+        embedding, report = se.fit(
+            settings["method"],
+            teacher.tables[side].to(place.device),
+            padding_idx=vocabs["src" if side == "source" else "tgt"][PADDING],
+            words=words,
+            token_counts=token_counts(words, _vocabulary_file(opt, side)),
+            seed=opt.seed,
+            progress=is_first,
+            **method_options(side, settings, with_output=side == "target" and plan.share_output),
+        )
+        logger.info(
+            f"Fitted the {side} embedding to its teacher: reconstruction loss {report.loss:.5f}, relative "
+            f"error {report.relative_error:.4f}, {report.parameters:,} parameters, {report.compression:.2f} "
+            f"times fewer than the table's, {report.seconds:.1f} seconds"
+        )
+        fitted[side] = embedding.to(place)
+    if plan.share_output and teacher.has_output_bias:
+        logger.warning("The teacher's output bias is left out: embeddings are fitted to its table alone")
+    place_embeddings(model, plan, fitted)
+    _store_options(opt, plan, fitted)
+
+
+def _check_table(side: str, lookup: Any, teacher: Teacher) -> None:
+    """Refuse a teacher whose table has another shape.
+
+    Raises:
+        UserError: names both shapes.
+    """
+    wanted = (lookup.num_embeddings, lookup.embedding_dim)
+    found = tuple(teacher.tables[side].shape) if side in teacher.tables else None
+    if found != wanted:
+        raise UserError(
+            f"{OPTION}: the {side} table of the teacher {teacher.path} is {found}, that of this model "
+            f"{wanted}; set word_vec_size and the vocabulary to the teacher's"
+        )
+
+
+def _copy_network(model: nn.Module, teacher: Teacher) -> None:
+    """Copy every tensor that is no part of a shared embedding from the teacher.
+
+    Raises:
+        UserError: names the first tensor that only one of the two has, or that has another shape.
+    """
+    remedy = "set the options of the network to the teacher's, or network_start: random"
+    embeddings = _names_of(model, list(shared_embeddings_of(model)))
+    own = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if name not in embeddings and not is_position_encoding(name)
+    }
+    for name, tensor in own.items():
+        found = teacher.state.get(name)
+        if found is None or found.shape != tensor.shape:
+            shape = None if found is None else tuple(found.shape)
+            raise UserError(
+                f"{OPTION}: {name} is {tuple(tensor.shape)} in this model, {shape or 'missing'} in the "
+                f"teacher {teacher.path}; {remedy}"
+            )
+    left = [
+        name
+        for name in teacher.state
+        if name not in own and name not in teacher.table_tensors and not is_position_encoding(name)
+    ]
+    if teacher.has_output_bias and "generator.bias" in left:
+        left.remove("generator.bias")
+    if left:
+        raise UserError(f"{OPTION}: the teacher {teacher.path} has {left[0]}, this model has not; {remedy}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(teacher.state[name])
+
+
+def token_counts(words: list[str], vocabulary: str) -> Tensor | None:
+    """Return how often each word occurs ``(V,)``, or ``None`` where the vocabulary file does not say.
+
+    The marks of a sentence's ends count as often as the most frequent word; whatever else the file does not
+    count, counts once.
+    """
+    counts = read_counts(vocabulary)
+    if not counts:
+        return None
+    most = max(counts.values())
+    unlisted = dict.fromkeys(SENTENCE_MARKS, most)
+    return torch.tensor([max(1, counts.get(word, unlisted.get(word, 1))) for word in words])
+
+
+def _vocabulary_file(opt: Namespace, side: str) -> str:
+    """Return the vocabulary file of one side."""
+    return str(opt.src_vocab if side == "source" or opt.share_vocab else opt.tgt_vocab)
+
+
+def _store_options(opt: Namespace, plan: EmbeddingPlan, fitted: dict[str, se.SharedEmbedding]) -> None:
+    """Put the options with which the fitted embeddings can be built again in place of those asked for."""
+    setattr(opt, ASKED, {name: getattr(opt, name, None) for name in OPTION_NAMES})
+    resolved = {side: {"method": e.method, **e.stored_options()} for side, e in fitted.items()}
+    opt.embedding = resolved["target"] if plan.share_inputs else None
+    opt.src_embedding = None if plan.share_inputs else resolved.get("source")
+    opt.tgt_embedding = None if plan.share_inputs else resolved.get("target")
+
+
+def freeze(model: nn.Module, what: Freeze) -> None:
+    """Keep the embeddings, or all but them, from being trained."""
+    embeddings = shared_embeddings_of(model)
+    inner = {id(parameter) for embedding in embeddings for parameter in embedding.parameters()}
+    for parameter in model.parameters():
+        if what == ("embedding" if id(parameter) in inner else "network"):
+            parameter.requires_grad_(False)
+
+
+class DistillationLoss:
+    """OpenNMT's loss of a batch, with the reconstruction loss beside it (Eq. 6).
+
+    The trainer divides the sum of a batch by what it normalises with. The reconstruction loss is therefore
+    multiplied by the number of target words, so that it stands against the mean cross entropy of a word.
+
+    Args:
+        loss: OpenNMT's.
+        distilled: the embeddings and their teachers.
+    """
+
+    def __init__(self, loss: Any, distilled: Distilled) -> None:
+        self.loss = loss
+        self.alpha = distilled.alpha
+        self.pairs = distilled.pairs
+        self.reported = torch.zeros((), device=distilled.pairs[0][1].device)
+        self.batches = 0
+
+    @property
+    def padding_idx(self) -> int:
+        """The id that targets are padded with; the trainer asks for it."""
+        return int(self.loss.padding_idx)
+
+    def ignore_prompt(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return a batch without the words of its prompts, as upstream does."""
+        return self.loss.ignore_prompt(batch)  # type: ignore[no-any-return]
+
+    def __call__(self, *batch: Any, **options: Any) -> tuple[Tensor, Any]:
+        """Return the summed loss of a batch and upstream's statistics of its cross entropy."""
+        cross_entropy, statistics = self.loss(*batch, **options)
+        reconstruction = self.reconstruction()
+        self.reported += reconstruction.detach()
+        self.batches += 1
+        total = (1 - self.alpha) * cross_entropy + self.alpha * statistics.n_words * reconstruction
+        return total, statistics
+
+    def reconstruction(self) -> Tensor:
+        """Return the mean L2 distance of the words' vectors to the teacher's (Eq. 5), padding left out."""
+        missed = []
+        for student, table in self.pairs:
+            distances = (student.table().float() - table).norm(dim=1)  # (V,)
+            kept = torch.ones_like(distances, dtype=torch.bool)
+            if student.padding_idx is not None:
+                kept[student.padding_idx] = False
+            missed.append(distances[kept])
+        return torch.cat(missed).mean()
+
+    def take_mean(self) -> float:
+        """Return the mean reconstruction loss since the last call."""
+        mean = float(self.reported) / max(1, self.batches)
+        self.reported.zero_()
+        self.batches = 0
+        return mean

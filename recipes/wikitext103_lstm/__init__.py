@@ -1,0 +1,1 @@
+"""The LSTM language models of DeFINE on WikiText-103."""

@@ -1,0 +1,1 @@
+"""The Transformer-XL language models of DeFINE on WikiText-103."""

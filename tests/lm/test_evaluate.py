@@ -1,0 +1,193 @@
+"""lm_eval from the outside: what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lm.checkpoint import load_model
+from lm.corpus import load_corpus
+from lm.evaluation import Reading, evaluate
+from lm.pointer import PointerOptions, evaluate_with_pointer
+from tests.lm.command_line import one_line, run, write_corpus, write_model
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, ``corpus/data``, and a model of its words, ``model.pt``."""
+    folder = tmp_path_factory.mktemp("home")
+    write_model(folder / "model.pt", write_corpus(folder / "corpus"))
+    return folder
+
+
+def results(home: Path, tmp_path: Path, *arguments: object, data: Path | None = None) -> dict[str, Any]:
+    path = tmp_path / "results.json"
+    where = data or home / "corpus" / "data"
+    assert run("lm_eval", "-model", home / "model.pt", "-data", where, "-output", path, *arguments) == 0
+    return dict(json.loads(path.read_text()))
+
+
+def test_results(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = results(home, tmp_path, "-batch_size", 4, "-chunk_length", 20, "-context_length", 3)
+    model = load_model(home / "model.pt").model
+    corpus = load_corpus(home / "corpus" / "data")
+    score = evaluate(model, corpus.test, 70, 3, 20, progress=False)
+    metrics = record["metrics"]
+    assert metrics["perplexity"] == pytest.approx(score.perplexity)
+    assert metrics["tokens"] == score.tokens == 59
+    assert (metrics["target_length"], metrics["context_length"], metrics["chunk_length"]) == (70, 3, 20)
+    assert metrics["tokens_per_second"] > 0
+    assert record["split"] == "test"
+    assert record["data_checksum"] == corpus.description["checksum"]
+    assert record["counts"]["total"] == sum(p.numel() for p in model.parameters())
+    assert record["config"]["hidden_dim"] == 12
+    assert record["peak_memory_mib"] > 1 and record["device"].startswith("cpu")
+    assert record["versions"]["torch"] and record["date"]
+    printed = capsys.readouterr().out
+    assert f"perplexity {score.perplexity:.2f}" in printed and "59 targets" in printed
+
+
+def test_other_split_and_raw_text_are_the_same_tokens(home: Path, tmp_path: Path) -> None:
+    split = results(home, tmp_path, "-split", "valid")
+    raw = results(home, tmp_path, data=home / "corpus" / "valid.txt")
+    assert raw["metrics"]["nats"] == pytest.approx(split["metrics"]["nats"])
+    assert split["metrics"]["nats"] != pytest.approx(results(home, tmp_path)["metrics"]["nats"])
+    assert raw["data_checksum"] != split["data_checksum"]
+
+
+def test_unknown_words_are_counted(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text"
+    text.write_text("a b nowhere\nc <unk> seen d\n")
+    assert results(home, tmp_path, data=text)["metrics"]["unknown"] == 3
+    assert "(3) are <unk>" in capsys.readouterr().out
+
+
+def test_pointer(home: Path, tmp_path: Path) -> None:
+    settings = {"window": 9, "theta": 0.5, "lambda": 0.2}
+    metrics = results(home, tmp_path, "-pointer", json.dumps(settings), "-target_length", 5)["metrics"]
+    model, tokens = load_model(home / "model.pt").model, load_corpus(home / "corpus" / "data").test
+    plain, mixed = evaluate_with_pointer(model, tokens, PointerOptions(9, 0.5, 0.2), Reading(5), False)
+    assert metrics["perplexity"] == pytest.approx(plain.perplexity)
+    assert metrics["pointer_perplexity"] == pytest.approx(mixed.perplexity)
+    assert metrics["pointer"] == settings
+
+
+def test_per_word(home: Path, tmp_path: Path) -> None:
+    metrics = results(home, tmp_path, "-words", 30)["metrics"]
+    assert metrics["word_perplexity"] == pytest.approx(math.exp(metrics["nats"] / 30))
+    reference = tmp_path / "reference"
+    reference.write_text("one two\nthree\n")
+    metrics = results(home, tmp_path, "-reference", reference)["metrics"]
+    assert metrics["words"] == 5
+    assert metrics["word_perplexity"] == pytest.approx(math.exp(metrics["nats"] / 5))
+
+
+def test_memory_of_a_transformer(tmp_path: Path) -> None:
+    write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"), "transformer_xl")
+    trained = results(tmp_path, tmp_path, "-target_length", 4)["metrics"]
+    longer = results(
+        tmp_path, tmp_path, "-target_length", 4, "-memory_length", 20, "-clamp_length", 9, "-same_length"
+    )["metrics"]
+    assert trained["memory_length"] == 6 and not trained["same_length"]
+    assert (longer["memory_length"], longer["clamp_length"], longer["same_length"]) == (20, 9, True)
+    assert longer["nats"] != pytest.approx(trained["nats"], rel=1e-6)
+    again = results(tmp_path, tmp_path, "-target_length", 4, "-chunk_length", 17, "-batch_size", 3)["metrics"]
+    alone = results(tmp_path, tmp_path, "-target_length", 4, "-chunk_length", 17)["metrics"]
+    assert again["nats"] == pytest.approx(alone["nats"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-target_length", 0], "target_length is 0"),
+        (["-context_length", -1], "context_length is -1"),
+        (["-chunk_length", 0], "chunk_length is 0"),
+        (["-batch_size", 0], "batch_size is 0"),
+        (["-batch_size", "many"], "batch_size"),
+        (["-perplexity", 3], "-perplexity"),
+        (["-split", "dev"], "split"),
+        (["-memory_length", 3], "has no memory_length"),
+        (["-same_length"], "has no same_length"),
+        (["-pointer", "{window: 3}"], "pointer: theta is None"),
+        (["-pointer", "{window: ["], "-pointer"),
+        (["-words", 0], "words is 0"),
+        (["-words", 3, "-reference", "x"], "give one of them"),
+        (["-reference", "absent"], "absent"),
+    ],
+)
+def test_settings_that_cannot_be(
+    home: Path, arguments: list[object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = home / "corpus" / "data"
+    assert run("lm_eval", "-model", home / "model.pt", "-data", data, *arguments) == 2
+    assert message in one_line(capsys.readouterr().err, "lm_eval")
+
+
+def damaged(home: Path, tmp_path: Path) -> dict[str, Path]:
+    model = (home / "model.pt").read_bytes()
+    files = {"cut": model[: len(model) // 2], "empty": b"", "text": b"a b c\n"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    torch.save({"opt": 1}, tmp_path / "foreign")
+    return {name: tmp_path / name for name in (*files, "foreign", "absent")}
+
+
+@pytest.mark.parametrize("name", ["cut", "empty", "text", "foreign", "absent"])
+@pytest.mark.parametrize("command", ["lm_eval", "lm_generate"])
+def test_checkpoints_that_are_none(
+    command: str, name: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = damaged(home, tmp_path)[name]
+    data = ["-data", home / "corpus" / "data"] if command == "lm_eval" else []
+    assert run(command, "-model", path, *data) == 2
+    assert str(path) in one_line(capsys.readouterr().err, command)
+
+
+def data_that_is_none(tmp_path: Path) -> dict[str, tuple[Path, str]]:
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "one").write_text("\n")
+    (tmp_path / "latin").write_bytes(b"caf\xe9 au lait\n")
+    (tmp_path / "folder").mkdir()
+    return {
+        "empty": (tmp_path / "empty", "0 tokens"),
+        "one": (tmp_path / "one", "1 tokens"),
+        "latin": (tmp_path / "latin", "UTF-8"),
+        "folder": (tmp_path / "folder", "lm_prepare"),
+        "absent": (tmp_path / "absent", "absent"),
+        "other": (write_corpus(tmp_path / "other", words="a b c d e f h"), "differ from word"),
+        "larger": (write_corpus(tmp_path / "larger", words="a b c d e f g h"), "10 words"),
+    }
+
+
+@pytest.mark.parametrize("name", ["empty", "one", "latin", "folder", "absent", "other", "larger"])
+def test_data_that_are_none(
+    name: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, message = data_that_is_none(tmp_path)[name]
+    capsys.readouterr()
+    assert run("lm_eval", "-model", home / "model.pt", "-data", path) == 2
+    assert message in one_line(capsys.readouterr().err, "lm_eval")
+
+
+def test_a_split_of_a_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = home / "corpus" / "test.txt"
+    assert run("lm_eval", "-model", home / "model.pt", "-data", data, "-split", "test") == 2
+    assert "leave -split out" in one_line(capsys.readouterr().err, "lm_eval")
+
+
+def test_a_model_that_diverged(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = torch.load(home / "model.pt", weights_only=True)
+    for tensor in content["model"].values():
+        tensor.fill_(np.nan)
+    torch.save(content, tmp_path / "nan.pt")
+    output = tmp_path / "results.json"
+    data = home / "corpus" / "data"
+    assert run("lm_eval", "-model", tmp_path / "nan.pt", "-data", data, "-output", output) == 2
+    assert "diverged" in one_line(capsys.readouterr().err, "lm_eval")
+    assert not output.exists()

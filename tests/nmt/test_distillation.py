@@ -1,0 +1,359 @@
+"""Embedding distillation: what starts from the teacher, the two losses, resumption, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import re
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import shared_embeddings as se
+from nmt.checkpoint import build_from_checkpoint, read_weights
+from nmt.distillation import parse_distillation
+from nmt.errors import UserError
+from nmt.files import read_checkpoint, save_checkpoint
+from nmt.model import shared_embeddings_of, word_lookup
+from nmt.teacher import DistillationLoss, Distilled, token_counts
+from nmt.vocabulary import read_counts
+from tests.nmt.conftest import Host, run
+from tests.nmt.test_commands import free_port
+from tests.nmt.test_training import METHODS
+
+STANDARD = METHODS["standard"]
+PROJECTIVE = METHODS["projective"]
+GROUPS = METHODS["group_reduce"]
+Trained = Callable[..., tuple[Host, Path]]
+# Nothing moves, so that what is saved is what training began with.
+STILL = {"train_steps": 1, "learning_rate": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradient descent of a few steps, where a fit is by gradient descent."""
+    monkeypatch.setattr(se, "fit", functools.partial(se.fit, steps=60))
+
+
+def distilled(host: Host, teacher: Path, embedding: dict[str, Any], **options: Any) -> Path:
+    """Train a student; keys of the option may be given as ``d_KEY``."""
+    keys = {name[2:]: options.pop(name) for name in list(options) if name.startswith("d_")}
+    settings = {"embedding_distillation": {"teacher": str(teacher), **keys}}
+    return host.train("student", embedding=embedding, **settings, **options)
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    """All weights of a checkpoint by name."""
+    _, body, head = read_weights(str(path))
+    return {**body, **{f"generator.{name}": tensor for name, tensor in head.items()}}
+
+
+def network(path: Path) -> dict[str, torch.Tensor]:
+    """The weights that are not the word embedding's."""
+    return {name: tensor for name, tensor in weights(path).items() if "emb_luts.0" not in name}
+
+
+def table(path: Path) -> torch.Tensor:
+    """The target table of a checkpoint."""
+    model, *_ = build_from_checkpoint(str(path))
+    lookup = word_lookup(model, "target")
+    return lookup.weight.detach() if isinstance(lookup, torch.nn.Embedding) else lookup.table().detach()
+
+
+def svd(full: torch.Tensor, rank: int) -> torch.Tensor:
+    """The nearest table of a rank, its padding row (of id 1) zero before and after."""
+    full = full.double().clone()
+    full[1] = 0.0
+    left, values, right = torch.linalg.svd(full, full_matrices=False)
+    return ((left[:, :rank] * values[:rank]) @ right[:rank]).float()
+
+
+@pytest.mark.parametrize("embedding", [STANDARD, None], ids=["standard", "plain"])
+def test_student_starts_from_the_teacher(embedding: Any, trained: Trained, host: Host) -> None:
+    _, teacher = trained(embedding=embedding)
+    log = host.folder / "log"
+    student = distilled(host, teacher, PROJECTIVE, log_file=str(log), **STILL)
+    assert ("output bias is left out" in log.read_text()) == (embedding is None)
+    torch.testing.assert_close(table(student), svd(table(teacher), 4), rtol=1e-4, atol=1e-5)
+    before = network(teacher)
+    for name, tensor in network(student).items():
+        assert torch.equal(tensor, before[name]), name
+    assert len(host.translate(student)) == 7
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("standard", "projective")])
+def test_every_method(method: str, trained: Trained, host: Host) -> None:
+    """Fitted, trained, saved with its own sizes, and loaded again."""
+    _, teacher = trained(embedding=STANDARD)
+    student = distilled(host, teacher, METHODS[method], train_steps=2, d_alpha=0.5)
+    model, _, options, checkpoint = build_from_checkpoint(str(student))
+    (embedding,) = shared_embeddings_of(model)
+    assert embedding.method == method == options.embedding["method"]
+    untrained = (table(teacher)[2:]).norm(dim=1).mean()
+    assert (embedding.table() - table(teacher))[2:].norm(dim=1).mean() < untrained
+    assert not [name for name in checkpoint["model"] if "teacher" in name]
+
+
+def test_standard_student_is_its_teacher(trained: Trained, host: Host) -> None:
+    _, teacher = trained(embedding=STANDARD)
+    student = distilled(host, teacher, STANDARD, **STILL)
+    assert torch.equal(table(student)[2:], table(teacher)[2:])
+    assert host.translate(student) == host.translate(teacher)
+
+
+def test_each_side_is_fitted_to_its_own_table(trained: Trained, host: Host) -> None:
+    options = {"share_embeddings": False, "share_decoder_embeddings": False}
+    _, teacher = trained(embedding=STANDARD, **options)
+    student = distilled(host, teacher, GROUPS, **options, **STILL)
+    model, *_ = build_from_checkpoint(str(student))
+    full, *_ = build_from_checkpoint(str(teacher))
+    for side, other in (("source", "target"), ("target", "source")):
+        fitted = word_lookup(model, side).table()  # type: ignore[union-attr]
+        missed = {name: (fitted - word_lookup(full, name).table()).norm() for name in (side, other)}  # type: ignore[union-attr]
+        assert missed[side] < 0.7 * missed[other]
+    assert torch.equal(weights(student)["generator.weight"], weights(teacher)["generator.weight"])
+    assert torch.equal(weights(student)["generator.bias"], weights(teacher)["generator.bias"])
+
+
+def test_random_starts(trained: Trained, host: Host) -> None:
+    _, teacher = trained(embedding=STANDARD)
+    scratch = host.train("scratch", embedding=PROJECTIVE, **STILL)
+    own_table = distilled(host, teacher, PROJECTIVE, d_embedding_start="random", **STILL)
+    assert torch.equal(table(own_table), table(scratch))
+    assert all(torch.equal(tensor, network(teacher)[name]) for name, tensor in network(own_table).items())
+    own_network = distilled(host, teacher, PROJECTIVE, d_network_start="random", **STILL)
+    torch.testing.assert_close(table(own_network), svd(table(teacher), 4), rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(tensor, network(scratch)[name]) for name, tensor in network(own_network).items())
+
+
+@pytest.mark.parametrize("what", ["embedding", "network"])
+def test_freezing_lasts_through_resumption(what: str, trained: Trained, host: Host) -> None:
+    _, teacher = trained(embedding=STANDARD)
+    start = distilled(host, teacher, PROJECTIVE, **STILL)
+    first = distilled(host, teacher, PROJECTIVE, d_freeze=what, train_steps=3)
+    run(
+        "onmt_train",
+        "-config",
+        str(host.folder / "student.yaml"),
+        "-train_from",
+        str(first),
+        "-train_steps",
+        "6",
+    )
+    final = host.folder / "student_step_6.pt"
+    for name, tensor in weights(start).items():
+        is_embedding = "emb_luts.0" in name
+        moved = not torch.equal(tensor, weights(final)[name])
+        if is_embedding == (what == "embedding"):
+            assert not moved, name
+    assert torch.equal(table(start), table(final)) == (what == "embedding")
+
+
+class FixedLoss:
+    """OpenNMT's loss with a known outcome: 12 over 3 target words."""
+
+    padding_idx = 1
+
+    def __call__(self, *batch: Any, **options: Any) -> tuple[torch.Tensor, Any]:
+        return torch.tensor(12.0), SimpleNamespace(n_words=3)
+
+
+class FixedTable(torch.nn.Module):
+    """A student of three words, the second of which is padding."""
+
+    padding_idx = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.nn.Parameter(torch.tensor([[3.0, 4.0], [9.0, 9.0], [1.0, 1.0]]))
+
+    def table(self) -> torch.Tensor:
+        return self.rows
+
+
+def test_the_loss_by_hand() -> None:
+    """Distances 5 and 1 over two words, mean 3; 0.25 * 3 beside 0.75 * 12 / 3, for three words."""
+    student = FixedTable()
+    teacher = torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]])
+    loss = DistillationLoss(FixedLoss(), Distilled([(student, teacher)], 0.25))
+    total, statistics = loss({}, None, None)
+    assert total.item() == pytest.approx(3 * (0.25 * 3 + 0.75 * 4))
+    assert statistics.n_words == 3 and loss.padding_idx == 1
+    total.backward()
+    expected = 0.25 * 3 / 2 * torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, -1.0]])
+    torch.testing.assert_close(student.rows.grad, expected)
+    assert loss.take_mean() == pytest.approx(3.0)
+    assert loss.take_mean() == 0.0
+
+
+def test_an_exact_student_has_a_gradient() -> None:
+    """The norm has none at zero, where it must not become NaN."""
+    student = FixedTable()
+    loss = DistillationLoss(FixedLoss(), Distilled([(student, student.rows.detach().clone())], 0.5))
+    loss({}, None, None)[0].backward()
+    assert torch.equal(student.rows.grad, torch.zeros(3, 2))
+
+
+def test_reconstruction_keeps_the_student_near(trained: Trained, host: Host) -> None:
+    """With nearly all weight on the reconstruction loss, a random table moves towards the teacher's."""
+    _, teacher = trained(embedding=STANDARD)
+    distances = {}
+    for alpha in (0.0, 0.99):
+        student = distilled(
+            host, teacher, STANDARD, d_alpha=alpha, d_embedding_start="random", train_steps=20
+        )
+        distances[alpha] = float((table(student) - table(teacher))[2:].norm(dim=1).mean())
+    assert distances[0.99] < 0.8 * distances[0.0]
+
+
+def test_start_and_reports_tell_the_loss(trained: Trained, host: Host) -> None:
+    _, teacher = trained(embedding=STANDARD)
+    log = host.folder / "log"
+    distilled(host, teacher, PROJECTIVE, log_file=str(log), learning_rate=0.0)
+    text = log.read_text()
+    fitted = re.search(
+        r"Fitted the target embedding.*reconstruction loss ([\d.]+), relative error ([\d.]+)", text
+    )
+    assert fitted is not None
+    full = table(teacher)
+    full[1] = 0.0
+    missed = (svd(full, 4) - full)[[0, *range(2, 88)]]
+    assert float(fitted.group(1)) == pytest.approx(float(missed.norm(dim=1).mean()), abs=1e-4)
+    assert float(fitted.group(2)) == pytest.approx(float(missed.norm() / full.norm()), abs=1e-3)
+    reported = re.findall(r"INFO\] reconstruction loss: ([\d.]+)", text)
+    assert [float(loss) for loss in reported] == pytest.approx([float(fitted.group(1))] * 3, abs=1e-4)
+
+
+@pytest.mark.parametrize("embedding", [PROJECTIVE, GROUPS], ids=["projective", "group_reduce"])
+def test_resume_is_exact(embedding: dict[str, Any], trained: Trained, host: Host) -> None:
+    _, teacher = trained(embedding=STANDARD)
+    whole = weights(distilled(host, teacher, embedding, d_alpha=0.5))
+    first = host.folder / "student_step_3.pt"
+    moved = host.folder / "moved.pt"
+    moved.write_bytes(teacher.read_bytes())
+    config = host.config(
+        "student", embedding=embedding, embedding_distillation={"teacher": str(moved), "alpha": 0.5}
+    )
+    run("onmt_train", "-config", str(config), "-train_from", str(first))
+    resumed = host.folder / "student_step_6.pt"
+    for name, tensor in weights(resumed).items():
+        assert torch.equal(tensor, whole[name]), name
+    assert read_checkpoint(resumed)["opt"].embedding_distillation == {"teacher": str(moved), "alpha": 0.5}
+
+
+def test_resume_without_the_option_keeps_it(
+    trained: Trained, host: Host, refusal: Callable[..., str]
+) -> None:
+    _, teacher = trained(embedding=STANDARD)
+    own = host.folder / "teacher.pt"
+    own.write_bytes(teacher.read_bytes())
+    first = distilled(host, own, PROJECTIVE, train_steps=2)
+    config = host.config("student", log_file=str(host.folder / "log"))
+    run("onmt_train", "-config", str(config), "-train_from", str(first), "-train_steps", "4")
+    assert "reconstruction loss: " in (host.folder / "log").read_text()
+    own.unlink()
+    said = refusal("onmt_train", "-config", str(config), "-train_from", str(first))
+    assert "embedding_distillation: teacher" in said and "no such file" in said
+    other = ("-embedding_distillation", f"{{teacher: {teacher}, alpha: 0.5}}")
+    said = refusal("onmt_train", "-config", str(config), "-train_from", str(first), *other)
+    assert "has no effect with train_from" in said and "'alpha': 0.01" in said
+
+
+def test_two_processes(trained: Trained, host: Host) -> None:
+    """Both fit the same; the student of two processes starts where that of one does."""
+    _, teacher = trained(embedding=STANDARD)
+    alone = distilled(host, teacher, GROUPS, **STILL)
+    alone_weights = weights(alone)
+    both = {"world_size": 2, "gpu_ranks": [0, 1], "gpu_backend": "gloo", "master_port": free_port()}
+    together = weights(distilled(host, teacher, GROUPS, **STILL, **both))
+    for name, tensor in together.items():
+        assert torch.equal(tensor, alone_weights[name]), name
+
+
+def test_language_model(host: Host) -> None:
+    """Upstream's decoder-only model has one table, which is its output, too."""
+    sources = {split: {"path_src": str(host.folder / f"{split}.src")} for split in ("train", "valid")}
+    options: dict[str, Any] = {
+        "model_task": "lm",
+        "encoder_type": "transformer_lm",
+        "decoder_type": "transformer_lm",
+        "share_embeddings": None,
+        "data": {"corpus": {**sources["train"], "weight": 1}, "valid": sources["valid"]},
+    }
+    teacher = host.train("teacher", embedding=STANDARD, **options)
+    student = distilled(host, teacher, PROJECTIVE, **options, **STILL)
+    torch.testing.assert_close(table(student), svd(table(teacher), 4), rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(tensor, network(teacher)[name]) for name, tensor in network(student).items())
+
+
+def test_words_are_counted(host: Host) -> None:
+    path = host.write("counted", ["a\t7", "b\t2"])
+    words = ["<unk>", "<blank>", "<s>", "</s>", "a", "b", "averyunlikelytoken0"]
+    assert token_counts(words, str(path)).tolist() == [1, 1, 7, 7, 7, 2, 1]  # type: ignore[union-attr]
+    assert token_counts(words, str(host.write("bare", ["a", "b"]))) is None
+    assert read_counts(str(path)) == {"a": 7, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("[1]", "is not a mapping; write it like"),
+        ("{alpha: 0.1}", "teacher is None; name a trained checkpoint"),
+        ("{teacher: x, alfa: 0.1}", "unknown key 'alfa'; did you mean alpha?"),
+        ("{teacher: x, weight: 0.1}", "unknown key 'weight'; it may hold teacher, alpha"),
+        ("{teacher: x, alpha: 1}", "alpha is 1; it must be a number from 0 to below 1"),
+        ("{teacher: x, alpha: -0.1}", "alpha is -0.1"),
+        ("{teacher: x, alpha: true}", "alpha is True"),
+        ("{teacher: x, freeze: all}", "freeze is 'all'; it must be none or embedding or network"),
+        ("{teacher: x, freeze: [none]}", r"freeze is \['none'\]"),
+        ("{teacher: x, embedding_start: teacher}", "embedding_start is 'teacher'; it must be fit or random"),
+        ("{teacher: x, alpha: 0.1, freeze: embedding}", "alpha: 0.1 has no effect with freeze: embedding"),
+        (
+            "{teacher: x, alpha: 0, embedding_start: random, network_start: random}",
+            "the teacher has no effect",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(option: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        parse_distillation(option)
+
+
+def test_defaults() -> None:
+    found = parse_distillation("{teacher: x}")
+    assert found is not None and (found.alpha, found.freeze) == (0.01, "none")
+    frozen = parse_distillation({"teacher": "x", "freeze": "embedding"})
+    assert frozen is not None and frozen.alpha == 0.0
+    assert parse_distillation(None) is None
+
+
+def test_unfit_teachers_are_refused(trained: Trained, host: Host, refusal: Callable[..., str]) -> None:
+    _, teacher = trained(embedding=STANDARD)
+
+    def said(path: Any, **options: Any) -> str:
+        option = {"teacher": str(path)}
+        config = host.config("student", embedding_distillation=option, **{"embedding": PROJECTIVE, **options})
+        return refusal("onmt_train", "-config", str(config))
+
+    assert "has no effect without `embedding`" in said(teacher, embedding=None)
+    assert "own `seed` cannot be set" in said(teacher, embedding={**METHODS["alone"], "seed": 3})
+    assert "no such file" in said(host.folder / "none.pt")
+    foreign = host.folder / "foreign.pt"
+    save_checkpoint({"opt": Namespace(), "weights": torch.zeros(3)}, foreign)
+    assert "cannot be read (it has no vocab)" in said(foreign)
+    line = said(teacher, transformer_ff=64)
+    assert "feed_forward.w_1.weight is (64, 16) in this model, (32, 16) in the teacher" in line
+    assert "missing in the teacher" in said(teacher, enc_layers=2)
+    assert "(88, 16), that of this model (88, 8)" in said(
+        teacher, word_vec_size=8, hidden_size=8, share_decoder_embeddings=False
+    )
+    _, apart = trained(embedding=STANDARD, share_embeddings=False)
+    assert "was trained with share_embeddings: false" in said(apart)
+    _, deeper = trained(embedding=STANDARD, enc_layers=2)
+    assert "has encoder.transformer.1" in said(deeper)
+    host.write("vocab", ["other\t3", "words\t2"])
+    assert "vocabulary of the teacher" in said(teacher)

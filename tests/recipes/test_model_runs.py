@@ -1,0 +1,244 @@
+"""Rows of language model recipes, and the books of their trainings."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from recipes.common import model_runs
+from recipes.common.config import row_names
+from recipes.common.errors import UserError
+from recipes.common.model_rows import Recipe, read_model_row, with_own_files
+from recipes.common.model_runs import as_options, evaluate_model, train_model
+from recipes.common.results import read_results
+from recipes.common.table import markdown_table, rows_of
+from tests.lm.command_line import write_corpus
+
+FILES = {
+    "common": "train: {steps: 10, model: awd_lstm}\n",
+    "common_small": "data: few\ntrain: {steps: 2, model: lstm}\nevaluate: {target_length: 9}\n",
+    "table1": "embedding: {method: funnel, rank: 3}\ntrain: {steps: 20}\npaper: {perplexity: 57.3}\n",
+    "small_uncle": "common: small\nembedding: {method: uncle, unique_dim: 2, classes: data/c.npz}\n",
+    "small_tuned": "common: small\nembedding: {method: standard}\nfinetune: {optimizer: ntasgd}\n",
+}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
+    monkeypatch.delenv("RANK", raising=False)
+    folder = tmp_path / "recipe"
+    (folder / "configs").mkdir(parents=True)
+    for name, text in FILES.items():
+        (folder / "configs" / f"{name}.yaml").write_text(text)
+    made = Recipe(folder)
+    for data in (made.data, made.home / "few"):
+        data.mkdir(parents=True)
+        (data / "data.json").write_text('{"checksum": "abc"}')
+    return made
+
+
+def test_rows_are_merged_with_what_they_have_in_common(recipe: Recipe) -> None:
+    assert row_names(recipe.configs) == ["small_tuned", "small_uncle", "table1"]
+    row = read_model_row(recipe, "table1")
+    assert row.train == {"steps": 20, "model": "awd_lstm"} and row.finetune is None
+    assert row.evaluate == {} and row.paper == {"perplexity": 57.3} and row.data == "data"
+    small = read_model_row(recipe, "small_uncle")
+    assert small.data == "few"
+    assert small.train == {"steps": 2, "model": "lstm"} and small.evaluate == {"target_length": 9}
+    placed = with_own_files(recipe, small.embedding)
+    assert placed == {**small.embedding, "classes": str(recipe.home / "data" / "c.npz")}
+    tuned = read_model_row(recipe, "small_tuned")
+    assert tuned.finetune == {"steps": 2, "model": "lstm", "optimizer": "ntasgd"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train: {}\n", "must hold embedding"),
+        ("embedding: {}\nembeding: {}\n", "unknown key 'embeding'"),
+        ("embedding: funnel\n", "must be of type dict"),
+        ("embedding: {}\ncommon: absent\n", "common_absent"),
+        ("embedding: {\n", "not YAML"),
+    ],
+)
+def test_wrong_rows_are_refused(recipe: Recipe, text: str, message: str) -> None:
+    (recipe.configs / "row.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_model_row(recipe, "row")
+    with pytest.raises(UserError, match="no config 'common_small'; there are: row, small_tuned"):
+        read_model_row(recipe, "common_small")
+
+
+class Commands:
+    """Stands for lm_train and lm_eval: writes down how it was called, and the files that they would write."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[str]]] = []
+        self.clock, self.seconds, self.trains, self.fails = 1000.0, 7.0, True, False
+
+    def time(self) -> float:
+        return self.clock
+
+    def run(self, name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
+        given = list(map(str, arguments))
+        self.calls.append((name, given))
+        if name == "lm.train":
+            self.train(Path(yaml.safe_load(Path(given[1]).read_text())["save"]))
+        else:
+            self.evaluate(Path(given[given.index("-output") + 1]), given[given.index("-split") + 1])
+
+    def train(self, folder: Path) -> None:
+        self.clock += self.seconds
+        if self.trains:
+            for name in ("last.pt", "best.pt"):
+                (folder / name).touch()
+                os.utime(folder / name, (self.clock - 2, self.clock - 2))
+        if self.fails:
+            raise UserError("lm.train ended with status 1")
+
+    def evaluate(self, output: Path, split: str) -> None:
+        record: dict[str, Any] = {
+            "metrics": {"perplexity": {"valid": 90.0, "test": 80.0}[split], "tokens_per_second": 5.0},
+            "counts": {"embedding": 7},
+            "config": {
+                "embedding": {"method": "funnel", "rank": 3, "stored": True},
+                "save": str(output.parent),
+            },
+            "device": "a machine",
+            "peak_memory_mib": 3.0,
+        }
+        output.write_text(json.dumps(record))
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
+    made = Commands()
+    monkeypatch.setattr(model_runs, "run_module", made.run)
+    monkeypatch.setattr(model_runs.time, "time", made.time)
+    return made
+
+
+def books(recipe: Recipe, row: str) -> Any:
+    return json.loads((recipe.home / row / "training.json").read_text())
+
+
+def test_results_of_a_row(recipe: Recipe, commands: Commands) -> None:
+    row = read_model_row(recipe, "table1")
+    train_model(recipe, row, ["-device", "cpu"])
+    name, arguments = commands.calls[-1]
+    settings = yaml.safe_load(Path(arguments[1]).read_text())
+    assert name == "lm.train" and arguments[2:] == ["-device", "cpu"]
+    assert settings == {
+        "data": str(recipe.data),
+        "save": str(recipe.home / "table1"),
+        "embedding": {"method": "funnel", "rank": 3},
+        "steps": 20,
+        "model": "awd_lstm",
+    }
+    evaluate_model(recipe, row, ["-batch_size", "4"])
+    (record,) = read_results(recipe.home)
+    metrics = record["metrics"]
+    assert (metrics["perplexity"], metrics["valid_perplexity"]) == (80.0, 90.0)
+    assert metrics["training_seconds"] == 7.0
+    assert record["paper"] == {"perplexity": 57.3} and record["data_checksum"] == "abc"
+    assert record["config"]["embedding"] == {"method": "funnel", "rank": 3}
+    assert record["config"]["save"] == "table1"
+    assert record["config"]["train_options"] == ["-device", "cpu"]
+    assert record["device"] == "a machine" and record["counts"] == {"embedding": 7}
+    assert [call[1][-2:] for call in commands.calls[1:]] == [["-batch_size", "4"]] * 2
+
+
+def test_what_a_killed_training_lost_does_not_count(recipe: Recipe, commands: Commands) -> None:
+    row = read_model_row(recipe, "table1")
+    commands.fails = True
+    with pytest.raises(UserError):
+        train_model(recipe, row, [])
+    with pytest.raises(UserError, match="not trained to the end"):
+        evaluate_model(recipe, row, [])
+    commands.fails = False
+    commands.clock += 100
+    train_model(recipe, row, [])
+    # Seven seconds of the first run, the last two of them lost; seven of the second.
+    assert books(recipe, "table1")["seconds"] == 12.0
+    commands.trains = False
+    train_model(recipe, row, [])
+    assert books(recipe, "table1")["seconds"] == 12.0
+    (recipe.home / "table1" / "last.pt").unlink()
+    commands.trains = True
+    train_model(recipe, row, [])
+    assert books(recipe, "table1")["seconds"] == 7.0
+
+
+def test_second_training_begins_with_the_best_of_the_first(recipe: Recipe, commands: Commands) -> None:
+    row = read_model_row(recipe, "small_tuned")
+    train_model(recipe, row, ["-seed", "3"])
+    assert [len(call[1]) for call in commands.calls] == [4, 2]
+    settings = yaml.safe_load(Path(commands.calls[1][1][1]).read_text())
+    assert settings["start_from"] == str(recipe.home / "small_tuned" / "best.pt")
+    assert settings["data"] == str(recipe.home / "few")
+    assert settings["save"] == str(recipe.home / "small_tuned" / "finetune")
+    assert settings["optimizer"] == "ntasgd"
+    evaluate_model(recipe, row, [])
+    model = commands.calls[-1][1]
+    assert model[model.index("-model") + 1] == str(recipe.home / "small_tuned" / "finetune" / "best.pt")
+    assert ["-target_length", "9"] == model[-2:]
+    assert read_results(recipe.home)[0]["metrics"]["training_seconds"] == 14.0
+
+
+def test_other_processes_of_torchrun_keep_no_books(
+    recipe: Recipe, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    train_model(recipe, read_model_row(recipe, "table1"), [])
+    assert len(commands.calls) == 1
+    assert not (recipe.home / "table1" / "training.json").exists()
+
+
+def test_other_data_are_noticed(recipe: Recipe, commands: Commands) -> None:
+    row = read_model_row(recipe, "table1")
+    train_model(recipe, row, [])
+    (recipe.data / "data.json").write_text('{"checksum": "other"}')
+    with pytest.raises(UserError, match="other data"):
+        evaluate_model(recipe, row, [])
+    (recipe.data / "data.json").unlink()
+    with pytest.raises(UserError, match="run preprocess.sh"):
+        train_model(recipe, row, [])
+
+
+def test_options_as_a_command_line_gives_them() -> None:
+    settings = {"target_length": 9, "pointer": {"window": 5}, "same_length": True, "left": False, "out": None}
+    assert as_options(settings) == ["-target_length", "9", "-pointer", '{"window": 5}', "-same_length"]
+
+
+SMALL_MODEL = """
+train: {model: awd_lstm, embedding_dim: 8, hidden_dim: 12, num_layers: 2, steps: 3, batch_size: 2,
+        sequence_length: 5, learning_rate: 1.0, valid_batch_size: 1}
+evaluate: {target_length: 7, pointer: {window: 4, theta: 0.5, lambda: 0.1}}
+"""
+
+
+@pytest.mark.slow
+def test_from_texts_to_a_table(recipe: Recipe, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus").rename(tmp_path / "prepared")
+    for file in (tmp_path / "prepared").iterdir():
+        file.rename(recipe.data / file.name)
+    (recipe.configs / "common.yaml").write_text(SMALL_MODEL)
+    row = read_model_row(recipe, "table1")
+    train_model(recipe, row, ["-steps", "4"])
+    evaluate_model(recipe, row, ["-batch_size", "3"])
+    (record,) = rows_of(recipe.configs, read_results(recipe.home), "table*")
+    assert record["metrics"]["target_length"] == 7 and record["config"]["steps"] == 4
+    assert record["counts"]["total"] == record["counts"]["embedding"] + record["counts"]["rest"]
+    (line,) = markdown_table(
+        [record], ["method", "options", "perplexity", "pointer_perplexity"]
+    ).splitlines()[2:]
+    perplexity, mixed = record["metrics"]["perplexity"], record["metrics"]["pointer_perplexity"]
+    assert line == f"| funnel | rank 3 | {perplexity:.1f} | {mixed:.1f} |"
+    assert 1 < perplexity < 30 and perplexity != mixed
