@@ -40,7 +40,7 @@ def test_two_processes_are_one_with_the_doubled_batch(tmp_path: Path) -> None:
     for steps in (9, 16):
         result = torchrun({**two, "steps": steps})
         assert result.returncode == 0, result.stderr
-        assert result.stdout.count("Parameters:") == 1 and "2 processes on cpu" in result.stdout
+        assert result.stdout.count("Parameters:") == 1 and "processes: 2, on cpu" in result.stdout
     run(one)
     for mine, other in zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
         assert mine[:2] == other[:2] and mine[2] == pytest.approx(other[2], rel=1e-4)
