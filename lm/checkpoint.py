@@ -153,8 +153,9 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> Non
 
 def _without_files(settings: Mapping[str, Any], embedding: se.SharedEmbedding) -> dict[str, Any]:
     """Settings with which the embedding can be built from the checkpoint and no other file."""
-    kept = {name: value for name, value in settings.items() if name not in se.file_options(embedding.method)}
-    return {**kept, **embedding.stored_options()}
+    if not any(name in settings for name in se.file_options(embedding.method)):
+        return dict(settings)
+    return {"method": embedding.method, **embedding.stored_options()}
 
 
 def _line(error: BaseException) -> str:

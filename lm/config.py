@@ -152,7 +152,6 @@ def parse(given: Mapping[str, Any]) -> Configuration:
         parse_options(name, options, {key: given[key] for key in given if key in _names(options)})
         for name, options in groups.items()
     ]
-    _check_embedding(given["embedding"])
     return Configuration(*parsed)
 
 
@@ -175,14 +174,6 @@ def _choice(key: str, given: Mapping[str, Any], valid: list[str]) -> str:
         hint = f"; did you mean {close[0]}?" if close else ""
         raise UserError(f"{key} is {value!r}, but it must be one of {', '.join(valid)}{hint}")
     return str(value)
-
-
-def _check_embedding(embedding: Mapping[str, Any]) -> None:
-    """Raise `UserError` unless the embedding names its method."""
-    if "method" not in embedding:
-        raise UserError(
-            f"embedding is {dict(embedding)}, but it must name a method; write {{method: funnel, rank: 64}}"
-        )
 
 
 def _unknown(key: str, groups: Mapping[str, type]) -> str:

@@ -48,6 +48,7 @@ def parameter_table(model: LanguageModel) -> str:
     lines = [f"Embedding, {tied}: {embedding.method} {embedding.options}", "Parameters:"]
     lines += [f"  {name:<28}{int(number):>14,}" for name, number in rows]
     lines.append(
-        f"  the embedding is {counts['compression']:.2f} times smaller than {counts['dense_embedding']:,}"
+        f"  compression of the embedding: {counts['compression']:.2f} (a plain table: "
+        f"{counts['dense_embedding']:,})"
     )
     return "\n".join(lines)

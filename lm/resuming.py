@@ -21,7 +21,9 @@ def save_run(
 
     Every process calls this; the first one writes.
     """
-    own = {"random": random_states(), "states": trainer.states, "window": trainer.window}
+    # On the CPU, so that no process puts tensors on the device of another.
+    states = [tuple(tensor.cpu() for tensor in state) for state in trainer.states]
+    own = {"random": random_states(), "states": states, "window": trainer.window.cpu()}
     processes = trainer.group.gather(own)
     if not trainer.group.is_first:
         return

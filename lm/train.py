@@ -92,7 +92,7 @@ def _beginning(trainer: Trainer, words: int) -> str:
     """One line about where training begins."""
     tokens = (trainer.stream.length - 1) * trainer.options.batch_size * trainer.group.world_size
     where = f"goes on after step {trainer.step}" if trainer.step else "begins"
-    place = f"{trainer.group.world_size} processes on {trainer.group.device.type}"
+    place = f"processes: {trainer.group.world_size}, on {trainer.group.device.type}"
     return f"Training {where}: {tokens:,} tokens per epoch, {words:,} words, {place}"
 
 

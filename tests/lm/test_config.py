@@ -1,0 +1,170 @@
+"""Settings of training: what is accepted, what is refused and how, and the help."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lm.config import all_groups, parse
+from lm.config_help import help_text
+from lm.errors import UserError
+from lm.yaml_input import from_arguments
+from shared_embeddings import OptionError
+
+GIVEN = {
+    "data": "d",
+    "save": "s",
+    "embedding": {"method": "funnel", "rank": 4},
+    "learning_rate": 1,
+    "steps": 10,
+}
+
+
+def test_keys_reach_their_groups() -> None:
+    config = parse(
+        {
+            **GIVEN,
+            "optimizer": "ntasgd",
+            "nonmono": 3,
+            "hidden_dim": 7,
+            "schedule": "step",
+            "decay_epochs": [2],
+        }
+    )
+    assert config.training.steps == 10 and config.training.embedding == {"method": "funnel", "rank": 4}
+    assert config.model.hidden_dim == 7
+    assert config.optimizer.nonmono == 3 and config.optimizer.learning_rate == 1.0
+    assert config.schedule.decay_epochs == (2.0,)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"optimizer": "adam", "betas": [0.8, 0.9], "schedule": "plateau", "clip_norm": None},
+        {"model": "transformer_xl", "schedule": "cosine", "steps": None, "epochs": 2},
+        {"model": "lstm", "schedule": "step", "decay_epochs": [1, 2.5]},
+    ],
+)
+def test_flat_settings_survive_yaml(changes: dict[str, Any]) -> None:
+    config = parse({**GIVEN, **changes})
+    again = parse(yaml.safe_load(yaml.safe_dump(config.flat())))
+    assert again == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batchsize": 3}, ["unknown key 'batchsize'", "did you mean 'batch_size'"]),
+        ({"zzz": 3}, ["unknown key 'zzz'", "--help"]),
+        ({"nonmono": 3}, ["'nonmono'", "no effect", "optimizer sgd", "optimizer ntasgd"]),
+        ({"decay_factor": 3}, ["'decay_factor'", "no effect", "schedule constant", "step", "plateau"]),
+        ({"memory_length": 3}, ["'memory_length'", "no effect", "model awd_lstm", "model transformer_xl"]),
+        ({"model": "awd_lstn"}, ["awd_lstn", "did you mean awd_lstm"]),
+        ({"optimizer": ["sgd"]}, ["optimizer", "ntasgd"]),
+        ({"schedule": "linear"}, ["linear", "cosine"]),
+        ({"batch_size": "many"}, ["batch_size", "many", "whole number"]),
+        ({"batch_size": True}, ["batch_size", "whole number"]),
+        ({"batch_size": 0}, ["batch_size", "at least 1"]),
+        ({"sequence_length": 0}, ["sequence_length", "at least 1"]),
+        ({"clip_norm": 0}, ["clip_norm", "null"]),
+        ({"batch_size": 10, "accumulate": 4}, ["accumulate", "divide"]),
+        ({"epochs": 2}, ["epochs", "steps", "exactly one"]),
+        ({"steps": None}, ["epochs", "steps", "exactly one"]),
+        ({"precision": "fp16"}, ["precision", "bf16"]),
+        ({"embedding": "funnel"}, ["embedding", "mapping"]),
+        ({"learning_rate": "fast"}, ["learning_rate", "fast"]),
+        ({"schedule": "step"}, ["decay_epochs", "missing"]),
+    ],
+)
+def test_mistakes_are_refused_by_name(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises((UserError, OptionError)) as refusal:
+        parse({**GIVEN, **changes})
+    for word in words:
+        assert word in str(refusal.value)
+
+
+@pytest.mark.parametrize("key", ["data", "save", "embedding", "learning_rate"])
+def test_missing_keys_are_named(key: str) -> None:
+    with pytest.raises(OptionError, match=f"'{key}' is missing"):
+        parse({name: value for name, value in GIVEN.items() if name != key})
+
+
+def test_no_key_has_two_meanings_in_one_run() -> None:
+    groups = {
+        title: {field.name for field in dataclasses.fields(options)}
+        for title, options in all_groups().items()
+    }
+    for title, names in groups.items():
+        for other, other_names in groups.items():
+            if title.split()[0] != other.split()[0]:
+                assert not names & other_names, (title, other)
+
+
+def test_help_explains_every_key_with_its_default() -> None:
+    lines = help_text().splitlines()
+    for title, options in all_groups().items():
+        begin = lines.index(f"{title}:")
+        for field in dataclasses.fields(options):
+            entry = next(line for line in lines[begin:] if line.startswith(f"  {field.name} ("))
+            assert "): " in entry, f"{title}: {field.name} has no meaning"
+    assert "  nonmono (5): averaging starts" in help_text()
+    assert "  learning_rate (required): size of a step." in help_text()
+
+
+# Files and arguments
+
+
+def test_arguments_go_before_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("learning_rate: 1e-3\nsteps: 5\nembedding: {method: standard}\n", encoding="utf-8")
+    given = from_arguments(
+        ["-config", str(path), "-steps", "7", "--embedding", "{method: funnel, rank: 64}", "-seed=-1"]
+    )
+    assert given == {
+        "learning_rate": 0.001,
+        "steps": 7,
+        "embedding": {"method": "funnel", "rank": 64},
+        "seed": -1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1e-3", 0.001), ("1E5", 1e5), ("-2e1", -20.0), ("1.2e-6", 1.2e-6), ("30", 30), ("0.5", 0.5)],
+)
+def test_numbers_are_numbers(text: str, number: float) -> None:
+    assert from_arguments(["-x", text]) == {"x": number}
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (None, "no such file"),
+        (b"- 1\n- 2\n", "no mapping"),
+        (b"", "no mapping"),
+        (b"a: [1\n", "YAML"),
+        (b"a: 1\na: 2\n", "twice"),
+        (b"a: \xff\xfe\n", "UTF-8"),
+    ],
+)
+def test_unreadable_files_are_named(tmp_path: Path, content: bytes | None, word: str) -> None:
+    path = tmp_path / "config.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=word) as refusal:
+        from_arguments(["-config", str(path)])
+    assert str(path) in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(["steps", "3"], "'steps'"), (["-steps"], "'steps' has no value"), (["-steps", "[1"], "-steps")],
+)
+def test_arguments_that_are_no_settings(arguments: list[str], word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        from_arguments(arguments)

@@ -1,0 +1,70 @@
+"""Two processes that train one model: the same as one process with the batch of both."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lm.checkpoint import load_model
+from lm.distributed import joined
+from lm.errors import UserError
+from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout
+
+
+def torchrun(values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Train with two processes of this machine."""
+    arguments = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.run([*command, "-m", "lm.train", *arguments], capture_output=True, text=True)
+
+
+def losses(save: Path) -> list[tuple[str, str, float]]:
+    """Kind of each line of the log, its step and its loss."""
+    lines = [line.split() for line in log_lines(save)]
+    return [(line[2], line[1], float(line[line.index("loss") + 1])) for line in lines]
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_the_doubled_batch(tmp_path: Path) -> None:
+    """Also where only one of them has words of a band in its segment, in parts, and after going on."""
+    data = small_corpus(tmp_path)
+    embedding = {"method": "adaptive", "cutoffs": [5, 18], "factor": 2}
+    changes = without_dropout(embedding=embedding, nonmono=0, evaluate_every=3, sequence_length=5)
+    one = settings(data, tmp_path / "one", batch_size=4, accumulate=2, steps=16, **changes)
+    two = {**one, "save": str(tmp_path / "two"), "batch_size": 2}
+    for steps in (9, 16):
+        result = torchrun({**two, "steps": steps})
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.count("Parameters:") == 1 and "processes: 2, on cpu" in result.stdout
+    run(one)
+    for mine, other in zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
+        assert mine[:2] == other[:2] and mine[2] == pytest.approx(other[2], rel=1e-4)
+    single, double = load_model(tmp_path / "one/last.pt"), load_model(tmp_path / "two/last.pt")
+    pairs = zip(single.model.state_dict().items(), double.model.state_dict().values(), strict=True)
+    for (name, tensor), other in pairs:
+        torch.testing.assert_close(other, tensor, rtol=1e-3, atol=1e-5, msg=name)
+    assert double.training is not None and single.training is not None
+    # Without dropout nothing is drawn, so what differs is where the two processes began.
+    first, second = (process["random"]["torch"] for process in double.training["processes"])
+    assert not torch.equal(first, second)
+    with pytest.raises(UserError, match="it had 2 processes and has 1"):
+        run({**two, "steps": 18})
+
+
+def test_one_process_alone_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with joined("cpu") as group:
+        assert group.is_first and group.world_size == 1
+        assert group.gather("x") == ["x"] and group.from_first(0.5) == 0.5
+        assert group.mean(torch.tensor([2.0])).tolist() == [2.0]
+
+
+def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", str(max(1, torch.cuda.device_count())))
+    with pytest.raises(UserError, match="device is cuda"), joined("cuda"):
+        pass

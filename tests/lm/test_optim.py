@@ -1,0 +1,172 @@
+"""Optimizers, averages of parameters, lengths of segments, against small cases computed by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from lm.optim import (
+    OPTIMIZERS,
+    AdamOptions,
+    ASGDOptions,
+    Averages,
+    NTASGDOptions,
+    SGDOptions,
+    draw_length,
+    is_stalled,
+)
+from shared_embeddings import OptionError
+
+
+def parameter(*values: float) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(values))
+
+
+@pytest.mark.parametrize("name", ["sgd", "asgd", "ntasgd"])
+def test_descent_with_weight_decay_by_hand(name: str) -> None:
+    weight = parameter(2.0)
+    optimizer = OPTIMIZERS[name](learning_rate=0.5, weight_decay=0.1).build([weight])
+    weight.grad = torch.tensor([3.0])
+    optimizer.step()
+    assert weight.item() == pytest.approx(2.0 - 0.5 * (3.0 + 0.1 * 2.0))
+
+
+def test_momentum_by_hand() -> None:
+    weight = parameter(0.0)
+    optimizer = SGDOptions(learning_rate=1.0, momentum=0.5).build([weight])
+    for _ in range(2):
+        weight.grad = torch.tensor([1.0])
+        optimizer.step()
+    assert weight.item() == pytest.approx(-1.0 - 1.5)
+
+
+def test_first_step_of_adam_is_the_learning_rate() -> None:
+    weight = parameter(1.0, 1.0)
+    optimizer = AdamOptions(learning_rate=0.01, betas=(0.5, 0.9), epsilon=1e-12).build([weight])
+    weight.grad = torch.tensor([4.0, -0.2])
+    optimizer.step()
+    assert weight.tolist() == pytest.approx([0.99, 1.01])
+    assert optimizer.param_groups[0]["betas"] == (0.5, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: SGDOptions(learning_rate=0.0), "learning_rate"),
+        (lambda: SGDOptions(learning_rate=1.0, weight_decay=-1.0), "weight_decay"),
+        (lambda: SGDOptions(learning_rate=1.0, momentum=1.0), "momentum"),
+        (lambda: NTASGDOptions(learning_rate=1.0, nonmono=-1), "nonmono"),
+        (lambda: AdamOptions(learning_rate=1.0, betas=(0.9,)), "betas"),
+        (lambda: AdamOptions(learning_rate=1.0, betas=(0.9, 1.0)), "betas"),
+        (lambda: AdamOptions(learning_rate=1.0, epsilon=0.0), "epsilon"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(make: object, name: str) -> None:
+    with pytest.raises(OptionError, match=f"'{name}'"):
+        make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("scores", "nonmono", "stalled"),
+    [
+        ([], 0, False),
+        ([5.0], 0, False),
+        ([5.0, 4.0], 0, False),
+        ([4.0, 5.0], 0, True),
+        ([4.0, 4.0], 0, False),
+        ([4.0, 5.0], 1, False),  # the one score before it is not looked at
+        ([4.0, 3.0, 5.0], 1, True),
+        ([4.0, 3.0, 3.5], 1, False),  # worse than the last one, better than those before
+        ([1.0, 2.0, 2.0, 2.0, 2.0, 2.0], 5, False),
+        ([1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0], 5, True),
+    ],
+)
+def test_when_validation_has_stalled(scores: list[float], nonmono: int, stalled: bool) -> None:
+    assert is_stalled(scores, nonmono) is stalled
+    assert NTASGDOptions(learning_rate=1.0, nonmono=nonmono).starts_averaging(scores) is stalled
+
+
+def test_only_asgd_averages_from_the_start() -> None:
+    assert ASGDOptions(learning_rate=1.0).starts_averaging([])
+    assert not SGDOptions(learning_rate=1.0).starts_averaging([1.0, 2.0, 3.0])
+    assert not AdamOptions(learning_rate=1.0).starts_averaging([1.0, 2.0, 3.0])
+
+
+def test_averages_are_means_over_the_steps_since_they_began() -> None:
+    first, second = parameter(9.0, 9.0), parameter(1.0)
+    averages = Averages([first, second])
+    for value in (1.0, 2.0, 6.0):
+        with torch.no_grad():
+            first.fill_(value)
+            second.fill_(-value)
+        averages.update()
+    with averages.in_place():
+        assert first.tolist() == pytest.approx([3.0, 3.0])
+        assert second.tolist() == pytest.approx([-3.0])
+    assert first.tolist() == [6.0, 6.0] and second.tolist() == [-6.0]
+
+
+def test_averages_before_the_first_step_leave_the_parameters() -> None:
+    weight = parameter(4.0)
+    averages = Averages([weight])
+    with torch.no_grad():
+        weight.fill_(5.0)
+    with averages.in_place():
+        assert weight.item() == 5.0
+
+
+def test_parameters_come_back_after_an_error() -> None:
+    weight = parameter(4.0)
+    averages = Averages([weight])
+    averages.update()
+    with torch.no_grad():
+        weight.fill_(8.0)
+    with pytest.raises(ZeroDivisionError), averages.in_place():
+        assert weight.item() == 4.0
+        _ = 1 / 0
+    assert weight.item() == 8.0
+
+
+def test_loaded_averages_go_on_as_if_never_stored() -> None:
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randn(6, 5, generator=generator)
+    whole_weight = nn.Parameter(torch.zeros(5))
+    whole, parts = Averages([whole_weight]), None
+    for step, value in enumerate(values):
+        with torch.no_grad():
+            whole_weight.copy_(value)
+        whole.update()
+        if step == 2:
+            with whole.in_place():
+                weight = nn.Parameter(whole_weight.detach().clone())
+            parts = Averages([weight])
+            parts.load(3, whole.current())
+            assert torch.equal(weight, value)
+        elif parts is not None:
+            with torch.no_grad():
+                weight.copy_(value)
+            parts.update()
+    assert parts is not None
+    with whole.in_place(), parts.in_place():
+        assert torch.equal(weight, whole_weight)
+
+
+def test_lengths_are_drawn_as_published() -> None:
+    generator = random.Random(0)
+    lengths = [draw_length(70, generator) for _ in range(20000)]
+    long = [length for length in lengths if length > 52]
+    short = [length for length in lengths if length <= 52]
+    assert len(short) / len(lengths) == pytest.approx(0.05, abs=0.006)
+    assert sum(long) / len(long) == pytest.approx(69.5, abs=0.3)  # cut to whole numbers: half a token less
+    assert sum(short) / len(short) == pytest.approx(34.5, abs=0.8)
+    spread = (sum((length - 69.5) ** 2 for length in long) / len(long)) ** 0.5
+    assert spread == pytest.approx(5.0, abs=0.2)
+
+
+def test_lengths_are_never_below_five_or_a_short_base() -> None:
+    generator = random.Random(0)
+    assert min(draw_length(8, generator) for _ in range(500)) == 5
+    assert min(draw_length(2, generator) for _ in range(500)) == 2

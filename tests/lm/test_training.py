@@ -1,0 +1,493 @@
+"""Training: what a step does, when validation and averages come, and going on after any kind of end."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lm import cli
+from lm.checkpoint import load_model
+from lm.config import parse
+from lm.corpus import load_corpus
+from lm.distributed import Group
+from lm.errors import UserError
+from lm.evaluation import evaluate
+from lm.losses import SegmentLoss
+from lm.models import build
+from lm.optim import draw_length
+from lm.progress import Silence
+from lm.streams import Stream
+from lm.training import Trainer
+from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def trainer(data: Path, **changes: Any) -> Trainer:
+    """A trainer with parameters of seed 1, that stores nothing."""
+    config = parse(settings(data, data / "unused", **changes))
+    corpus = load_corpus(data)
+    torch.manual_seed(1)
+    model = build(
+        config.training.model, corpus.vocabulary.words, config.training.embedding, config.model_options()
+    )
+    return Trainer(config, model.train(), corpus.train, corpus.valid, Group(torch.device("cpu")))
+
+
+def train(subject: Trainer) -> Trainer:
+    subject.run(Silence(), lambda: None, lambda: None)
+    return subject
+
+
+def parameters(subject: Trainer) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in subject.parameters]
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """Assert that two runs left the same, to the last bit."""
+    one, two = load_model(first / "last.pt"), load_model(second / "last.pt")
+    assert one.training is not None and two.training is not None
+    for key in ("step", "epoch", "position", "scores", "lengths"):
+        assert one.training[key] == two.training[key], key
+    pairs = zip(one.model.state_dict().items(), two.model.state_dict().values(), strict=True)
+    for (name, tensor), other in pairs:
+        assert torch.equal(tensor, other), name
+    mine, others = one.training["averages"], two.training["averages"]
+    assert (mine is None) == (others is None)
+    if mine is not None:
+        assert mine["steps"] == others["steps"]
+        for parameter, other in zip(mine["parameters"], others["parameters"], strict=True):
+            assert torch.equal(parameter, other)
+
+
+# A step
+
+
+def test_steps_are_those_of_a_plain_loop(data: Path) -> None:
+    """Clipped gradient descent over consecutive segments with the state carried over and begun anew."""
+    changes = without_dropout(optimizer="sgd", nonmono=None, steps=18, evaluate_every=18, clip_norm=0.5)
+    subject = train(trainer(data, **changes))
+    fresh = trainer(data, **changes)
+    model, stream = fresh.model, fresh.stream
+    position, state = 0, model.initial_state(4)
+    for _ in range(18):
+        ids, targets = stream.segment(position, 12, "cpu")
+        output = model(ids, state)
+        scores = model.embedding.logits(output.hidden)
+        loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten()) + output.penalty
+        gradients = torch.autograd.grad(loss, fresh.parameters)
+        norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
+        with torch.no_grad():
+            for parameter, gradient in zip(fresh.parameters, gradients):
+                gradient = gradient * min(1.0, 0.5 / (norm + 1e-6)) + 1e-6 * parameter
+                parameter -= 3 * gradient
+        position, state = position + ids.size(1), output.state
+        if position >= stream.length - 1:
+            position, state = 0, model.initial_state(4)
+    for actual, expected in zip(parameters(subject), parameters(fresh), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_in_parts_is_the_same_batch(data: Path) -> None:
+    changes = without_dropout(optimizer="sgd", nonmono=None, steps=18)
+    whole, parts = train(trainer(data, **changes)), train(trainer(data, **changes, accumulate=2))
+    assert parts.scores == pytest.approx(whole.scores, rel=1e-5)
+    for actual, expected in zip(parameters(parts), parameters(whole), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_varied_lengths_scale_the_learning_rate(data: Path) -> None:
+    subject = trainer(data, sequence_length=40, learning_rate=2)
+    expected_length = draw_length(40, random.Random(1))
+    rate, _ = subject._train_step()
+    assert subject.position == expected_length != 40
+    assert rate == pytest.approx(2 * expected_length / 40)
+
+
+def test_warmup_and_schedule_multiply(data: Path) -> None:
+    subject = trainer(data, **without_dropout(warmup_steps=4, schedule="cosine", steps=8))
+    rates = [subject._train_step()[0] for _ in range(8)]
+    cosine = [(1 + math.cos(math.pi * step / 8)) / 2 for step in range(8)]
+    rise = [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
+    assert rates == pytest.approx([3 * up * down for up, down in zip(rise, cosine)])
+
+
+@pytest.mark.parametrize("model", ["awd_lstm", "transformer_xl"])
+def test_bfloat16_keeps_parameters_in_single_precision(data: Path, model: str) -> None:
+    sizes: dict[str, Any] = {}
+    if model == "transformer_xl":
+        sizes = {"hidden_dim": None, "num_layers": 1, "num_heads": 2, "feed_forward_dim": 8, "head_dim": 4}
+    subject = train(trainer(data, model=model, precision="bf16", steps=3, **sizes))
+    assert all(parameter.dtype == torch.float32 for parameter in subject.parameters)
+    assert math.isfinite(subject.scores[-1])
+
+
+def test_words_without_tokens_in_a_segment_need_no_gradient(data: Path) -> None:
+    embedding = {"method": "adaptive", "cutoffs": [5, 20], "factor": 2}
+    subject = train(trainer(data, embedding=embedding, sequence_length=5, batch_size=1, steps=4))
+    assert math.isfinite(subject.scores[-1])
+
+
+def test_the_loss_is_the_cross_entropy_and_the_penalty(data: Path) -> None:
+    subject = trainer(data, activation_penalty=2.0)
+    ids, targets = subject.stream.segment(0, 12, "cpu")
+    torch.manual_seed(5)
+    output = subject.model(ids, subject.states[0])
+    torch.manual_seed(5)
+    loss, cross_entropy, state = SegmentLoss(subject.model)(ids, targets, *subject.states[0])
+    scores = torch.log_softmax(subject.model.embedding.logits(output.hidden), dim=-1)
+    expected = -scores.gather(-1, targets.unsqueeze(-1)).mean()
+    assert output.penalty.item() > 0
+    torch.testing.assert_close(cross_entropy, expected)
+    torch.testing.assert_close(loss, expected + output.penalty)
+    assert not cross_entropy.requires_grad and not any(part.requires_grad for part in state)
+
+
+# Validation and the end
+
+
+def test_training_learns_what_can_be_learnt(data: Path) -> None:
+    changes = without_dropout(
+        optimizer="adam", nonmono=None, learning_rate=0.02, weight_decay=None, steps=None, epochs=12,
+        embedding_dim=16, hidden_dim=24, embedding={"method": "standard"},
+        activation_penalty=0.0, temporal_penalty=0.0, evaluate_every=None,
+    )  # fmt: skip
+    subject = train(trainer(data, **changes))
+    assert subject.epoch == 12 and len(subject.scores) == 12
+    # The text itself has about 1.1 nats per token; 22 words at random have 3.1.
+    assert subject.scores[-1] < 2.0 < 2.5 < subject.scores[0]
+
+
+def test_validation_comes_when_asked_for_and_at_the_end(data: Path) -> None:
+    subject = trainer(data, **without_dropout(steps=12, evaluate_every=5))
+    seen: list[int] = []
+    subject.run(Silence(), lambda: seen.append(subject.step), lambda: None)
+    assert seen == [5, 10, 12] and len(subject.scores) == 3
+
+
+def test_validation_comes_after_every_epoch(data: Path) -> None:
+    subject = trainer(data, **without_dropout(steps=None, epochs=2, evaluate_every=None))
+    seen: list[tuple[int, int]] = []
+    subject.run(Silence(), lambda: seen.append((subject.epoch, subject.position)), lambda: None)
+    assert seen == [(1, 0), (2, 0)]
+
+
+def test_averages_begin_when_validation_stalls_and_are_what_is_scored(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = trainer(data, **without_dropout(steps=12, evaluate_every=3, nonmono=1))
+    losses = iter([3.0, 2.0, 4.0, 1.0])
+    scored: list[list[torch.Tensor]] = []
+    after_steps: list[list[torch.Tensor]] = []
+
+    def score(model: Any, tokens: np.ndarray, **_: Any) -> Any:
+        scored.append(parameters(subject))
+        return type("Score", (), {"nats": next(losses), "tokens": 1})
+
+    monkeypatch.setattr("lm.training.evaluate", score)
+    step = subject._train_step
+
+    def noted() -> Any:
+        result = step()
+        after_steps.append(parameters(subject))
+        return result
+
+    monkeypatch.setattr(subject, "_train_step", noted)
+    train(subject)
+    for validation in range(3):
+        for actual, expected in zip(scored[validation], after_steps[3 * validation + 2]):
+            assert torch.equal(actual, expected)
+    # 4.0 is worse than 3.0, the best before the last one: averaging goes over the steps after it.
+    assert subject.averages is not None and subject.averages.steps == 3
+    for place, actual in enumerate(scored[3]):
+        mean = torch.stack([after_steps[number][place] for number in (9, 10, 11)]).mean(0)
+        torch.testing.assert_close(actual, mean)
+    for actual, expected in zip(parameters(subject), after_steps[11]):
+        assert torch.equal(actual, expected)
+
+
+def test_the_best_model_is_the_one_that_scored_best(data: Path, tmp_path: Path) -> None:
+    run(settings(data, tmp_path / "run", nonmono=0, evaluate_every=2))
+    last, best = load_model(tmp_path / "run/last.pt"), load_model(tmp_path / "run/best.pt")
+    assert last.training is not None and best.training is None
+    score = evaluate(
+        best.model, load_corpus(data).valid, target_length=12,
+        chunk_length=math.ceil((len(load_corpus(data).valid) - 1) / 2), batch_size=2, progress=False,
+    )  # fmt: skip
+    assert score.nats / score.tokens == pytest.approx(min(last.training["scores"]), rel=1e-6)
+
+
+def test_patience_ends_training(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = iter([3.0, 2.0, 2.5, 3.5, 1.0])
+    monkeypatch.setattr(
+        "lm.training.evaluate", lambda *_, **__: type("Score", (), {"nats": next(losses), "tokens": 1})
+    )
+    subject = train(trainer(data, optimizer="sgd", nonmono=None, patience=2, steps=100, evaluate_every=1))
+    assert subject.scores == [3.0, 2.0, 2.5, 3.5] and subject.step == 4
+
+
+# Going on
+
+
+@pytest.mark.parametrize("first_end", [3, 8, 13])
+def test_a_run_in_two_parts_is_the_same_run(data: Path, tmp_path: Path, first_end: int) -> None:
+    """Dropout, lengths, averages, memory and what the log says go on where they stopped."""
+    common = {"nonmono": 0, "evaluate_every": 2, "save_every": 1, "accumulate": 2}
+    run(settings(data, tmp_path / "whole", **common))
+    stopped = settings(data, tmp_path / "parts", **common)
+
+    class Stop(Exception):
+        pass
+
+    def stop_after_saving(self: Trainer) -> bool:
+        if self.step == first_end:
+            raise Stop
+        return False
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Trainer, "_is_interrupted", stop_after_saving)
+        run(stopped)
+    torch.manual_seed(12345)
+    random.seed(99)
+    run(stopped)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert log_lines(tmp_path / "parts") == log_lines(tmp_path / "whole")
+    averages = load_model(tmp_path / "whole/last.pt").training["averages"]  # type: ignore[index]
+    assert averages is not None, "this test wants averages in it"
+
+
+def start(values: dict[str, Any], folder: Path) -> subprocess.Popen[str]:
+    """Start lm_train in a process of its own."""
+    folder.mkdir(exist_ok=True)
+    arguments = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
+    return subprocess.Popen(
+        [sys.executable, "-m", "lm.train", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(data: Path, tmp_path: Path) -> None:
+    common = {"nonmono": 0, "evaluate_every": 4, "save_every": 3, "steps": 600}
+    save = tmp_path / "parts"
+    process = start(settings(data, save, **common), tmp_path)
+    while process.poll() is None and not (save / "last.pt").exists():
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    stopped_at = load_model(save / "last.pt").training["step"]  # type: ignore[index]
+    common["steps"] = stopped_at + 20
+    common["evaluate_every"] = 4
+    run(settings(data, save, **common))
+    run(settings(data, tmp_path / "whole", **common))
+    assert_same_run(tmp_path / "whole", save)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_is_saved_after_its_step(
+    data: Path, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = settings(data, tmp_path / "parts", evaluate_every=20)
+    step = Trainer._train_step
+
+    def interrupted_step(self: Trainer) -> Any:
+        result = step(self)
+        if self.step == 7:
+            os.kill(os.getpid(), number)
+        return result
+
+    monkeypatch.setattr(Trainer, "_train_step", interrupted_step)
+    with pytest.raises(KeyboardInterrupt):
+        run(values)
+    monkeypatch.undo()
+    training = load_model(tmp_path / "parts/last.pt").training
+    assert training is not None and training["step"] == 7
+    run(values)
+    run({**values, "save": str(tmp_path / "whole")})
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_finished_run_has_nothing_to_do_and_may_be_made_longer(data: Path, tmp_path: Path) -> None:
+    values = settings(data, tmp_path / "run", steps=4, evaluate_every=2)
+    run(values)
+    before = log_lines(tmp_path / "run")
+    run(values)
+    assert log_lines(tmp_path / "run") == before
+    run({**values, "steps": 6, "log_every": 1})
+    assert load_model(tmp_path / "run/last.pt").training["step"] == 6  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"learning_rate": 4}, ["learning_rate was 3.0 and is 4.0"]),
+        ({"seed": 2, "hidden_dim": 9}, ["seed", "hidden_dim was 10 and is 9"]),
+        ({"optimizer": "sgd", "nonmono": None}, ["nonmono was 1 and is None", "optimizer"]),
+        ({"embedding": {"method": "funnel", "rank": 3}}, ["embedding"]),
+    ],
+)
+def test_other_settings_are_refused_by_name(
+    data: Path, tmp_path: Path, changes: dict[str, Any], words: list[str]
+) -> None:
+    run(settings(data, tmp_path / "run", steps=2))
+    before = (tmp_path / "run/last.pt").read_bytes()
+    with pytest.raises(UserError, match="other settings") as refusal:
+        run(settings(data, tmp_path / "run", **{"steps": 2, **changes}))
+    for word in words:
+        assert word in str(refusal.value)
+    assert (tmp_path / "run/last.pt").read_bytes() == before
+
+
+def test_other_text_is_refused(data: Path, tmp_path: Path) -> None:
+    run(settings(data, tmp_path / "run", steps=2))
+    (tmp_path / "other").mkdir()
+    other = small_corpus(tmp_path / "other", seed=8)
+    with pytest.raises(UserError, match="text in 'data'"):
+        run(settings(other, tmp_path / "run", steps=2))
+
+
+def test_a_run_may_move_with_its_data(data: Path, tmp_path: Path) -> None:
+    run(settings(data, tmp_path / "run", steps=2))
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "data").symlink_to(data)
+    run(settings(tmp_path / "data", tmp_path / "moved", steps=4))
+    assert load_model(tmp_path / "moved/last.pt").training["step"] == 4  # type: ignore[index]
+
+
+def test_training_starts_from_another_run(data: Path, tmp_path: Path) -> None:
+    """The finetune stage: the parameters of a trained model, averages from the first step on."""
+    run(settings(data, tmp_path / "first", steps=4, evaluate_every=4))
+    first = load_model(tmp_path / "first/best.pt").model
+    finetune = {"optimizer": "asgd", "nonmono": None, "start_from": str(tmp_path / "first/best.pt")}
+    values = settings(data, tmp_path / "second", steps=1, learning_rate=1e-9, **finetune)
+    run(values)
+    second = load_model(tmp_path / "second/last.pt")
+    for (name, tensor), other in zip(first.state_dict().items(), second.model.state_dict().values()):
+        torch.testing.assert_close(other, tensor, msg=name)
+    assert second.training is not None and second.training["averages"]["steps"] == 1
+    (tmp_path / "first/best.pt").unlink()
+    run({**values, "steps": 2})
+
+
+def test_a_start_of_another_shape_is_refused(data: Path, tmp_path: Path) -> None:
+    run(settings(data, tmp_path / "first", steps=1))
+    changes = {"start_from": str(tmp_path / "first/best.pt"), "hidden_dim": 9}
+    with pytest.raises(UserError, match="is of another model"):
+        run(settings(data, tmp_path / "second", steps=1, **changes))
+
+
+# Losing the way
+
+
+def test_training_stops_when_the_loss_is_not_finite(data: Path, tmp_path: Path) -> None:
+    values = settings(data, tmp_path / "run", evaluate_every=4, log_every=3)
+    step = Trainer._train_step
+
+    def poisoned(self: Trainer) -> Any:
+        result = step(self)
+        if self.step == 6:
+            with torch.no_grad():
+                self.parameters[0].fill_(math.nan)
+        return result
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="not finite at step 6"):
+        patch.setattr(Trainer, "_train_step", poisoned)
+        run(values)
+    assert load_model(tmp_path / "run/last.pt").training["step"] == 4  # type: ignore[index]
+    for tensor in load_model(tmp_path / "run/last.pt").model.state_dict().values():
+        assert bool(torch.isfinite(tensor).all())
+    run(values)
+    assert load_model(tmp_path / "run/last.pt").training["step"] == 20  # type: ignore[index]
+
+
+# The command
+
+
+def test_the_command_trains_and_says_what(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = settings(data, tmp_path / "run", steps=2)
+    arguments = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
+    monkeypatch.setattr(sys, "argv", ["lm_train", *arguments])
+    cli.train()
+    told = capsys.readouterr()
+    assert "input = output: funnel" in told.out and "step 2 epoch" in told.out and "tokens/s" in told.out
+    assert told.err == ""
+    assert {"last.pt", "best.pt", "config.yaml", "train.log", "tensorboard"} == {
+        path.name for path in (tmp_path / "run").iterdir()
+    }
+    monkeypatch.setattr(
+        sys, "argv", ["lm_train", "-config", str(tmp_path / "run/config.yaml"), "-steps", "3"]
+    )
+    cli.train()
+    assert load_model(tmp_path / "run/last.pt").training["step"] == 3  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"data": "nowhere"}, "nowhere"),
+        ({"sequence_length": 0}, "sequence_length"),
+        ({"batch_size": 100000}, "batch_size"),
+        ({"embedding": {"method": "funel"}}, "funnel"),
+        ({"start_from": "nothing.pt"}, "nothing.pt"),
+        ({"device": "cuda"}, "cuda"),
+    ],
+)
+def test_mistakes_are_one_line(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    word: str,
+) -> None:
+    if "device" in changes and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    values = {**settings(data, tmp_path / "run"), **changes}
+    arguments = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
+    monkeypatch.setattr(sys, "argv", ["lm_train", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.train()
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert error.startswith("lm_train: ") and len(error.splitlines()) == 1
+    assert word in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_checkpoint_is_named(data: Path, tmp_path: Path) -> None:
+    values = settings(data, tmp_path / "run", steps=1)
+    run(values)
+    last = tmp_path / "run/last.pt"
+    last.write_bytes(last.read_bytes()[:500])
+    with pytest.raises(UserError, match=r"last\.pt: cannot be read"):
+        run(values)
+
+
+def test_help_needs_no_settings(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["lm_train", "--help"])
+    cli.train()
+    assert "usage: lm_train" in capsys.readouterr().out
+
+
+def test_columns_of_two_processes_are_those_of_one(data: Path) -> None:
+    tokens = load_corpus(data).train
+    whole = Stream(tokens, 4).segment(5, 6, "cpu")[0]
+    parts = [Stream(tokens, 2, rank, 2).segment(5, 6, "cpu")[0] for rank in range(2)]
+    assert torch.equal(torch.cat(parts), whole)
