@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shared_embeddings import factorise, nonnegative
 from shared_embeddings.fitting import FitTask, reconstruct
-from shared_embeddings.interface import SharedEmbedding, zero_padding_row
+from shared_embeddings.interface import CODE_SCALE, SharedEmbedding, zero_padding_row
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import method_class
 
@@ -38,6 +38,18 @@ def fits(method: str) -> Callable[[Fitter], Fitter]:
     return add
 
 
+def with_small_codes(codes: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """The same product of codes ``(V, R)`` and basis ``(R, D)``, the codes as small as a new embedding's.
+
+    Training on is then as quick as training from the start, see `interface.CODE_SCALE`.
+    """
+    size = codes.square().mean().sqrt()
+    if size == 0:
+        return codes, basis
+    factor = CODE_SCALE * (codes @ basis).square().mean().sqrt() / size
+    return codes * factor, basis / factor
+
+
 @fits("standard")
 def _copied(task: FitTask) -> SharedEmbedding:
     """The teacher's table itself."""
@@ -51,7 +63,7 @@ def _copied(task: FitTask) -> SharedEmbedding:
 def _decomposed(task: FitTask) -> SharedEmbedding:
     """The truncated SVD (Distilled Embedding, Eq. 2): no table of this rank has a smaller squared error."""
     embedding = task.build()
-    codes, basis = factorise.truncated_svd(task.teacher, embedding.options.rank)
+    codes, basis = with_small_codes(*factorise.truncated_svd(task.teacher, embedding.options.rank))
     with torch.no_grad():
         embedding.codes.copy_(codes)
         embedding.basis.copy_(basis)
@@ -98,7 +110,7 @@ def _start_of_funnel(embedding: Any, task: FitTask) -> bool:
     table = task.teacher[task.words()]
     codes, basis = nonnegative.least_mean_distance(table, embedding.options.rank)
     best = nonnegative.mean_distance(table, codes, basis)
-    codes, basis = nonnegative.without_negatives(codes, basis)
+    codes, basis = with_small_codes(*nonnegative.without_negatives(codes, basis))
     with torch.no_grad():
         embedding.codes[task.words()] = codes
         embedding.basis.copy_(basis)
@@ -135,6 +147,7 @@ def _reduced_groups(task: FitTask) -> SharedEmbedding:
         for group, (codes, basis) in enumerate(zip(found.codes, found.bases, strict=True)):
             if options.activation == "relu":
                 codes, basis = nonnegative.without_negatives(codes, basis)
+            codes, basis = with_small_codes(codes, basis)
             embedding.codes[group].copy_(codes)
             embedding.bases[group].copy_(basis)
     if options.activation is not None:
