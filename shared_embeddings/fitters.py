@@ -38,16 +38,19 @@ def fits(method: str) -> Callable[[Fitter], Fitter]:
     return add
 
 
-def with_small_codes(codes: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """The same product of codes ``(V, R)`` and basis ``(R, D)``, the codes as small as a new embedding's.
+@torch.no_grad()
+def _finish_factors(codes: Tensor, basis: Tensor, scale: float) -> None:
+    """Let codes ``(V, R)`` and basis ``(R, D)`` make `scale` times their product, with small codes.
 
-    Training on is then as quick as training from the start, see `interface.CODE_SCALE`.
+    The codes become as small beside the table as those of a new embedding, so that training goes on as
+    quickly as it does from there, see `interface.CODE_SCALE`.
     """
+    basis.mul_(scale)
     size = codes.square().mean().sqrt()
-    if size == 0:
-        return codes, basis
-    factor = CODE_SCALE * (codes @ basis).square().mean().sqrt() / size
-    return codes * factor, basis / factor
+    if size > 0:
+        factor = CODE_SCALE * (codes @ basis).square().mean().sqrt() / size
+        codes.mul_(factor)
+        basis.div_(factor)
 
 
 @fits("standard")
@@ -63,10 +66,11 @@ def _copied(task: FitTask) -> SharedEmbedding:
 def _decomposed(task: FitTask) -> SharedEmbedding:
     """The truncated SVD (Distilled Embedding, Eq. 2): no table of this rank has a smaller squared error."""
     embedding = task.build()
-    codes, basis = with_small_codes(*factorise.truncated_svd(task.teacher, embedding.options.rank))
+    codes, basis = factorise.truncated_svd(task.teacher, embedding.options.rank)
     with torch.no_grad():
         embedding.codes.copy_(codes)
         embedding.basis.copy_(basis)
+    _finish_factors(embedding.codes, embedding.basis, scale=1.0)
     return embedding
 
 
@@ -100,8 +104,7 @@ def _funnelled(task: FitTask) -> SharedEmbedding:
     is_best = embedding.options.activation == "relu" and _start_of_funnel(embedding, scaled)
     if not is_best:
         reconstruct(embedding, scaled)
-    with torch.no_grad():
-        embedding.basis.mul_(scale)
+    _finish_factors(embedding.codes, embedding.basis, scale)
     return embedding
 
 
@@ -110,7 +113,7 @@ def _start_of_funnel(embedding: Any, task: FitTask) -> bool:
     table = task.teacher[task.words()]
     codes, basis = nonnegative.least_mean_distance(table, embedding.options.rank)
     best = nonnegative.mean_distance(table, codes, basis)
-    codes, basis = with_small_codes(*nonnegative.without_negatives(codes, basis))
+    codes, basis = nonnegative.without_negatives(codes, basis)
     with torch.no_grad():
         embedding.codes[task.words()] = codes
         embedding.basis.copy_(basis)
@@ -147,14 +150,12 @@ def _reduced_groups(task: FitTask) -> SharedEmbedding:
         for group, (codes, basis) in enumerate(zip(found.codes, found.bases, strict=True)):
             if options.activation == "relu":
                 codes, basis = nonnegative.without_negatives(codes, basis)
-            codes, basis = with_small_codes(codes, basis)
             embedding.codes[group].copy_(codes)
             embedding.bases[group].copy_(basis)
     if options.activation is not None:
         reconstruct(embedding, scaled)
-    with torch.no_grad():
-        for basis in embedding.bases:
-            basis.mul_(scale)
+    for codes, basis in zip(embedding.codes, embedding.bases, strict=True):
+        _finish_factors(codes, basis, scale)
     return embedding
 
 
