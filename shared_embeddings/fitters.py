@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shared_embeddings import factorise, nonnegative
 from shared_embeddings.fitting import FitTask, reconstruct
-from shared_embeddings.interface import SharedEmbedding, zero_padding_row
+from shared_embeddings.interface import CODE_SCALE, SharedEmbedding, zero_padding_row
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import method_class
 
@@ -38,6 +38,21 @@ def fits(method: str) -> Callable[[Fitter], Fitter]:
     return add
 
 
+@torch.no_grad()
+def _finish_factors(codes: Tensor, basis: Tensor, scale: float) -> None:
+    """Let codes ``(V, R)`` and basis ``(R, D)`` make `scale` times their product, with small codes.
+
+    The codes become as small beside the table as those of a new embedding, so that training goes on as
+    quickly as it does from there, see `interface.CODE_SCALE`.
+    """
+    basis.mul_(scale)
+    size = codes.square().mean().sqrt()
+    if size > 0:
+        factor = CODE_SCALE * (codes @ basis).square().mean().sqrt() / size
+        codes.mul_(factor)
+        basis.div_(factor)
+
+
 @fits("standard")
 def _copied(task: FitTask) -> SharedEmbedding:
     """The teacher's table itself."""
@@ -55,6 +70,7 @@ def _decomposed(task: FitTask) -> SharedEmbedding:
     with torch.no_grad():
         embedding.codes.copy_(codes)
         embedding.basis.copy_(basis)
+    _finish_factors(embedding.codes, embedding.basis, scale=1.0)
     return embedding
 
 
@@ -88,8 +104,7 @@ def _funnelled(task: FitTask) -> SharedEmbedding:
     is_best = embedding.options.activation == "relu" and _start_of_funnel(embedding, scaled)
     if not is_best:
         reconstruct(embedding, scaled)
-    with torch.no_grad():
-        embedding.basis.mul_(scale)
+    _finish_factors(embedding.codes, embedding.basis, scale)
     return embedding
 
 
@@ -139,9 +154,8 @@ def _reduced_groups(task: FitTask) -> SharedEmbedding:
             embedding.bases[group].copy_(basis)
     if options.activation is not None:
         reconstruct(embedding, scaled)
-    with torch.no_grad():
-        for basis in embedding.bases:
-            basis.mul_(scale)
+    for codes, basis in zip(embedding.codes, embedding.bases, strict=True):
+        _finish_factors(codes, basis, scale)
     return embedding
 
 

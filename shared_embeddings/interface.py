@@ -347,9 +347,9 @@ def entry_std(embedding_dim: int) -> float:
 # alike, so that the rows then move further in a step. A small translation model with a rank of a quarter of D
 # was at a perplexity of 218 after 500 steps without this factor, at 149 with 1/2, at 100 with 1/5, and at 154
 # with a full table.
-_CODE_SCALE = 1 / 3
+CODE_SCALE = 1 / 3
 
 
 def code_std(embedding_dim: int) -> float:
     """The std that the codes ``(V, R)`` of a narrow table start with, before a basis widens them to D."""
-    return _CODE_SCALE * entry_std(embedding_dim)
+    return CODE_SCALE * entry_std(embedding_dim)
