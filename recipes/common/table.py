@@ -95,6 +95,9 @@ COLUMNS = {
     "perplexity_difference": Column(f"to {BASELINE}", _difference("perplexity")),
     "pointer_perplexity": Column("with pointer", _number("pointer_perplexity")),
     "paper_perplexity": Column("the paper's", _in_paper("perplexity"), always=True),
+    "paper_pointer_perplexity": Column(
+        "the paper's with pointer", _in_paper("pointer_perplexity"), always=True
+    ),
     "minutes": Column("training minutes", lambda r: f"{r['metrics']['training_seconds'] / 60:.0f}"),
     "speed": Column("tokens/s", lambda r: f"{r['metrics']['tokens_per_second']:.0f}"),
     "date": Column("date", lambda r: r["date"][:10]),

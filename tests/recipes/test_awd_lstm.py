@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import shared_embeddings as se
 from lm import models
@@ -19,6 +22,7 @@ from lm.corpus import SPLITS, VOCABULARY
 from lm.corpus import prepare as prepare_corpus
 from lm.datasets import SOURCES
 from lm.evaluate import _parser as evaluation_parser
+from lm.models import LanguageModel
 from lm.pointer import PointerOptions
 from recipes.common import model_data
 from recipes.common.config import row_names
@@ -31,6 +35,13 @@ from shared_embeddings.classes import WordClasses
 NAMES = ("ptb_awd_lstm", "wikitext2_awd_lstm")
 SCRIPTS = ("preprocess.sh", "train.sh", "eval.sh")
 ROWS = [(name, row) for name in NAMES for row in row_names(RECIPES / name / "configs")]
+PUBLISHED = [(name, row) for name, row in ROWS if row.startswith("table")]
+# What UnClE calls the corpora in its tables of sizes.
+IN_PRINT = {"ptb_awd_lstm": "PTB", "wikitext2_awd_lstm": "WT2"}
+# The paper adds a bias for each word to UnClE's scores, which the embedding here has not.
+WITHOUT_BIAS = "uncle"
+# Share that DeFINE's total may differ by; and a slip of the paper, see its ledger: 27.01 for 27.10.
+UNIT, SLIP = 0.05, {("wikitext2_awd_lstm", "table4_unique200"): 27.10}
 
 
 def recipe_of(name: str) -> Recipe:
@@ -53,20 +64,106 @@ def test_small_rows_are_there() -> None:
         assert {f"small_{method}" for method in methods} <= {row for recipe, row in ROWS if recipe == name}
 
 
+def model_of(name: str, embedding: dict[str, Any], settings: dict[str, Any]) -> LanguageModel:
+    """The model of these settings, checked as lm_train does, without memory for its parameters."""
+    config = parse({"data": "data", "save": "run", "embedding": embedding, **settings})
+    words = [f"word{place}" for place in range(types_of(name))]
+    with torch.device("meta"):
+        return models.build(config.training.model, words, embedding, config.model_options())
+
+
 @pytest.mark.parametrize(("name", "row_name"), ROWS)
 def test_row_can_be_trained_and_evaluated(name: str, row_name: str) -> None:
     row = read_model_row(recipe_of(name), row_name)
-    embedding = stored(row.embedding)
-    config = parse({"data": "data", "save": "run", "embedding": embedding, **row.train})
-    words = [f"word{place}" for place in range(types_of(name))]
-    with torch.device("meta"):
-        model = models.build(config.training.model, words, embedding, config.model_options())
-    assert sum(parameter.numel() for parameter in model.parameters()) > 0
+    assert sum(p.numel() for p in model_of(name, stored(row.embedding), row.train).parameters()) > 0
+    if row.finetune is not None:
+        parse({"data": "d", "save": "s", "start_from": "b", "embedding": row.embedding, **row.finetune})
     evaluation_parser().parse_args(["-model", "m", "-data", "d", *as_options(row.evaluate)])
     if "pointer" in row.evaluate:
         PointerOptions.parse(row.evaluate["pointer"])
     for name_ in se.file_options(row.embedding["method"]):
         assert row.embedding.get(name_) in {None, *read_settings(recipe_of(name)).classes}
+
+
+@functools.cache
+def ledger_figures() -> dict[tuple[str, str, str], dict[str, str]]:
+    """The printed figures in the ledger, by paper, table and row."""
+    ledger = yaml.safe_load((resources.files(se) / "data" / "ledger.yaml").read_text(encoding="utf-8"))
+    return {
+        (part["paper"], part["table"], line["row"]): line["figures"]
+        for part in ledger["tables"]
+        for line in part["rows"]
+    }
+
+
+def ledger_total(name: str, row_name: str) -> str | None:
+    """What the ledger says that the paper prints as the total of a row, in millions; None for nothing."""
+    table, _, row = row_name.partition("_")
+    if table == "table1c":
+        titles = {
+            "standard": "AWD-LSTM (Merity et al.)",
+            "finetuned_standard": "AWD-LSTM + finetune",
+            "define": "AWD-LSTM + DeFINE",
+        }
+        wanted = "DeFINE", "Table 1c", titles[row]
+    elif table in ("table4", "table5"):
+        width = row.removeprefix("unique").replace("standard", "400")
+        wanted = "UnClE", "Table 10", f"{IN_PRINT[name]}, unique {width}"
+    else:
+        return None
+    return str(ledger_figures()[wanted]["total"])
+
+
+@pytest.mark.parametrize(("name", "row_name"), PUBLISHED)
+def test_published_rows_have_the_sizes_in_print(name: str, row_name: str) -> None:
+    row = read_model_row(recipe_of(name), row_name)
+    printed = ledger_total(name, row_name)
+    paper = row.paper or {}
+    assert paper.get("parameters_in_millions") == (None if printed is None else float(printed))
+    if printed is None:
+        return
+    method = row.embedding["method"]
+    model = model_of(name, stored(row.embedding), row.train)
+    total = se.accounting.count_parameters(model) + types_of(name) * (method == WITHOUT_BIAS)
+    wanted = SLIP.get((name, row_name), float(printed))
+    digits = len(printed.partition(".")[2])
+    allowed = UNIT * wanted if method == "define" else 0.5 * 10**-digits
+    assert total / 1e6 == pytest.approx(wanted, abs=allowed)
+
+
+@pytest.mark.parametrize(("name", "row_name"), PUBLISHED)
+def test_published_rows_say_where_their_figures_are_from(name: str, row_name: str) -> None:
+    paper = read_model_row(recipe_of(name), row_name).paper
+    assert paper is not None and {"source", "perplexity", "hardware"} <= set(paper)
+    table = row_name.partition("_")[0].removeprefix("table")
+    assert f"Table {table}: " in paper["source"]
+    head = (recipe_of(name).configs / f"{row_name}.yaml").read_text().partition("\n")[0]
+    assert f"Table {table}" in head and head.startswith("# " + paper["source"].partition(",")[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "row_name", "network"),
+    # By hand: 4 H (I + H + 2) for each layer of widths I -> H, between the embedding and its scores.
+    [
+        ("ptb_awd_lstm", "table4_standard", 20_211_600),
+        ("ptb_awd_lstm", "table1c_define", 7_139_200 + 10_589_200 + 512 * (1150 + 128 + 2)),
+        ("ptb_awd_lstm", "table14_unique25", 4600 * (25 + 1152) + 10_589_200 + 100 * (1150 + 25 + 2)),
+        ("wikitext2_awd_lstm", "table14_unique200", 4600 * (200 + 1152) + 10_589_200 + 800 * 1352),
+    ],
+)
+def test_last_layer_is_as_wide_as_what_it_is_tied_to(name: str, row_name: str, network: int) -> None:
+    row = read_model_row(recipe_of(name), row_name)
+    model = model_of(name, stored(row.embedding), row.train)
+    count = se.accounting.count_parameters
+    assert count(model) - count(model.embedding) == network
+
+
+def test_rows_of_two_trainings_average_from_the_first_step_until_validation_stalls() -> None:
+    twice = [pair for pair in PUBLISHED if read_model_row(recipe_of(pair[0]), pair[1]).finetune]
+    assert {row for _, row in twice} == {"table1c_finetuned_standard", "table5_standard", "table5_unique200"}
+    for name, row_name in twice:
+        row = read_model_row(recipe_of(name), row_name)
+        assert row.finetune == {**row.train, "optimizer": "asgd", "patience": 5}
 
 
 @pytest.mark.parametrize(("name", "row_name"), [pair for pair in ROWS if pair[1].startswith("small_")])
