@@ -24,6 +24,10 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PIN_FILES = ["torch.txt", "pins.txt", "opennmt.txt"]
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 COMMANDS = {
+    "lm_eval": "lm.cli:evaluate",
+    "lm_generate": "lm.cli:generate",
+    "lm_prepare": "lm.cli:prepare",
+    "lm_train": "lm.cli:train",
     "onmt_average_models": "nmt.cli:average_models",
     "onmt_build_vocab": "nmt.cli:build_vocab",
     "onmt_release_model": "nmt.cli:release_model",
