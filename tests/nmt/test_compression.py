@@ -119,12 +119,14 @@ def test_untied_tables_each_get_an_embedding(trained: Trained, tmp_path: Path) -
 
 
 def test_bytes_on_disk_are_those_of_the_account(host: Host, tmp_path: Path) -> None:
-    host.write("vocab", [f"w{number}\t9" for number in range(6000)])
+    host.write("vocab", [f"w{number}\t9" for number in range(9000)])
     model = host.train("wide", word_vec_size=32, hidden_size=32, train_steps=1, save_checkpoint_steps=1)
     output, report = tmp_path / "small.pt", tmp_path / "report.json"
     compress(model, "projective", output, "--rank", 24, "--report", report)
     written = json.loads(report.read_text())
-    vocabulary = len(json.dumps(read_checkpoint(output)["vocab"]))
+    words = tmp_path / "words"
+    torch.save(read_checkpoint(output)["vocab"], words)
+    vocabulary = words.stat().st_size
     weights = written["bytes_of_weights"]["after"]
     assert written["bytes_on_disk"]["after"] == output.stat().st_size
     assert abs(output.stat().st_size - vocabulary - weights) < 0.02 * weights
@@ -147,7 +149,9 @@ def test_refusals(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "could run code" in refused(capsys, "--model", pickled, *asked, *rank)
     found = ["--model", model, *asked]
     assert "unknown option 'rang'" in refused(capsys, *found, "--rang", 4)
-    assert "unknown embedding method" in refused(capsys, "--model", model, "--output", output, "--method", "x")
+    assert "unknown embedding method" in refused(
+        capsys, "--model", model, "--output", output, "--method", "x"
+    )
     assert "'words' follows from" in refused(capsys, *found, "--words", "a,b")
     assert "beside a target" in refused(capsys, *found, *rank, "--target-ratio", 4)
     assert "exactly one" in refused(capsys, *found, "--target-bytes", 4, "--target-ratio", 4)
