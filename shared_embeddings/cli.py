@@ -1,4 +1,4 @@
-"""The command `shared-embeddings`: what methods there are, what embeddings hold, and classes of words."""
+"""The command `shared-embeddings`: methods, what embeddings hold, classes of words, smaller models."""
 
 from __future__ import annotations
 
@@ -134,6 +134,22 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--epochs", type=int, default=5, help="passes over the text (default: 5)")
     command.add_argument("--seed", type=int, default=0, help="(default: 0)")
     command.add_argument("--figure", type=Path, help="draw the sizes of the classes into this PNG file")
+
+    command = _add(
+        commands, "compress", "replace the embeddings of a trained model", _compress, takes_options=True
+    )
+    command.epilog = "Any option of the method follows as --option value, e.g. --rank 64."
+    command.add_argument("--model", required=True, type=Path, help="a trained model of any host")
+    command.add_argument("--method", required=True, help="a method, see 'shared-embeddings methods'")
+    command.add_argument("--output", required=True, type=Path, help="the model to write, in the same format")
+    command.add_argument("--token-counts", type=Path, help="a word, a tab and its count on every line")
+    command.add_argument("--text", nargs="+", type=Path, help="tokenised text, to count words in instead")
+    command.add_argument("--target-ratio", type=float, help="times fewer bytes for the embeddings")
+    command.add_argument("--target-bytes", type=int, help="bytes for the embeddings")
+    command.add_argument("--fit-steps", type=int, help="steps of methods fitted by gradient descent")
+    command.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    command.add_argument("--report", type=Path, help="write the report into this JSON file, too")
+    command.add_argument("--force", action="store_true", help="replace files that are there already")
     return parser
 
 
@@ -191,6 +207,28 @@ def _classes(known: argparse.Namespace, _: list[str]) -> str:
         seed=known.seed,
         figure=known.figure,
     )
+
+
+def _compress(known: argparse.Namespace, rest: list[str]) -> str:
+    from shared_embeddings.compression import Target, compress
+    from shared_embeddings.token_counts import count_words, read_counts
+
+    if known.token_counts is not None and known.text is not None:
+        raise ValueError("--token-counts and --text both say how often words occur; leave one of them out")
+    counts = read_counts(known.token_counts) if known.token_counts is not None else None
+    has_target = known.target_ratio is not None or known.target_bytes is not None
+    return compress(
+        known.model,
+        known.method,
+        known.output,
+        options=_read_options(rest),
+        target=Target(known.target_ratio, known.target_bytes) if has_target else None,
+        counts=counts if known.text is None else count_words(known.text),
+        seed=known.seed,
+        steps=known.fit_steps,
+        force=known.force,
+        report_file=known.report,
+    ).described()
 
 
 def _default(field: dataclasses.Field[object]) -> str:

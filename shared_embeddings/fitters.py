@@ -19,6 +19,9 @@ from shared_embeddings.registry import method_class
 _NOTHING_LOST = 1e-3
 _ROUNDING = 1e-5
 
+# Activations f with f(a x) = a f(x) for a > 0: a factor may move from the codes to the basis.
+_HOMOGENEOUS = (None, "relu")
+
 Fitter = Callable[[FitTask], SharedEmbedding]
 _fitters: dict[str, Fitter] = {}
 
@@ -39,13 +42,12 @@ def fits(method: str) -> Callable[[Fitter], Fitter]:
 
 
 @torch.no_grad()
-def _finish_factors(codes: Tensor, basis: Tensor, scale: float) -> None:
-    """Let codes ``(V, R)`` and basis ``(R, D)`` make `scale` times their product, with small codes.
+def _with_small_codes(codes: Tensor, basis: Tensor) -> None:
+    """Scale codes ``(V, R)`` down and the basis ``(R, D)`` up, so that their product stays as it is.
 
     The codes become as small beside the table as those of a new embedding, so that training goes on as
     quickly as it does from there, see `interface.CODE_SCALE`.
     """
-    basis.mul_(scale)
     size = codes.square().mean().sqrt()
     if size > 0:
         factor = CODE_SCALE * (codes @ basis).square().mean().sqrt() / size
@@ -70,7 +72,7 @@ def _decomposed(task: FitTask) -> SharedEmbedding:
     with torch.no_grad():
         embedding.codes.copy_(codes)
         embedding.basis.copy_(basis)
-    _finish_factors(embedding.codes, embedding.basis, scale=1.0)
+    _with_small_codes(embedding.codes, embedding.basis)
     return embedding
 
 
@@ -104,7 +106,10 @@ def _funnelled(task: FitTask) -> SharedEmbedding:
     is_best = embedding.options.activation == "relu" and _start_of_funnel(embedding, scaled)
     if not is_best:
         reconstruct(embedding, scaled)
-    _finish_factors(embedding.codes, embedding.basis, scale)
+    with torch.no_grad():
+        embedding.basis.mul_(scale)
+    if embedding.options.activation in _HOMOGENEOUS:
+        _with_small_codes(embedding.codes, embedding.basis)
     return embedding
 
 
@@ -155,7 +160,10 @@ def _reduced_groups(task: FitTask) -> SharedEmbedding:
     if options.activation is not None:
         reconstruct(embedding, scaled)
     for codes, basis in zip(embedding.codes, embedding.bases, strict=True):
-        _finish_factors(codes, basis, scale)
+        with torch.no_grad():
+            basis.mul_(scale)
+        if options.activation in _HOMOGENEOUS:
+            _with_small_codes(codes, basis)
     return embedding
 
 

@@ -235,3 +235,17 @@ def test_inf_in_one_row_is_found() -> None:
     with pytest.raises(ValueError, match="1 rows, the first is row 17"):
         se.fit("funnel", table, rank=2)
     se.fit("projective", table, rank=2, padding_idx=17)
+
+
+@pytest.mark.parametrize("method", ["projective", "funnel", "group_reduce"])
+def test_fitted_codes_are_as_small_as_those_of_a_new_embedding(method: str) -> None:
+    """A third of the table's entries; what a factor takes from the codes, the basis has."""
+    embedding, _ = fitted(method)
+    is_grouped = method == "group_reduce"
+    all_codes = list(embedding.codes) if is_grouped else [embedding.codes]
+    bases = list(embedding.bases) if is_grouped else [embedding.basis]
+    for codes, basis in zip(all_codes, bases, strict=True):
+        product = codes.clamp(min=0) @ basis if method == "funnel" else codes @ basis
+        assert float(codes.detach().square().mean().sqrt() / product.detach().square().mean().sqrt()) == (
+            pytest.approx(1 / 3, rel=0.05)
+        )

@@ -1,0 +1,136 @@
+"""Language models as a host of `shared_embeddings.compression`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import shared_embeddings as se
+from lm.checkpoint import distinct_state, load_model, read_checkpoint, save_model
+from lm.errors import UserError
+from lm.models import LanguageModel
+from lm.vocabulary import EOS
+from shared_embeddings.compression import TiedTable, teacher_table
+
+NAME = "words"
+
+
+class Host:
+    """Checkpoints of lm_train."""
+
+    def recognises(self, path: Path) -> bool:
+        """Whether a file is a checkpoint of lm_train."""
+        try:
+            read_checkpoint(path)
+        except UserError:
+            return False
+        return True
+
+    def read(self, path: Path) -> CheckpointModel:
+        """Read a model.
+
+        Raises:
+            UserError: it does not fit its own configuration.
+        """
+        return CheckpointModel(path)
+
+
+class CheckpointModel:
+    """A language model that was read from a checkpoint, on the CPU.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.module: LanguageModel
+        self.module, self.words, self.config, _ = load_model(path)
+
+    def tables(self) -> list[TiedTable]:
+        """The one table of the words.
+
+        Raises:
+            UserError: the output is another table than the input.
+        """
+        embedding = self.module.embedding
+        try:
+            table = teacher_table(embedding, is_scored=True)
+        except ValueError as error:
+            raise UserError(f"model {self.path}: {error}") from error
+        counts = embedding.counts()
+        return [
+            TiedTable(
+                name=NAME,
+                uses=("input", "output"),
+                words=self.words,
+                table=table,
+                padding_idx=embedding.padding_idx,
+                is_scored=True,
+                sentence_marks=(EOS,),
+                parameters=counts["total"],
+                stored_bits=counts["stored_bits"],
+            )
+        ]
+
+    def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
+        """The options of a method.
+
+        Raises:
+            UserError, shared_embeddings.OptionError: the model cannot work with them.
+        """
+        del table  # there is one only
+        old = self.module.embedding
+        chosen: dict[str, Any] = dict(options)
+        if method == "standard" and old.output_bias() is not None:
+            chosen.setdefault("output_bias", True)
+        with torch.device("meta"):
+            new = se.build(
+                method,
+                num_embeddings=old.num_embeddings,
+                embedding_dim=old.embedding_dim,
+                words=self.words,
+                **chosen,
+            )
+        if not new.has_output or new.score_dim != old.score_dim:
+            takes = f"takes {new.score_dim} dimensions" if new.has_output else "has no output side"
+            raise UserError(
+                f"this {method} embedding {takes}, but the model ends in {old.score_dim}; set output: table "
+                "or output_projection: true where the method has them, or take another method"
+            )
+        return chosen
+
+    def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
+        """Put the embedding into the model; gives what else changes with it."""
+        new, bias = fitted[NAME], self.module.embedding.output_bias()
+        notes = ["the state of the optimiser and the position in the text are left out"]
+        if bias is not None:
+            kept = getattr(new, "bias", None)
+            if new.output_bias() is None or kept is None:
+                notes.append(f"the bias of the output is left out; '{new.method}' has none")
+            else:
+                with torch.no_grad():
+                    kept.copy_(bias)
+        self.module.embedding = new
+        self.config = {**self.config, "embedding": {"method": new.method, **new.stored_options()}}
+        return notes
+
+    def written(self) -> dict[str, Tensor]:
+        """The tensors of the model, each once."""
+        return distinct_state(self.module)
+
+    def sources(self) -> list[Path]:
+        """The file that the model was read from."""
+        return [self.path]
+
+    def files(self, path: Path) -> list[Path]:
+        """The one file of a model that is called `path`."""
+        return [path]
+
+    def write(self, path: Path) -> None:
+        """Write a checkpoint without what only training needs, completely or not at all."""
+        save_model(path, self.module, self.words, self.config, None)

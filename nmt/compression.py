@@ -1,0 +1,211 @@
+"""Translation models as a host of `shared_embeddings.compression`."""
+
+from __future__ import annotations
+
+import copy
+import glob
+import pickle
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import shared_embeddings as se
+from nmt.checkpoint import build_from_checkpoint, safetensors_of, split_state, write_step
+from nmt.distillation import ASKED, OPTION
+from nmt.errors import UserError
+from nmt.files import allow_checkpoint_types, save_checkpoint
+from nmt.model import PADDING, SharedGenerator, place_embeddings, unique_state, word_lookup
+from nmt.plan import OPTION_NAMES, EmbeddingPlan, check_combinations, check_sizes, method_options, words_of
+from shared_embeddings.compression import TiedTable, teacher_table
+
+# They stand in each sentence, but in no vocabulary file.
+SENTENCE_MARKS = ("<s>", "</s>")
+# Options for the tables that a model begins with; they have no effect once it is trained.
+BEGINNINGS = ("both_embeddings", "src_embeddings", "tgt_embeddings")
+SWITCHES = ("freeze_word_vecs_enc", "freeze_word_vecs_dec", "update_vocab")
+
+
+class Host:
+    """Checkpoints of OpenNMT-py, with its own tables or with shared embeddings."""
+
+    def recognises(self, path: Path) -> bool:
+        """Say whether a file holds a model of OpenNMT-py."""
+        allow_checkpoint_types()
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError, OSError):
+            return False
+        return isinstance(content, dict) and {"opt", "vocab"} <= content.keys()
+
+    def read(self, path: Path) -> CheckpointModel:
+        """Read a model.
+
+        Raises:
+            UserError: it does not fit its own options, or its weights are missing.
+        """
+        return CheckpointModel(path)
+
+
+class CheckpointModel:
+    """A translation model that was read from a checkpoint, on the CPU.
+
+    Args:
+        path: ``NAME.pt``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.module: Any
+        self.module, self.vocabs, _, self.checkpoint = build_from_checkpoint(str(path))
+        self.is_safetensors = "model" not in self.checkpoint
+        self.options: Namespace = copy.copy(self.checkpoint["opt"])
+        self.settings: dict[str, dict[str, Any]] = {}
+        is_language_model = getattr(self.options, "model_task", "seq2seq") == "lm"
+        self.share_inputs = bool(getattr(self.options, "share_embeddings", False)) and not is_language_model
+        self.share_output = bool(getattr(self.options, "share_decoder_embeddings", False))
+        self.sides = ["target"] if self.share_inputs or is_language_model else ["source", "target"]
+
+    def tables(self) -> list[TiedTable]:
+        """Return the table of each side; one for both sides where they share it.
+
+        Raises:
+            UserError: the output of a shared embedding is another table than its input.
+        """
+        return [self._table(side) for side in self.sides]
+
+    def _table(self, side: str) -> TiedTable:
+        """Return the table of one side."""
+        lookup = word_lookup(self.module, side)
+        is_scored = side == "target" and self.share_output
+        uses = ["source", "target"] if self.share_inputs else [side]
+        if isinstance(lookup, se.SharedEmbedding):
+            try:
+                table = teacher_table(lookup, is_scored)
+            except ValueError as error:
+                raise UserError(f"{side} embedding: {error}") from error
+            parameters, bits = lookup.counts()["total"], lookup.counts()["stored_bits"]
+        else:
+            assert isinstance(lookup, nn.Embedding)  # upstream has no other
+            table = lookup.weight.detach().clone()
+            parameters, bits = table.numel(), 8 * table.nbytes
+        vocab = self.vocabs["src" if side == "source" else "tgt"]
+        return TiedTable(
+            name=side,
+            uses=(*uses, "output") if is_scored else tuple(uses),
+            words=words_of(self.vocabs, side),
+            table=table,
+            padding_idx=vocab[PADDING],
+            is_scored=is_scored,
+            sentence_marks=SENTENCE_MARKS,
+            parameters=parameters,
+            stored_bits=bits,
+        )
+
+    def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
+        """Return the options of a method for one side.
+
+        Raises:
+            UserError, shared_embeddings.OptionError: the model cannot work with them.
+        """
+        is_scored = table == "target" and self.share_output
+        settings: dict[str, Any] = {"method": method, **options}
+        if is_scored and self._output_bias() is not None and method == "standard":
+            settings.setdefault("output_bias", True)
+        plan = self._plan({table: settings})
+        stored = self._stored_options(plan)
+        check_combinations(plan, stored)
+        check_sizes(plan, self._with_sizes(stored), self.vocabs)
+        return method_options(table, settings, is_scored)
+
+    def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
+        """Put the embeddings of all sides into the model; return what else changes with them."""
+        notes = ["the state of the optimiser and the position in the data are left out"]
+        bias = self._output_bias()
+        self.settings = {side: {"method": e.method, **e.stored_options()} for side, e in fitted.items()}
+        plan = self._plan(self.settings)
+        if self.share_output and bias is not None:
+            kept = getattr(fitted["target"], "bias", None)
+            if fitted["target"].output_bias() is None or kept is None:
+                notes.append(f"the bias of the output is left out; '{fitted['target'].method}' has none")
+            else:
+                with torch.no_grad():
+                    kept.copy_(bias)
+        if not self.share_output:
+            notes.append("the output layer is not tied to an embedding, and stays as it is")
+        place_embeddings(self.module, plan, dict(fitted))
+        self.options = self._stored_options(plan)
+        return notes
+
+    def written(self) -> dict[str, Tensor]:
+        """Return the tensors of the model, each once."""
+        return unique_state(self.module)
+
+    def sources(self) -> list[Path]:
+        """Return the files that the model was read from."""
+        weights = safetensors_of(str(self.path)) if self.is_safetensors else []
+        return [self.path, *map(Path, weights)]
+
+    def files(self, path: Path) -> list[Path]:
+        """Return the files of a model that is called `path`.
+
+        Raises:
+            UserError: weights beside it need a name that ends in .pt, and no others there.
+        """
+        if not self.is_safetensors:
+            return [path]
+        if path.suffix != ".pt":
+            raise UserError(f"output {path}: must end in .pt, because its weights are put beside it")
+        shards = sorted(path.parent.glob(f"{glob.escape(path.stem)}.*.safetensors"))
+        if shards:
+            raise UserError(f"output {path}: {shards[0]} would be taken for a part of it; take another name")
+        return [path, path.with_suffix(".safetensors")]
+
+    def write(self, path: Path) -> None:
+        """Write the model without what only training needs; each file completely or not at all."""
+        saved = {"vocab": self.checkpoint["vocab"], "opt": self.options, "optim": None}
+        if self.is_safetensors:
+            write_step(self.module, saved, str(path.with_suffix("")), "safetensors")
+            return
+        body, head = split_state(self.module)
+        save_checkpoint({"model": body, "generator": head, **saved}, path)
+
+    def _output_bias(self) -> Tensor | None:
+        """Return what the model adds to the scores of its words."""
+        generator = self.module.generator
+        if isinstance(generator, SharedGenerator):
+            return generator.embedding.output_bias()
+        return getattr(generator, "bias", None)
+
+    def _plan(self, settings: Mapping[str, dict[str, Any]]) -> EmbeddingPlan:
+        """Return the plan that puts embeddings of these settings in place of the tables."""
+        target = settings.get("target")
+        source = target if self.share_inputs else settings.get("source")
+        return EmbeddingPlan(source, target, self.share_inputs, self.share_output and target is not None)
+
+    def _stored_options(self, plan: EmbeddingPlan) -> Namespace:
+        """Return the options of the model with which it can be built again with these embeddings."""
+        stored = copy.copy(self.options)
+        vars(stored).pop(ASKED, None)
+        for name in (*OPTION_NAMES, *BEGINNINGS, OPTION):
+            if hasattr(stored, name):
+                setattr(stored, name, None)
+        for name in SWITCHES:
+            if hasattr(stored, name):
+                setattr(stored, name, False)
+        if self.share_inputs:
+            stored.embedding = plan.target
+        else:
+            stored.src_embedding, stored.tgt_embedding = plan.source, plan.target
+        return stored
+
+    def _with_sizes(self, stored: Namespace) -> Namespace:
+        """Return options in which the sizes that follow from others are filled in."""
+        from onmt.utils.parse import ArgumentParser
+
+        sized: Namespace = ArgumentParser.ckpt_model_opts(stored)
+        ArgumentParser.update_model_opts(sized)
+        return sized

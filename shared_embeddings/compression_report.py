@@ -1,0 +1,158 @@
+"""What a compression cost: sizes before and after, and the error of every table by frequency band.
+
+Axes: ``V`` vocabulary, ``D`` model dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from shared_embeddings.fitting import FitReport
+from shared_embeddings.interface import SharedEmbedding
+from shared_embeddings.suggest import as_yaml
+
+# The last rank of each band of words, by falling frequency; a last band has the rest.
+BANDS = (100, 1_000, 10_000)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """A number before and after.
+
+    Attributes:
+        before: of the model that was read.
+        after: of the model that was written.
+    """
+
+    before: int
+    after: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Band:
+    """The error on words of like frequency.
+
+    Attributes:
+        first, last: ranks by falling frequency, counted from 1.
+        loss: mean over the words of ``||e - ê||`` (Distilled Embedding, Eq. 5).
+        relative_error: ``||E - Ê|| / ||E||`` in the Frobenius norm.
+    """
+
+    first: int
+    last: int
+    loss: float
+    relative_error: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TableReport:
+    """What became of one table.
+
+    Attributes:
+        name: the host's name of it.
+        uses: where the model uses it.
+        parameters: of the embedding before and after.
+        stored_bytes: of the embedding before and after; codes have their own bits.
+        fit: how well the new embedding reconstructs the table.
+        order: what ranks the words of the bands.
+        bands: the error by frequency.
+    """
+
+    name: str
+    uses: tuple[str, ...]
+    parameters: Sizes
+    stored_bytes: Sizes
+    fit: FitReport
+    order: str
+    bands: list[Band]
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressionReport:
+    """What a compression cost.
+
+    Attributes:
+        model, output: the files.
+        host: whose model it is.
+        method: of the embeddings.
+        bytes_on_disk: of the files; the one before may hold what is there for training only.
+        bytes_of_weights: what the weights of the output take by the account of its parts, and of the input.
+        bytes_in_memory: of parameters and buffers.
+        parameters: of the whole model.
+        tables: one for each table that was replaced.
+        notes: what else changed.
+    """
+
+    model: str
+    output: str
+    host: str
+    method: str
+    bytes_on_disk: Sizes
+    bytes_of_weights: Sizes
+    bytes_in_memory: Sizes
+    parameters: Sizes
+    tables: list[TableReport]
+    notes: list[str]
+
+    def described(self) -> str:
+        """The report as a table to read."""
+        rows = {
+            "bytes on disk": self.bytes_on_disk,
+            "bytes of weights": self.bytes_of_weights,
+            "bytes in memory": self.bytes_in_memory,
+            "parameters": self.parameters,
+        }
+        lines = [f"{self.output}: {self.host} model with {self.method} embeddings"]
+        lines += [f"{'':<28}{'before':>16}{'after':>16}{'smaller':>10}"]
+        lines += [_line(title, sizes) for title, sizes in rows.items()]
+        for table in self.tables:
+            lines += ["", *_table_lines(table)]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def frequency_bands(embedding: SharedEmbedding, teacher: Tensor, counts: Tensor | None) -> list[Band]:
+    """The error of `embedding` against the table `teacher` ``(V, D)``, by frequency band.
+
+    Args:
+        counts: ``(V,)`` how often the words occur; None for words that are in order of frequency already.
+    """
+    ids = torch.arange(len(teacher))
+    order = ids if counts is None else torch.argsort(counts, descending=True, stable=True)
+    if embedding.padding_idx is not None:
+        order = order[order != embedding.padding_idx]
+    edges = [0, *(edge for edge in BANDS if edge < len(order)), len(order)]
+    bands = []
+    with torch.no_grad():
+        for first, last in zip(edges, edges[1:]):
+            words = order[first:last]
+            wanted = teacher[words].double()
+            missed = embedding(words).double() - wanted
+            norm = float(wanted.norm())
+            relative = float(missed.norm()) / norm if norm else 0.0
+            bands.append(Band(first + 1, last, float(missed.norm(dim=1).mean()), relative))
+    return bands
+
+
+def _line(title: str, sizes: Sizes) -> str:
+    """One line of sizes."""
+    factor = sizes.before / max(sizes.after, 1)
+    return f"{title:<28}{sizes.before:>16,}{sizes.after:>16,}{factor:>9.2f}x"
+
+
+def _table_lines(table: TableReport) -> Iterator[str]:
+    """The lines about one table."""
+    fit = table.fit
+    # Lists of classes and ranks of a large vocabulary would fill the screen.
+    options = {name: value for name, value in fit.options.items() if len(str(value)) <= 60}
+    yield f"table {table.name} ({', '.join(table.uses)}): {as_yaml(fit.method, options)}"
+    yield _line("  parameters", table.parameters)
+    yield _line("  bytes", table.stored_bytes)
+    weighted = "" if fit.weighted_error is None else f", weighted by counts {fit.weighted_error:.4f}"
+    yield f"  relative error {fit.relative_error:.4f}{weighted}, mean distance {fit.loss:.5f}"
+    for band in table.bands:
+        ranks = f"words {band.first:,} to {band.last:,} {table.order}"
+        yield f"    {ranks:<48} relative error {band.relative_error:.4f}, mean distance {band.loss:.5f}"

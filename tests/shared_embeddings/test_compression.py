@@ -1,0 +1,73 @@
+"""Parts of compression that need no host: counts, targets, bands, and who offers models."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import shared_embeddings as se
+from shared_embeddings.compression import GROUP, Target, TiedTable, teacher_table
+from shared_embeddings.compression_report import frequency_bands
+from shared_embeddings.compression_targets import options_within, stored_bytes
+from shared_embeddings.token_counts import count_words, counts_of, read_counts
+
+
+def test_hosts_are_in_the_entry_points() -> None:
+    if sys.version_info < (3, 11):
+        pytest.skip("tomllib is part of Python 3.11")
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"][GROUP] == {"lm": "lm.compression:Host", "nmt": "nmt.compression:Host"}
+
+
+def test_counts_of_words(tmp_path: Path) -> None:
+    counts, text = tmp_path / "counts", tmp_path / "text"
+    counts.write_text("a\t5\nb c\t2\nd 7\n")
+    assert read_counts(counts) == {"a": 5, "b c": 2, "d": 7}
+    text.write_text("a b a\nb a\n")
+    assert count_words([text, text]) == {"a": 6, "b": 4}
+    found = counts_of(["<s>", "a", "zero", "never"], {"a": 6, "zero": 0, "b": 9}, ["<s>"])
+    assert found.tolist() == [9, 6, 1, 1]
+
+
+@pytest.mark.parametrize("method", ["projective", "structured", "compositional_code"])
+def test_target_is_met_in_bytes_with_the_finest_options(method: str) -> None:
+    limit = 4 * 600 * 32 // 4
+    options = options_within(method, 600, 32, limit)
+    assert 0.6 * limit < stored_bytes(method, 600, 32, options) <= limit
+    built = se.build(method, num_embeddings=600, embedding_dim=32, **options)
+    assert built.counts()["stored_bits"] <= 8 * limit
+
+
+def test_total_is_divided_as_the_tables_are() -> None:
+    def table(words: int) -> TiedTable:
+        return TiedTable("t", ("input",), [], torch.zeros(words, 10), None, False, (), 0, 0)
+
+    tables = [table(30), table(10)]
+    assert [Target(total_bytes=400).limit(one, tables) for one in tables] == [300, 100]
+    assert [Target(ratio=4).limit(one, tables) for one in tables] == [300, 100]
+
+
+def test_bands_follow_the_counts() -> None:
+    teacher = torch.ones(250, 4)
+    embedding = se.build("standard", num_embeddings=250, embedding_dim=4, padding_idx=0)
+    counts = torch.arange(250)
+    with torch.no_grad():
+        embedding.weight.copy_(teacher)
+        embedding.weight[200:] *= 1.5  # of the 100 most frequent words, 150 to 249, the upper half
+    top, rest = frequency_bands(embedding, teacher, counts)
+    assert (top.first, top.last, rest.first, rest.last) == (1, 100, 101, 249)
+    # Each missed row is 0.5 off in 4 dimensions, a distance of 1, beside rows of length 2.
+    assert top.loss == pytest.approx(0.5) and top.relative_error == pytest.approx((50 / 400) ** 0.5)
+    assert rest.loss == 0.0
+
+
+def test_a_table_of_its_own_on_the_output_has_no_teacher() -> None:
+    untied = se.build("adaptive", num_embeddings=50, embedding_dim=16, cutoffs=[10, 30])
+    with pytest.raises(ValueError, match="not the table of its input"):
+        teacher_table(untied, is_scored=True)
+    assert teacher_table(untied, is_scored=False).shape == (50, 16)
