@@ -19,9 +19,6 @@ from shared_embeddings.registry import method_class
 _NOTHING_LOST = 1e-3
 _ROUNDING = 1e-5
 
-# Activations f with f(a x) = a f(x) for a > 0: a factor may move from the codes to the basis.
-_HOMOGENEOUS = (None, "relu")
-
 Fitter = Callable[[FitTask], SharedEmbedding]
 _fitters: dict[str, Fitter] = {}
 
@@ -46,7 +43,8 @@ def _with_small_codes(codes: Tensor, basis: Tensor) -> None:
     """Scale codes ``(V, R)`` down and the basis ``(R, D)`` up, so that their product stays as it is.
 
     The codes become as small beside the table as those of a new embedding, so that training goes on as
-    quickly as it does from there, see `interface.CODE_SCALE`.
+    quickly as it does from there, see `interface.CODE_SCALE`. Not for codes that a ReLU takes: they were
+    lifted by a part that all have in common, and a larger basis would let every step move the table by that.
     """
     size = codes.square().mean().sqrt()
     if size > 0:
@@ -108,8 +106,6 @@ def _funnelled(task: FitTask) -> SharedEmbedding:
         reconstruct(embedding, scaled)
     with torch.no_grad():
         embedding.basis.mul_(scale)
-    if embedding.options.activation in _HOMOGENEOUS:
-        _with_small_codes(embedding.codes, embedding.basis)
     return embedding
 
 
@@ -162,7 +158,7 @@ def _reduced_groups(task: FitTask) -> SharedEmbedding:
     for codes, basis in zip(embedding.codes, embedding.bases, strict=True):
         with torch.no_grad():
             basis.mul_(scale)
-        if options.activation in _HOMOGENEOUS:
+        if options.activation is None:
             _with_small_codes(codes, basis)
     return embedding
 
