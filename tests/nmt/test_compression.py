@@ -15,7 +15,7 @@ import shared_embeddings as se
 from nmt.checkpoint import build_from_checkpoint
 from nmt.files import read_checkpoint
 from nmt.model import shared_embeddings_of, word_lookup
-from shared_embeddings import compression
+from shared_embeddings import compression_hosts
 from shared_embeddings.cli import main
 from tests.nmt.conftest import Host, run
 from tests.nmt.test_training import METHODS
@@ -29,7 +29,7 @@ UNTIED = {"share_embeddings": False, "share_decoder_embeddings": False}
 def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host of this source tree, whichever one is installed."""
     point = EntryPoint("nmt", "nmt.compression:Host", "shared_embeddings.hosts")
-    monkeypatch.setattr(compression, "entry_points", lambda group: [point])
+    monkeypatch.setattr(compression_hosts, "entry_points", lambda group: [point])
 
 
 def compress(model: Path, method: str, output: Path, *arguments: object) -> None:
