@@ -106,13 +106,15 @@ def compress(
         for table in tables
     }
     fitted: dict[str, SharedEmbedding] = {}
-    reports = []
+    reports, missed = [], []
     for table in tables:
         weights = None if counts is None else counts_of(table.words, counts, table.sentence_marks)
         fitting = {"seed": seed, "steps": steps, "progress": progress, **chosen[table.name]}
         fitted[table.name], found = _fit_table(table, method, weights, fitting)
         reports.append(found)
-    notes = trained.place(fitted)
+        if target is not None and found.stored_bytes.after > target.limit(table, tables):
+            missed.append(f"the fit of {method} chose sizes of its own: table {table.name} misses the target")
+    notes = [*missed, *trained.place(fitted)]
     after = _measure(trained, fitted)
     disk = sum(file.stat().st_size for file in trained.sources())
     trained.write(output)
