@@ -51,13 +51,14 @@ def save_model(
         path: the file.
         model: its parameters and buffers are written, each tensor once.
         words: the vocabulary, in the order of the ids.
-        config: the flat configuration; files that its embedding names are replaced by what they said.
+        config: the flat configuration; files that its embedding names are replaced by what they said, and
+            options that a fit to a teacher has chosen are put in.
         training: what it takes to go on training, in plain values and tensors; None for the model only.
     """
     content = {
         "format": FORMAT,
         "version": VERSION,
-        "config": {**config, "embedding": _without_files(config["embedding"], model.embedding)},
+        "config": {**config, "embedding": _rebuilding(config, model.embedding)},
         "words": list(words),
         "model": distinct_state(model),
         "training": None if training is None else dict(training),
@@ -151,9 +152,11 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> Non
     model.load_state_dict(dict(state), strict=False)
 
 
-def _without_files(settings: Mapping[str, Any], embedding: se.SharedEmbedding) -> dict[str, Any]:
+def _rebuilding(config: Mapping[str, Any], embedding: se.SharedEmbedding) -> dict[str, Any]:
     """Settings with which the embedding can be built from the checkpoint and no other file."""
-    if not any(name in settings for name in se.file_options(embedding.method)):
+    settings = config["embedding"]
+    is_fitted = config.get("embedding_distillation") is not None
+    if not is_fitted and not any(name in settings for name in se.file_options(embedding.method)):
         return dict(settings)
     return {"method": embedding.method, **embedding.stored_options()}
 

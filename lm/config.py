@@ -15,6 +15,7 @@ from lm import models
 from lm.errors import UserError
 from lm.optim import OPTIMIZERS
 from lm.schedules import SCHEDULES
+from shared_embeddings.distillation import OPTION, check_seed, parse_distillation
 from shared_embeddings.options import parse_options, require, require_at_least
 
 # What a resumed run may change: none of these alters what a step does.
@@ -45,6 +46,8 @@ class TrainingOptions:
         compile: compile the model with torch.compile.
         device: cpu, cuda, or auto for cuda where there is one.
         seed: of initial parameters, dropout and segment lengths.
+        embedding_distillation: {teacher: CHECKPOINT, alpha: 0.01} fits the embedding to the table of a
+            trained model, begins with its network, and keeps the table near (Distilled Embedding).
         start_from: checkpoint whose parameters are the initial ones, such as best.pt of another run.
         evaluate_every: steps between two validations; null for one at the end of every epoch.
         valid_batch_size: equal parts that the validation text is cut into; their first words have no context.
@@ -71,6 +74,7 @@ class TrainingOptions:
     compile: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 1
+    embedding_distillation: Mapping[str, Any] | None = None
     start_from: str | None = None
     evaluate_every: int | None = None
     valid_batch_size: int = 10
@@ -99,6 +103,14 @@ class TrainingOptions:
             f"'accumulate' is {self.accumulate}, but it must divide 'batch_size' {self.batch_size}; "
             "change one of them",
         )
+        if self.embedding_distillation is not None:
+            distillation = parse_distillation(self.embedding_distillation)
+            check_seed(distillation, self.embedding)
+            require(
+                self.start_from is None,
+                f"'start_from' has no effect beside '{OPTION}', which says what the model starts from; "
+                "remove one of them",
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,14 +8,21 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lm.models.interface import LanguageModel, State
+from shared_embeddings.distillation import Reconstruction
 
 
 class SegmentLoss(nn.Module):
-    """A model and its training loss in one module, so that what wraps it sees one forward pass."""
+    """A model and its training loss in one module, so that what wraps it sees one forward pass.
 
-    def __init__(self, model: LanguageModel) -> None:
+    Args:
+        model: on its device.
+        reconstruction: of the table of the model's teacher, or None.
+    """
+
+    def __init__(self, model: LanguageModel, reconstruction: Reconstruction | None = None) -> None:
         super().__init__()
         self.model = model
+        self.reconstruction = reconstruction
 
     def forward(self, ids: Tensor, targets: Tensor, *state: Tensor) -> tuple[Tensor, Tensor, State]:
         """The loss to minimise, the mean cross entropy in nats, and the next state.
@@ -27,4 +34,7 @@ class SegmentLoss(nn.Module):
         """
         output = self.model(ids, state)
         cross_entropy = self.model.embedding.cross_entropy(output.hidden, targets)
-        return cross_entropy + output.penalty, cross_entropy.detach(), output.state
+        loss = cross_entropy
+        if self.reconstruction is not None:
+            loss = self.reconstruction.mixed_with(cross_entropy, self.reconstruction.loss())
+        return loss + output.penalty, cross_entropy.detach(), output.state

@@ -58,14 +58,15 @@ class Report:
             step: the last of them.
             epoch: passes through the data so far.
             values: ``loss`` (nats per token), ``rate`` (of learning), ``norm`` (of gradients), ``speed``
-                (tokens per second).
+                (tokens per second); ``reconstruction`` (of the teacher's table) where there is such a loss.
             done: share of training that is done.
         """
         passed = time.monotonic() - self._begin
         left = passed * (1 - done) / max(done - self._start, 1e-9)
+        distance = f" reconstruction {values['reconstruction']:.5f}" if "reconstruction" in values else ""
         self.line(
             f"step {step} epoch {epoch:.2f} loss {values['loss']:.6f} ppl {perplexity(values['loss']):.2f} "
-            f"lr {values['rate']:.4g} | {values['speed']:,.0f} tokens/s, {format_time(left)} left"
+            f"lr {values['rate']:.4g}{distance} | {values['speed']:,.0f} tokens/s, {format_time(left)} left"
         )
         self._bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
         for name, value in values.items():

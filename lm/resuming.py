@@ -76,7 +76,7 @@ def _check_same(
     path: Path, saved: Mapping[str, Any], settings: Mapping[str, Any], corpus_checksum: str, world_size: int
 ) -> None:
     """Raise `UserError`, with the names, where the run that goes on is not the run that was saved."""
-    before = saved["settings"]
+    before, settings = _without_path(saved["settings"]), _without_path(settings)
     changed = [
         f"{key} was {before.get(key)!r} and is {settings.get(key)!r}"
         for key in sorted({*before, *settings} - {*FREE_TO_CHANGE})
@@ -91,3 +91,12 @@ def _check_same(
             f"{path} is of a run with other settings ({'; '.join(changed)}); change them back to go on, or "
             "give another folder as 'save'"
         )
+
+
+def _without_path(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that do not tell where the teacher is: it may have been moved."""
+    distillation = settings.get("embedding_distillation")
+    if distillation is None:
+        return dict(settings)
+    kept = {key: value for key, value in distillation.items() if key != "teacher"}
+    return {**settings, "embedding_distillation": kept}

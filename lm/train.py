@@ -14,6 +14,7 @@ from lm.checkpoint import load_state, read_checkpoint, save_model
 from lm.config import Configuration, parse
 from lm.config_help import help_text
 from lm.corpus import load_corpus
+from lm.distillation import prepare_student
 from lm.distributed import Group, joined, local_rank
 from lm.errors import UserError
 from lm.parameters import parameter_table
@@ -57,13 +58,17 @@ def train(config: Configuration, group: Group) -> None:
     words, checksum = corpus.vocabulary.words, corpus.description["checksum"]
     folder = Path(options.save)
     last, best = folder / "last.pt", folder / "best.pt"
+    embedding = options.embedding
+    if options.embedding_distillation is not None and last.exists():
+        embedding = read_checkpoint(last)["config"]["embedding"]  # with the options that the fit has chosen
     torch.manual_seed(options.seed)
-    model = models.build(options.model, words, options.embedding, config.model_options()).to(group.device)
+    model = models.build(options.model, words, embedding, config.model_options()).to(group.device)
+    reconstruction, lines = prepare_student(model, options, corpus.vocabulary, group, not last.exists())
     if options.start_from is not None and not last.exists():
         start = Path(options.start_from)
         load_state(model, read_checkpoint(start)["model"], start)
     torch.manual_seed(options.seed + group.rank)  # dropout differs between processes
-    trainer = Trainer(config, model.train(), corpus.train, corpus.valid, group)
+    trainer = Trainer(config, model.train(), corpus.train, corpus.valid, group, reconstruction)
     if last.exists():
         restore_run(last, trainer, settings, checksum)
     if group.is_first:
@@ -71,6 +76,8 @@ def train(config: Configuration, group: Group) -> None:
     report = (
         Report(folder, trainer.step, trainer.total_tokens, trainer.tokens) if group.is_first else Silence()
     )
+    for line in lines:
+        report.line(line)
     report.line(parameter_table(model))
     report.line(_beginning(trainer, len(words)))
 

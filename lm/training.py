@@ -26,6 +26,7 @@ from lm.optim import Averages, draw_length, is_stalled
 from lm.progress import Report, Speed
 from lm.schedules import Progress
 from lm.streams import Stream
+from shared_embeddings.distillation import Reconstruction
 
 
 class Trainer:
@@ -37,6 +38,7 @@ class Trainer:
         train: the training text ``(N,)`` as word ids.
         valid: the validation text, likewise.
         group: the processes that train together.
+        reconstruction: of the teacher's table, the loss beside the cross entropy; or None.
 
     Attributes:
         step: optimizer steps so far.
@@ -50,7 +52,13 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Configuration, model: LanguageModel, train: np.ndarray, valid: np.ndarray, group: Group
+        self,
+        config: Configuration,
+        model: LanguageModel,
+        train: np.ndarray,
+        valid: np.ndarray,
+        group: Group,
+        reconstruction: Reconstruction | None = None,
     ) -> None:
         self.options, self.schedule, self.optimizer_options = (
             config.training,
@@ -58,6 +66,7 @@ class Trainer:
             config.optimizer,
         )
         self.model, self.valid, self.group = model, valid, group
+        self.reconstruction = reconstruction
         self.stream = Stream(train, self.options.batch_size, group.rank, group.world_size)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer = config.optimizer.build(self.parameters)
@@ -214,7 +223,7 @@ class Trainer:
 
     def _wrapped_loss(self) -> nn.Module:
         """The loss, compiled and shared with the other processes as wanted."""
-        loss: nn.Module = SegmentLoss(self.model)
+        loss: nn.Module = SegmentLoss(self.model, self.reconstruction)
         if self.options.compile:
             loss = torch.compile(loss)  # type: ignore[assignment]
         if self.group.world_size == 1:
@@ -242,7 +251,10 @@ class Trainer:
         nats, tokens = self.group.mean(self.window).tolist()
         self.window.zero_()
         per_second = speed.lap(self.tokens)
-        return {"loss": nats / tokens, "rate": rate, "norm": float(norm), "speed": per_second}
+        figures = {"loss": nats / tokens, "rate": rate, "norm": float(norm), "speed": per_second}
+        if self.reconstruction is not None:
+            figures["reconstruction"] = self.reconstruction.current()
+        return figures
 
     def _validation_is_due(self) -> bool:
         """Whether this step ends training, an epoch, or the steps between two validations."""

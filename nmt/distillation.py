@@ -1,54 +1,24 @@
-"""The option ``embedding_distillation``: what it may hold, and with what it can be combined.
+"""The option ``embedding_distillation`` of this host: with what it can be combined, and resumption.
 
-The three steps of Distilled Embedding (Lioutas et al., 2020, Algorithm 1): a model is trained with the full
-table, the teacher; the small embedding is fitted to that table (Eq. 5); the whole model, which starts from
-the teacher in all else, is trained on with the reconstruction loss beside the cross entropy (Eq. 6). The last
-two are in `nmt.teacher`.
+What it may hold is said in `shared_embeddings.distillation`; its teacher is read in `nmt.teacher`.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 from argparse import Namespace
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
+import shared_embeddings as se
 from nmt.errors import UserError
 from nmt.files import read_checkpoint
 from nmt.plan import EmbeddingPlan, parse_text, words_of
+from shared_embeddings.distillation import EXAMPLE, OPTION, Distillation, check_seed
+from shared_embeddings.distillation import parse_distillation as parse_given
 
-OPTION = "embedding_distillation"
-EXAMPLE = "{teacher: run/model_step_20000.pt, alpha: 0.01}"
 # In a checkpoint: the embedding options as they were given, because what is fitted may have other sizes.
 ASKED = "embeddings_before_fit"
-
-Start = Literal["fit", "random"]
-NetworkStart = Literal["teacher", "random"]
-Freeze = Literal["none", "embedding", "network"]
-
-
-@dataclass(frozen=True)
-class Distillation:
-    """The option ``embedding_distillation``.
-
-    Attributes:
-        teacher: checkpoint of the model with the full table, of this package or of OpenNMT-py.
-        alpha: weight of the reconstruction loss; the cross entropy has 1 - alpha (Eq. 6). 0 for no such loss.
-        embedding_start: ``fit`` to the teacher's table, or ``random`` as when training from scratch.
-        network_start: every other parameter from the ``teacher``, or ``random``.
-        freeze: what is not trained: ``none``, ``embedding``, or ``network`` (all but the embedding).
-    """
-
-    teacher: str
-    alpha: float = 0.01
-    embedding_start: Start = "fit"
-    network_start: NetworkStart = "teacher"
-    freeze: Freeze = "none"
-
-
-CHOICES = {"embedding_start": Start, "network_start": NetworkStart, "freeze": Freeze}
 
 
 def parse_mapping(value: Any) -> dict[str, Any] | None:
@@ -78,42 +48,10 @@ def parse_distillation(value: Any) -> Distillation | None:
     given = parse_mapping(value)
     if given is None:
         return None
-    known = [field.name for field in dataclasses.fields(Distillation)]
-    for key in given:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"it may hold {', '.join(known)}"
-            raise UserError(f"{OPTION}: unknown key {key!r}; {hint}")
-    teacher = given.get("teacher")
-    if not isinstance(teacher, str) or not teacher:
-        raise UserError(f"{OPTION}: teacher is {teacher!r}; name a trained checkpoint, like {EXAMPLE}")
-    alpha = given.get("alpha", 0.0 if given.get("freeze") == "embedding" else Distillation.alpha)
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha < 1:
-        raise UserError(f"{OPTION}: alpha is {alpha!r}; it must be a number from 0 to below 1")
-    for key, choices in CHOICES.items():
-        if key in given and given[key] not in get_args(choices):
-            raise UserError(f"{OPTION}: {key} is {given[key]!r}; it must be {' or '.join(get_args(choices))}")
-    distillation = Distillation(**{**given, "alpha": float(alpha)})
-    _check_effects(distillation)
-    return distillation
-
-
-def _check_effects(distillation: Distillation) -> None:
-    """Refuse keys that together have no effect.
-
-    Raises:
-        UserError: names them.
-    """
-    if distillation.freeze == "embedding" and distillation.alpha > 0:
-        raise UserError(
-            f"{OPTION}: alpha: {distillation.alpha} has no effect with freeze: embedding; remove one of them"
-        )
-    nothing_fitted = distillation.embedding_start == "random" and distillation.alpha == 0
-    if nothing_fitted and distillation.network_start == "random":
-        raise UserError(
-            f"{OPTION}: the teacher has no effect with embedding_start: random, network_start: random and "
-            "alpha: 0; change one of them, or remove the option"
-        )
+    try:
+        return parse_given(given)
+    except se.OptionError as error:
+        raise UserError(str(error)) from None
 
 
 def check_new(distillation: Distillation, plan: EmbeddingPlan | None, vocabs: dict[str, Any]) -> None:
@@ -125,11 +63,8 @@ def check_new(distillation: Distillation, plan: EmbeddingPlan | None, vocabs: di
     """
     if plan is None:
         raise UserError(f"{OPTION}: has no effect without `embedding`; set it, or remove the option")
-    if distillation.embedding_start == "fit" and any("seed" in side for side in plan.sides().values()):
-        raise UserError(
-            f"{OPTION}: the embedding's own `seed` cannot be set where it is fitted; remove it, or set "
-            "embedding_start: random"
-        )
+    for settings in plan.sides().values():
+        check_seed(distillation, settings)
     path = distillation.teacher
     try:
         checkpoint = read_checkpoint(path)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from nmt.checkpoint import build_from_checkpoint
-from nmt.distillation import ASKED, OPTION, Freeze, parse_distillation
+from nmt.distillation import ASKED, parse_distillation
 from nmt.errors import UserError
 from nmt.model import (
     PADDING,
@@ -24,6 +24,7 @@ from nmt.model import (
 )
 from nmt.plan import OPTION_NAMES, EmbeddingPlan, method_options, read_plan, words_of
 from nmt.vocabulary import read_counts
+from shared_embeddings.distillation import OPTION, Reconstruction, copy_network, fit_line, freeze
 
 # They stand in each sentence, but in no vocabulary file.
 SENTENCE_MARKS = ("<s>", "</s>")
@@ -89,15 +90,9 @@ def _names_of(model: nn.Module, parts: list[nn.Module]) -> frozenset[str]:
     return frozenset(name for name, t in model.state_dict(keep_vars=True).items() if id(t) in own)
 
 
-@dataclass(frozen=True)
-class Distilled:
-    """What the reconstruction loss needs: each embedding with its frozen teacher ``(V, D)``, and alpha."""
-
-    pairs: list[tuple[Any, Tensor]]
-    alpha: float
-
-
-def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: bool) -> Distilled | None:
+def prepare_student(
+    model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: bool
+) -> Reconstruction | None:
     """Let a new model begin where its teacher ended, and freeze what is to be frozen, in a resumed one, too.
 
     Args:
@@ -116,7 +111,7 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
     distillation, plan = parse_distillation(getattr(opt, OPTION, None)), read_plan(opt)
     if distillation is None or plan is None:
         return None
-    freeze(model, distillation.freeze)
+    freeze(model, shared_embeddings_of(model), distillation.freeze)
     if not is_new and distillation.alpha == 0:
         return None
     teacher = read_teacher(distillation.teacher)
@@ -126,12 +121,12 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
         _copy_network(model, teacher)
     if is_new and distillation.embedding_start == "fit":
         _fit_embeddings(model, teacher, plan, opt, vocabs)
-        freeze(model, distillation.freeze)
+        freeze(model, shared_embeddings_of(model), distillation.freeze)
     if distillation.alpha == 0:
         return None
     device = next(model.parameters()).device
-    pairs = [(word_lookup(model, side), teacher.tables[side].to(device)) for side in plan.sides()]
-    return Distilled(pairs, distillation.alpha)
+    pairs: Any = [(word_lookup(model, side), teacher.tables[side].to(device)) for side in plan.sides()]
+    return Reconstruction(pairs, distillation.alpha)
 
 
 def _fit_embeddings(
@@ -153,11 +148,7 @@ def _fit_embeddings(
             progress=is_first,
             **method_options(side, settings, with_output=side == "target" and plan.share_output),
         )
-        logger.info(
-            f"Fitted the {side} embedding to its teacher: reconstruction loss {report.loss:.5f}, relative "
-            f"error {report.relative_error:.4f}, {report.parameters:,} parameters, {report.compression:.2f} "
-            f"times fewer than the table's, {report.seconds:.1f} seconds"
-        )
+        logger.info(fit_line(f"{side} embedding", report))
         fitted[side] = embedding.to(place)
     if plan.share_output and teacher.has_output_bias:
         logger.warning("The teacher's output bias is left out: embeddings are fitted to its table alone")
@@ -186,33 +177,21 @@ def _copy_network(model: nn.Module, teacher: Teacher) -> None:
     Raises:
         UserError: names the first tensor that only one of the two has, or that has another shape.
     """
-    remedy = "set the options of the network to the teacher's, or network_start: random"
     embeddings = _names_of(model, list(shared_embeddings_of(model)))
     own = {
         name: tensor
         for name, tensor in model.state_dict().items()
         if name not in embeddings and not is_position_encoding(name)
     }
-    for name, tensor in own.items():
-        found = teacher.state.get(name)
-        if found is None or found.shape != tensor.shape:
-            shape = None if found is None else tuple(found.shape)
-            raise UserError(
-                f"{OPTION}: {name} is {tuple(tensor.shape)} in this model, {shape or 'missing'} in the "
-                f"teacher {teacher.path}; {remedy}"
-            )
-    left = [
-        name
-        for name in teacher.state
-        if name not in own and name not in teacher.table_tensors and not is_position_encoding(name)
-    ]
-    if teacher.has_output_bias and "generator.bias" in left:
-        left.remove("generator.bias")
-    if left:
-        raise UserError(f"{OPTION}: the teacher {teacher.path} has {left[0]}, this model has not; {remedy}")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(teacher.state[name])
+    found = {
+        name: tensor
+        for name, tensor in teacher.state.items()
+        if name in own or not (name in teacher.table_tensors or is_position_encoding(name))
+    }
+    if teacher.has_output_bias and "generator.bias" not in own:
+        found.pop("generator.bias", None)
+    remedy = "set the options of the network to the teacher's, or network_start: random"
+    copy_network(own, found, teacher.path, remedy)
 
 
 def token_counts(words: list[str], vocabulary: str) -> Tensor | None:
@@ -243,15 +222,6 @@ def _store_options(opt: Namespace, plan: EmbeddingPlan, fitted: dict[str, se.Sha
     opt.tgt_embedding = None if plan.share_inputs else resolved.get("target")
 
 
-def freeze(model: nn.Module, what: Freeze) -> None:
-    """Keep the embeddings, or all but them, from being trained."""
-    embeddings = shared_embeddings_of(model)
-    inner = {id(parameter) for embedding in embeddings for parameter in embedding.parameters()}
-    for parameter in model.parameters():
-        if what == ("embedding" if id(parameter) in inner else "network"):
-            parameter.requires_grad_(False)
-
-
 class DistillationLoss:
     """OpenNMT's loss of a batch, with the reconstruction loss beside it (Eq. 6).
 
@@ -263,10 +233,9 @@ class DistillationLoss:
         distilled: the embeddings and their teachers.
     """
 
-    def __init__(self, loss: Any, distilled: Distilled) -> None:
+    def __init__(self, loss: Any, distilled: Reconstruction) -> None:
         self.loss = loss
-        self.alpha = distilled.alpha
-        self.pairs = distilled.pairs
+        self.distilled = distilled
         self.reported = torch.zeros((), device=distilled.pairs[0][1].device)
         self.batches = 0
 
@@ -282,22 +251,10 @@ class DistillationLoss:
     def __call__(self, *batch: Any, **options: Any) -> tuple[Tensor, Any]:
         """Return the summed loss of a batch and upstream's statistics of its cross entropy."""
         cross_entropy, statistics = self.loss(*batch, **options)
-        reconstruction = self.reconstruction()
+        reconstruction = self.distilled.loss()
         self.reported += reconstruction.detach()
         self.batches += 1
-        total = (1 - self.alpha) * cross_entropy + self.alpha * statistics.n_words * reconstruction
-        return total, statistics
-
-    def reconstruction(self) -> Tensor:
-        """Return the mean L2 distance of the words' vectors to the teacher's (Eq. 5), padding left out."""
-        missed = []
-        for student, table in self.pairs:
-            distances = (student.table().float() - table).norm(dim=1)  # (V,)
-            kept = torch.ones_like(distances, dtype=torch.bool)
-            if student.padding_idx is not None:
-                kept[student.padding_idx] = False
-            missed.append(distances[kept])
-        return torch.cat(missed).mean()
+        return self.distilled.mixed_with(cross_entropy, statistics.n_words * reconstruction), statistics
 
     def take_mean(self) -> float:
         """Return the mean reconstruction loss since the last call."""

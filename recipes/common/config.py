@@ -64,11 +64,28 @@ def read_row(configs: Path, name: str) -> Row:
     row = _read(configs / f"{name}.yaml", {"embedding": dict}, {"distill": dict, "train": dict})
     if common["average"] < 1:
         raise UserError(f"{configs / COMMON}.yaml: average is {common['average']}; it must be at least 1")
-    teacher = row.get("distill", {}).get("teacher")
-    if "distill" in row and (teacher == name or teacher not in names):
-        others = ", ".join(other for other in names if other != name)
-        raise UserError(f"{configs / name}.yaml: distill: teacher is {teacher!r}; it must be one of {others}")
+    if "distill" in row:
+        check_teacher(configs, name, row["distill"])
     return Row(name=name, **{**common, **row, "train": {**common["train"], **row.get("train", {})}})
+
+
+def check_teacher(configs: Path, name: str, distill: dict[str, Any]) -> None:
+    """Refuse a row `name` whose ``distill`` names no other row in the folder `configs` as its ``teacher``.
+
+    Raises:
+        UserError: names the rows that there are.
+    """
+    others = [other for other in row_names(configs) if other != name]
+    if distill.get("teacher") not in others:
+        raise UserError(
+            f"{configs / name}.yaml: distill: teacher is {distill.get('teacher')!r}; it must be one of "
+            f"{', '.join(others)}"
+        )
+
+
+def distillation_options(distill: dict[str, Any], model: Path) -> dict[str, Any]:
+    """What a row's ``distill`` adds to the options of training, with the teacher's trained `model`."""
+    return {"embedding_distillation": {**distill, "teacher": str(model)}}
 
 
 def read_yaml(path: Path) -> Any:

@@ -4,6 +4,8 @@
 
 - ``common``: which file has the settings that rows have in common: ``small`` is
   ``configs/common_small.yaml``; without it, ``configs/common.yaml``;
+- ``distill``: ``teacher``, the name of the row that it starts from, and what else the option
+  ``embedding_distillation`` of ``lm_train`` takes;
 - ``train``: options of ``lm_train`` that differ from the common ones;
 - ``finetune``: options of a second training from the best model of the first, where they differ from those;
 - ``evaluate``: options of ``lm_eval``;
@@ -21,12 +23,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import shared_embeddings as se
-from recipes.common.config import COMMON, read_yaml, row_names
+from recipes.common.config import COMMON, check_teacher, read_yaml, row_names
 from recipes.common.errors import UserError
 from recipes.common.results import REPOSITORY
 
 RECIPES = REPOSITORY / "recipes"
 DATA = "data"
+# What a row may hold beside the name of its common file.
+_PARTS = ("embedding", "distill", "train", "finetune", "evaluate", "paper")
 
 
 class Recipe(NamedTuple):
@@ -71,6 +75,7 @@ class ModelRow:
         finetune: all options of the second training, likewise; None without one.
         evaluate: options of ``lm_eval``.
         paper: what the paper reports, or None.
+        distill: the row that it starts from and how, or None for a row that is trained from scratch.
     """
 
     name: str
@@ -80,21 +85,25 @@ class ModelRow:
     finetune: dict[str, Any] | None
     evaluate: dict[str, Any]
     paper: dict[str, Any] | None
+    distill: dict[str, Any] | None = None
 
 
 def read_model_row(recipe: Recipe, name: str) -> ModelRow:
     """Merge the file of the row `name` with the one that it has in common with others.
 
     Raises:
-        UserError: no such row, a key too many or too few, or a value of another type.
+        UserError: no such row, a key too many or too few, a value of another type, or a teacher that is no
+            other row.
     """
     if name not in row_names(recipe.configs):
         raise UserError(f"no config {name!r}; there are: {', '.join(row_names(recipe.configs))}")
     row = _read(
         recipe.configs / f"{name}.yaml",
-        {"common": str, "embedding": dict, "train": dict, "finetune": dict, "evaluate": dict, "paper": dict},
+        {"common": str, **dict.fromkeys(_PARTS, dict)},
         required="embedding",
     )
+    if "distill" in row:
+        check_teacher(recipe.configs, name, row["distill"])
     common_name = f"{COMMON}_{row['common']}" if "common" in row else COMMON
     common = _read(
         recipe.configs / f"{common_name}.yaml",
@@ -113,6 +122,7 @@ def read_model_row(recipe: Recipe, name: str) -> ModelRow:
         finetune={**train, **finetune} if has_second else None,
         evaluate=evaluate,
         paper=row.get("paper"),
+        distill=row.get("distill"),
     )
 
 

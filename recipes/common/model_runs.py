@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.common.config import row_names, write_yaml
+from recipes.common.config import distillation_options, row_names, write_yaml
 from recipes.common.errors import UserError, run_main
 from recipes.common.model_rows import RECIPES, ModelRow, Recipe, read_model_row, with_own_files
 from recipes.common.results import write_results
@@ -43,14 +43,42 @@ def train_model(recipe: Recipe, row: ModelRow, options: Sequence[str]) -> None:
         options: further options of ``lm_train`` for the first training, as on its command line.
 
     Raises:
-        UserError: the data are not prepared, another process trains this row, or training failed.
+        UserError: the data are not prepared, the row that this one starts from is not trained, another
+            process trains this row, or training failed.
     """
     checksum = _prepared(recipe.home / row.data)["checksum"]
     run = recipe.home / row.name
-    _train_stage(recipe, row, run, row.train, options, checksum)
+    _train_stage(recipe, row, run, {**row.train, **_distillation(recipe, row)}, options, checksum)
     if row.finetune is not None:
         settings = {**row.finetune, "start_from": str(run / BEST)}
         _train_stage(recipe, row, run / "finetune", settings, (), checksum)
+
+
+def _distillation(recipe: Recipe, row: ModelRow) -> dict[str, Any]:
+    """The option of the first training that a distilled row adds; nothing for others."""
+    if row.distill is None:
+        return {}
+    teacher = read_model_row(recipe, row.distill["teacher"])
+    try:
+        folders = _trained_folders(recipe, teacher)
+    except UserError as error:
+        raise UserError(f"{row.name} starts from {teacher.name}; {error}") from error
+    return distillation_options(row.distill, folders[-1] / BEST)
+
+
+def _trained_folders(recipe: Recipe, row: ModelRow) -> list[Path]:
+    """The folder of each training of a row; the last has its model.
+
+    Raises:
+        UserError: the row is not trained to the end.
+    """
+    run = recipe.home / row.name
+    folders = [run] if row.finetune is None else [run, run / "finetune"]
+    books = [read_json(folder / "training.json") for folder in folders]
+    is_there = (folders[-1] / BEST).exists() and all(books)
+    if not is_there or any(_is_cut_short(part) for part in books if part is not None):
+        raise UserError(f"{run}: not trained to the end; run train.sh {row.name}")
+    return folders
 
 
 def _train_stage(
@@ -122,21 +150,21 @@ def evaluate_model(recipe: Recipe, row: ModelRow, options: Sequence[str]) -> Pat
     """
     data, run = recipe.home / row.data, recipe.home / row.name
     description = _prepared(data)
-    folders = [run] if row.finetune is None else [run, run / "finetune"]
+    folders = _trained_folders(recipe, row)
     model = folders[-1] / BEST
-    books = [read_json(folder / "training.json") for folder in folders]
-    if not model.exists() or not all(books) or any(_is_cut_short(book) for book in books):
-        raise UserError(f"{run}: not trained to the end; run train.sh {row.name}")
+    books = [dict(read_json(folder / "training.json") or {}) for folder in folders]
     if any(book["data_checksum"] != description["checksum"] for book in books):
         raise UserError(f"{run}: trained on other data than {data} holds now; move it away, train again")
     found = {split: _measure(model, data, split, row.evaluate, options, run) for split in SPLITS}
     test = found["test"]
     config = _told_from_home(recipe, {**test["config"], "embedding": row.embedding})
+    config.pop("embedding_distillation", None)  # `distill` tells the same without a path
+    distill = {} if row.distill is None else {"distill": row.distill}
     write_results(
         run / "results.json",
         recipe=recipe.name,
         row=row.name,
-        config={**config, "train_options": books[0]["options"], "eval_options": list(options)},
+        config={**config, **distill, "train_options": books[0]["options"], "eval_options": list(options)},
         counts=test["counts"],
         metrics={
             **test["metrics"],

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import shared_embeddings as se
-from recipes.common.config import Row, read_row, row_names
+from recipes.common.config import Row, distillation_options, read_row, row_names
 from recipes.common.errors import UserError
 from recipes.common.results import REPOSITORY
 from recipes.common.training import AVERAGED, Data, read_json
@@ -61,7 +61,7 @@ def with_teacher(row: Row) -> Row:
     model = home() / teacher / AVERAGED
     if not model.exists():
         raise UserError(f"{row.name} starts from {teacher}, which is not trained; run train.sh {teacher}")
-    return replace(row, train={**row.train, "embedding_distillation": {**row.distill, "teacher": str(model)}})
+    return replace(row, train={**row.train, **distillation_options(row.distill, model)})
 
 
 def prepared_data() -> Data:

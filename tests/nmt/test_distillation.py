@@ -19,8 +19,9 @@ from nmt.distillation import parse_distillation
 from nmt.errors import UserError
 from nmt.files import read_checkpoint, save_checkpoint
 from nmt.model import shared_embeddings_of, word_lookup
-from nmt.teacher import DistillationLoss, Distilled, token_counts
+from nmt.teacher import DistillationLoss, token_counts
 from nmt.vocabulary import read_counts
+from shared_embeddings.distillation import Reconstruction
 from tests.nmt.conftest import Host, run
 from tests.nmt.test_commands import free_port
 from tests.nmt.test_training import METHODS
@@ -179,7 +180,7 @@ def test_the_loss_by_hand() -> None:
     """Distances 5 and 1 over two words, mean 3; 0.25 * 3 beside 0.75 * 12 / 3, for three words."""
     student = FixedTable()
     teacher = torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]])
-    loss = DistillationLoss(FixedLoss(), Distilled([(student, teacher)], 0.25))
+    loss = DistillationLoss(FixedLoss(), Reconstruction([(student, teacher)], 0.25))
     total, statistics = loss({}, None, None)
     assert total.item() == pytest.approx(3 * (0.25 * 3 + 0.75 * 4))
     assert statistics.n_words == 3 and loss.padding_idx == 1
@@ -193,7 +194,7 @@ def test_the_loss_by_hand() -> None:
 def test_an_exact_student_has_a_gradient() -> None:
     """The norm has none at zero, where it must not become NaN."""
     student = FixedTable()
-    loss = DistillationLoss(FixedLoss(), Distilled([(student, student.rows.detach().clone())], 0.5))
+    loss = DistillationLoss(FixedLoss(), Reconstruction([(student, student.rows.detach().clone())], 0.5))
     loss({}, None, None)[0].backward()
     assert torch.equal(student.rows.grad, torch.zeros(3, 2))
 

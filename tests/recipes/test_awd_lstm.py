@@ -25,7 +25,7 @@ from lm.evaluate import _parser as evaluation_parser
 from lm.models import LanguageModel
 from lm.pointer import PointerOptions
 from recipes.common import model_data
-from recipes.common.config import row_names
+from recipes.common.config import distillation_options, row_names
 from recipes.common.errors import UserError, run_main
 from recipes.common.model_data import read_settings
 from recipes.common.model_rows import RECIPES, Recipe, read_model_row
@@ -76,6 +76,9 @@ def model_of(name: str, embedding: dict[str, Any], settings: dict[str, Any]) -> 
 def test_row_can_be_trained_and_evaluated(name: str, row_name: str) -> None:
     row = read_model_row(recipe_of(name), row_name)
     assert sum(p.numel() for p in model_of(name, stored(row.embedding), row.train).parameters()) > 0
+    if row.distill is not None:
+        option = distillation_options(row.distill, Path("best.pt"))
+        parse({"data": "d", "save": "s", "embedding": row.embedding, **row.train, **option})
     if row.finetune is not None:
         parse({"data": "d", "save": "s", "start_from": "b", "embedding": row.embedding, **row.finetune})
     evaluation_parser().parse_args(["-model", "m", "-data", "d", *as_options(row.evaluate)])

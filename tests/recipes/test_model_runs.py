@@ -65,6 +65,11 @@ def test_rows_are_merged_with_what_they_have_in_common(recipe: Recipe) -> None:
         ("embedding: {}\nembeding: {}\n", "unknown key 'embeding'"),
         ("embedding: funnel\n", "must be of type dict"),
         ("embedding: {}\ncommon: absent\n", "common_absent"),
+        (
+            "embedding: {}\ndistill: {alpha: 0}\n",
+            "teacher is None; it must be one of small_tuned",
+        ),
+        ("embedding: {}\ndistill: {teacher: row}\n", "teacher is 'row'"),
         ("embedding: {\n", "not YAML"),
     ],
 )
@@ -110,6 +115,7 @@ class Commands:
             "config": {
                 "embedding": {"method": "funnel", "rank": 3, "stored": True},
                 "save": str(output.parent),
+                "embedding_distillation": None,
             },
             "device": "a machine",
             "peak_memory_mib": 3.0,
@@ -127,6 +133,26 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
 
 def books(recipe: Recipe, row: str) -> Any:
     return json.loads((recipe.home / row / "training.json").read_text())
+
+
+def test_distilled_row_starts_from_its_teacher(recipe: Recipe, commands: Commands) -> None:
+    (recipe.configs / "small_row.yaml").write_text(
+        "embedding: {method: funnel, rank: 3}\ndistill: {teacher: small_tuned, alpha: 0.2}\n"
+    )
+    row = read_model_row(recipe, "small_row")
+    with pytest.raises(UserError, match="starts from small_tuned; .* run train.sh small_tuned"):
+        train_model(recipe, row, [])
+    train_model(recipe, read_model_row(recipe, "small_tuned"), [])
+    train_model(recipe, row, [])
+    settings = yaml.safe_load(Path(commands.calls[-1][1][1]).read_text())
+    best = recipe.home / "small_tuned/finetune/best.pt"
+    assert settings["embedding_distillation"] == {"teacher": str(best), "alpha": 0.2}
+    evaluate_model(recipe, row, [])
+    (record,) = read_results(recipe.home)
+    assert record["config"]["distill"] == {"teacher": "small_tuned", "alpha": 0.2}
+    assert "embedding_distillation" not in record["config"]
+    (line,) = markdown_table([record], ["options"]).splitlines()[2:]
+    assert line == "| rank 3, distilled from small_tuned, alpha 0.2 |"
 
 
 def test_results_of_a_row(recipe: Recipe, commands: Commands) -> None:

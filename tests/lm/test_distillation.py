@@ -1,0 +1,254 @@
+"""Embedding distillation: what starts from the teacher, the two losses, resumption, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import shared_embeddings as se
+from lm.checkpoint import Trained, load_model
+from lm.config import parse
+from lm.errors import UserError
+from lm.losses import SegmentLoss
+from shared_embeddings.distillation import OPTION, Reconstruction
+from shared_embeddings.options import OptionError
+from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout
+from tests.lm.test_distributed import torchrun
+from tests.lm.tiny_models import TinyLSTM
+
+STANDARD = {"method": "standard", "output_bias": True}
+PROJECTIVE = {"method": "projective", "rank": 4}
+GROUPS = {"method": "group_reduce", "num_groups": 3, "min_rank": 1}
+# So small a step that what is saved is what training began with.
+STILL: dict[str, Any] = {"steps": 1, "evaluate_every": 1, "learning_rate": 1e-12, "log_every": 1}
+Student = Callable[..., Trained]
+
+
+@pytest.fixture(autouse=True)
+def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradient descent of a few steps, where a fit is by gradient descent."""
+    monkeypatch.setattr(se, "fit", functools.partial(se.fit, steps=60))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus, and in ``teacher`` beside it a trained model with a full table."""
+    folder = tmp_path_factory.mktemp("distillation")
+    found = small_corpus(folder)
+    run(settings(found, folder / "teacher", embedding=STANDARD, steps=10))
+    return found
+
+
+@pytest.fixture
+def teacher(data: Path) -> Path:
+    return data.parent / "teacher/best.pt"
+
+
+def changes(teacher: Path, embedding: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """Changes of settings for a student; keys of the option may be given as ``d_KEY``."""
+    keys = {name[2:]: others.pop(name) for name in list(others) if name.startswith("d_")}
+    return {"embedding": embedding, OPTION: {"teacher": str(teacher), **keys}, **others}
+
+
+@pytest.fixture
+def student(data: Path, teacher: Path, tmp_path: Path) -> Student:
+    """Train a student in the folder ``student``."""
+
+    def train(embedding: dict[str, Any], **others: Any) -> Trained:
+        run(settings(data, tmp_path / "student", **changes(teacher, embedding, **others)))
+        return load_model(tmp_path / "student/last.pt")
+
+    return train
+
+
+@torch.no_grad()
+def table(trained: Trained) -> Tensor:
+    return trained.model.embedding.table().clone()
+
+
+def network(trained: Trained) -> dict[str, Tensor]:
+    """The tensors that are not the embedding's."""
+    state = trained.model.state_dict()
+    return {name: tensor for name, tensor in state.items() if not name.startswith("embedding.")}
+
+
+def svd(full: Tensor, rank: int) -> Tensor:
+    left, values, right = torch.linalg.svd(full.double(), full_matrices=False)
+    return ((left[:, :rank] * values[:rank]) @ right[:rank]).float()
+
+
+def near(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
+    assert found.keys() == wanted.keys()
+    return all(torch.allclose(tensor, wanted[name], atol=1e-6) for name, tensor in found.items())
+
+
+def test_student_starts_from_the_teacher(student: Student, teacher: Path, tmp_path: Path) -> None:
+    begun, full = student(PROJECTIVE, **STILL), load_model(teacher)
+    torch.testing.assert_close(table(begun), svd(table(full), 4), rtol=1e-4, atol=1e-5)
+    assert near(network(begun), network(full))
+    log = (tmp_path / "student/train.log").read_text()
+    told = re.search(r"Fitted the embedding.*reconstruction loss ([\d.]+), relative error ([\d.]+)", log)
+    assert told is not None and "output bias is left out" in log
+    missed = svd(table(full), 4) - table(full)
+    assert float(told.group(1)) == pytest.approx(float(missed.norm(dim=1).mean()), abs=1e-4)
+    assert float(told.group(2)) == pytest.approx(float(missed.norm() / table(full).norm()), abs=1e-3)
+    step = next(line for line in log.splitlines() if line.startswith("step 1 epoch"))
+    assert f" reconstruction {told.group(1)} |" in step
+
+
+def test_fitted_sizes_are_stored_and_the_teacher_is_not(
+    student: Student, teacher: Path, data: Path, tmp_path: Path
+) -> None:
+    begun, full = student(GROUPS, **STILL), load_model(teacher)
+    lines = (data / "vocabulary.tsv").read_text().splitlines()
+    counts = torch.tensor([max(1, int(line.split("\t")[1])) for line in lines])
+    options = {key: value for key, value in GROUPS.items() if key != "method"}
+    wanted, _ = se.fit("group_reduce", table(full), token_counts=counts, seed=1, **options)  # type: ignore[arg-type]
+    torch.testing.assert_close(table(begun), wanted.table().detach(), rtol=1e-4, atol=1e-5)
+    assert not [
+        name for name in torch.load(teacher.parent / "best.pt", weights_only=True) if "teacher" in name
+    ]
+    assert begun.config["embedding"] == {"method": "group_reduce", **wanted.stored_options()}
+
+
+def test_random_starts(student: Student, teacher: Path, data: Path, tmp_path: Path) -> None:
+    run(settings(data, tmp_path / "scratch", embedding=PROJECTIVE, **STILL))
+    scratch, full = load_model(tmp_path / "scratch/last.pt"), load_model(teacher)
+    own_table = student(PROJECTIVE, d_embedding_start="random", **STILL)
+    assert torch.allclose(table(own_table), table(scratch), atol=1e-6)
+    assert near(network(own_table), network(full))
+    (tmp_path / "student/last.pt").unlink()
+    own_network = student(PROJECTIVE, d_network_start="random", **STILL)
+    torch.testing.assert_close(table(own_network), svd(table(full), 4), rtol=1e-4, atol=1e-5)
+    assert near(network(own_network), network(scratch))
+
+
+@pytest.mark.parametrize("what", ["embedding", "network"])
+def test_freezing_lasts_through_resumption(what: str, student: Student, teacher: Path) -> None:
+    student(PROJECTIVE, d_freeze=what, steps=5)
+    final, full = student(PROJECTIVE, d_freeze=what, steps=10), load_model(teacher)
+    still = torch.allclose(table(final), svd(table(full), 4), rtol=1e-4, atol=1e-5)
+    assert still == (what == "embedding")
+    assert near(network(final), network(full)) == (what == "network")
+
+
+@pytest.mark.parametrize("embedding", [PROJECTIVE, GROUPS], ids=["projective", "group_reduce"])
+def test_resume_is_exact(embedding: dict[str, Any], data: Path, teacher: Path, tmp_path: Path) -> None:
+    values = changes(teacher, embedding, d_alpha=0.3)
+    run(settings(data, tmp_path / "whole", **values))
+    moved = tmp_path / "moved.pt"
+    run(settings(data, tmp_path / "parts", **{**values, "steps": 10}))
+    moved.write_bytes(teacher.read_bytes())
+    run(settings(data, tmp_path / "parts", **changes(moved, embedding, d_alpha=0.3)))
+    whole, parts = (load_model(tmp_path / name / "last.pt") for name in ("whole", "parts"))
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(parts.model.state_dict()[name], tensor), name
+    assert set(log_lines(tmp_path / "whole")) <= set(log_lines(tmp_path / "parts"))
+    with pytest.raises(UserError, match=f"{OPTION} was .*'alpha': 0.3.* and is .*'alpha': 0.2"):
+        run(settings(data, tmp_path / "parts", **changes(moved, embedding, d_alpha=0.2)))
+
+
+class FixedTable(torch.nn.Module):
+    """A student of three words, the second of which is padding."""
+
+    padding_idx = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.nn.Parameter(torch.tensor([[3.0, 4.0], [9.0, 9.0], [1.0, 1.0]]))
+
+    def table(self) -> Tensor:
+        return self.rows
+
+
+def test_the_loss_by_hand() -> None:
+    """Distances 5 and 1 over two words, mean 3; 0.25 of that beside 0.75 of the cross entropy."""
+    fixed: Any = FixedTable()
+    reconstruction = Reconstruction([(fixed, torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]]))], 0.25)
+    assert reconstruction.current() == pytest.approx(3.0) and fixed.training
+    model: Any = TinyLSTM()
+    ids = torch.tensor([[1, 2, 3]])
+    loss, cross_entropy, _ = SegmentLoss(model, reconstruction)(ids, ids + 1, *model.initial_state(1))
+    plain, same, _ = SegmentLoss(model)(ids, ids + 1, *model.initial_state(1))
+    assert loss.item() == pytest.approx(0.25 * 3 + 0.75 * plain.item())
+    assert cross_entropy.item() == same.item() == plain.item()
+    loss.backward()
+    expected = 0.25 / 2 * torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, -1.0]])
+    torch.testing.assert_close(fixed.rows.grad, expected)
+
+
+def test_reconstruction_keeps_the_student_near(student: Student, teacher: Path, tmp_path: Path) -> None:
+    """With nearly all weight on the reconstruction loss, a random table moves towards the teacher's."""
+    full, distances = table(load_model(teacher)), {}
+    for alpha in (0.0, 0.99):
+        found = student(PROJECTIVE, d_alpha=alpha, d_embedding_start="random")
+        distances[alpha] = float((table(found) - full).norm(dim=1).mean())
+        (tmp_path / "student/last.pt").unlink()
+    assert distances[0.99] < 0.9 * distances[0.0]
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_the_doubled_batch(data: Path, teacher: Path, tmp_path: Path) -> None:
+    values = without_dropout(**changes(teacher, GROUPS, d_alpha=0.3), nonmono=0, steps=6, evaluate_every=3)
+    run(settings(data, tmp_path / "one", batch_size=4, **values))
+    result = torchrun(settings(data, tmp_path / "two", batch_size=2, **values))
+    assert result.returncode == 0, result.stderr
+    one, two = (load_model(tmp_path / name / "last.pt") for name in ("one", "two"))
+    for name, tensor in one.model.state_dict().items():
+        torch.testing.assert_close(two.model.state_dict()[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"alpha": 0.1}, "teacher is None; name a trained checkpoint"),
+        ({"teacher": "x", "alfa": 0.1}, "unknown key 'alfa'; did you mean alpha?"),
+        ({"teacher": "x", "alpha": 1}, "alpha is 1; it must be a number from 0 to below 1"),
+        ({"teacher": "x", "freeze": "all"}, "freeze is 'all'; it must be none or embedding or network"),
+        ({"teacher": "x", "alpha": 0.1, "freeze": "embedding"}, "alpha: 0.1 has no effect"),
+    ],
+)
+def test_wrong_options_are_refused(option: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        parse(settings(Path("data"), Path("save"), **{OPTION: option}))
+
+
+def test_what_would_have_no_effect_is_refused() -> None:
+    with pytest.raises(OptionError, match="'start_from' has no effect beside 'embedding_distillation'"):
+        parse(settings(Path("d"), Path("s"), start_from="b.pt", **{OPTION: {"teacher": "x"}}))
+    seeded = {"method": "alone", "hidden_dim": 8, "seed": 3}
+    with pytest.raises(OptionError, match="own `seed` cannot be set"):
+        parse(settings(Path("d"), Path("s"), **changes(Path("x"), seeded)))
+
+
+def test_unfit_teachers_are_refused(data: Path, teacher: Path, tmp_path: Path) -> None:
+    def said(path: Path = teacher, embedding: dict[str, Any] = PROJECTIVE, **others: Any) -> str:
+        with pytest.raises((UserError, OptionError)) as refusal:
+            run(settings(others.pop("data", data), tmp_path / "run", **changes(path, embedding, **others)))
+        assert "\n" not in str(refusal.value) and str(refusal.value).startswith(f"{OPTION}: ")
+        return str(refusal.value)
+
+    assert "teacher: checkpoint" in said(tmp_path / "none.pt")
+    assert "no such file" in said(tmp_path / "none.pt")
+    (tmp_path / "cut.pt").write_bytes(teacher.read_bytes()[:500])
+    assert "cannot be read" in said(tmp_path / "cut.pt")
+    assert "set embedding_dim: 8" in said(embedding_dim=16)
+    line = said(hidden_dim=12)
+    assert re.search(r"\(\d+, \d+\) in this model, \(\d+, \d+\) in the teacher", line), line
+    assert "is (40, 10) in this model, (32, 10) in the teacher" in said(num_layers=3)
+    kind = {"model": "lstm", "weight_decay": None}
+    assert "is a awd_lstm, this model a lstm" in said(**kind)
+    mapped = {"method": "define", "map_dim": 4, "expand_dim": 8, "depth": 2, "max_groups": 1}
+    assert "scores 8 dimensions, this define embedding 4, so the last layer does not fit" in said(
+        embedding=mapped
+    )
+    (tmp_path / "other").mkdir()
+    other = small_corpus(tmp_path / "other", seed=3)
+    assert "vocabulary of the teacher" in said(data=other)
