@@ -1,4 +1,4 @@
-"""Language models as a host of `shared_embeddings.compression`."""
+"""Language models as a host of `shared_embeddings.compression_hosts`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lm.checkpoint import distinct_state, load_model, read_checkpoint, save_mode
 from lm.errors import UserError
 from lm.models import LanguageModel
 from lm.vocabulary import EOS
-from shared_embeddings.compression import TiedTable, teacher_table
+from shared_embeddings.compression_hosts import TiedTable, teacher_table
 
 NAME = "words"
 

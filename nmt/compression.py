@@ -1,4 +1,4 @@
-"""Translation models as a host of `shared_embeddings.compression`."""
+"""Translation models as a host of `shared_embeddings.compression_hosts`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nmt.errors import UserError
 from nmt.files import allow_checkpoint_types, save_checkpoint
 from nmt.model import PADDING, SharedGenerator, place_embeddings, unique_state, word_lookup
 from nmt.plan import OPTION_NAMES, EmbeddingPlan, check_combinations, check_sizes, method_options, words_of
-from shared_embeddings.compression import TiedTable, teacher_table
+from shared_embeddings.compression_hosts import TiedTable, teacher_table
 
 # They stand in each sentence, but in no vocabulary file.
 SENTENCE_MARKS = ("<s>", "</s>")

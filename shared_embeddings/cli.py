@@ -141,7 +141,8 @@ def _parser() -> argparse.ArgumentParser:
     command.epilog = "Any option of the method follows as --option value, e.g. --rank 64."
     command.add_argument("--model", required=True, type=Path, help="a trained model of any host")
     command.add_argument("--method", required=True, help="a method, see 'shared-embeddings methods'")
-    command.add_argument("--output", required=True, type=Path, help="the model to write, in the same format")
+    command.add_argument("--output", required=True, action="append", help="the model to write, as it was")
+    command.add_argument("--embedding-output", help="the option 'output' of a method, such as table")
     command.add_argument("--token-counts", type=Path, help="a word, a tab and its count on every line")
     command.add_argument("--text", nargs="+", type=Path, help="tokenised text, to count words in instead")
     command.add_argument("--target-ratio", type=float, help="times fewer bytes for the embeddings")
@@ -215,13 +216,18 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
 
     if known.token_counts is not None and known.text is not None:
         raise ValueError("--token-counts and --text both say how often words occur; leave one of them out")
+    if len(known.output) > 1:
+        raise ValueError("--output is given twice; a method's option 'output' is --embedding-output here")
+    options = _read_options(rest)
+    if known.embedding_output is not None:
+        options["output"] = known.embedding_output
     counts = read_counts(known.token_counts) if known.token_counts is not None else None
     has_target = known.target_ratio is not None or known.target_bytes is not None
     return compress(
         known.model,
         known.method,
-        known.output,
-        options=_read_options(rest),
+        Path(known.output[0]),
+        options=options,
         target=Target(known.target_ratio, known.target_bytes) if has_target else None,
         counts=counts if known.text is None else count_words(known.text),
         seed=known.seed,

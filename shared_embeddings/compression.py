@@ -1,7 +1,6 @@
 """Replacing the embeddings of a trained model by smaller ones that are fitted to them.
 
-Programs whose models can be compressed (hosts) say so in the entry point group `shared_embeddings.hosts`;
-this module knows none of them.
+Programs whose models can be compressed are in `shared_embeddings.compression_hosts`; this module knows none.
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shared_embeddings import accounting
+from shared_embeddings.compression_hosts import TiedTable, TrainedModel, find_host
 from shared_embeddings.compression_report import CompressionReport, Sizes, TableReport, frequency_bands
 from shared_embeddings.compression_targets import options_within
 from shared_embeddings.files import write_text
@@ -27,75 +24,8 @@ from shared_embeddings.options import OptionError
 from shared_embeddings.registry import method_class
 from shared_embeddings.token_counts import counts_of
 
-GROUP = "shared_embeddings.hosts"
 # Options that follow from the table.
 _SET_BY_THE_TABLE = ("num_embeddings", "embedding_dim", "padding_idx", "words")
-
-
-@dataclasses.dataclass(frozen=True)
-class TiedTable:
-    """One table of a trained model, wherever the model uses it.
-
-    Attributes:
-        name: the host's name of it.
-        uses: where the model uses it, such as "input" and "output".
-        words: in the order of their ids.
-        table: ``(V, D)``, its values.
-        padding_idx: the word without a vector, or None.
-        is_scored: whether the model's output is tied to it.
-        sentence_marks: words that stand in every sentence, but in no text.
-        parameters: of the embedding as it is.
-        stored_bits: of the embedding as it is.
-    """
-
-    name: str
-    uses: tuple[str, ...]
-    words: Sequence[str]
-    table: Tensor
-    padding_idx: int | None
-    is_scored: bool
-    sentence_marks: tuple[str, ...]
-    parameters: int
-    stored_bits: int
-
-
-class TrainedModel(Protocol):
-    """A model that a host has read."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The model itself, on the CPU."""
-
-    def tables(self) -> list[TiedTable]:
-        """Its tables; ValueError where one cannot be replaced."""
-
-    def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
-        """The options with what the model needs for a table; ValueError where it cannot work with them."""
-
-    def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
-        """Put one embedding per table into the model; returns what else that changes."""
-
-    def written(self) -> dict[str, Tensor]:
-        """The tensors that `write` writes."""
-
-    def sources(self) -> list[Path]:
-        """The files that it was read from."""
-
-    def files(self, path: Path) -> list[Path]:
-        """The files of a model that is called `path`, in the format that this one was read in."""
-
-    def write(self, path: Path) -> None:
-        """Write the model in the host's own format, completely or not at all."""
-
-
-class Host(Protocol):
-    """What an entry point of the group gives."""
-
-    def recognises(self, path: Path) -> bool:
-        """Whether a file is a model of this host; runs no code from it."""
-
-    def read(self, path: Path) -> TrainedModel:
-        """Read a model; ValueError where it does not fit itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,33 +106,15 @@ def compress(
         for table in tables
     }
     fitted: dict[str, SharedEmbedding] = {}
-    reports = []
+    reports, missed = [], []
     for table in tables:
         weights = None if counts is None else counts_of(table.words, counts, table.sentence_marks)
-        embedding, found = fit(
-            method,
-            table.table,
-            token_counts=weights,
-            padding_idx=table.padding_idx,
-            words=table.words,
-            seed=seed,
-            steps=steps,
-            progress=progress,
-            **chosen[table.name],  # type: ignore[arg-type]
-        )
-        fitted[table.name] = embedding.eval()
-        reports.append(
-            TableReport(
-                name=table.name,
-                uses=table.uses,
-                parameters=Sizes(table.parameters, found.parameters),
-                stored_bytes=Sizes(-(-table.stored_bits // 8), -(-found.stored_bits // 8)),
-                fit=found,
-                order="by count" if counts is not None else "in the order of the vocabulary",
-                bands=frequency_bands(embedding, table.table, weights),
-            )
-        )
-    notes = trained.place(fitted)
+        fitting = {"seed": seed, "steps": steps, "progress": progress, **chosen[table.name]}
+        fitted[table.name], found = _fit_table(table, method, weights, fitting)
+        reports.append(found)
+        if target is not None and found.stored_bytes.after > target.limit(table, tables):
+            missed.append(f"the fit of {method} chose sizes of its own: table {table.name} misses the target")
+    notes = [*missed, *trained.place(fitted)]
     after = _measure(trained, fitted)
     disk = sum(file.stat().st_size for file in trained.sources())
     trained.write(output)
@@ -223,42 +135,28 @@ def compress(
     return result
 
 
-def find_host(model: Path) -> tuple[str, Host]:
-    """The host that a model file is of, with its name.
-
-    Raises:
-        ValueError: there is no such file, or no host recognises it.
-    """
-    if not model.exists():
-        raise ValueError(f"model {model}: no such file; check the path")
-    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-    for point in points:
-        host: Host = point.load()()
-        if host.recognises(model):
-            return point.name, host
-    known = ", ".join(point.name for point in points) or "none"
-    raise ValueError(
-        f"model {model}: is cut short, or of no program that can be compressed (known: {known}); files that "
-        "hold more than plain values and tensors are not opened, because they could run code"
+def _fit_table(
+    table: TiedTable, method: str, counts: Tensor | None, options: Mapping[str, object]
+) -> tuple[SharedEmbedding, TableReport]:
+    """An embedding fitted to a table, and what became of the table; `options` are all those of `fit`."""
+    embedding, found = fit(
+        method,
+        table.table,
+        token_counts=counts,
+        padding_idx=table.padding_idx,
+        words=table.words,
+        **options,  # type: ignore[arg-type]
     )
-
-
-def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
-    """The table ``(V, D)`` of a trained embedding that another one can stand in for.
-
-    Raises:
-        ValueError: it is scored by other vectors than those that it gives to the input.
-    """
-    with torch.no_grad():
-        table = embedding.table().detach().clone()
-        if is_scored:
-            same = embedding.has_linear_scores and embedding.score_dim == embedding.embedding_dim
-            if not same or not torch.allclose(embedding.output_table(), table, atol=1e-6):
-                raise ValueError(
-                    f"the output side of this {embedding.method} embedding is not the table of its input, so "
-                    "that no other method can be fitted to both; compress the plain model instead"
-                )
-    return table
+    embedding.eval()
+    return embedding, TableReport(
+        name=table.name,
+        uses=table.uses,
+        parameters=Sizes(table.parameters, found.parameters),
+        stored_bytes=Sizes(-(-table.stored_bits // 8), -(-found.stored_bits // 8)),
+        fit=found,
+        order="in the order of the vocabulary" if counts is None else "by count",
+        bands=frequency_bands(embedding, table.table, counts),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lm.checkpoint import load_model
-from shared_embeddings import compression
+from shared_embeddings import compression_hosts
 from shared_embeddings.cli import main
 from tests.lm.command_line import run, write_corpus, write_model
 from tests.lm.runs import run as train
@@ -21,7 +21,7 @@ from tests.lm.runs import settings, small_corpus
 def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host of this source tree, whichever one is installed."""
     point = EntryPoint("lm", "lm.compression:Host", "shared_embeddings.hosts")
-    monkeypatch.setattr(compression, "entry_points", lambda group: [point])
+    monkeypatch.setattr(compression_hosts, "entry_points", lambda group: [point])
 
 
 def compress(model: Path, method: str, output: Path, *arguments: object) -> int:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+import shared_embeddings as se
 from nmt.checkpoint import build_from_checkpoint
 from nmt.files import read_checkpoint
 from nmt.model import shared_embeddings_of, word_lookup
-from shared_embeddings import compression
+from shared_embeddings import compression_hosts
 from shared_embeddings.cli import main
 from tests.nmt.conftest import Host, run
+from tests.nmt.test_training import METHODS
 
 Trained = Callable[..., tuple[Host, Path]]
 STANDARD = {"method": "standard"}
@@ -27,7 +29,7 @@ UNTIED = {"share_embeddings": False, "share_decoder_embeddings": False}
 def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host of this source tree, whichever one is installed."""
     point = EntryPoint("nmt", "nmt.compression:Host", "shared_embeddings.hosts")
-    monkeypatch.setattr(compression, "entry_points", lambda group: [point])
+    monkeypatch.setattr(compression_hosts, "entry_points", lambda group: [point])
 
 
 def compress(model: Path, method: str, output: Path, *arguments: object) -> None:
@@ -97,6 +99,30 @@ def test_result_translates_trains_on_and_stays_tied(trained: Trained, tmp_path: 
     assert written["tables"][0]["uses"] == ["source", "target", "output"]
 
 
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "standard"])
+def test_every_method_is_loaded_as_it_was_fitted(method: str, trained: Trained, tmp_path: Path) -> None:
+    _, model = trained(embedding=STANDARD)
+    output = tmp_path / "small.pt"
+    options = {name: value for name, value in METHODS[method].items() if name != "method"}
+    spelled = {name.replace("output", "embedding-output"): value for name, value in options.items()}
+    arguments = [text for name, value in spelled.items() for text in (f"--{name}", _spelled(value))]
+    compress(model, method, output, *arguments, "--fit-steps", 30, "--seed", 3)
+    before, vocabs, *_ = build_from_checkpoint(str(model))
+    asked = {"words": vocabs["src"].ids_to_tokens, "padding_idx": vocabs["src"]["<blank>"]}
+    fitted, _ = se.fit(method, word_lookup(before, "source").table(), seed=3, steps=30, **asked, **options)
+    after, *_ = build_from_checkpoint(str(output))
+    (embedding,) = shared_embeddings_of(after)
+    assert after.generator.embedding is embedding
+    hidden = torch.randn(5, embedding.score_dim, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(embedding.table(), fitted.table())
+    assert torch.equal(embedding.log_prob(hidden), fitted.eval().log_prob(hidden))
+
+
+def _spelled(value: object) -> str:
+    """A value as it stands on a command line."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def test_plain_upstream_model(trained: Trained, tmp_path: Path) -> None:
     host, model = trained()
     output = tmp_path / "small.pt"
@@ -148,6 +174,7 @@ def test_refusals(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixtur
     torch.save({"opt": Path("x"), "vocab": {}}, pickled)
     assert "could run code" in refused(capsys, "--model", pickled, *asked, *rank)
     found = ["--model", model, *asked]
+    assert "--embedding-output" in refused(capsys, *found, "--output", "table")
     assert "unknown option 'rang'" in refused(capsys, *found, "--rang", 4)
     assert "unknown embedding method" in refused(
         capsys, "--model", model, "--output", output, "--method", "x"

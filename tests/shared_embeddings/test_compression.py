@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from shared_embeddings.compression import GROUP, Target, TiedTable, teacher_table
+from shared_embeddings.compression import Target
+from shared_embeddings.compression_hosts import GROUP, TiedTable, teacher_table
 from shared_embeddings.compression_report import frequency_bands
 from shared_embeddings.compression_targets import options_within, stored_bytes
 from shared_embeddings.token_counts import count_words, counts_of, read_counts

@@ -1,0 +1,123 @@
+"""What a program offers so that its models can be compressed, and which program a model is of.
+
+Axes: ``V`` vocabulary, ``D`` model dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from shared_embeddings.interface import SharedEmbedding
+
+GROUP = "shared_embeddings.hosts"
+
+
+@dataclasses.dataclass(frozen=True)
+class TiedTable:
+    """One table of a trained model, wherever the model uses it.
+
+    Attributes:
+        name: the host's name of it.
+        uses: where the model uses it, such as "input" and "output".
+        words: in the order of their ids.
+        table: ``(V, D)``, its values.
+        padding_idx: the word without a vector, or None.
+        is_scored: whether the model's output is tied to it.
+        sentence_marks: words that stand in every sentence, but in no text.
+        parameters: of the embedding as it is.
+        stored_bits: of the embedding as it is.
+    """
+
+    name: str
+    uses: tuple[str, ...]
+    words: Sequence[str]
+    table: Tensor
+    padding_idx: int | None
+    is_scored: bool
+    sentence_marks: tuple[str, ...]
+    parameters: int
+    stored_bits: int
+
+
+class TrainedModel(Protocol):
+    """A model that a host has read."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The model itself, on the CPU."""
+
+    def tables(self) -> list[TiedTable]:
+        """Its tables; ValueError where one cannot be replaced."""
+
+    def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
+        """The options with what the model needs for a table; ValueError where it cannot work with them."""
+
+    def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
+        """Put one embedding per table into the model; returns what else that changes."""
+
+    def written(self) -> dict[str, Tensor]:
+        """The tensors that `write` writes."""
+
+    def sources(self) -> list[Path]:
+        """The files that it was read from."""
+
+    def files(self, path: Path) -> list[Path]:
+        """The files of a model that is called `path`, in the format that this one was read in."""
+
+    def write(self, path: Path) -> None:
+        """Write the model in the host's own format, completely or not at all."""
+
+
+class Host(Protocol):
+    """What an entry point of the group gives."""
+
+    def recognises(self, path: Path) -> bool:
+        """Whether a file is a model of this host; runs no code from it."""
+
+    def read(self, path: Path) -> TrainedModel:
+        """Read a model; ValueError where it does not fit itself."""
+
+
+def find_host(model: Path) -> tuple[str, Host]:
+    """The host that a model file is of, with its name.
+
+    Raises:
+        ValueError: there is no such file, or no host recognises it.
+    """
+    if not model.exists():
+        raise ValueError(f"model {model}: no such file; check the path")
+    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    for point in points:
+        host: Host = point.load()()
+        if host.recognises(model):
+            return point.name, host
+    known = ", ".join(point.name for point in points) or "none"
+    raise ValueError(
+        f"model {model}: is cut short, or of no program that can be compressed (known: {known}); files that "
+        "hold more than plain values and tensors are not opened, because they could run code"
+    )
+
+
+def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
+    """The table ``(V, D)`` of a trained embedding that another one can stand in for.
+
+    Raises:
+        ValueError: it is scored by other vectors than those that it gives to the input.
+    """
+    with torch.no_grad():
+        table = embedding.table().detach().clone()
+        if is_scored:
+            same = embedding.has_linear_scores and embedding.score_dim == embedding.embedding_dim
+            if not same or not torch.allclose(embedding.output_table(), table, atol=1e-6):
+                raise ValueError(
+                    f"the output side of this {embedding.method} embedding is not the table of its input, so "
+                    "that no other method can be fitted to both; compress the plain model instead"
+                )
+    return table
