@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,8 @@ import shared_embeddings as se
 from lm import models
 from lm.errors import UserError
 from lm.models.interface import LanguageModel
-from shared_embeddings.files import replacing
+from shared_embeddings.accounting import distinct_state
+from shared_embeddings.files import UNREADABLE, first_line, replacing
 
 FORMAT = "shared-embeddings-lm"
 VERSION = 1
@@ -81,7 +81,7 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:
         options = {name: config[name] for name in names if name in config}
         model = models.build(kind, words, config["embedding"], options)
     except (LookupError, TypeError, UserError, se.OptionError) as error:
-        raise UserError(f"checkpoint {path}: its model cannot be built ({_line(error)})") from error
+        raise UserError(f"checkpoint {path}: its model cannot be built ({first_line(error)})") from error
     load_state(model, content["model"], path)
     return Trained(model.to(device).eval(), words, config, content["training"])
 
@@ -96,18 +96,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"checkpoint {path}: no such file; check the path")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        RuntimeError,
-        EOFError,
-        pickle.UnpicklingError,
-        LookupError,
-        ValueError,
-        TypeError,
-        OSError,
-    ) as error:
+    except UNREADABLE as error:
         raise UserError(
-            f"checkpoint {path}: cannot be read ({_line(error)}); it is cut short, or not a checkpoint of "
-            "lm_train; take another one"
+            f"checkpoint {path}: cannot be read ({first_line(error)}); it is cut short, or not a checkpoint "
+            "of lm_train; take another one"
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"checkpoint {path}: is of another program; take one that lm_train wrote")
@@ -117,16 +109,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             "program that wrote it"
         )
     return content
-
-
-def distinct_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model with each tied tensor once, under the first of its names."""
-    first: dict[int, str] = {}
-    state: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if first.setdefault(id(tensor), name) == name:
-            state[name] = tensor.detach()
-    return state
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
@@ -159,9 +141,3 @@ def _rebuilding(config: Mapping[str, Any], embedding: se.SharedEmbedding) -> dic
     if not is_fitted and not any(name in settings for name in se.file_options(embedding.method)):
         return dict(settings)
     return {"method": embedding.method, **embedding.stored_options()}
-
-
-def _line(error: BaseException) -> str:
-    """The first line of an error's text, shortened."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:160]

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from lm.checkpoint import distinct_state, load_model, read_checkpoint, save_model
+from lm.checkpoint import load_model, read_checkpoint, save_model
 from lm.errors import UserError
 from lm.models import LanguageModel
 from lm.vocabulary import EOS
-from shared_embeddings.compression_hosts import TiedTable, teacher_table
+from shared_embeddings.accounting import distinct_state
+from shared_embeddings.compression_hosts import TiedTable, take_over_bias, teacher_table
 
 NAME = "words"
 
@@ -109,12 +110,7 @@ class CheckpointModel:
         new, bias = fitted[NAME], self.module.embedding.output_bias()
         notes = ["the state of the optimiser and the position in the text are left out"]
         if bias is not None:
-            kept = getattr(new, "bias", None)
-            if new.output_bias() is None or kept is None:
-                notes.append(f"the bias of the output is left out; '{new.method}' has none")
-            else:
-                with torch.no_grad():
-                    kept.copy_(bias)
+            notes += take_over_bias(new, bias)
         self.module.embedding = new
         self.config = {**self.config, "embedding": {"method": new.method, **new.stored_options()}}
         return notes

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import copy
 import glob
-import pickle
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 import shared_embeddings as se
 from nmt.checkpoint import build_from_checkpoint, safetensors_of, split_state, write_step
 from nmt.distillation import ASKED, OPTION
 from nmt.errors import UserError
-from nmt.files import allow_checkpoint_types, save_checkpoint
+from nmt.files import read_checkpoint, save_checkpoint
 from nmt.model import PADDING, SharedGenerator, place_embeddings, unique_state, word_lookup
 from nmt.plan import OPTION_NAMES, EmbeddingPlan, check_combinations, check_sizes, method_options, words_of
-from shared_embeddings.compression_hosts import TiedTable, teacher_table
+from nmt.vocabulary import SENTENCE_MARKS
+from shared_embeddings.compression_hosts import TiedTable, take_over_bias, teacher_table
 
-# They stand in each sentence, but in no vocabulary file.
-SENTENCE_MARKS = ("<s>", "</s>")
 # Options for the tables that a model begins with; they have no effect once it is trained.
 BEGINNINGS = ("both_embeddings", "src_embeddings", "tgt_embeddings")
 SWITCHES = ("freeze_word_vecs_enc", "freeze_word_vecs_dec", "update_vocab")
@@ -34,12 +31,11 @@ class Host:
 
     def recognises(self, path: Path) -> bool:
         """Say whether a file holds a model of OpenNMT-py."""
-        allow_checkpoint_types()
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError, OSError):
+            read_checkpoint(path)
+        except UserError:
             return False
-        return isinstance(content, dict) and {"opt", "vocab"} <= content.keys()
+        return True
 
     def read(self, path: Path) -> CheckpointModel:
         """Read a model.
@@ -128,12 +124,7 @@ class CheckpointModel:
         self.settings = {side: {"method": e.method, **e.stored_options()} for side, e in fitted.items()}
         plan = self._plan(self.settings)
         if self.share_output and bias is not None:
-            kept = getattr(fitted["target"], "bias", None)
-            if fitted["target"].output_bias() is None or kept is None:
-                notes.append(f"the bias of the output is left out; '{fitted['target'].method}' has none")
-            else:
-                with torch.no_grad():
-                    kept.copy_(bias)
+            notes += take_over_bias(fitted["target"], bias)
         if not self.share_output:
             notes.append("the output layer is not tied to an embedding, and stays as it is")
         place_embeddings(self.module, plan, dict(fitted))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import shutil
 import tempfile
 from argparse import Namespace
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from nmt.errors import UserError
+from shared_embeddings.files import UNREADABLE, first_line
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[str], None]) -> None:
@@ -64,18 +64,9 @@ def reading_checkpoint(path: str) -> Iterator[None]:
     allow_checkpoint_types()
     try:
         yield
-    except (
-        RuntimeError,
-        EOFError,
-        pickle.UnpicklingError,
-        LookupError,
-        TypeError,
-        ValueError,
-        OSError,
-    ) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except UNREADABLE as error:
         raise UserError(
-            f"checkpoint {path}: cannot be read ({reason[:160]}); it is cut short, or not a model "
+            f"checkpoint {path}: cannot be read ({first_line(error)}); it is cut short, or not a model "
             "that OpenNMT-py wrote; take another one"
         ) from error
 

@@ -21,6 +21,7 @@ from nmt.plan import (
     side_width,
     words_of,
 )
+from shared_embeddings.accounting import distinct_state
 
 PADDING = "<blank>"
 
@@ -121,13 +122,8 @@ def unique_state(model: nn.Module) -> dict[str, Tensor]:
 
     Position encodings are left out, because they follow from their size.
     """
-    seen: set[int] = set()
-    state: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen and not is_position_encoding(name):
-            seen.add(id(tensor))
-            state[name] = tensor.detach()
-    return state
+    state = distinct_state(model)
+    return {name: tensor for name, tensor in state.items() if not is_position_encoding(name)}
 
 
 def is_position_encoding(name: str) -> bool:

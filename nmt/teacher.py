@@ -23,11 +23,9 @@ from nmt.model import (
     word_lookup,
 )
 from nmt.plan import OPTION_NAMES, EmbeddingPlan, method_options, read_plan, words_of
-from nmt.vocabulary import read_counts
+from nmt.vocabulary import SENTENCE_MARKS, read_counts
 from shared_embeddings.distillation import OPTION, Reconstruction, copy_network, fit_line, freeze
-
-# They stand in each sentence, but in no vocabulary file.
-SENTENCE_MARKS = ("<s>", "</s>")
+from shared_embeddings.token_counts import completed
 
 
 @dataclass(frozen=True)
@@ -195,17 +193,9 @@ def _copy_network(model: nn.Module, teacher: Teacher) -> None:
 
 
 def token_counts(words: list[str], vocabulary: str) -> Tensor | None:
-    """Return how often each word occurs ``(V,)``, or ``None`` where the vocabulary file does not say.
-
-    The marks of a sentence's ends count as often as the most frequent word; whatever else the file does not
-    count, counts once.
-    """
+    """Return how often each word occurs ``(V,)``, or ``None`` where the vocabulary file does not say."""
     counts = read_counts(vocabulary)
-    if not counts:
-        return None
-    most = max(counts.values())
-    unlisted = dict.fromkeys(SENTENCE_MARKS, most)
-    return torch.tensor([max(1, counts.get(word, unlisted.get(word, 1))) for word in words])
+    return completed(words, counts, SENTENCE_MARKS) if counts else None
 
 
 def _vocabulary_file(opt: Namespace, side: str) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 from nmt.errors import UserError
 
 UNKNOWN = "<unk>"
+# They stand in each sentence, but in no vocabulary file.
+SENTENCE_MARKS = ("<s>", "</s>")
 
 
 class Vocab:

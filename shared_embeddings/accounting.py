@@ -7,6 +7,16 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor, nn
 
 
+def distinct_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a model with each tied tensor once, under the first of its names."""
+    first: dict[int, str] = {}
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if first.setdefault(id(tensor), name) == name:
+            state[name] = tensor.detach()
+    return state
+
+
 def count_parameters(module: nn.Module) -> int:
     """The number of parameters of `module`; a parameter used in several places counts once."""
     return count_distinct(module.parameters())

@@ -121,3 +121,14 @@ def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
                     "that no other method can be fitted to both; compress the plain model instead"
                 )
     return table
+
+
+def take_over_bias(embedding: SharedEmbedding, bias: Tensor) -> list[str]:
+    """Copy the bias ``(V,)`` of a model's scores into its new embedding; what is lost where that has none."""
+    # `output_bias()` may be a copy without the padding word's.
+    own = getattr(embedding, "bias", None)
+    if embedding.output_bias() is None or own is None:
+        return [f"the bias of the output is left out; '{embedding.method}' has none"]
+    with torch.no_grad():
+        own.copy_(bias)
+    return []

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+# What torch.load(weights_only=True) and a look into its result raise for a file that is cut short or no
+# checkpoint.
+UNREADABLE = (RuntimeError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError, OSError)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, shortened, for a message of one line; else the error's name."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:160]
 
 
 @contextmanager

@@ -53,9 +53,6 @@ def count_words(paths: Sequence[Path]) -> dict[str, int]:
 def counts_of(words: Sequence[str], counts: Mapping[str, int], sentence_marks: Sequence[str] = ()) -> Tensor:
     """The counts ``(V,)`` of words in their order.
 
-    Marks that stand in every sentence, but in no text, count as often as the most frequent word; any other
-    word that has no count, or 0, counts once.
-
     Raises:
         ValueError: none of the words has a count.
     """
@@ -64,6 +61,18 @@ def counts_of(words: Sequence[str], counts: Mapping[str, int], sentence_marks: S
             f"token counts: none of the {len(words)} words of the model is among the {len(counts)} counted; "
             "count text that is tokenised as the model's own"
         )
+    return completed(words, counts, sentence_marks)
+
+
+def completed(words: Sequence[str], counts: Mapping[str, int], sentence_marks: Sequence[str]) -> Tensor:
+    """The counts ``(V,)`` of words in their order, with a count for those that have none.
+
+    Marks that stand in every sentence, but in no text, count as often as the most frequent word; any other
+    word that has no count, or 0, counts once.
+
+    Args:
+        counts: of one word at least.
+    """
     unlisted = dict.fromkeys(sentence_marks, max(counts.values()))
     return torch.tensor([max(1, counts.get(word, unlisted.get(word, 1))) for word in words])
 

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from lm import checkpoint, models
-from lm.checkpoint import distinct_state, load_model, load_state, save_model
+from lm.checkpoint import load_model, load_state, save_model
 from lm.errors import UserError
+from shared_embeddings.accounting import distinct_state
 from shared_embeddings.classes import WordClasses
 
 WORDS = ["<eos>", "<unk>", *"abcdefghij"]
