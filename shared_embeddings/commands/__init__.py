@@ -1,0 +1,1 @@
+"""The commands of `shared-embeddings`: each module adds its own with `register`."""

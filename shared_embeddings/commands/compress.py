@@ -1,0 +1,55 @@
+"""The command `compress`: smaller embeddings for a trained model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from shared_embeddings.commands.arguments import OPTIONS_FOLLOW, Parser, add, read_options
+
+
+def register(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Add the command."""
+    command = add(
+        commands, "compress", "replace the embeddings of a trained model", _compress, takes_options=True
+    )
+    command.epilog = OPTIONS_FOLLOW
+    command.add_argument("--model", required=True, type=Path, help="a trained model of any host")
+    command.add_argument("--method", required=True, help="a method, see 'shared-embeddings methods'")
+    command.add_argument("--output", required=True, action="append", help="the model to write, as it was")
+    command.add_argument("--embedding-output", help="the option 'output' of a method, such as table")
+    command.add_argument("--token-counts", type=Path, help="a word, a tab and its count on every line")
+    command.add_argument("--text", nargs="+", type=Path, help="tokenised text, to count words in instead")
+    command.add_argument("--target-ratio", type=float, help="times fewer bytes for the embeddings")
+    command.add_argument("--target-bytes", type=int, help="bytes for the embeddings")
+    command.add_argument("--fit-steps", type=int, help="steps of methods fitted by gradient descent")
+    command.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    command.add_argument("--report", type=Path, help="write the report into this JSON file, too")
+    command.add_argument("--force", action="store_true", help="replace files that are there already")
+
+
+def _compress(known: argparse.Namespace, rest: list[str]) -> str:
+    from shared_embeddings.compression import Target, compress
+    from shared_embeddings.token_counts import count_words, read_counts
+
+    if known.token_counts is not None and known.text is not None:
+        raise ValueError("--token-counts and --text both say how often words occur; leave one of them out")
+    if len(known.output) > 1:
+        raise ValueError("--output is given twice; a method's option 'output' is --embedding-output here")
+    options = read_options(rest)
+    if known.embedding_output is not None:
+        options["output"] = known.embedding_output
+    counts = read_counts(known.token_counts) if known.token_counts is not None else None
+    has_target = known.target_ratio is not None or known.target_bytes is not None
+    return compress(
+        known.model,
+        known.method,
+        Path(known.output[0]),
+        options=options,
+        target=Target(known.target_ratio, known.target_bytes) if has_target else None,
+        counts=counts if known.text is None else count_words(known.text),
+        seed=known.seed,
+        steps=known.fit_steps,
+        force=known.force,
+        report_file=known.report,
+    ).described()
