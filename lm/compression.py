@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from lm.checkpoint import load_model, read_checkpoint, save_model
+from lm.checkpoint import load_model, read_checkpoint, save_state
 from lm.errors import UserError
 from lm.models import LanguageModel
 from lm.vocabulary import EOS
@@ -128,6 +128,6 @@ class CheckpointModel:
         """The one file of a model that is called `path`."""
         return [path]
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """Write a checkpoint without what only training needs, completely or not at all."""
-        save_model(path, self.module, self.words, self.config, None)
+        save_state(path, weights, self.words, self.config, None)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.checkpoint import build_from_checkpoint, safetensors_of, split_state, write_step
+from nmt.checkpoint import build_from_checkpoint, safetensors_of, split_generator, write_apart
 from nmt.distillation import ASKED, OPTION
 from nmt.errors import UserError
 from nmt.files import read_checkpoint, save_checkpoint
@@ -156,13 +156,13 @@ class CheckpointModel:
             raise UserError(f"output {path}: {shards[0]} would be taken for a part of it; take another name")
         return [path, path.with_suffix(".safetensors")]
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """Write the model without what only training needs; each file completely or not at all."""
         saved = {"vocab": self.checkpoint["vocab"], "opt": self.options, "optim": None}
         if self.is_safetensors:
-            write_step(self.module, saved, str(path.with_suffix("")), "safetensors")
+            write_apart(dict(weights), saved, str(path.with_suffix("")))
             return
-        body, head = split_state(self.module)
+        body, head = split_generator(dict(weights))
         save_checkpoint({"model": body, "generator": head, **saved}, path)
 
     def _output_bias(self) -> Tensor | None:

@@ -65,7 +65,7 @@ class TrainedModel(Protocol):
         """Put one embedding per table into the model; returns what else that changes."""
 
     def written(self) -> dict[str, Tensor]:
-        """The tensors that `write` writes."""
+        """The tensors of the model, each once, sharing memory with it."""
 
     def sources(self) -> list[Path]:
         """The files that it was read from."""
@@ -73,8 +73,16 @@ class TrainedModel(Protocol):
     def files(self, path: Path) -> list[Path]:
         """The files of a model that is called `path`, in the format that this one was read in."""
 
-    def write(self, path: Path) -> None:
-        """Write the model in the host's own format, completely or not at all."""
+    def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:
+        """Write the model in the host's own format, completely or not at all.
+
+        Args:
+            path: the file.
+            weights: what `written` gave, packed by `shared_embeddings.storage`; unpacked where they are read.
+
+        Raises:
+            OSError: they cannot be written.
+        """
 
 
 class Host(Protocol):
