@@ -89,9 +89,7 @@ def check_start(configs: Path, name: str, row: dict[str, Any]) -> None:
     if "fit" in row:
         for other in ("distill", "train"):
             if other in row:
-                raise UserError(
-                    f"{path}: {other} has no effect beside fit, without training; remove one of both"
-                )
+                raise UserError(f"{path}: {other} has no effect on a row that is only fitted; remove it")
         for key in row["fit"].keys() - {"teacher"}:
             raise UserError(f"{path}: fit: unknown key {key!r}; it may hold teacher")
     others = [other for other in row_names(configs) if other != name]
