@@ -28,25 +28,15 @@ USER_ERRORS = (UserError, se.OptionError, OSError, AssertionError, ValueError, y
 
 
 def _command(function: Callable[[], None]) -> Callable[[], None]:
-    """Make a command of a function that needs OpenNMT, with the seams in place; see `_told_in_one_line`."""
-
-    @functools.wraps(function)
-    def run() -> None:
-        from nmt import upstream
-
-        upstream.install()
-        function()
-
-    return _told_in_one_line(run)
-
-
-def _told_in_one_line(function: Callable[[], None]) -> Callable[[], None]:
-    """Make a command of a function: mistakes of the user as one line and exit code 2."""
+    """Make a command of a function: seams in place, mistakes of the user as one line and exit code 2."""
 
     @functools.wraps(function)
     def run() -> None:
         name = Path(sys.argv[0]).name
         try:
+            from nmt import upstream
+
+            upstream.install()
             function()
         except KeyboardInterrupt:
             print(f"{name}: interrupted", file=sys.stderr)
@@ -133,9 +123,11 @@ def _check_training(opt: Namespace) -> None:
     from nmt import distillation
     from nmt.files import read_checkpoint
     from nmt.plan import OPTION_NAMES, check_combinations, check_sizes, parse_settings, read_plan
+    from nmt.summarization.length_control import check_positions
     from nmt.vocabulary import read_vocabulary
 
     _check_data(opt)
+    check_positions(opt)
     if opt.gpu_ranks and not torch.cuda.is_available() and opt.gpu_backend != "gloo":
         raise UserError(
             f"gpu_ranks: {opt.gpu_ranks}, but torch finds no CUDA device; remove gpu_ranks and "
@@ -279,11 +271,3 @@ def server() -> None:
 
     opt = _parse(onmt.bin.server._get_parser())
     onmt.bin.server.start(opt.model_config, opt.url_root, opt.ip, opt.port, opt.debug)
-
-
-@_told_in_one_line
-def rouge() -> None:
-    """``onmt_rouge``: score summaries against references."""
-    from nmt.summarization import rouge_command
-
-    rouge_command.run(_parse(rouge_command.make_parser()))

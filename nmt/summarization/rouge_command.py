@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
 
+from nmt.summarization.commands import Parser, reporting_mistakes
 from nmt.summarization.rouge import PRESETS, score_texts
 from nmt.summarization.rouge_tokens import TOKENS, read_exceptions, read_texts
 
 
-def make_parser() -> ArgumentParser:
+def make_parser() -> Parser:
     """The options; one that is not given has no attribute where the preset decides."""
-    parser = ArgumentParser(description="ROUGE-1, ROUGE-2 and ROUGE-L of summaries, one text a line")
+    parser = Parser("onmt_rouge", description="ROUGE-1, ROUGE-2 and ROUGE-L of summaries, one text a line")
     add = parser.add_argument
     add("--candidates", "-candidates", type=Path, required=True, metavar="FILE", help="what to score")
     add(
@@ -52,17 +52,18 @@ def make_parser() -> ArgumentParser:
     return parser
 
 
-def run(opt: Namespace) -> None:
-    """Score the files that the options of `make_parser` name, and print the report.
+def main() -> None:
+    """``onmt_rouge``."""
+    with reporting_mistakes("onmt_rouge"):
+        options = make_parser().parse_args()
+        overrides = ("cut_bytes", "tokens", "stemming", "seed")
+        changed = {name: getattr(options, name) for name in overrides if name in options}
+        settings = replace(PRESETS[options.preset], **changed)
+        candidates = read_texts(options.candidates)
+        references = [read_texts(path) for path in options.references]
+        report = score_texts(candidates, references, settings, read_exceptions(options.exceptions))
+        print(json.dumps(report.as_json(), indent=2) if options.json else report)
 
-    Raises:
-        UserError: files that cannot be read or do not fit together, or settings that do not.
-    """
-    changed = {
-        name: getattr(opt, name) for name in ("cut_bytes", "tokens", "stemming", "seed") if name in opt
-    }
-    settings = replace(PRESETS[opt.preset], **changed)
-    candidates = read_texts(opt.candidates)
-    references = [read_texts(path) for path in opt.references]
-    report = score_texts(candidates, references, settings, read_exceptions(opt.exceptions))
-    print(json.dumps(report.as_json(), indent=2) if opt.json else report)
+
+if __name__ == "__main__":
+    main()

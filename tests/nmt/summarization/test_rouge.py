@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
-from nmt import cli
 from nmt.errors import UserError
+from nmt.summarization import rouge_command
 from nmt.summarization.rouge import PRESETS, Report, Settings, score_texts
 from nmt.summarization.rouge_tokens import cut, read_exceptions, tokenize
 
@@ -219,7 +219,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["onmt_rouge", *arguments])
         try:
-            cli.rouge()
+            rouge_command.main()
             status = 0
         except SystemExit as end:
             status = int(end.code or 0)
@@ -260,7 +260,7 @@ def test_command_prints_json(run: Run) -> None:
         (["first", "--tokens", "unicode"], "stemming is for English"),
         (["first", "--bytes", "0"], "bytes is 0"),
         (["first", "--exceptions", "long"], "long: line 1 is 'a'"),
-        (["first", "--stems"], "unknown option stems"),
+        (["first", "--stems"], "unrecognized arguments: --stems; see --help"),
     ],
 )
 def test_command_refuses_in_one_line(run: Run, arguments: list[str], told: str) -> None:
