@@ -3,7 +3,8 @@
 ``configs/common.yaml`` holds ``average`` (how many checkpoints), ``train`` (options of ``onmt_train``) and
 ``translate`` (options of ``onmt_translate``). ``configs/ROW.yaml`` holds ``embedding``. A row that starts
 from another one also holds ``distill``: ``teacher``, the name of that row, and what else the option
-``embedding_distillation`` of ``onmt_train`` takes. Any row may hold ``train`` with options of its own.
+``embedding_distillation`` of ``onmt_train`` takes. Any row may hold ``train`` with options of its own,
+and ``paper`` with the figures that it stands for.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Row:
         train: options of ``onmt_train``.
         translate: options of ``onmt_translate``.
         distill: the row that it starts from and how, or ``None`` for a row that is trained from scratch.
+        paper: what the paper reports for it, or ``None``.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Row:
     train: dict[str, Any]
     translate: dict[str, Any]
     distill: dict[str, Any] | None = None
+    paper: dict[str, Any] | None = None
 
 
 def row_names(configs: Path) -> list[str]:
@@ -61,7 +64,9 @@ def read_row(configs: Path, name: str) -> Row:
     if name not in names:
         raise UserError(f"no config {name!r}; there are: {', '.join(names)}")
     common = _read(configs / f"{COMMON}.yaml", {"average": int, "train": dict, "translate": dict})
-    row = _read(configs / f"{name}.yaml", {"embedding": dict}, {"distill": dict, "train": dict})
+    row = _read(
+        configs / f"{name}.yaml", {"embedding": dict}, {"distill": dict, "paper": dict, "train": dict}
+    )
     if common["average"] < 1:
         raise UserError(f"{configs / COMMON}.yaml: average is {common['average']}; it must be at least 1")
     if "distill" in row:
