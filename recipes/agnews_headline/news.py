@@ -59,9 +59,10 @@ def clean_news(news: News) -> News:
     """The same without markup, agencies and datelines, in small letters."""
     description, title = clean_text(news.description), UPDATE.sub("", clean_text(news.title))
     agency = AGENCY.search(title)
-    if agency and description.startswith(f"{agency[1]} - "):
+    # With the space that an empty description has lost.
+    if agency and f"{description} ".startswith(f"{agency[1]} - "):
         title = title[: agency.start()]
-        description = description.removeprefix(f"{agency[1]} - ")
+        description = f"{description} ".removeprefix(f"{agency[1]} - ").strip()
     return News(DATELINE.sub("", description).lower(), title.lower())
 
 

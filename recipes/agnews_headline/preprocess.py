@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from recipes.agnews_headline.news import News, clean_news, hash_of, read_news
-from recipes.common.config import read_yaml
 from recipes.common.corpus import with_progress
 from recipes.common.errors import UserError, run_main
-from recipes.common.headlines import describe, encode, text_files, write_split
+from recipes.common.headlines import describe, encode, read_settings, text_files, write_split
 from recipes.common.moses import Tokenizer
 from recipes.common.recipe import Recipe
 from recipes.common.steps import run_step
@@ -30,23 +29,6 @@ KINDS = {
     "url": str,
     "sha256": str,
 }
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Read ``data.yaml``.
-
-    Raises:
-        UserError: absent, not YAML, or a setting that is missing, unknown or of another type.
-    """
-    content = read_yaml(path)
-    if not isinstance(content, dict) or content.keys() != KINDS.keys():
-        raise UserError(f"{path}: it must hold {', '.join(KINDS)}, and nothing else")
-    for name, kind in KINDS.items():
-        if type(content[name]) is not kind or (kind is int and content[name] < 1):
-            raise UserError(f"{path}: {name} is {content[name]!r}; it must be a {kind.__name__} above 0")
-    if not content["lengths"] or any(type(each) is not int or each < 1 for each in content["lengths"]):
-        raise UserError(f"{path}: lengths is {content['lengths']}; it must be numbers of characters")
-    return content
 
 
 def locate(settings: dict[str, Any]) -> Path:
@@ -108,7 +90,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="preprocess.sh", description=main.__doc__)
     default = RECIPE.folder / "data.yaml"
     parser.add_argument("--settings", type=Path, default=default, help="default: %(default)s")
-    settings = read_settings(parser.parse_args(arguments).settings)
+    settings = read_settings(parser.parse_args(arguments).settings, KINDS)
     prepare(locate(settings), settings, RECIPE.data)
     print(f"prepared {RECIPE.data}")
 

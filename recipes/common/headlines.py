@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,37 @@ from typing import Any
 from nmt.summarization.characters import convert_file, split_text
 from nmt.summarization.vocabulary import count_characters, count_tokens, vocabulary_text
 from recipes.common import subwords
+from recipes.common.config import read_yaml
 from recipes.common.corpus import check_pairs, read_lines, write_lines
+from recipes.common.errors import UserError
 from recipes.common.steps import run_step
 from shared_embeddings.files import sha256, write_text
 
 SOURCE, TARGET = "source", "target"
 SPLITS = ("train", "valid", "test")
-Pair = tuple[str, str]
+
+
+def read_settings(path: Path, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Read ``data.yaml``, which has ``lengths``: the numbers of characters at which headlines are evaluated.
+
+    Args:
+        path: the file.
+        kinds: what it holds; whole numbers are above 0.
+
+    Raises:
+        UserError: absent, not YAML, or a setting that is missing, unknown or of another type.
+    """
+    content = read_yaml(path)
+    if not isinstance(content, dict) or content.keys() != kinds.keys():
+        raise UserError(f"{path}: it must hold {', '.join(kinds)}, and nothing else")
+    for name, kind in kinds.items():
+        if type(content[name]) is not kind or (kind is int and content[name] < 1):
+            above = " above 0" if kind is int else ""
+            raise UserError(f"{path}: {name} is {content[name]!r}; it must be of type {kind.__name__}{above}")
+    lengths = content["lengths"]
+    if not lengths or any(type(each) is not int or each < 1 for each in lengths):
+        raise UserError(f"{path}: lengths is {lengths}; it must be a list of numbers of characters above 0")
+    return content
 
 
 def write_split(folder: Path, split: str, sources: list[str], targets: list[str]) -> None:
