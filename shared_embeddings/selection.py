@@ -32,7 +32,7 @@ def select_rows(embedding: SharedEmbedding, ids: Tensor) -> SharedEmbedding:
         num_embeddings=len(ids),
         embedding_dim=embedding.embedding_dim,
         padding_idx=kept.index(embedding.padding_idx) if embedding.padding_idx in kept else None,
-        **options,
+        **options,  # type: ignore[arg-type]
     )
     selected.to(device=first.device, dtype=first.dtype).load_state_dict(state)
     return selected.train(embedding.training)
