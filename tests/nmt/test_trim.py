@@ -142,7 +142,8 @@ def test_two_vocabularies(
         assert len(lines) == 1 and wanted in lines[0]
     assert trim(*asked, "--source-text", texts[0], "--target-text", texts[1], "--keep", keep) == 0
     vocabulary = read_checkpoint(output)["vocab"]
-    assert set(vocabulary["src"]) == {*SPECIALS, *SOURCE.split(), "w30"}
+    # The source vocabulary has words of both sides.
+    assert set(vocabulary["src"]) == {*SPECIALS, *SOURCE.split(), "w30", "v31"}
     assert set(vocabulary["tgt"]) == {*SPECIALS, *TARGET.split(), "v31"}
     for side, words in (("source", vocabulary["src"]), ("target", vocabulary["tgt"])):
         assert len((tmp_path / f"trimmed.pt.{side}.ids.tsv").read_text().splitlines()) == len(words)
