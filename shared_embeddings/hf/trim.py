@@ -127,7 +127,8 @@ class TrimmableFolder:
             token = self.file.tokens[old]
             if (found := self.trimmed.token_to_id(token)) != new:
                 raise ValueError(
-                    f"token {token!r}: the trimmed tokenizer has it as {found}, not as {new}; this kind of tokenizer cannot be trimmed"
+                    f"token {token!r}: the trimmed tokenizer has it as {found}, not as {new}; this kind "
+                    "of tokenizer cannot be trimmed"
                 )
         notes = []
         if empty := self.rows - len(self.file.tokens):
