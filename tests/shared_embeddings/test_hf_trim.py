@@ -244,3 +244,87 @@ def test_any_text_can_still_be_cut(tokenizer: Callable[[], Any], tmp_path: Path,
         assert trimmed.decode(ids, skip_special_tokens=True) == strange
     else:
         assert trimmed.unk_token_id in ids
+
+
+def test_shards_counts_and_words_to_keep(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file
+
+    model, output, keep = (
+        save(tmp_path / "model", "marian", max_shard_size="6KB"),
+        tmp_path / "out",
+        tmp_path / "keep",
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    unused = max(set(tokenizer.get_vocab()) - set(tokenizer.tokenize(text.read_text())) - {"<sep>"}, key=len)
+    keep.write_text(f"{unused}\n", encoding="utf-8")
+    asked = ["--min-count", 5, "--keep", keep, "--keep-first", 7]
+    assert trim("--model", model, "--text", text, "--output", output, *asked) == 0
+    printed = capsys.readouterr().out
+    trimmed = transformers.AutoTokenizer.from_pretrained(output)
+    assert unused in trimmed.get_vocab()
+    assert trimmed.convert_ids_to_tokens(range(7)) == tokenizer.convert_ids_to_tokens(range(7))
+    shards = sorted(output.glob("*.safetensors"))
+    assert len(shards) > 1 and not any("100.00% of" in line for line in printed.splitlines())
+    written = [tensor for shard in shards for tensor in load_file(shard).values()]
+    total = sum(tensor.nbytes for tensor in written)
+    index = json.loads((output / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == total and f"{total:,}  (" in printed
+    # The bad words were the padding and one word that has gone.
+    assert json.loads((output / "generation_config.json").read_text())["bad_words_ids"] == [[0]]
+    found = transformers.MarianMTModel.from_pretrained(output)
+    assert found.final_logits_bias.shape == (1, len(trimmed))
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that the command prints on stderr for a mistake."""
+    capsys.readouterr()
+    assert trim(*arguments) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("shared-embeddings")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_refusals(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, output, empty = save(tmp_path / "model", "gpt2"), tmp_path / "out" / "trimmed", tmp_path / "empty"
+    empty.write_text("")
+    asked = ["--model", model, "--output", output]
+    assert "has no word of the vocabulary 'tokens'" in refused(capsys, *asked, "--text", empty)
+    assert "No such file" in refused(capsys, *asked, "--text", tmp_path / "none")
+    found = [*asked, "--text", text]
+    assert "word to keep 'Kato to'" in refused(
+        capsys, *found, "--keep", _file(tmp_path / "words", "Kato to\n")
+    )
+    assert "is there already" in refused(capsys, *found, "--output", model)
+    with monkeypatch.context() as patch:
+        patch.setattr("safetensors.torch.save_file", _full_disk)
+        assert "No space left" in refused(capsys, *found)
+    assert not output.parent.exists() or list(output.parent.iterdir()) == []
+    weights = model / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-100])
+    assert "cut short" in refused(capsys, *found)
+    weights.rename(model / "pytorch_model.bin")
+    assert "only weights in safetensors" in refused(capsys, *found)
+    config = (model / "config.json").read_text()
+    (model / "config.json").write_text(config.replace("{", '{"auto_map": {"AutoModel": "x.Y"},', 1))
+    assert "needs code that comes with it" in refused(capsys, *found)
+    (model / "config.json").write_text(config)
+    (model / "tokenizer.json").unlink()
+    assert "its tokenizer is a slow one" in refused(capsys, *found)
+    assert not output.exists()
+
+
+def _file(path: Path, content: str) -> Path:
+    """A new file."""
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def _full_disk(tensors: object, path: Path, metadata: object = None) -> None:
+    """What writing does when there is no room left."""
+    Path(path).write_bytes(b"half")
+    raise OSError(28, "No space left on device")
