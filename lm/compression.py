@@ -72,6 +72,7 @@ class CheckpointModel:
                 table=table,
                 padding_idx=embedding.padding_idx,
                 is_scored=True,
+                has_output_bias=embedding.output_bias() is not None,
                 sentence_marks=(EOS,),
                 parameters=counts["total"],
                 stored_bits=counts["stored_bits"],
@@ -87,7 +88,7 @@ class CheckpointModel:
         del table  # there is one only
         old = self.module.embedding
         chosen: dict[str, Any] = dict(options)
-        if old.output_bias() is not None:
+        if old.output_bias() is not None and chosen.get("output") != "none":
             chosen.setdefault("output_bias", True)
         with torch.device("meta"):
             new = se.build(

@@ -95,6 +95,7 @@ class CheckpointModel:
             table=table,
             padding_idx=vocab[PADDING],
             is_scored=is_scored,
+            has_output_bias=is_scored and self._output_bias() is not None,
             sentence_marks=SENTENCE_MARKS,
             parameters=parameters,
             stored_bits=bits,
@@ -108,7 +109,7 @@ class CheckpointModel:
         """
         is_scored = table == "target" and self.share_output
         settings: dict[str, Any] = {"method": method, **options}
-        if is_scored and self._output_bias() is not None:
+        if is_scored and self._output_bias() is not None and settings.get("output") != "none":
             settings.setdefault("output_bias", True)
         plan = self._plan({table: settings})
         stored = self._stored_options(plan)

@@ -188,7 +188,8 @@ def _measure(trained: TrainedModel, fitted: Mapping[str, SharedEmbedding]) -> _M
 def _within(target: Target, method: str, table: TiedTable, tables: Sequence[TiedTable]) -> dict[str, object]:
     """The options that meet a target for one table."""
     words, width = table.table.shape
-    options = dict(options_within(method, words, width, target.limit(table, tables)))
+    limit = target.limit(table, tables)
+    options = dict(options_within(method, words, width, limit, table.has_output_bias))
     if not table.is_scored:
         options.pop("output", None)
     return options

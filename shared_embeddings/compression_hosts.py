@@ -33,6 +33,7 @@ class TiedTable:
         sentence_marks: words that stand in every sentence, but in no text.
         parameters: of the embedding as it is.
         stored_bits: of the embedding as it is.
+        has_output_bias: whether the output has a bias that a new embedding takes over.
     """
 
     name: str
@@ -44,6 +45,7 @@ class TiedTable:
     sentence_marks: tuple[str, ...]
     parameters: int
     stored_bits: int
+    has_output_bias: bool = False
 
 
 class TrainedModel(Protocol):

@@ -25,8 +25,12 @@ def stored_bytes(method: str, num_embeddings: int, embedding_dim: int, options: 
     return -(-embedding.counts()["stored_bits"] // 8)
 
 
-def options_within(method: str, num_embeddings: int, embedding_dim: int, limit: int) -> Options:
+def options_within(
+    method: str, num_embeddings: int, embedding_dim: int, limit: int, output_bias: bool = False
+) -> Options:
     """The options with the most bytes, of those that `suggest` searches, that take `limit` bytes at most.
+
+    With `output_bias` those of a bias for all words are among these bytes.
 
     Raises:
         OptionError: no such method, or none of its options is small enough.
@@ -34,11 +38,13 @@ def options_within(method: str, num_embeddings: int, embedding_dim: int, limit: 
     method_class(method)
     if method not in STRATEGIES:
         raise OptionError(f"{method}: its options are not searched; give them instead of a target")
+    bias: Options = {"output_bias": True} if output_bias else {}
     least: int | None = None
     for ladder in STRATEGIES[method].ladders(num_embeddings, embedding_dim):
-        first = stored_bytes(method, num_embeddings, embedding_dim, ladder.options_at(0))
+        first = stored_bytes(method, num_embeddings, embedding_dim, {**ladder.options_at(0), **bias})
         if first <= limit:
-            return ladder.options_at(_last_within(method, (num_embeddings, embedding_dim), ladder, limit))
+            last = _last_within(method, (num_embeddings, embedding_dim), ladder, bias, limit)
+            return {**ladder.options_at(last), **bias}
         least = first if least is None else min(least, first)
     needed = "cannot have these sizes" if least is None else f"needs at least {least:,} bytes"
     raise OptionError(
@@ -47,11 +53,12 @@ def options_within(method: str, num_embeddings: int, embedding_dim: int, limit: 
     )
 
 
-def _last_within(method: str, sizes: Sequence[int], ladder: Ladder, limit: int) -> int:
+def _last_within(method: str, sizes: Sequence[int], ladder: Ladder, others: Options, limit: int) -> int:
     """The last step of a ladder within `limit` bytes, by bisection; the first one must be."""
     low, high = 0, ladder.steps
     while high - low > 1:
         middle = (low + high) // 2
-        fits = stored_bytes(method, sizes[0], sizes[1], ladder.options_at(middle)) <= limit
+        options = {**ladder.options_at(middle), **others}
+        fits = stored_bytes(method, sizes[0], sizes[1], options) <= limit
         low, high = (middle, high) if fits else (low, middle)
     return low
