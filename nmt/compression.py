@@ -59,7 +59,6 @@ class CheckpointModel:
         self.module, self.vocabs, _, self.checkpoint = build_from_checkpoint(str(path))
         self.is_safetensors = "model" not in self.checkpoint
         self.options: Namespace = copy.copy(self.checkpoint["opt"])
-        self.settings: dict[str, dict[str, Any]] = {}
         is_language_model = getattr(self.options, "model_task", "seq2seq") == "lm"
         self.share_inputs = bool(getattr(self.options, "share_embeddings", False)) and not is_language_model
         self.share_output = bool(getattr(self.options, "share_decoder_embeddings", False))
@@ -122,15 +121,19 @@ class CheckpointModel:
         """Put the embeddings of all sides into the model; return what else changes with them."""
         notes = ["the state of the optimiser and the position in the data are left out"]
         bias = self._output_bias()
-        self.settings = {side: {"method": e.method, **e.stored_options()} for side, e in fitted.items()}
-        plan = self._plan(self.settings)
         if self.share_output and bias is not None:
             notes += take_over_bias(fitted["target"], bias)
         if not self.share_output:
             notes.append("the output layer is not tied to an embedding, and stays as it is")
-        place_embeddings(self.module, plan, dict(fitted))
-        self.options = self._stored_options(plan)
+        self.put_in(fitted)
         return notes
+
+    def put_in(self, embeddings: Mapping[str, se.SharedEmbedding]) -> None:
+        """Put embeddings of sides into the model, and their settings into its options."""
+        settings = {side: {"method": e.method, **e.stored_options()} for side, e in embeddings.items()}
+        plan = self._plan(settings)
+        place_embeddings(self.module, plan, dict(embeddings))
+        self.options = self._stored_options(plan)
 
     def written(self) -> dict[str, Tensor]:
         """Return the tensors of the model, each once."""

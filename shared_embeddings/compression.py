@@ -77,7 +77,7 @@ def compress(
     check_store(store)
     given = _checked_options(method, options or {}, target)
     name, host = find_host(model)
-    trained = host.read(model)
+    trained: TrainedModel = host.read(model)
     files = trained.files(output)
     _check_paths(trained.sources(), files, report_file, force)
     weights_before = _bytes_of(trained.written())

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -95,23 +95,23 @@ class Host(Protocol):
         """Read a model; ValueError where it does not fit itself."""
 
 
-def find_host(model: Path) -> tuple[str, Host]:
-    """The host that a model file is of, with its name.
+def find_host(model: Path, group: str = GROUP) -> tuple[str, Any]:
+    """The host of a `group` of entry points that a model is of, with its name.
 
     Raises:
         ValueError: there is no such file, or no host recognises it.
     """
     if not model.exists():
         raise ValueError(f"model {model}: no such file; check the path")
-    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    points = sorted(entry_points(group=group), key=lambda point: point.name)
     for point in points:
-        host: Host = point.load()()
+        host = point.load()()
         if host.recognises(model):
             return point.name, host
     known = ", ".join(point.name for point in points) or "none"
     raise ValueError(
-        f"model {model}: is cut short, or of no program that can be compressed (known: {known}); files that "
-        "hold more than plain values and tensors are not opened, because they could run code"
+        f"model {model}: is cut short, or of no program that this command takes (it takes: {known}); files "
+        "that hold more than plain values and tensors are not opened, because they could run code"
     )
 
 
