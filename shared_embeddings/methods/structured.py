@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.interface import SharedEmbedding, entry_std
+from shared_embeddings.interface import Layer, SharedEmbedding, entry_std
 from shared_embeddings.options import require, require_at_least
 from shared_embeddings.registry import register
 from shared_embeddings.word_codes import code_bits, code_dtype, draw_codes
@@ -69,6 +69,10 @@ class StructuredEmbedding(SharedEmbedding):
         codes = self.codes.index_select(0, ids).long()
         starts = torch.arange(self.options.num_groups, device=codes.device) * self.options.num_clusters
         return F.embedding(codes + starts, self.centroids.flatten(0, 1)).flatten(1)
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """The output, whose pieces are independent groups."""
+        return [Layer("output", self.rows(ids), self.options.num_groups)]
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
         """log2(K) bits, rounded up, for every code."""
