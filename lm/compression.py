@@ -92,7 +92,7 @@ class CheckpointModel:
         del table  # there is one only
         old = self.module.embedding
         chosen: dict[str, Any] = dict(options)
-        if method == "standard" and old.output_bias() is not None:
+        if old.output_bias() is not None:
             chosen.setdefault("output_bias", True)
         with torch.device("meta"):
             new = se.build(

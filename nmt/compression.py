@@ -123,7 +123,7 @@ class CheckpointModel:
         """
         is_scored = table == "target" and self.share_output
         settings: dict[str, Any] = {"method": method, **options}
-        if is_scored and self._output_bias() is not None and method == "standard":
+        if is_scored and self._output_bias() is not None:
             settings.setdefault("output_bias", True)
         plan = self._plan({table: settings})
         stored = self._stored_options(plan)

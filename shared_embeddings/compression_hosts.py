@@ -158,11 +158,13 @@ def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
 
 
 def take_over_bias(embedding: SharedEmbedding, bias: Tensor) -> list[str]:
-    """Copy the bias ``(V,)`` of a model's scores into its new embedding; what is lost where that has none."""
-    # `output_bias()` may be a copy without the padding word's.
-    own = getattr(embedding, "bias", None)
-    if embedding.output_bias() is None or own is None:
-        return [f"the bias of the output is left out; '{embedding.method}' has none"]
-    with torch.no_grad():
-        own.copy_(bias)
-    return []
+    """Copy the bias ``(V,)`` of a model's scores into its new embedding; gives notes about what is lost."""
+    if embedding.output_bias() is None:
+        return ["the bias of the output is left out; set output_bias: true to keep it"]
+    embedding.set_output_bias(bias)
+    if embedding.has_linear_scores:
+        return []
+    return [
+        f"the softmax of '{embedding.method}' takes two steps: its words have the bias of the output, its "
+        "clusters one that stands for all of their words, which is an approximation"
+    ]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.interface import Layer, SharedEmbedding, entry_std
-from shared_embeddings.options import require, require_at_least, require_probability
+from shared_embeddings.options import EmbeddingOptions, require, require_at_least, require_probability
 from shared_embeddings.registry import register
 from shared_embeddings.word_codes import code_bits, code_dtype
 
@@ -20,7 +20,7 @@ _DEFAULT_ZERO_PROBABILITY = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class AloneOptions:
+class AloneOptions(EmbeddingOptions):
     """Options of `alone`; the defaults are the paper's (section 3.1).
 
     Attributes:
@@ -109,7 +109,7 @@ class AloneEmbedding(SharedEmbedding):
         )
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def draw_parameters(self) -> None:
         """Draw the filters from the seed, and normal parameters such that hidden units have variance one."""
         self._draw_filters()
         base_dim = self.first.size(1)

@@ -17,14 +17,14 @@ from shared_embeddings.interface import (
     entry_std,
     zero_padding_row,
 )
-from shared_embeddings.options import require_rank
+from shared_embeddings.options import EmbeddingOptions, require_rank
 from shared_embeddings.registry import register
 
 _ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
 @dataclasses.dataclass(frozen=True)
-class FunnelOptions:
+class FunnelOptions(EmbeddingOptions):
     """Options of `funnel`.
 
     Attributes:
@@ -55,7 +55,7 @@ class FunnelEmbedding(SharedEmbedding):
         self.basis = nn.Parameter(torch.empty(options.rank, embedding_dim))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def draw_parameters(self) -> None:
         """Small codes, and a large basis that gives products of std D**-0.5."""
         nn.init.normal_(self.codes, std=code_std(self.embedding_dim))
         nn.init.normal_(self.basis)

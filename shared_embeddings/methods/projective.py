@@ -16,12 +16,12 @@ from shared_embeddings.interface import (
     entry_std,
     zero_padding_row,
 )
-from shared_embeddings.options import require_rank
+from shared_embeddings.options import EmbeddingOptions, require_rank
 from shared_embeddings.registry import register
 
 
 @dataclasses.dataclass(frozen=True)
-class ProjectiveOptions:
+class ProjectiveOptions(EmbeddingOptions):
     """Options of `projective`.
 
     Attributes:
@@ -51,7 +51,7 @@ class ProjectiveEmbedding(SharedEmbedding):
         self.basis = nn.Parameter(torch.empty(options.rank, embedding_dim))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def draw_parameters(self) -> None:
         """Small codes and a large basis, normal both, whose product has std D**-0.5."""
         codes, products = code_std(self.embedding_dim), entry_std(self.embedding_dim)
         nn.init.normal_(self.codes, std=codes)

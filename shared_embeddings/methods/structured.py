@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.interface import Layer, SharedEmbedding, entry_std
-from shared_embeddings.options import require, require_at_least
+from shared_embeddings.options import EmbeddingOptions, require, require_at_least
 from shared_embeddings.registry import register
 from shared_embeddings.word_codes import code_bits, code_dtype, draw_codes
 
 
 @dataclasses.dataclass(frozen=True)
-class StructuredOptions:
+class StructuredOptions(EmbeddingOptions):
     """Options of `structured`.
 
     Attributes:
@@ -59,7 +59,7 @@ class StructuredEmbedding(SharedEmbedding):
         self.register_buffer("codes", torch.empty(num_embeddings, groups, dtype=code_dtype(clusters)))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def draw_parameters(self) -> None:
         """Codes from the seed, and normal centroids with std D**-0.5."""
         draw_codes(self.codes, self.options.num_clusters, self.options.seed)
         nn.init.normal_(self.centroids, std=entry_std(self.embedding_dim))
