@@ -15,7 +15,7 @@ from lm.errors import UserError
 from lm.models import LanguageModel
 from lm.vocabulary import EOS
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.compression_hosts import TiedTable, take_over_bias, teacher_table
+from shared_embeddings.compression_hosts import TiedTable, WordEmbedding, take_over_bias, teacher_table
 
 NAME = "words"
 
@@ -51,6 +51,11 @@ class CheckpointModel:
         self.path = path
         self.module: LanguageModel
         self.module, self.words, self.config, _ = load_model(path)
+
+    def embeddings(self) -> list[WordEmbedding]:
+        """The one embedding of the words."""
+        embedding = self.module.embedding
+        return [WordEmbedding(NAME, self.words, embedding.padding_idx, embedding)]
 
     def tables(self) -> list[TiedTable]:
         """The one table of the words.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.interface import SharedEmbedding
+from shared_embeddings.interface import Layer, SharedEmbedding
 
 GROUP = "shared_embeddings.hosts"
 
@@ -48,12 +48,46 @@ class TiedTable:
     has_output_bias: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class WordEmbedding:
+    """One embedding of a trained model, as it is.
+
+    Attributes:
+        name: the host's name of it.
+        words: in the order of their ids.
+        padding_idx: the word without a vector, or None.
+        module: a shared embedding, or torch's plain one.
+    """
+
+    name: str
+    words: Sequence[str]
+    padding_idx: int | None
+    module: SharedEmbedding | nn.Embedding
+
+    def table(self) -> Tensor:
+        """The vectors ``(V, D)`` that the model's input has for its words."""
+        with torch.no_grad():
+            module = self.module
+            table = module.weight if isinstance(module, nn.Embedding) else module.table()
+            return table.detach().float()
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """What words with ids ``(n,)`` are in every layer of the embedding, the output last."""
+        with torch.no_grad():
+            if isinstance(self.module, nn.Embedding):
+                return [Layer("output", self.module(ids))]
+            return self.module.layers(ids)
+
+
 class TrainedModel(Protocol):
     """A model that a host has read."""
 
     @property
     def module(self) -> nn.Module:
         """The model itself, on the CPU."""
+
+    def embeddings(self) -> list[WordEmbedding]:
+        """Its embeddings of words, each once, in evaluation mode; any kind of output side will do."""
 
     def tables(self) -> list[TiedTable]:
         """Its tables; ValueError where one cannot be replaced."""
