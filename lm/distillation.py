@@ -19,6 +19,7 @@ from lm.distributed import Group
 from lm.errors import UserError
 from lm.models.interface import LanguageModel
 from lm.vocabulary import Vocabulary
+from shared_embeddings.compression_hosts import take_over_bias
 from shared_embeddings.distillation import (
     OPTION,
     Reconstruction,
@@ -137,8 +138,9 @@ def _fit(
     )
     model.embedding = fitted
     lines = [fit_line("embedding", report)]
-    if teacher.model.embedding.output_bias() is not None:
-        lines.append("The teacher's output bias is left out: embeddings are fitted to its table alone")
+    bias = teacher.model.embedding.output_bias()
+    if bias is not None:
+        lines += take_over_bias(fitted, bias)
     return lines
 
 
