@@ -147,6 +147,7 @@ evaluate: {target_length: 7}
 """
 
 
+@pytest.mark.slow
 def test_fitted_language_model_is_where_the_distilled_one_starts(
     configs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
