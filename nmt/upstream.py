@@ -86,7 +86,7 @@ from nmt import distillation
 from nmt.checkpoint import load_weights, read_safetensors, split_generator, write_step
 from nmt.data import Batches, CleanCorpus
 from nmt.errors import UserError
-from nmt.files import allow_checkpoint_types, reading_checkpoint
+from nmt.files import allow_checkpoint_types, reading_checkpoint, with_plain_tensors
 from nmt.model import (
     SharedGenerator,
     fill_aliases,
@@ -339,7 +339,7 @@ def _reading_safely(original: Any) -> Any:
         if not ckpt_path:
             return None
         with reading_checkpoint(ckpt_path):
-            return original(ckpt_path)  # type: ignore[no-any-return]
+            return with_plain_tensors(original(ckpt_path))
 
     return load_checkpoint
 

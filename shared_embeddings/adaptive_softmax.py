@@ -47,15 +47,17 @@ class Part:
         codes: one row ``(R,)`` per entry.
         basis: ``(R, D)``, which projects hidden states down; None when they meet the codes directly.
         masked_entry: the entry whose score is always zero.
+        bias: one number per entry, or None without.
     """
 
     codes: Tensor
     basis: Tensor | None
     masked_entry: int | None
+    bias: Tensor | None = None
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """The log-probabilities of the entries for hidden states ``(..., D)``, in at least 32 bits."""
-        scores = F.linear(self._narrowed(hidden), self.codes)
+        scores = F.linear(self._narrowed(hidden), self.codes, self.bias)
         if self.masked_entry is not None:
             scores[..., self.masked_entry] = 0.0
         return F.log_softmax(scores, dim=-1, dtype=sum_dtype(scores))
@@ -68,6 +70,7 @@ class Part:
             self._narrowed(hidden),
             self.codes,
             targets,
+            bias=self.bias,
             masked_word=self.masked_entry,
             ignore_index=_IGNORED,
             label_smoothing=label_smoothing,
@@ -203,7 +206,10 @@ class AdaptiveSoftmax:
             weights[self.head.masked_entry] = 0.0
         with torch.autocast(hidden.device.type, enabled=False):
             vector = weights @ self.head.codes.to(weights.dtype)
-            loss = (hidden.to(weights.dtype) @ vector).masked_fill(~kept, 0.0)
+            loss = hidden.to(weights.dtype) @ vector
+            if self.head.bias is not None:
+                loss = loss + weights @ self.head.bias.to(weights.dtype)
+            loss = loss.masked_fill(~kept, 0.0)
         if reduction != "none":
             loss = loss.sum()
         anywhere = torch.where(kept, 0, _IGNORED)

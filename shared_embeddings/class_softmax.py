@@ -61,6 +61,7 @@ def class_cross_entropy(
     index: ClassIndex,
     targets: Tensor,
     *,
+    bias: Tensor | None = None,
     masked_word: int | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
@@ -68,8 +69,8 @@ def class_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Cross entropy of the scores of words with shared parts, and the best word of every token.
 
-    Equals ``F.cross_entropy(hidden @ table.T, targets)`` for the table of rows ``(U_i, C_class(i), ...)`` in
-    values and in gradients; precision as in `softmax.linear_cross_entropy`.
+    Equals ``F.cross_entropy(hidden @ table.T + bias, targets)`` for the table of rows
+    ``(U_i, C_class(i), ...)`` in values and in gradients; precision as in `softmax.linear_cross_entropy`.
 
     Args:
         hidden: ``(N, D)``.
@@ -77,7 +78,9 @@ def class_cross_entropy(
         class_tables: ``(C, width)`` for every level, met by the dimensions that follow; D in all.
         index: which word has which classes.
         targets: ``(N,)`` word ids.
-        masked_word: a word whose score is fixed at zero and that gives no gradient to itself or its class.
+        bias: ``(V,)`` what the words' scores get added, or None for nothing.
+        masked_word: a word whose score is fixed at zero and that gives no gradient to itself, its class or
+            its bias.
         ignore_index, label_smoothing, reduction: as in ``F.cross_entropy``.
 
     Returns:
@@ -90,7 +93,7 @@ def class_cross_entropy(
     kind = Kind(functools.partial(_Scorer, index), _GradientSums)
     return blockwise_cross_entropy(
         kind,
-        (hidden, unique, *class_tables),
+        (hidden, unique, *class_tables) if bias is None else (hidden, unique, *class_tables, bias),
         unique.size(0),
         targets,
         masked_word=masked_word,
@@ -101,14 +104,19 @@ def class_cross_entropy(
 
 
 class _Scorer:
-    """Scores, loss and predictions block by block, in buffers that all blocks share."""
+    """Scores, loss and predictions block by block, in buffers that all blocks share.
+
+    The factors are hidden states, a table of unique parts, one for each level, and at last a bias if any.
+    """
 
     def __init__(
         self, index: ClassIndex, factors: Sequence[Tensor], targets: Tensor, settings: LossSettings
     ) -> None:
-        hidden, *tables = factors
+        levels = index.classes.size(0)
+        hidden, *tables = factors[: levels + 2]
         self.index, self.settings = index, settings
         self.sum_dtype = sum_dtype(hidden)
+        self.bias = factors[-1].to(self.sum_dtype).unsqueeze(1) if len(factors) > levels + 2 else None
         self.tables = [table.to(settings.product_dtype) for table in tables]
         self.widths = [table.size(1) for table in tables]
         self.hidden = hidden.to(settings.product_dtype)
@@ -118,6 +126,7 @@ class _Scorer:
         self.smoothing = settings.label_smoothing / tables[0].size(0)
         self.class_sizes = self._count_words()
         self.table_sum = self._sum_of_tables(tables) if settings.label_smoothing else None
+        self.bias_sum = self._sum_of_bias()
         self.block = block_size(hidden, tables[0].size(0))
         self.buffer = hidden.new_empty(tables[0].size(0) * self.block, dtype=self.sum_dtype)
         is_low = settings.product_dtype != self.sum_dtype
@@ -140,6 +149,13 @@ class _Scorer:
         sums = (size @ level.to(self.sum_dtype) for size, level in zip(sizes, levels))
         return torch.cat((total, *sums))
 
+    def _sum_of_bias(self) -> Tensor | float:
+        """The sum of the bias of all words that count, which label smoothing needs."""
+        if self.bias is None:
+            return 0.0
+        masked = self.settings.masked_word
+        return self.bias.sum() if masked is None else self.bias.sum() - self.bias[masked, 0]
+
     def blocks(self) -> Iterator[slice]:
         """The blocks of tokens, in order."""
         tokens = self.hidden.size(0)
@@ -160,7 +176,7 @@ class _Scorer:
         loss = log_sums.sub_(of_target, alpha=1.0 - self.settings.label_smoothing).squeeze(0)
         if self.table_sum is not None:
             loss.sub_(self.hidden[rows].to(self.sum_dtype) @ self.table_sum, alpha=self.smoothing)
-        losses[rows] = loss
+        losses[rows] = loss - self.smoothing * self.bias_sum
         return probabilities
 
     def _scores(self, rows: slice) -> Tensor:
@@ -180,6 +196,8 @@ class _Scorer:
             scores.addmm_(unique, of_unique)
         else:
             scores.add_(torch.mm(unique, of_unique, out=self.low_buffer[: scores.numel()].view(shape)))
+        if self.bias is not None:
+            scores.add_(self.bias)
         if self.settings.masked_word is not None:
             scores[self.settings.masked_word] = 0.0
         return scores
@@ -200,7 +218,8 @@ class _GradientSums:
         # float16 would lose small probabilities: it has no exponents for them.
         self.dtype = low if low == torch.bfloat16 else scorer.sum_dtype
         self.tables = [table.to(self.dtype) for table in scorer.tables]
-        wants_hidden, *wants_tables = wants
+        wants_hidden, *wants_tables = wants[: len(self.tables) + 1]
+        self.of_bias = None if scorer.bias is None or not wants[-1] else torch.zeros_like(scorer.bias)
         hidden = scorer.hidden
         self.of_hidden = hidden.new_empty(hidden.shape, dtype=scorer.sum_dtype) if wants_hidden else None
         self.of_tables = [
@@ -216,6 +235,8 @@ class _GradientSums:
         errors.scatter_add_(0, targets, errors.new_full(targets.shape, settings.label_smoothing - 1.0))
         if settings.masked_word is not None:
             errors[settings.masked_word] = 0.0
+        if self.of_bias is not None:
+            self.of_bias.addmm_(errors, self.weights[rows])
         index = scorer.index
         by_class = F.embedding_bag(index.words, errors, index.starts, mode="sum", include_last_offset=True)
         by_level = by_class.to(self.dtype).split([table.size(0) for table in self.tables[1:]])
@@ -233,10 +254,11 @@ class _GradientSums:
                 _add_product(gradient, part_errors, (scorer.parts[number][rows] * weights).to(self.dtype))
 
     def finish(self) -> Gradients:
-        """The gradients of hidden ``(N, D)`` and of all tables, where wanted."""
+        """The gradients by the factors, in their order and shapes, where wanted."""
         scorer, settings = self.scorer, self.scorer.settings
+        of_bias = [] if scorer.bias is None else [self._finished_bias()]
         if scorer.table_sum is None:
-            return [self.of_hidden, *self.of_tables]
+            return [self.of_hidden, *self.of_tables, *of_bias]
         if self.of_hidden is not None:
             self.of_hidden.sub_(self.weights * scorer.table_sum, alpha=scorer.smoothing)
         total = (scorer.hidden.to(scorer.sum_dtype) * self.weights).sum(dim=0)
@@ -250,7 +272,16 @@ class _GradientSums:
         for level, size, of_level in zip(levels, sizes, of_levels):
             if level is not None:
                 level.addr_(size, of_level, alpha=-scorer.smoothing)
-        return [self.of_hidden, *self.of_tables]
+        return [self.of_hidden, *self.of_tables, *of_bias]
+
+    def _finished_bias(self) -> Tensor | None:
+        """The gradient ``(V,)`` of the bias with its constant part, where wanted."""
+        if self.of_bias is None:
+            return None
+        self.of_bias.sub_(self.scorer.smoothing * self.weights.sum())
+        if self.scorer.settings.masked_word is not None:
+            self.of_bias[self.scorer.settings.masked_word] = 0.0
+        return self.of_bias.squeeze(1)
 
     def _lowered(self, errors: Tensor) -> Tensor:
         """The block in the type of the products, in the buffer that the scores no longer need."""

@@ -144,8 +144,8 @@ def _reduced_groups(task: FitTask) -> SharedEmbedding:
         "group_sizes": [len(codes) for codes in found.codes],
         "ranks": [len(basis) for basis in found.bases],
     }
-    activation = {} if options.activation is None else {"activation": options.activation}
-    embedding = task.build_with({**layout, **activation})
+    kept = {name: task.options[name] for name in task.options if name in ("activation", "output_bias")}
+    embedding = task.build_with({**layout, **kept})
     with torch.no_grad():
         embedding.groups.copy_(found.groups)
         for group, (codes, basis) in enumerate(zip(found.codes, found.bases, strict=True)):

@@ -23,6 +23,7 @@ from shared_embeddings import accounting
 from shared_embeddings.blockwise import Reduction
 from shared_embeddings.caching import CachingModule
 from shared_embeddings.options import plain_options
+from shared_embeddings.selection import select_rows
 from shared_embeddings.softmax import linear_cross_entropy
 
 # Rows that a deep method computes at a time when it builds its table, so that its wide layers stay small.
@@ -47,11 +48,16 @@ class SharedEmbedding(CachingModule):
     The row of `padding_idx` is zero on both sides and gets no gradient on either, whatever its parameters
     hold. In inference what is derived from the parameters is cached, see `CachingModule`.
 
+    With the option `output_bias` every method has a parameter ``bias`` ``(V,)`` that the scores get; it is
+    zero at first, and so is that of the padding word always.
+
     Attributes:
         method: the registered name.
         paper: where the method is from.
         idea: what becomes of the V x D table, in a few words.
         file_options: the options that name files about words; see `options_for_vocabulary`.
+        per_word: the parameters and buffers with a row for every word, ``(V, ...)``; a ``bias`` need not be
+            named. Empty where the words have no rows of their own.
         num_embeddings: V.
         embedding_dim: D.
         padding_idx: the word without a vector, or None.
@@ -67,7 +73,9 @@ class SharedEmbedding(CachingModule):
     paper: ClassVar[str]
     idea: ClassVar[str]
     file_options: ClassVar[tuple[str, ...]] = ()
+    per_word: ClassVar[tuple[str, ...]] = ()
     is_deep: ClassVar[bool] = False
+    bias: nn.Parameter | None
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: Any
@@ -79,6 +87,8 @@ class SharedEmbedding(CachingModule):
         self.options = options
         self.score_dim = embedding_dim
         self.has_output = True
+        bias = nn.Parameter(torch.empty(num_embeddings)) if options.output_bias else None
+        self.register_parameter("bias", bias)
 
     @property
     def has_linear_scores(self) -> bool:
@@ -106,14 +116,22 @@ class SharedEmbedding(CachingModule):
         """The output table in factors; by default the table itself. The padding row is of no account."""
         return OutputFactors(self._all_rows(), None)
 
-    def reset_parameters(self) -> None:
-        """Draw all parameters anew from torch's random numbers; table entries have std about D**-0.5."""
+    def draw_parameters(self) -> None:
+        """Draw all parameters but the bias from torch's random numbers; table entries have std about D**-0.5.
+
+        A method's constructor ends with `reset_parameters`, which calls this.
+        """
         raise NotImplementedError
 
     @classmethod
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: Any) -> int:
-        """The number of trainable parameters by the paper's formula."""
+        """The number of trainable parameters by the paper's formula, without any bias of the scores."""
         raise NotImplementedError
+
+    @classmethod
+    def count_bias(cls, num_embeddings: int, options: Any) -> int:
+        """The parameters of the bias: V with the option `output_bias`."""
+        return num_embeddings if options.output_bias else 0
 
     @classmethod
     def gather_options(cls, given: dict[str, object]) -> dict[str, object]:
@@ -133,19 +151,42 @@ class SharedEmbedding(CachingModule):
     def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: Any) -> None:
         """Raise `OptionError` when no embedding of V words in D dimensions can have these options."""
 
+    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """The options and the state of an embedding of the words `ids` ``(n,)`` alone, which ascend.
+
+        Raises:
+            ValueError: words cannot be left out.
+        """
+        if not self.per_word:
+            raise ValueError(
+                f"a {self.method} embedding has no rows of its own for each word, so that none can be left "
+                "out: trim the plain model first, then compress it"
+            )
+        per_word = (*self.per_word, "bias")
+        return self.stored_options(), {
+            name: tensor.index_select(0, ids) if name in per_word else tensor
+            for name, tensor in self.state_dict().items()
+        }
+
     def output_parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that the output side uses."""
         return self.parameters()
 
     def input_parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters that the input side uses."""
-        return self.parameters()
+        """The parameters that the input side uses; by default all but the bias of the scores."""
+        return (parameter for parameter in self.parameters() if parameter is not self.bias)
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
         """The bits that it takes to store the buffer `name`."""
         return buffer.numel() * buffer.element_size() * 8
 
     # What hosts call.
+
+    def reset_parameters(self) -> None:
+        """Begin anew: parameters as `draw_parameters` gives them, and no bias."""
+        self.draw_parameters()
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, ids: Tensor) -> Tensor:
         """The vectors ``(..., D)`` of word ids ``(...)``.
@@ -250,7 +291,20 @@ class SharedEmbedding(CachingModule):
 
     def output_bias(self) -> Tensor | None:
         """What the scores of all words get added ``(V,)``, zero for the padding word; None for nothing."""
-        return None
+        if self.bias is None or self.padding_idx is None:
+            return self.bias
+        return self.bias.masked_fill(self._all_ids(self.bias.device) == self.padding_idx, 0.0)
+
+    def set_output_bias(self, bias: Tensor) -> None:
+        """Take over the bias ``(V,)`` of a linear output layer; two-step softmaxes come as near as they can.
+
+        Raises:
+            RuntimeError: this embedding has no bias, see the option `output_bias`.
+        """
+        if self.bias is None:
+            raise RuntimeError(f"this {self.method} embedding has no bias: build it with output_bias=True")
+        with torch.no_grad():
+            self.bias.copy_(bias)
 
     def counts(self) -> dict[str, int]:
         """Parameters used by the input only, by the output only, by both; their total; the bits stored."""
@@ -263,6 +317,16 @@ class SharedEmbedding(CachingModule):
             "total": accounting.count_parameters(self),
             "stored_bits": accounting.stored_bits(self),
         }
+
+    def select_rows(self, ids: Tensor) -> SharedEmbedding:
+        """A new embedding of the words `ids` ``(n,)``, which ascend, with the vectors that they have here.
+
+        Their scores stay, too; only `adaptive` divides what a band had among fewer words.
+
+        Raises:
+            ValueError: the ids do not ascend or are no words, or the method cannot leave words out.
+        """
+        return select_rows(self, ids)
 
     def stored_options(self) -> dict[str, object]:
         """The options, as plain values, with which `build` makes a module that this one's state_dict fits.

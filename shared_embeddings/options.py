@@ -20,6 +20,17 @@ class OptionError(ValueError):
     """An embedding option is unknown, of the wrong type, impossible, or would have no effect."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingOptions:
+    """The options that every method has beside its own.
+
+    Attributes:
+        output_bias: whether every word's score has a trained bias of its own.
+    """
+
+    output_bias: bool = False
+
+
 def parse_options(method: str, options_class: type[T], given: Mapping[str, object]) -> T:
     """Build the frozen options of `method` from plain values as Python, YAML or a command line give them.
 

@@ -106,12 +106,15 @@ def build(
 def expected_count(method: str, *, num_embeddings: int, embedding_dim: int, **options: object) -> int:
     """The number of trainable parameters, from the closed form of the method's paper; builds nothing.
 
+    The papers count no bias of the scores; with the option `output_bias` it is added.
+
     Raises:
         OptionError: as in `build`.
     """
     embedding_class = method_class(method)
     sizes = _checked_sizes(method, num_embeddings, embedding_dim)
-    return embedding_class.closed_form(*sizes, _resolve(embedding_class, sizes, options))
+    resolved = _resolve(embedding_class, sizes, options)
+    return embedding_class.closed_form(*sizes, resolved) + embedding_class.count_bias(sizes[0], resolved)
 
 
 def _resolve(embedding_class: type[SharedEmbedding], sizes: tuple[int, int], given: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ Baevski & Auli, Adaptive input representations; Grave et al., Efficient softmax 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Literal
@@ -17,14 +18,14 @@ from torch import Tensor, nn
 from shared_embeddings.adaptive_softmax import AdaptiveSoftmax, Part, bands_of, positions_by_group
 from shared_embeddings.blockwise import Reduction
 from shared_embeddings.interface import SharedEmbedding, entry_std, zero_padding_row
-from shared_embeddings.options import require, require_at_least
+from shared_embeddings.options import EmbeddingOptions, require, require_at_least
 from shared_embeddings.registry import register
 
 Tie = Literal["all", "tables", "none"]
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveOptions:
+class AdaptiveOptions(EmbeddingOptions):
     """Options of `adaptive`. Word ids must be sorted by frequency, the most frequent first.
 
     Attributes:
@@ -53,6 +54,10 @@ class AdaptiveOptions:
             self.output != "none" or self.tie == "all",
             f"option 'tie' is '{self.tie}', which has no effect with output 'none'; leave it out",
         )
+        require(
+            self.output != "none" or not self.output_bias,
+            "option 'output_bias' has no effect with output 'none'; leave it out",
+        )
 
     def sizes(self, num_embeddings: int) -> list[int]:
         """The number of words in each band."""
@@ -78,12 +83,14 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     Parameters: `tables` and `projections` by the number of their band, ``(V_i, d_i)`` and ``(d_i, D)`` (none
     for the first band without `head_projection`), the same for the output where it is not tied, and
-    `clusters` ``(number of cutoffs, D)``. There are no biases.
+    `clusters` ``(number of cutoffs, D)``. With the option `output_bias` all entries of the head and of the
+    clusters have one, as in Grave et al.: ``bias`` ``(V,)`` of the words, and `cluster_bias` of the clusters.
     """
 
     options: AdaptiveOptions
     paper = "Baevski & Auli (2019); output: Grave et al. (2017)"
     idea = "bands by frequency, each V_i x D_i times D_i x D"
+    per_word = ("tables",)
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: AdaptiveOptions
@@ -97,6 +104,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         self.clusters = (
             nn.Parameter(torch.empty(len(options.cutoffs), embedding_dim)) if self.has_output else None
         )
+        self.cluster_bias = nn.Parameter(torch.empty(len(options.cutoffs))) if options.output_bias else None
         self.reset_parameters()
 
     def _new_tables(self) -> nn.ParameterDict:
@@ -111,7 +119,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         shapes = {str(band): (widths[band], self.embedding_dim) for band in self.options.projected()}
         return nn.ParameterDict({band: nn.Parameter(torch.empty(shape)) for band, shape in shapes.items()})
 
-    def reset_parameters(self) -> None:
+    def draw_parameters(self) -> None:
         """Normal entries; the vectors of every band, once projected, and the clusters have std D**-0.5."""
         for tables in (self.tables, self.output_tables):
             for band, table in enumerate(tables.values() if tables is not None else ()):
@@ -122,6 +130,8 @@ class AdaptiveEmbedding(SharedEmbedding):
                 nn.init.normal_(projection, std=entry_std(self.embedding_dim))
         if self.clusters is not None:
             nn.init.normal_(self.clusters, std=entry_std(self.embedding_dim))
+        if self.cluster_bias is not None:
+            nn.init.zeros_(self.cluster_bias)
 
     @property
     def has_linear_scores(self) -> bool:
@@ -176,11 +186,40 @@ class AdaptiveEmbedding(SharedEmbedding):
         loss, best = softmax.cross_entropy(hidden, targets, **options)
         return loss, softmax.predictions(hidden, best)
 
+    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """As in the base class; every band keeps its width, and must keep a word."""
+        options, state = super().selected(ids)
+        starts = (0, *self.options.cutoffs)
+        members = [ids[inside] for inside in positions_by_group(bands_of(ids, starts[1:]), len(starts))]
+        for band, words in enumerate(members):
+            if len(words) == 0:
+                raise ValueError(
+                    f"no word of band {band} of this adaptive embedding, words {starts[band]:,} and on, is "
+                    "kept, but every band needs one; keep a word of it as well"
+                )
+            for name in ("tables", "output_tables"):
+                if f"{name}.{band}" in state:
+                    state[f"{name}.{band}"] = state[f"{name}.{band}"][words - starts[band]]
+        sizes = [len(words) for words in members]
+        return {**options, "cutoffs": list(itertools.accumulate(sizes[:-1]))}, state
+
     def output_table(self) -> Tensor:
         """The vectors ``(V, S)`` of all words; their scores compare within a band only, see the class."""
         self.check_output()
         table = torch.cat([_projected(band.codes, band.basis) for band in self._output_bands()])
         return self._without_padding(table, self._all_ids(table.device))
+
+    def set_output_bias(self, bias: Tensor) -> None:
+        """As in the base class; a cluster gets the logarithm of the sum of its words' exponentials.
+
+        Words then have the shares that they have in one softmax, as far as the bias alone decides.
+        """
+        super().set_output_bias(bias)
+        own = self.output_bias()
+        assert own is not None and self.cluster_bias is not None
+        with torch.no_grad():
+            _, *tails = own.split(self.options.sizes(self.num_embeddings))
+            self.cluster_bias.copy_(torch.stack([tail.logsumexp(dim=0) for tail in tails]))
 
     def _softmax(self) -> AdaptiveSoftmax:
         """The output side, cached in inference."""
@@ -191,8 +230,14 @@ class AdaptiveEmbedding(SharedEmbedding):
         """The output side of the parameters as they are."""
         assert self.clusters is not None
         first, *tails = self._output_bands()
-        head = torch.cat([_projected(first.codes, first.basis), self.clusters])
-        return AdaptiveSoftmax(Part(head, None, first.masked_entry), tails, self.options.cutoffs)
+        codes = torch.cat([_projected(first.codes, first.basis), self.clusters])
+        bias = None
+        if self.cluster_bias is not None:
+            assert self.bias is not None
+            of_head, *of_tails = self.bias.split(self.options.sizes(self.num_embeddings))
+            bias = torch.cat([of_head, self.cluster_bias])
+            tails = [dataclasses.replace(tail, bias=part) for tail, part in zip(tails, of_tails, strict=True)]
+        return AdaptiveSoftmax(Part(codes, None, first.masked_entry, bias), tails, self.options.cutoffs)
 
     def _bands(self) -> list[Part]:
         """The bands of the input."""
@@ -228,12 +273,13 @@ class AdaptiveEmbedding(SharedEmbedding):
         yield from self.projections.parameters()
 
     def output_parameters(self) -> Iterator[nn.Parameter]:
-        """The tables and projections of the output, and the clusters."""
+        """The tables and projections of the output, the clusters, and any bias."""
         tables, projections = self._output_dicts()
         yield from tables.parameters()
         yield from projections.parameters()
-        if self.clusters is not None:
-            yield self.clusters
+        for parameter in (self.clusters, self.bias, self.cluster_bias):
+            if parameter is not None:
+                yield parameter
 
     @classmethod
     def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: AdaptiveOptions) -> None:
@@ -250,6 +296,11 @@ class AdaptiveEmbedding(SharedEmbedding):
             f"option 'factor' is {options.factor}, which leaves band {len(options.cutoffs)} a width of less "
             f"than 1 (dimension {embedding_dim}); choose a smaller factor or fewer cutoffs",
         )
+
+    @classmethod
+    def count_bias(cls, num_embeddings: int, options: AdaptiveOptions) -> int:
+        """That of all words and clusters."""
+        return num_embeddings + len(options.cutoffs) if options.output_bias else 0
 
     @classmethod
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: AdaptiveOptions) -> int:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.interface import SharedEmbedding, entry_std
-from shared_embeddings.options import require, require_at_least, require_probability
+from shared_embeddings.options import EmbeddingOptions, require, require_at_least, require_probability
 from shared_embeddings.registry import register
 from shared_embeddings.word_codes import code_bits, code_dtype
 
@@ -20,7 +20,7 @@ _DEFAULT_ZERO_PROBABILITY = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class AloneOptions:
+class AloneOptions(EmbeddingOptions):
     """Options of `alone`; the defaults are the paper's (section 3.1).
 
     Attributes:
@@ -84,6 +84,7 @@ class AloneEmbedding(SharedEmbedding):
     options: AloneOptions
     paper = "ALONE, Eq. 1 to 3"
     idea = "one vector, filtered for each word by fixed random codes, and a feed-forward network"
+    per_word = ("codes",)
     codes: Tensor
     codebooks: Tensor
     is_deep = True
@@ -109,7 +110,7 @@ class AloneEmbedding(SharedEmbedding):
         )
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def draw_parameters(self) -> None:
         """Draw the filters from the seed, and normal parameters such that hidden units have variance one."""
         self._draw_filters()
         base_dim = self.first.size(1)

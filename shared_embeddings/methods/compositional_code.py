@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.interface import OutputFactors, SharedEmbedding, entry_std
-from shared_embeddings.options import require_at_least
+from shared_embeddings.options import EmbeddingOptions, require_at_least
 from shared_embeddings.registry import register
 from shared_embeddings.word_codes import code_bits, code_dtype, draw_codes
 
 
 @dataclasses.dataclass(frozen=True)
-class CompositionalCodeOptions:
+class CompositionalCodeOptions(EmbeddingOptions):
     """Options of `compositional_code`; the defaults are the coding that DeFINE compares with (its Table 5).
 
     Attributes:
@@ -46,6 +46,7 @@ class CompositionalCodeEmbedding(SharedEmbedding):
     options: CompositionalCodeOptions
     paper = "Shu & Nakayama (2018)"
     idea = "sums of M codebook entries, chosen by codes"
+    per_word = ("codes",)
     codes: Tensor
     is_deep = True
 
@@ -62,7 +63,7 @@ class CompositionalCodeEmbedding(SharedEmbedding):
         self.register_buffer("codes", torch.empty(num_embeddings, number, dtype=code_dtype(size)))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def draw_parameters(self) -> None:
         """Codes from the seed, and normal entries whose sums have std D**-0.5."""
         draw_codes(self.codes, self.options.codebook_size, self.options.seed)
         std = entry_std(self.embedding_dim * self.options.num_codebooks)

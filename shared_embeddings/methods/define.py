@@ -20,14 +20,14 @@ from shared_embeddings.group_transform import (
     rms_of_activations,
 )
 from shared_embeddings.interface import SharedEmbedding, entry_std
-from shared_embeddings.options import OptionError, require, require_at_least
+from shared_embeddings.options import EmbeddingOptions, OptionError, require, require_at_least
 from shared_embeddings.registry import build, expected_count, methods, options, register
 
 _DEFAULT_GROUPS = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class DefineOptions:
+class DefineOptions(EmbeddingOptions):
     """Options of `define`; those of the map's own method stand beside them (``map="projective", rank=32``).
 
     Attributes:
@@ -77,8 +77,8 @@ class DefineOptions:
             f"option 'output_projection' has no effect with output '{self.output}'; leave it out",
         )
         require(
-            self.output == "map" or not self.map_options.get("output_bias"),
-            f"option 'output_bias' has no effect with output '{self.output}'; leave it out",
+            self.output != "none" or not self.output_bias,
+            "option 'output_bias' has no effect with output 'none'; leave it out",
         )
         require(
             "output" not in self.map_options,
@@ -134,6 +134,9 @@ class DefineEmbedding(SharedEmbedding):
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: DefineOptions
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
+        if options.output == "map":
+            # The map, whose output side does the work, has the bias, too.
+            self.bias = None
         width = options.map_dim
         layers = options.layers()
         self.map = build(
@@ -154,7 +157,7 @@ class DefineEmbedding(SharedEmbedding):
             self.score_dim = self.map.score_dim
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def draw_parameters(self) -> None:
         """The map by its own rule; the rest such that the unit's outputs have std D**-0.5."""
         self.map.reset_parameters()
         # The map's vectors have norm one, so the entry's values get std one, like a layer's.
@@ -181,6 +184,17 @@ class DefineEmbedding(SharedEmbedding):
         """Rows ``(n, D)`` for ids ``(n,)``: map, expand, reduce."""
         expanded = self.expansion(self.entry(self.map.rows(ids)))
         return expanded if self.reduction is None else self.reduction(expanded)
+
+    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """As in the base class, where the map can leave words out."""
+        of_map, state_of_map = self.map.selected(ids)
+        state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("map.")}
+        state |= {f"map.{name}": tensor for name, tensor in state_of_map.items()}
+        options = self.stored_options()
+        # Whether the map has an output side follows from the unit.
+        if of_map := {name: value for name, value in of_map.items() if name != "output"}:
+            options["map_options"] = of_map
+        return options, state
 
     # Tied to the map, the map's own output side does the work.
 
@@ -235,6 +249,13 @@ class DefineEmbedding(SharedEmbedding):
         """As in the base class."""
         return super().output_bias() if self.options.output != "map" else self.map.output_bias()
 
+    def set_output_bias(self, bias: Tensor) -> None:
+        """As in the base class."""
+        if self.options.output == "map":
+            self.map.set_output_bias(bias)
+        else:
+            super().set_output_bias(bias)
+
     def _projected(self, hidden: Tensor) -> Tensor:
         """Hidden states ``(..., S)`` in the width of the map ``(..., n)``."""
         self.check_hidden(hidden)
@@ -250,6 +271,8 @@ class DefineEmbedding(SharedEmbedding):
         """Those of the map and the projection, or of the whole unit."""
         if self.options.output == "table":
             yield from self.input_parameters()
+            if self.bias is not None:
+                yield self.bias
         else:
             yield from self.map.output_parameters()
         if self.output_projection is not None:
@@ -264,9 +287,10 @@ class DefineEmbedding(SharedEmbedding):
         own = {field.name for field in dataclasses.fields(DefineOptions)}
         of_map = {field.name for field in dataclasses.fields(options(str(map_method)))} - own
         nested = {name: given.pop(name) for name in list(given) if name in of_map}
-        if nested:
-            given["map_options"] = {**_mapping(given.get("map_options")), **nested}
-        return given
+        map_options = {**_mapping(given.pop("map_options", None)), **nested}
+        # Older checkpoints have the bias among the options of the map.
+        bias = {name: map_options.pop(name) for name in ("output_bias",) if name in map_options}
+        return {**bias, **given, "map_options": map_options}
 
     @classmethod
     def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: DefineOptions) -> None:
@@ -296,6 +320,11 @@ class DefineEmbedding(SharedEmbedding):
         return cls._count_map(num_embeddings, options) + n * (n + 1) + transforms + reduction + projection
 
     @classmethod
+    def count_bias(cls, num_embeddings: int, options: DefineOptions) -> int:
+        """V with the option `output_bias`, unless that of the map is counted with the map."""
+        return 0 if options.output == "map" else super().count_bias(num_embeddings, options)
+
+    @classmethod
     def _count_map(cls, num_embeddings: int, options: DefineOptions) -> int:
         """The parameters of the map, by its own method's formula."""
         return expected_count(
@@ -309,8 +338,9 @@ class DefineEmbedding(SharedEmbedding):
 def _map_options(unit: DefineOptions) -> Mapping[str, Any]:
     """The options of the map, which gets no output side of its own where the unit would not use it."""
     fields = {field.name for field in dataclasses.fields(options(unit.map))}
-    is_unused = "output" in fields and unit.output != "map"
-    return {**unit.map_options, "output": "none"} if is_unused else unit.map_options
+    if unit.output == "map":
+        return {**unit.map_options, "output_bias": unit.output_bias}
+    return {**unit.map_options, "output": "none"} if "output" in fields else unit.map_options
 
 
 def _mapping(value: Any) -> Mapping[str, object]:

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.interface import OutputFactors, SharedEmbedding, code_std, entry_std, zero_padding_row
-from shared_embeddings.options import require_rank
+from shared_embeddings.options import EmbeddingOptions, require_rank
 from shared_embeddings.registry import register
 
 _ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
 @dataclasses.dataclass(frozen=True)
-class FunnelOptions:
+class FunnelOptions(EmbeddingOptions):
     """Options of `funnel`.
 
     Attributes:
@@ -39,6 +39,7 @@ class FunnelEmbedding(SharedEmbedding):
     options: FunnelOptions
     paper = "Distilled Embedding, Eq. 3"
     idea = "V x R, a non-linearity, then R x D"
+    per_word = ("codes",)
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: FunnelOptions
@@ -48,7 +49,7 @@ class FunnelEmbedding(SharedEmbedding):
         self.basis = nn.Parameter(torch.empty(options.rank, embedding_dim))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def draw_parameters(self) -> None:
         """Small codes, and a large basis that gives products of std D**-0.5."""
         nn.init.normal_(self.codes, std=code_std(self.embedding_dim))
         nn.init.normal_(self.basis)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.factorise import GroupLayout, frequency_groups
 from shared_embeddings.interface import SharedEmbedding, entry_std
-from shared_embeddings.options import require, require_at_least
+from shared_embeddings.options import EmbeddingOptions, plain_options, require, require_at_least
 from shared_embeddings.registry import register
 from shared_embeddings.softmax import segmented_cross_entropy
 from shared_embeddings.word_codes import code_bits, code_dtype
@@ -22,7 +22,7 @@ _ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupReduceOptions:
+class GroupReduceOptions(EmbeddingOptions):
     """Options of `group_reduce`: either groups by frequency, or groups of given sizes and ranks.
 
     Attributes:
@@ -117,6 +117,7 @@ class GroupReduceEmbedding(SharedEmbedding):
     paper = "GroupReduce (Chen et al., 2018); with an activation GroupFunneling"
     idea = "groups of words, each V_g x R_g times R_g x D"
     groups: Tensor
+    per_word = ("groups",)
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: GroupReduceOptions
@@ -129,7 +130,7 @@ class GroupReduceEmbedding(SharedEmbedding):
         self._order: _Order | None = None
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def draw_parameters(self) -> None:
         """Groups by id, and normal codes and bases that give products of std D**-0.5."""
         numbers = torch.arange(len(self.layout.sizes), device=self.groups.device)
         sizes = torch.tensor(self.layout.sizes, device=self.groups.device)
@@ -148,10 +149,30 @@ class GroupReduceEmbedding(SharedEmbedding):
 
     def stored_options(self) -> dict[str, object]:
         """Options with which `build` gives an embedding of the same shapes, wherever these came from."""
-        stored: dict[str, object] = {"group_sizes": list(self.layout.sizes), "ranks": list(self.layout.ranks)}
-        if self.options.activation is not None:
-            stored["activation"] = self.options.activation
-        return stored
+        resolved = dataclasses.replace(
+            self.options,
+            num_groups=None,
+            min_rank=None,
+            max_rank=None,
+            group_sizes=tuple(self.layout.sizes),
+            ranks=tuple(self.layout.ranks),
+        )
+        return plain_options(resolved)
+
+    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """As in the base class; groups without a word go, with their basis."""
+        options, state = super().selected(ids)
+        starts = torch.tensor([0, *itertools.accumulate(self.layout.sizes)], device=ids.device)
+        places = self._ordered().places.index_select(0, ids) - starts[state["groups"].long()]
+        present, groups = state["groups"].long().unique(return_inverse=True)
+        state = {name: tensor for name, tensor in state.items() if not name.startswith(("codes.", "bases."))}
+        state["groups"] = groups
+        for new, old in enumerate(present.tolist()):
+            state[f"codes.{new}"] = self.codes[old].detach()[places[groups == new]]
+            state[f"bases.{new}"] = self.bases[old].detach()
+        sizes = groups.bincount().tolist()
+        ranks = [self.layout.ranks[group] for group in present.tolist()]
+        return {**options, "group_sizes": sizes, "ranks": ranks}, state
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``; a group takes part with its own words only."""
@@ -184,6 +205,9 @@ class GroupReduceEmbedding(SharedEmbedding):
         parts = zip(*self._projected(hidden))
         scores = torch.cat([F.linear(part, codes) for part, codes in parts], dim=-1)
         scores = scores.index_select(-1, self._ordered().places)
+        bias = self.output_bias()
+        if bias is not None:
+            scores += bias
         if self.padding_idx is not None:
             scores[..., self.padding_idx] = 0.0
         return scores
@@ -192,9 +216,11 @@ class GroupReduceEmbedding(SharedEmbedding):
         """As in `SharedEmbedding`, with the groups side by side under one softmax."""
         order = self._ordered()
         ignore_index = options.pop("ignore_index")
+        bias = self.output_bias()
         loss, predictions = segmented_cross_entropy(
             *self._projected(hidden),
             self._target_places(targets, ignore_index, order),
+            bias=None if bias is None else bias.index_select(0, order.words),
             masked_word=None if self.padding_idx is None else int(order.places[self.padding_idx]),
             ignore_index=_IGNORED,
             **options,

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.interface import OutputFactors, SharedEmbedding, code_std, entry_std, zero_padding_row
-from shared_embeddings.options import require_rank
+from shared_embeddings.options import EmbeddingOptions, require_rank
 from shared_embeddings.registry import register
 
 
 @dataclasses.dataclass(frozen=True)
-class ProjectiveOptions:
+class ProjectiveOptions(EmbeddingOptions):
     """Options of `projective`.
 
     Attributes:
@@ -35,6 +35,7 @@ class ProjectiveEmbedding(SharedEmbedding):
     options: ProjectiveOptions
     paper = "Transformer-XL (Dai et al., 2019); SVD when fitted"
     idea = "V x R times R x D"
+    per_word = ("codes",)
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: ProjectiveOptions
@@ -44,7 +45,7 @@ class ProjectiveEmbedding(SharedEmbedding):
         self.basis = nn.Parameter(torch.empty(options.rank, embedding_dim))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def draw_parameters(self) -> None:
         """Small codes and a large basis, normal both, whose product has std D**-0.5."""
         codes, products = code_std(self.embedding_dim), entry_std(self.embedding_dim)
         nn.init.normal_(self.codes, std=codes)

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.interface import SharedEmbedding, entry_std
-from shared_embeddings.options import require, require_at_least
+from shared_embeddings.options import EmbeddingOptions, require, require_at_least
 from shared_embeddings.registry import register
 from shared_embeddings.word_codes import code_bits, code_dtype, draw_codes
 
 
 @dataclasses.dataclass(frozen=True)
-class StructuredOptions:
+class StructuredOptions(EmbeddingOptions):
     """Options of `structured`.
 
     Attributes:
@@ -48,6 +48,7 @@ class StructuredEmbedding(SharedEmbedding):
     options: StructuredOptions
     paper = "Shi & Yu (2018)"
     idea = "pieces of a row, each one of K centroids"
+    per_word = ("codes",)
     codes: Tensor
 
     def __init__(
@@ -59,7 +60,7 @@ class StructuredEmbedding(SharedEmbedding):
         self.register_buffer("codes", torch.empty(num_embeddings, groups, dtype=code_dtype(clusters)))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def draw_parameters(self) -> None:
         """Codes from the seed, and normal centroids with std D**-0.5."""
         draw_codes(self.codes, self.options.num_clusters, self.options.seed)
         nn.init.normal_(self.centroids, std=entry_std(self.embedding_dim))
@@ -69,6 +70,19 @@ class StructuredEmbedding(SharedEmbedding):
         codes = self.codes.index_select(0, ids).long()
         starts = torch.arange(self.options.num_groups, device=codes.device) * self.options.num_clusters
         return F.embedding(codes + starts, self.centroids.flatten(0, 1)).flatten(1)
+
+    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """As in the base class; centroids that no word uses go when there are more than words."""
+        options, state = super().selected(ids)
+        if self.options.num_clusters <= len(ids):
+            return options, state
+        used = [group.unique(return_inverse=True) for group in state["codes"].long().unbind(dim=1)]
+        clusters = max(len(kept) for kept, _ in used)
+        centroids = self.centroids.detach()[:, :clusters].clone()
+        for group, (kept, _) in enumerate(used):
+            centroids[group, : len(kept)] = self.centroids[group, kept].detach()
+        codes = torch.stack([renumbered for _, renumbered in used], dim=1)
+        return {**options, "num_clusters": clusters}, {**state, "codes": codes, "centroids": centroids}
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
         """log2(K) bits, rounded up, for every code."""

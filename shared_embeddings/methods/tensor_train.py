@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.interface import SharedEmbedding
-from shared_embeddings.options import require, require_at_least
+from shared_embeddings.options import EmbeddingOptions, require, require_at_least
 from shared_embeddings.registry import register
 
 
 @dataclasses.dataclass(frozen=True)
-class TensorTrainOptions:
+class TensorTrainOptions(EmbeddingOptions):
     """Options of `tensor_train`.
 
     Attributes:
@@ -84,7 +84,7 @@ class TensorTrainEmbedding(SharedEmbedding):
         self.register_buffer("vocabulary_size", torch.empty((), dtype=torch.int64))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def draw_parameters(self) -> None:
         """Normal entries, all cores alike, whose products sum up to entries of std D**-0.5."""
         shapes = self.options.core_shapes()
         paths = math.prod(shape[0] for shape in shapes)

@@ -15,12 +15,19 @@ from torch import Tensor, nn
 from shared_embeddings.class_levels import Classes, class_levels, levels_for_vocabulary, plain_classes
 from shared_embeddings.class_softmax import ClassIndex, class_cross_entropy, class_index
 from shared_embeddings.interface import SharedEmbedding, entry_std, zero_padding_row
-from shared_embeddings.options import STORED, parse_options, require, require_at_least
+from shared_embeddings.options import (
+    STORED,
+    EmbeddingOptions,
+    parse_options,
+    plain_options,
+    require,
+    require_at_least,
+)
 from shared_embeddings.registry import register
 
 
 @dataclasses.dataclass(frozen=True)
-class UncleOptions:
+class UncleOptions(EmbeddingOptions):
     """Options of `uncle`. Several classes per word (Eq. 2) are several levels; each has a width of its own.
 
     Attributes:
@@ -121,6 +128,7 @@ class UncleEmbedding(SharedEmbedding):
     paper = "UnClE, Eq. 1 and 2"
     idea = "V x U_d beside one vector for each class of words"
     file_options = ("classes",)
+    per_word = ("unique", "classes")
     classes: Tensor
 
     def __init__(
@@ -140,10 +148,10 @@ class UncleEmbedding(SharedEmbedding):
         self.register_buffer("classes", torch.empty(self._assignment.shape, dtype=dtype))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    def draw_parameters(self) -> None:
         """Normal entries of std D**-0.5; the classes that the options say, or that were loaded."""
         self.classes.copy_(torch.tensor(self._assignment, device="cpu"))
-        for parameter in self.parameters():
+        for parameter in (self.unique, *self.class_tables):
             nn.init.normal_(parameter, std=entry_std(self.embedding_dim))
         zero_padding_row(self.unique, self.padding_idx)
 
@@ -161,7 +169,7 @@ class UncleEmbedding(SharedEmbedding):
         """
         self.check_hidden(hidden)
         first, *parts = hidden.split(self.widths, dim=-1)
-        scores = F.linear(first, self.unique)
+        scores = F.linear(first, self.unique, self.output_bias())
         for part, table, classes in zip(parts, self.class_tables, self.classes.long().unbind(dim=1)):
             scores += F.linear(part, table).index_select(-1, classes)
         if self.padding_idx is not None:
@@ -172,8 +180,9 @@ class UncleEmbedding(SharedEmbedding):
         """As in `SharedEmbedding`, with the scores of a class computed once for all of its words."""
         index = self.cached("index", self._index)
         tables = tuple(self.class_tables)
+        bias, padding = self.output_bias(), self.padding_idx
         return class_cross_entropy(
-            hidden, self.unique, tables, index, targets, masked_word=self.padding_idx, **options
+            hidden, self.unique, tables, index, targets, bias=bias, masked_word=padding, **options
         )
 
     def _index(self) -> ClassIndex:
@@ -182,12 +191,25 @@ class UncleEmbedding(SharedEmbedding):
 
     def stored_options(self) -> dict[str, object]:
         """Plain options that build such a module without any file; this one's state dict then fills it."""
-        return {
-            "unique_dim": self.options.unique_dim,
-            "num_classes": list(self.num_classes),
-            "class_dims": list(self.widths[1:]),
-            "classes": STORED,
+        resolved = dataclasses.replace(
+            self.options,
+            num_classes=self.num_classes,
+            class_dims=self.widths[1:],
+            classes=STORED,
+            random_classes=False,
+            seed=0,
+        )
+        return plain_options(resolved)
+
+    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """As in the base class; classes without a word go."""
+        options, state = super().selected(ids)
+        used = [level.unique(return_inverse=True) for level in state["classes"].long().unbind(dim=1)]
+        tables = {
+            f"class_tables.{level}": self.class_tables[level][kept] for level, (kept, _) in enumerate(used)
         }
+        state |= {"classes": torch.stack([renumbered for _, renumbered in used], dim=1), **tables}
+        return {**options, "num_classes": [len(kept) for kept, _ in used]}, state
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

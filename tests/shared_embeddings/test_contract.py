@@ -66,6 +66,7 @@ def trainable_loss(emb: se.SharedEmbedding, case: Case, hidden: Tensor | None = 
 
 def test_every_method_has_a_row() -> None:
     assert set(se.methods()) == {case.method for case in CASES}
+    assert set(se.methods()) == {case.method for case in CASES if case.bias is not None}
 
 
 def test_names_of_rows_are_unique() -> None:
@@ -212,14 +213,41 @@ def test_only_the_output_side_has_a_bias(case: Case) -> None:
     if case.padding_idx is not None:
         wanted[case.padding_idx] = 0.0
     assert torch.equal(bias, wanted)
-    assert torch.equal(emb.logits(torch.zeros(case.score_dim)), wanted)
-    assert emb.counts()["output"] == len(wanted)
+    if not case.adaptive:
+        assert torch.equal(emb.logits(torch.zeros(case.score_dim)), wanted)
+    inputs = {id(parameter) for parameter in emb.input_parameters()}
+    assert inputs.isdisjoint(id(emb.get_parameter(name)) for name in case.biases)
+    without = case.build(options={**case.options, "output_bias": False}, bias=None).counts()
+    added = sum(emb.get_parameter(name).numel() for name in case.biases)
+    assert emb.counts() == without | {
+        "output": without["output"] + added,
+        "total": without["total"] + added,
+        "stored_bits": without["stored_bits"] + 32 * added,
+    }
     with torch.no_grad():
         before = emb.table().clone()
-        emb.get_parameter(case.bias).add_(1.0)
+        for name in case.biases:
+            emb.get_parameter(name).add_(1.0)
         assert torch.equal(emb.table(), before)
     emb.reset_parameters()
-    assert emb.output_bias().abs().max() == 0
+    assert all(emb.get_parameter(name).abs().max() == 0 for name in case.biases)
+
+
+@each_output_case
+def test_the_bias_of_another_output_layer_is_taken_over(case: Case) -> None:
+    """Where hidden states say nothing, the bias alone decides, in two steps as in one."""
+    emb, given = case.build(), torch.randn(case.num_embeddings) * 2
+    if case.bias is None:
+        with pytest.raises(RuntimeError, match="output_bias=True"):
+            emb.set_output_bias(given)
+        return
+    emb.set_output_bias(given)
+    kept = given.clone()
+    if case.padding_idx is not None:
+        kept[case.padding_idx] = 0.0
+    assert torch.equal(emb.output_bias(), kept)
+    found = emb.log_prob(torch.zeros(case.score_dim))
+    torch.testing.assert_close(found, kept.log_softmax(0), rtol=1e-5, atol=1e-5)
 
 
 @each_softmax_case
@@ -562,6 +590,26 @@ def test_padding_may_be_any_word_or_none(case: Case) -> None:
         table = case.build(padding_idx=padding).table()
         zero_rows = (table.abs().amax(-1) == 0).nonzero().flatten().tolist()
         assert zero_rows == ([] if padding is None else [padding])
+
+
+# Checkpoints from before every method could have a bias
+
+
+def test_the_bias_of_the_plain_table_comes_behind_it() -> None:
+    """As in the states of optimisers, which number the parameters."""
+    emb = by_name("standard-output-bias").build()
+    assert [name for name, _ in emb.named_parameters()] == ["weight", "bias"]
+
+
+def test_the_bias_may_be_among_the_options_of_the_map() -> None:
+    case = by_name("define-tied-to-map-output-bias")
+    old = {name: value for name, value in case.options.items() if name != "output_bias"}
+    emb = case.build(options={**old, "map_options": {"output_bias": True}})
+    assert emb.counts() == case.build().counts()
+    emb.load_state_dict(case.build(1).state_dict())
+    assert emb.stored_options() == case.build().stored_options()
+    with pytest.raises(se.OptionError, match="output_bias"):
+        case.build(options={**old, "output": "none", "map_options": {"output_bias": True}}, bias=None)
 
 
 # Counting

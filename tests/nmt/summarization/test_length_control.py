@@ -64,6 +64,12 @@ def sizes(lines: list[str]) -> list[int]:
     return [len(line.split()) for line in lines]
 
 
+@pytest.fixture(autouse=True)
+def fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave no handler behind: it would write to the captured stderr of a test that is over."""
+    monkeypatch.setattr(logging.getLogger("onmt"), "handlers", [])
+
+
 # What comes out
 
 
@@ -229,7 +235,6 @@ def server_answer(checkpoint: Path, **options: Any) -> str:
     settings = {"models": [str(checkpoint)], "gpu": -1, "beam_size": 2, **options}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["onmt_server"])
-        patch.setattr(logging.getLogger("onmt"), "handlers", [])  # put back what the server replaces
         model = ServerModel(settings, 100, load=True, model_root="")
     texts = model.run([{"src": "w1"}])[0]
     return str(texts[0])
