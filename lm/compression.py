@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from lm.checkpoint import load_model, read_checkpoint, save_model
+from lm.checkpoint import load_model, read_checkpoint, save_state
 from lm.errors import UserError
 from lm.models import LanguageModel
 from lm.vocabulary import EOS
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.compression_hosts import TiedTable, take_over_bias, teacher_table
+from shared_embeddings.compression_hosts import TiedTable, WordEmbedding, take_over_bias, teacher_table
 
 NAME = "words"
 
@@ -51,6 +51,11 @@ class CheckpointModel:
         self.path = path
         self.module: LanguageModel
         self.module, self.words, self.config, _ = load_model(path)
+
+    def embeddings(self) -> list[WordEmbedding]:
+        """The one embedding of the words."""
+        embedding = self.module.embedding
+        return [WordEmbedding(NAME, self.words, embedding.padding_idx, embedding)]
 
     def tables(self) -> list[TiedTable]:
         """The one table of the words.
@@ -128,6 +133,6 @@ class CheckpointModel:
         """The one file of a model that is called `path`."""
         return [path]
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """Write a checkpoint without what only training needs, completely or not at all."""
-        save_model(path, self.module, self.words, self.config, None)
+        save_state(path, weights, self.words, self.config, None)

@@ -12,14 +12,14 @@ from typing import Any
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.checkpoint import build_from_checkpoint, safetensors_of, split_state, write_step
+from nmt.checkpoint import build_from_checkpoint, safetensors_of, split_generator, write_apart
 from nmt.distillation import ASKED, OPTION
 from nmt.errors import UserError
 from nmt.files import read_checkpoint, save_checkpoint
 from nmt.model import PADDING, SharedGenerator, place_embeddings, unique_state, word_lookup
 from nmt.plan import OPTION_NAMES, EmbeddingPlan, check_combinations, check_sizes, method_options, words_of
 from nmt.vocabulary import SENTENCE_MARKS
-from shared_embeddings.compression_hosts import TiedTable, take_over_bias, teacher_table
+from shared_embeddings.compression_hosts import TiedTable, WordEmbedding, take_over_bias, teacher_table
 
 # Options for the tables that a model begins with; they have no effect once it is trained.
 BEGINNINGS = ("both_embeddings", "src_embeddings", "tgt_embeddings")
@@ -64,6 +64,17 @@ class CheckpointModel:
         self.share_output = bool(getattr(self.options, "share_decoder_embeddings", False))
         self.sides = ["target"] if self.share_inputs or is_language_model else ["source", "target"]
 
+    def embeddings(self) -> list[WordEmbedding]:
+        """Return the embedding of each side; one for both sides where they share it."""
+        self.module.eval()
+        return [self._embedding(side) for side in self.sides]
+
+    def _embedding(self, side: str) -> WordEmbedding:
+        """Return the embedding of one side as it is."""
+        lookup = word_lookup(self.module, side)
+        assert isinstance(lookup, (se.SharedEmbedding, nn.Embedding))  # upstream has no other
+        return WordEmbedding(side, words_of(self.vocabs, side), self._padding(side), lookup)
+
     def tables(self) -> list[TiedTable]:
         """Return the table of each side; one for both sides where they share it.
 
@@ -87,19 +98,22 @@ class CheckpointModel:
             assert isinstance(lookup, nn.Embedding)  # upstream has no other
             table = lookup.weight.detach().clone()
             parameters, bits = table.numel(), 8 * table.nbytes
-        vocab = self.vocabs["src" if side == "source" else "tgt"]
         return TiedTable(
             name=side,
             uses=(*uses, "output") if is_scored else tuple(uses),
             words=words_of(self.vocabs, side),
             table=table,
-            padding_idx=vocab[PADDING],
+            padding_idx=self._padding(side),
             is_scored=is_scored,
             has_output_bias=is_scored and self._output_bias() is not None,
             sentence_marks=SENTENCE_MARKS,
             parameters=parameters,
             stored_bits=bits,
         )
+
+    def _padding(self, side: str) -> int:
+        """Return the id of the padding word of one side."""
+        return self.vocabs["src" if side == "source" else "tgt"][PADDING]
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
         """Return the options of a method for one side.
@@ -159,13 +173,13 @@ class CheckpointModel:
             raise UserError(f"output {path}: {shards[0]} would be taken for a part of it; take another name")
         return [path, path.with_suffix(".safetensors")]
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """Write the model without what only training needs; each file completely or not at all."""
         saved = {"vocab": self.checkpoint["vocab"], "opt": self.options, "optim": None}
         if self.is_safetensors:
-            write_step(self.module, saved, str(path.with_suffix("")), "safetensors")
+            write_apart(dict(weights), saved, str(path.with_suffix("")))
             return
-        body, head = split_state(self.module)
+        body, head = split_generator(dict(weights))
         save_checkpoint({"model": body, "generator": head, **saved}, path)
 
     def _output_bias(self) -> Tensor | None:

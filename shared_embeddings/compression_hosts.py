@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.interface import SharedEmbedding
+from shared_embeddings.interface import Layer, SharedEmbedding
 
 GROUP = "shared_embeddings.hosts"
 
@@ -48,12 +48,46 @@ class TiedTable:
     has_output_bias: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class WordEmbedding:
+    """One embedding of a trained model, as it is.
+
+    Attributes:
+        name: the host's name of it.
+        words: in the order of their ids.
+        padding_idx: the word without a vector, or None.
+        module: a shared embedding, or torch's plain one.
+    """
+
+    name: str
+    words: Sequence[str]
+    padding_idx: int | None
+    module: SharedEmbedding | nn.Embedding
+
+    def table(self) -> Tensor:
+        """The vectors ``(V, D)`` that the model's input has for its words."""
+        with torch.no_grad():
+            module = self.module
+            table = module.weight if isinstance(module, nn.Embedding) else module.table()
+            return table.detach().float()
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """What words with ids ``(n,)`` are in every layer of the embedding, the output last."""
+        with torch.no_grad():
+            if isinstance(self.module, nn.Embedding):
+                return [Layer("output", self.module(ids))]
+            return self.module.layers(ids)
+
+
 class TrainedModel(Protocol):
     """A model that a host has read."""
 
     @property
     def module(self) -> nn.Module:
         """The model itself, on the CPU."""
+
+    def embeddings(self) -> list[WordEmbedding]:
+        """Its embeddings of words, each once, in evaluation mode; any kind of output side will do."""
 
     def tables(self) -> list[TiedTable]:
         """Its tables; ValueError where one cannot be replaced."""
@@ -65,7 +99,7 @@ class TrainedModel(Protocol):
         """Put one embedding per table into the model; returns what else that changes."""
 
     def written(self) -> dict[str, Tensor]:
-        """The tensors that `write` writes."""
+        """The tensors of the model, each once, sharing memory with it."""
 
     def sources(self) -> list[Path]:
         """The files that it was read from."""
@@ -73,8 +107,16 @@ class TrainedModel(Protocol):
     def files(self, path: Path) -> list[Path]:
         """The files of a model that is called `path`, in the format that this one was read in."""
 
-    def write(self, path: Path) -> None:
-        """Write the model in the host's own format, completely or not at all."""
+    def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:
+        """Write the model in the host's own format, completely or not at all.
+
+        Args:
+            path: the file.
+            weights: what `written` gave, packed by `shared_embeddings.storage`; unpacked where they are read.
+
+        Raises:
+            OSError: they cannot be written.
+        """
 
 
 class Host(Protocol):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import torch
@@ -116,6 +118,11 @@ class Expansion(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """``(n, input_dim)`` -> ``(n, width of the last layer)``."""
+        # Only the last one is kept while they come.
+        return deque(self.outputs(inputs), maxlen=1).pop()
+
+    def outputs(self, inputs: Tensor) -> Iterator[Tensor]:
+        """The outputs ``(n, width)`` of all layers for inputs ``(n, input_dim)``, one after the other."""
         output = inputs
         for position, layer in enumerate(self.layers):
             previous = output
@@ -125,7 +132,7 @@ class Expansion(nn.Module):
             output = layer(linked)
             if self.connection == "residual" and output.shape == previous.shape:
                 output = output + previous
-        return output
+            yield output
 
     def _linked(self, inputs: Tensor, previous: Tensor, groups: int) -> Tensor:
         """What a layer of `groups` groups sees: the previous output, with the stack's input where linked."""

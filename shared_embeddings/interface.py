@@ -42,6 +42,20 @@ class OutputFactors(NamedTuple):
     basis: Tensor | None
 
 
+class Layer(NamedTuple):
+    """What words are on their way to their vectors, for analysis.
+
+    Attributes:
+        name: of the layer, unique within its embedding.
+        values: ``(n, width)``, one row for each word that goes through it.
+        groups: into how many independent groups of dimensions, alike in width, the layer falls.
+    """
+
+    name: str
+    values: Tensor
+    groups: int = 1
+
+
 class SharedEmbedding(CachingModule):
     """An embedding for the input and the tied output of a model.
 
@@ -107,6 +121,10 @@ class SharedEmbedding(CachingModule):
             IndexError: an id is no word (on a CPU).
         """
         raise NotImplementedError
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """What words with ids ``(n,)`` are in every layer; the last one is the "output", their `rows`."""
+        return [Layer("output", self.rows(ids))]
 
     def row_function(self) -> Callable[[Tensor], Tensor]:
         """`rows`, after the part of its work that is the same for all words, done once for many calls."""

@@ -2,7 +2,8 @@
 
 ``configs/common.yaml`` holds ``average`` (how many checkpoints), ``train`` (options of ``onmt_train``) and
 ``translate`` (options of ``onmt_translate``). ``configs/ROW.yaml`` holds ``embedding``. Any row may hold
-``train`` with options of its own. A row that starts from another one holds one of
+``train`` with options of its own, and ``paper`` with the figures that it stands for. A row that starts from
+another one holds one of
 
 - ``distill``: ``teacher``, the name of that row, and what else the option ``embedding_distillation`` of
   ``onmt_train`` takes;
@@ -37,6 +38,7 @@ class Row:
         translate: options of ``onmt_translate``.
         distill: the row that it starts from and how, or ``None``.
         fit: the row that it is fitted to without being trained, or ``None``.
+        paper: what the paper reports for it, or ``None``.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Row:
     translate: dict[str, Any]
     distill: dict[str, Any] | None = None
     fit: dict[str, Any] | None = None
+    paper: dict[str, Any] | None = None
 
 
 def row_names(configs: Path) -> list[str]:
@@ -69,7 +72,11 @@ def read_row(configs: Path, name: str) -> Row:
     if name not in names:
         raise UserError(f"no config {name!r}; there are: {', '.join(names)}")
     common = _read(configs / f"{COMMON}.yaml", {"average": int, "train": dict, "translate": dict})
-    row = _read(configs / f"{name}.yaml", {"embedding": dict}, {"distill": dict, "fit": dict, "train": dict})
+    row = _read(
+        configs / f"{name}.yaml",
+        {"embedding": dict},
+        {"distill": dict, "fit": dict, "paper": dict, "train": dict},
+    )
     if common["average"] < 1:
         raise UserError(f"{configs / COMMON}.yaml: average is {common['average']}; it must be at least 1")
     check_start(configs, name, row)
@@ -89,9 +96,7 @@ def check_start(configs: Path, name: str, row: dict[str, Any]) -> None:
     if "fit" in row:
         for other in ("distill", "train"):
             if other in row:
-                raise UserError(
-                    f"{path}: {other} has no effect beside fit, without training; remove one of both"
-                )
+                raise UserError(f"{path}: {other} has no effect on a row that is only fitted; remove it")
         for key in row["fit"].keys() - {"teacher"}:
             raise UserError(f"{path}: fit: unknown key {key!r}; it may hold teacher")
     others = [other for other in row_names(configs) if other != name]

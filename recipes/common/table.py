@@ -43,7 +43,7 @@ def _embedding(record: Record) -> Record:
     return record["config"].get("embedding") or {"method": BASELINE}
 
 
-def _options(record: Record) -> str:
+def describe_options(record: Record) -> str:
     """The method's options and what the row starts from, as they are written in the configuration."""
     options = {name: value for name, value in _embedding(record).items() if name != "method"}
     parts = [f"{name} {value}" for name, value in options.items()]
@@ -83,7 +83,7 @@ def _in_paper(metric: str) -> Callable[[Record], str]:
 COLUMNS = {
     "row": Column("config", lambda r: r["row"], always=True),
     "method": Column("method", lambda r: _embedding(r)["method"], always=True),
-    "options": Column("options", _options, always=True),
+    "options": Column("options", describe_options, always=True),
     "embedding": Column("embedding parameters", lambda r: _millions(r["counts"]["embedding"])),
     "compression": Column("compression", lambda r: f"{r['counts']['compression']:.1f}x"),
     "total": Column("total parameters", lambda r: _millions(r["counts"]["total"])),

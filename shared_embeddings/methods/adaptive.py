@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.adaptive_softmax import AdaptiveSoftmax, Part, bands_of, positions_by_group
 from shared_embeddings.blockwise import Reduction
-from shared_embeddings.interface import SharedEmbedding, entry_std, zero_padding_row
+from shared_embeddings.interface import Layer, SharedEmbedding, entry_std, zero_padding_row
 from shared_embeddings.options import EmbeddingOptions, require, require_at_least
 from shared_embeddings.registry import register
 
@@ -149,6 +149,16 @@ class AdaptiveEmbedding(SharedEmbedding):
             ]
         )
         return torch.empty_like(vectors).index_copy_(0, torch.cat(positions), vectors)
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """The narrow vectors of every band, of those words that are in it, and the output."""
+        bands = bands_of(ids, self.options.cutoffs)
+        starts = (0, *self.options.cutoffs)
+        inner = [
+            Layer(f"band {band}", F.embedding(ids[bands == band] - starts[band], table))
+            for band, table in enumerate(self.tables.values())
+        ]
+        return [*inner, *super().layers(ids)]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The log-probabilities ``(..., V)``: the scores of a word and of its cluster only count together."""

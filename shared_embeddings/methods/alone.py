@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.interface import SharedEmbedding, entry_std
+from shared_embeddings.interface import Layer, SharedEmbedding, entry_std
 from shared_embeddings.options import EmbeddingOptions, require, require_at_least, require_probability
 from shared_embeddings.registry import register
 from shared_embeddings.word_codes import code_bits, code_dtype
@@ -153,6 +153,18 @@ class AloneEmbedding(SharedEmbedding):
         if self.options.filter == "binary":
             return functools.partial(self._rows_of_masks, folded)
         return functools.partial(self._rows_of_sums, self.codebooks.flatten(0, 1) @ folded.t())
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """The base as each word's filter leaves it ``(n, D_o)``, the hidden units ``(n, H)``, the output."""
+        codes = self.codes.index_select(0, ids).long()
+        filters = self.base.new_zeros((ids.size(0), self.base.size(0)))
+        for number, codebook in enumerate(self.codebooks):
+            filters += codebook.index_select(0, codes[:, number])
+        if self.options.filter == "binary":
+            filters = filters.clamp(max=1.0)
+        filtered = filters * self.base
+        hidden = torch.relu(F.linear(filtered, self.first))
+        return [Layer("filtered", filtered), Layer("hidden", hidden), *super().layers(ids)]
 
     def _rows_of_sums(self, codebooks: Tensor, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` from `codebooks` ``(M * c, H)`` that have passed through W1."""

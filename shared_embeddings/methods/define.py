@@ -19,7 +19,7 @@ from shared_embeddings.group_transform import (
     plan_layers,
     rms_of_activations,
 )
-from shared_embeddings.interface import SharedEmbedding, entry_std
+from shared_embeddings.interface import Layer, SharedEmbedding, entry_std
 from shared_embeddings.options import EmbeddingOptions, OptionError, require, require_at_least
 from shared_embeddings.registry import build, expected_count, methods, options, register
 
@@ -197,6 +197,19 @@ class DefineEmbedding(SharedEmbedding):
         if of_map := {name: value for name, value in of_map.items() if name != "output"}:
             options["map_options"] = of_map
         return options, state
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """The layers of the map, the linear layer n -> n, every group transform, and the output."""
+        *inner, mapped = self.map.layers(ids)
+        entry = self.entry(mapped.values)
+        expanded = zip(self.expansion.groups, self.expansion.outputs(entry))
+        return [
+            *(layer._replace(name=f"map: {layer.name}") for layer in inner),
+            mapped._replace(name="map"),
+            Layer("entry", entry),
+            *(Layer(f"layer {number}", out, groups) for number, (groups, out) in enumerate(expanded, 1)),
+            *super().layers(ids),
+        ]
 
     # Tied to the map, the map's own output side does the work.
 

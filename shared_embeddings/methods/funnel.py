@@ -9,7 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.interface import OutputFactors, SharedEmbedding, code_std, entry_std, zero_padding_row
+from shared_embeddings.interface import (
+    Layer,
+    OutputFactors,
+    SharedEmbedding,
+    code_std,
+    entry_std,
+    zero_padding_row,
+)
 from shared_embeddings.options import EmbeddingOptions, require_rank
 from shared_embeddings.registry import register
 
@@ -66,6 +73,12 @@ class FunnelEmbedding(SharedEmbedding):
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``."""
         return self._activated(F.embedding(ids, self.codes)) @ self.basis
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """The codes ``(n, R)``, what f makes of them, and the output."""
+        codes = F.embedding(ids, self.codes)
+        activated = Layer("activated codes", self._activated(codes))
+        return [Layer("codes", codes), activated, *super().layers(ids)]
 
     def output_factors(self) -> OutputFactors:
         """The activated codes ``(V, R)`` and the basis ``(R, D)``."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.factorise import GroupLayout, frequency_groups
-from shared_embeddings.interface import SharedEmbedding, entry_std
+from shared_embeddings.interface import Layer, SharedEmbedding, entry_std
 from shared_embeddings.options import EmbeddingOptions, plain_options, require, require_at_least
 from shared_embeddings.registry import register
 from shared_embeddings.softmax import segmented_cross_entropy
@@ -185,6 +185,17 @@ class GroupReduceEmbedding(SharedEmbedding):
             for group, (begin, end) in enumerate(itertools.pairwise(borders))
         ]
         return torch.cat(parts).index_select(0, _inverse(permutation))
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """The codes of every group, of those words that are in it, and the output."""
+        members = self.groups.index_select(0, ids).long()
+        places = self._ordered().places.index_select(0, ids)
+        starts = itertools.accumulate(self.layout.sizes, initial=0)
+        inner = [
+            Layer(f"codes {group}", self._activated(codes[places[members == group] - start]))
+            for group, (codes, start) in enumerate(zip(self.codes, starts))
+        ]
+        return [*inner, *super().layers(ids)]
 
     def _group_rows(self, group: int, members: Tensor) -> Tensor:
         """Rows ``(n, D)`` of the words at the places `members` ``(n,)`` of a group."""

@@ -8,7 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.interface import OutputFactors, SharedEmbedding, code_std, entry_std, zero_padding_row
+from shared_embeddings.interface import (
+    Layer,
+    OutputFactors,
+    SharedEmbedding,
+    code_std,
+    entry_std,
+    zero_padding_row,
+)
 from shared_embeddings.options import EmbeddingOptions, require_rank
 from shared_embeddings.registry import register
 
@@ -55,6 +62,10 @@ class ProjectiveEmbedding(SharedEmbedding):
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``."""
         return F.embedding(ids, self.codes) @ self.basis
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """The codes ``(n, R)`` and the output."""
+        return [Layer("codes", F.embedding(ids, self.codes)), *super().layers(ids)]
 
     def output_factors(self) -> OutputFactors:
         """The codes ``(V, R)`` and the basis ``(R, D)``."""

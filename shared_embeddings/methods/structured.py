@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.interface import SharedEmbedding, entry_std
+from shared_embeddings.interface import Layer, SharedEmbedding, entry_std
 from shared_embeddings.options import EmbeddingOptions, require, require_at_least
 from shared_embeddings.registry import register
 from shared_embeddings.word_codes import code_bits, code_dtype, draw_codes
@@ -83,6 +83,10 @@ class StructuredEmbedding(SharedEmbedding):
             centroids[group, : len(kept)] = self.centroids[group, kept].detach()
         codes = torch.stack([renumbered for _, renumbered in used], dim=1)
         return {**options, "num_clusters": clusters}, {**state, "codes": codes, "centroids": centroids}
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """The output, whose pieces are independent groups."""
+        return [Layer("output", self.rows(ids), self.options.num_groups)]
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
         """log2(K) bits, rounded up, for every code."""

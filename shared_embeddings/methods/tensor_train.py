@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import deque
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.interface import SharedEmbedding
+from shared_embeddings.interface import Layer, SharedEmbedding
 from shared_embeddings.options import EmbeddingOptions, require, require_at_least
 from shared_embeddings.registry import register
 
@@ -95,10 +97,26 @@ class TensorTrainEmbedding(SharedEmbedding):
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``; words with the same first digits share these digits' product."""
         self._check_ids(ids)
-        digits = self._digits(ids)
-        # Digit by digit: `products` (m, d_1 * ... * d_k, r_k) for the m beginnings of words that are in use,
-        # and `beginning` (n,), which of them each word has.
+        products, beginning = deque(self._products(self._digits(ids)), maxlen=1).pop()
+        return products.squeeze(-1).index_select(0, beginning)
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """The products of the first k cores ``(n, d_1 * ... * d_k * r_k)`` for each k; at last the output."""
+        found = [
+            products.flatten(1).index_select(0, beginning)
+            for products, beginning in self._products(self._digits(ids))
+        ]
+        inner = [Layer(f"cores 1 to {number}", values) for number, values in enumerate(found[:-1], 1)]
+        return [*inner, Layer("output", found[-1])]
+
+    def _products(self, digits: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Digit by digit, the products of the cores so far.
+
+        They are ``(m, d_1 * ... * d_k, r_k)`` for the m beginnings of words that are in use; with them comes
+        ``(n,)``, which of the beginnings each word has.
+        """
         products, beginning = self.cores[0].squeeze(0), digits[0]
+        yield products, beginning
         for core, digit in zip(list(self.cores)[1:], digits[1:]):
             number = core.size(1)
             # Sorted by the last digit first: then words with one slice of the core stand together.
@@ -107,7 +125,7 @@ class TensorTrainEmbedding(SharedEmbedding):
             chosen = products.index_select(0, pairs % products.size(0))
             products = _times_slices(chosen, slices, core)
             beginning = longer
-        return products.squeeze(-1).index_select(0, beginning)
+            yield products, beginning
 
     def _all_rows(self) -> Tensor:
         """The rows ``(V, D)`` of all words by full products, which waste nothing when all are wanted."""

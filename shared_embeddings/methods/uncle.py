@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.class_levels import Classes, class_levels, levels_for_vocabulary, plain_classes
 from shared_embeddings.class_softmax import ClassIndex, class_cross_entropy, class_index
-from shared_embeddings.interface import SharedEmbedding, entry_std, zero_padding_row
+from shared_embeddings.interface import Layer, SharedEmbedding, entry_std, zero_padding_row
 from shared_embeddings.options import (
     STORED,
     EmbeddingOptions,
@@ -160,6 +160,13 @@ class UncleEmbedding(SharedEmbedding):
         classes = self.classes.index_select(0, ids).long().unbind(dim=1)
         shared = (F.embedding(level, table) for level, table in zip(classes, self.class_tables))
         return torch.cat((F.embedding(ids, self.unique), *shared), dim=1)
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """The part of their own, the class vector of each level, and the output."""
+        rows = self.rows(ids)
+        names = ["unique", *(f"classes {level}" for level in range(1, len(self.widths)))]
+        parts = zip(names, rows.split(self.widths, dim=1))
+        return [*(Layer(name, part) for name, part in parts), Layer("output", rows)]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The scores ``(..., V)`` of all words for hidden states ``(..., D)``: unique plus class scores.

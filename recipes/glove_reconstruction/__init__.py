@@ -1,0 +1,1 @@
+"""Reconstruction of pre-trained word vectors (ALONE, section 3.1)."""

@@ -1,0 +1,150 @@
+"""The cells of the grid, what each is fitted with, and where it is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import shared_embeddings as se
+from recipes.common.config import read_yaml
+from recipes.common.errors import UserError
+from recipes.common.results import REPOSITORY
+from shared_embeddings.compression_targets import options_within
+
+RECIPE = Path(__file__).parent
+SCHEDULES = ("constant", "cosine")
+_TRAINING = {"epochs": int, "batch_size": int, "learning_rate": float, "schedule": str}
+# Of a plain table nothing is left to reconstruct; ALONE has rows of its own.
+_NOT_COMPARED = ("standard", "alone")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One embedding that is fitted to the source vectors.
+
+    Attributes:
+        row: of the table: a row of ALONE, or another method.
+        hidden: D_inter of ALONE, which the size of the others follows.
+        seed: of everything that is drawn.
+    """
+
+    row: str
+    hidden: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+        return f"{self.row}-{self.hidden}-{self.seed}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The content of ``grid.yaml``, which explains each part."""
+
+    words: int
+    alone: dict[str, dict[str, Any]]
+    hidden: list[int]
+    seeds: list[int]
+    training: dict[str, Any]
+
+    def rows(self) -> list[str]:
+        """The rows of the table: those of ALONE, then the other methods."""
+        return [*self.alone, *(method for method in se.methods() if method not in _NOT_COMPARED)]
+
+    def cells(self) -> list[Cell]:
+        """All cells: of the same row together, the smallest first."""
+        return [
+            Cell(row, hidden, seed)
+            for row in self.rows()
+            for hidden in self.hidden
+            for seed in (self.seeds if row in self.alone else self.seeds[:1])
+        ]
+
+    def chosen(self, patterns: Sequence[str]) -> list[Cell]:
+        """The cells whose names match one of the patterns.
+
+        Raises:
+            UserError: a pattern matches none.
+        """
+        cells = self.cells()
+        for pattern in patterns:
+            if not any(fnmatchcase(cell.name, pattern) for cell in cells):
+                raise UserError(
+                    f"no cell is called {pattern!r}; a cell is ROW-HIDDEN-SEED, such as {cells[0].name}, see "
+                    "--list"
+                )
+        return [cell for cell in cells if any(fnmatchcase(cell.name, pattern) for pattern in patterns)]
+
+    def embedding(self, cell: Cell, words: int, dim: int) -> dict[str, Any]:
+        """The method of a cell and its options, for V words in D dimensions.
+
+        A method other than ALONE gets as many bytes, word codes included, as ALONE's parameters take at the
+        same width: ALONE's filters follow from a seed.
+
+        Raises:
+            UserError: the method cannot be as small.
+        """
+        if cell.row in self.alone:
+            return {"method": "alone", "hidden_dim": cell.hidden, **self.alone[cell.row], "seed": cell.seed}
+        limit = 4 * se.expected_count(
+            "alone", num_embeddings=words, embedding_dim=dim, hidden_dim=cell.hidden
+        )
+        try:
+            options = dict(options_within(cell.row, words, dim, limit))
+        except se.OptionError as error:
+            raise UserError(f"{cell.name}: {error}") from error
+        # A fit finds classes itself where none are drawn.
+        options.pop("random_classes", None)
+        return {"method": cell.row, **options}
+
+
+def read_grid(path: Path) -> Grid:
+    """Read ``grid.yaml``.
+
+    Raises:
+        UserError: absent, not YAML, or a part that is missing, unknown or impossible; it is named.
+    """
+    content = read_yaml(path)
+    wanted = {field.name for field in dataclasses.fields(Grid)}
+    if not isinstance(content, dict) or set(content) != wanted:
+        raise UserError(f"{path}: it must hold {', '.join(sorted(wanted))}, and nothing else")
+    for name in ("hidden", "seeds"):
+        values = content[name]
+        if not isinstance(values, list) or not values or any(type(value) is not int for value in values):
+            raise UserError(f"{path}: {name} is {values!r}; it must be a list of whole numbers")
+    if type(content["words"]) is not int or content["words"] < 2:
+        raise UserError(f"{path}: words is {content['words']!r}; it must be a whole number of at least 2")
+    rows = content["alone"]
+    if not isinstance(rows, dict) or any(not isinstance(row, dict) for row in rows.values()):
+        raise UserError(f"{path}: alone is {rows!r}; it must be options by row")
+    if clash := sorted(set(rows) & set(se.methods())):
+        raise UserError(f"{path}: alone has a row {clash[0]!r}, which is a method; name it otherwise")
+    _check_training(f"{path}: training", content["training"])
+    return Grid(**content)
+
+
+def _check_training(where: str, training: Any) -> None:
+    """Refuse settings of the training that cannot be."""
+    if not isinstance(training, dict) or set(training) != set(_TRAINING):
+        raise UserError(f"{where}: it must hold {', '.join(_TRAINING)}, and nothing else")
+    for name, kind in _TRAINING.items():
+        value = training[name]
+        if type(value) is not kind or (kind is not str and value <= 0):
+            raise UserError(f"{where}: {name} is {value!r}; it must be a {kind.__name__} above 0")
+    if training["schedule"] not in SCHEDULES:
+        raise UserError(f"{where}: schedule is {training['schedule']!r}; it must be {' or '.join(SCHEDULES)}")
+
+
+def home() -> Path:
+    """Folder of everything that this recipe writes: ``$RUNS/glove_reconstruction``."""
+    return Path(os.environ.get("RUNS") or REPOSITORY / "runs").absolute() / RECIPE.name
+
+
+def data_folder() -> Path:
+    """Folder of the prepared data."""
+    return home() / "data"

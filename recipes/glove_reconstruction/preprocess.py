@@ -1,0 +1,115 @@
+"""The source vectors of the words that are reconstructed, and the pairs that they are judged by."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from recipes.common.config import read_yaml
+from recipes.common.errors import UserError, run_main
+from recipes.common.steps import run_step
+from recipes.glove_reconstruction import source
+from recipes.glove_reconstruction.grid import RECIPE, data_folder, home, read_grid
+from recipes.glove_reconstruction.scores import score
+from shared_embeddings.files import sha256, write_text
+from shared_embeddings.token_counts import count_words
+from shared_embeddings.vectors import WordVectors
+from shared_embeddings.word_pairs import read_pairs
+
+
+def prepare(
+    vectors: Path, words: int, pairs: Sequence[Path], texts: Sequence[Path], limit: int | None
+) -> None:
+    """Choose the words, copy the pairs and write ``data.json``, which describes both.
+
+    Raises:
+        UserError: a file cannot be used.
+    """
+    every = source.read_any(vectors, limit)
+    try:
+        counts = count_words(texts) if texts else None
+        tests = [read_pairs(path) for path in pairs]
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+    chosen = source.most_frequent(every, words, counts)
+    folder = data_folder()
+    source.write_source(chosen, folder / "source.npz")
+    kept = folder / "pairs"
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir()
+    for path in pairs:
+        shutil.copyfile(path, kept / path.name)
+    description = {
+        "vectors": vectors.name,
+        "vectors_sha256": sha256(vectors),
+        "words": words,
+        "dimensions": int(chosen.vectors.shape[1]),
+        "order": "by count" if texts else "of the file",
+        "pairs": [path.name for path in pairs],
+        "source": score(chosen, tests),
+        "source_all_words": {"words": len(every.words), **score(every, tests)},
+        "checksum": sha256(folder / "source.npz"),
+    }
+    write_text(folder / "data.json", json.dumps(description, indent=2) + "\n")
+    _print(chosen, description)
+
+
+def _print(chosen: WordVectors, description: Mapping[str, Any]) -> None:
+    """Tell what was prepared."""
+    print(f"{len(chosen.words):,} words, the first: {', '.join(chosen.words[:8])}")
+    for name, result in description["source"].items():
+        print(f"{name}: rho {result['rho']}, {result['known']} of {result['pairs']} pairs known")
+    print(f"prepared {data_folder()}")
+
+
+def _own_vectors(settings: Mapping[str, Any]) -> Path:
+    """Vectors trained on the corpus of the settings; they are made once."""
+    texts = source.corpus(settings["dataset"])
+    output = home() / "skipgram.npz"
+    run_step(
+        "skip-gram",
+        home() / "steps",
+        partial(source.train_source, texts, settings, output),
+        inputs=texts,
+        outputs=[output],
+        settings=settings,
+    )
+    return output
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Prepare the vectors and pairs of words below $RUNS/glove_reconstruction/data.
+
+    Without --vectors or --glove, skip-gram vectors of WikiText-2 are trained, from $DATA_DIR or the network.
+    """
+    settings = read_yaml(RECIPE / "data.yaml")
+    parser = argparse.ArgumentParser(prog="preprocess.sh", description=main.__doc__)
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--vectors", type=Path, help="vectors of GloVe, word2vec or fastText")
+    chosen.add_argument("--glove", choices=sorted(settings["glove"]), help="download these vectors")
+    parser.add_argument("--limit", type=int, help="read the first so many words of the vectors only")
+    parser.add_argument(
+        "--text", nargs="+", type=Path, default=[], help="count words in these tokenised texts, to choose by"
+    )
+    parser.add_argument("--pairs", nargs="+", type=Path, help="files of two words and a score on a line")
+    parser.add_argument("--grid", type=Path, default=RECIPE / "grid.yaml", help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    grid = read_grid(options.grid)
+    vectors = options.vectors
+    if vectors is not None and not vectors.is_file():
+        raise UserError(f"vectors {vectors}: no such file; check the path")
+    if options.glove is not None:
+        vectors = source.download_glove(settings["glove"][options.glove])
+    if vectors is None:
+        vectors = _own_vectors(settings["skipgram"])
+    pairs = options.pairs or source.locate_pairs(settings["pairs"]["files"], settings["pairs"]["url"])
+    prepare(vectors, grid.words, pairs, options.text, options.limit)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("preprocess", main))

@@ -1,0 +1,169 @@
+"""The table of the README and ALONE's Figure 3, from the cells that were measured."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recipes.common.errors import UserError, run_main
+from recipes.common.plot import MARKERS
+from recipes.common.results import read_results
+from recipes.common.table import Column, markdown_table, update_readme
+from recipes.glove_reconstruction.grid import RECIPE, Grid, home, read_grid
+from shared_embeddings.files import replacing
+
+Record = dict[str, Any]
+
+
+def summaries(grid: Grid, records: Sequence[Record]) -> list[Record]:
+    """One record per row and width with means over the seeds; without metrics where no cell was measured."""
+    found = []
+    for row in grid.rows():
+        for hidden in grid.hidden:
+            cells = [
+                one for one in records if (one["config"]["row"], one["config"]["hidden"]) == (row, hidden)
+            ]
+            found.append(_summary(row, hidden, cells))
+    return found
+
+
+def _summary(row: str, hidden: int, cells: Sequence[Record]) -> Record:
+    """The mean and the spread of the cells of one row and width."""
+    record = {"recipe": RECIPE.name, "row": f"{row}-{hidden}", "config": {"row": row, "hidden": hidden}}
+    if not cells:
+        return {**record, "counts": {}, "metrics": {}}
+    metrics: Record = {"seeds": len(cells)}
+    for name in ("squared_loss", "relative_error", "training_seconds"):
+        metrics[name] = statistics.mean(cell["metrics"][name] for cell in cells)
+    metrics["similarity"] = {
+        name: _spread([cell["metrics"]["similarity"][name]["rho"] for cell in cells])
+        for name in cells[0]["metrics"]["similarity"]
+    }
+    return {**record, "counts": cells[0]["counts"], "metrics": metrics}
+
+
+def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
+    """The mean and the standard deviation over seeds; None where a value is not defined."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return {"mean": statistics.mean(known), "std": statistics.stdev(known) if len(known) > 1 else 0.0}
+
+
+def table(summary: Sequence[Record], source: Mapping[str, Any], dimensions: int) -> str:
+    """The Markdown table of all rows, below that of the source vectors themselves."""
+    columns = [
+        Column("vectors", lambda r: r["config"]["row"], always=True),
+        Column("hidden", lambda r: str(r["config"]["hidden"]), always=True),
+        Column("parameters", lambda r: f"{r['counts']['embedding']:,}"),
+        Column("kB stored", lambda r: f"{r['counts']['stored_bits'] / 8000:,.0f}"),
+        Column("seeds", lambda r: str(r["metrics"]["seeds"])),
+        Column("squared loss", lambda r: f"{r['metrics']['squared_loss']:.3f}"),
+        Column("relative error", lambda r: f"{r['metrics']['relative_error']:.3f}"),
+        *(Column(f"rho {name}", _rho(name)) for name in source),
+        Column("seconds", lambda r: f"{r['metrics']['training_seconds']:.0f}"),
+    ]
+    return markdown_table([_source_record(source, summary, dimensions), *summary], columns)
+
+
+def _rho(name: str) -> Callable[[Record], str]:
+    """What tells rho of one set, with its standard deviation over several seeds."""
+
+    def tell(record: Record) -> str:
+        found = record["metrics"]["similarity"][name]
+        if found is None:
+            return "undefined"
+        spread = f" ± {found['std']:.3f}" if record["metrics"]["seeds"] > 1 else ""
+        return f"{found['mean']:.3f}{spread}"
+
+    return tell
+
+
+def _source_record(source: Mapping[str, Any], summary: Sequence[Record], dimensions: int) -> Record:
+    """The source vectors as a row of the table."""
+    size = next(record["counts"]["table"] for record in summary if record["counts"])
+    similarity = {name: _spread([found["rho"]]) for name, found in source.items()}
+    return {
+        "recipe": RECIPE.name,
+        "row": "source",
+        "config": {"row": f"source, {dimensions} dimensions", "hidden": "–"},
+        "counts": {"embedding": size, "stored_bits": 32 * size},
+        "metrics": {
+            "seeds": 1,
+            "squared_loss": 0.0,
+            "relative_error": 0.0,
+            "training_seconds": 0.0,
+            "similarity": similarity,
+        },
+    }
+
+
+def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid, path: Path) -> None:
+    """Draw rho against the width, a panel per set (ALONE, Figure 3); bars are one standard deviation."""
+    # Not pyplot: it would choose a window system and keep every figure alive.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.6 * len(source), 3.4), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(source), squeeze=False)[0]
+    for axes, (name, found) in zip(panels, source.items(), strict=True):
+        for number, row in enumerate(grid.alone):
+            points = [
+                (record["config"]["hidden"], record["metrics"]["similarity"][name])
+                for record in summary
+                if record["config"]["row"] == row and record["metrics"]
+            ]
+            points = [point for point in points if point[1] is not None]
+            axes.errorbar(
+                [hidden for hidden, _ in points],
+                [value["mean"] for _, value in points],
+                yerr=[value["std"] for _, value in points],
+                marker=MARKERS[number],
+                capsize=3,
+                label=row,
+            )
+        if found["rho"] is not None:
+            axes.axhline(found["rho"], linestyle="--", color="grey", label="source")
+        axes.set_title(f"{name}: {found['known']} of {found['pairs']} pairs", fontsize=9)
+        axes.set_xticks(grid.hidden)
+        axes.set_xlabel("hidden width")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("Spearman's rho")
+    panels[-1].legend(fontsize=7)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", metadata={"Software": None})
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Put the measured cells into the README's table and draw Figure 3 beside it."""
+    parser = argparse.ArgumentParser(prog="eval.sh", description=main.__doc__)
+    parser.add_argument(
+        "--results", type=Path, default=home() / "cells", help="folder of results (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--readme", type=Path, default=RECIPE / "README.md", help="with the markers (default: %(default)s)"
+    )
+    parser.add_argument("--grid", type=Path, default=RECIPE / "grid.yaml", help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    grid = read_grid(options.grid)
+    records = read_results(options.results)
+    if not records:
+        raise UserError(f"{options.results}: no results; run train.sh first")
+    if len({record["data_checksum"] for record in records}) > 1:
+        raise UserError(f"{options.results}: has results of different source vectors; sort them apart")
+    source = records[0]["metrics"]["source_similarity"]
+    summary = summaries(grid, records)
+    if not any(record["metrics"] for record in summary):
+        raise UserError(f"{options.results}: has results of other cells than {options.grid}; name its grid")
+    dimensions = records[0]["counts"]["table"] // grid.words
+    update_readme(options.readme, "results", table(summary, source, dimensions))
+    draw_figure(summary, source, grid, options.readme.parent / "figure3.png")
+    print(f"wrote the table of {options.readme} and figure3.png beside it")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("eval", main))

@@ -1,0 +1,185 @@
+"""Fit cells of the grid to the source vectors and measure them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+import shared_embeddings as se
+from recipes.common.errors import UserError, run_main
+from recipes.common.results import write_results
+from recipes.common.training import read_json
+from recipes.glove_reconstruction.grid import RECIPE, Cell, Grid, data_folder, home, read_grid
+from recipes.glove_reconstruction.scores import score
+from recipes.glove_reconstruction.source import read_source
+from shared_embeddings.fitting import report
+from shared_embeddings.vectors import WordVectors
+from shared_embeddings.word_pairs import read_pairs
+
+RESULTS = "results.json"
+
+
+def fit_alone(
+    teacher: Tensor, options: Mapping[str, Any], training: Mapping[str, Any], title: str
+) -> se.SharedEmbedding:
+    """Minimise the mean of ``||e - FFN(m * o)||**2`` over the words (ALONE, Eq. 4) with Adam.
+
+    Batches are drawn evenly from the vocabulary; as many words as it has are an epoch (section 3.1).
+
+    Args:
+        teacher: ``(V, D)``.
+        options: of `alone`, with its ``seed``, which everything is drawn from.
+        training: ``epochs``, ``batch_size``, ``learning_rate`` and ``schedule``.
+        title: of the progress bar.
+    """
+    words, dim = teacher.shape
+    with torch.random.fork_rng():
+        torch.manual_seed(options["seed"])
+        embedding = se.build("alone", num_embeddings=words, embedding_dim=dim, **options)
+    draw = torch.Generator().manual_seed(options["seed"])
+    parameters = [parameter for parameter in embedding.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.Adam(parameters, lr=training["learning_rate"])
+    batch = min(training["batch_size"], words)
+    steps = training["epochs"] * -(-words // batch)
+    schedule = (
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+        if training["schedule"] == "cosine"
+        else torch.optim.lr_scheduler.ConstantLR(optimiser, factor=1.0)
+    )
+    bar = tqdm(range(steps), desc=title, unit=" steps", mininterval=1.0)
+    for _ in bar:
+        ids = torch.randint(words, (batch,), generator=draw)
+        loss = (embedding(ids) - teacher[ids]).square().sum(dim=1).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+        if bar.n % 50 == 0:
+            bar.set_postfix(loss=f"{float(loss.detach()):.4g}", refresh=False)
+    return embedding.eval()
+
+
+def run_cell(grid: Grid, cell: Cell, words: WordVectors, data: Mapping[str, Any]) -> None:
+    """Fit one cell, measure it and write its results."""
+    teacher = torch.from_numpy(words.vectors)
+    config = wanted_config(grid, cell, teacher)
+    method, options = config["embedding"]["method"], dict(config["embedding"])
+    del options["method"]
+    started = time.perf_counter()
+    if cell.row in grid.alone:
+        embedding = fit_alone(teacher, options, grid.training, cell.name)
+    else:
+        embedding, _ = se.fit(method, teacher, seed=cell.seed, **options)
+        embedding.eval()
+    found = report(embedding, teacher, seconds=time.perf_counter() - started)
+    with torch.no_grad():
+        reconstructed = WordVectors(words.words, embedding.table().numpy())
+    tests = [read_pairs(data_folder() / "pairs" / name) for name in data["pairs"]]
+    write_results(
+        folder_of(cell) / RESULTS,
+        recipe=RECIPE.name,
+        row=cell.name,
+        config=config,
+        counts={"embedding": found.parameters, "stored_bits": found.stored_bits, "table": teacher.numel()},
+        metrics={
+            "squared_loss": found.squared_loss,
+            "relative_error": found.relative_error,
+            "similarity": score(reconstructed, tests),
+            "source_similarity": data["source"],
+            "training_seconds": found.seconds,
+        },
+        data_checksum=data["checksum"],
+    )
+
+
+def wanted_config(grid: Grid, cell: Cell, teacher: Tensor) -> dict[str, Any]:
+    """Everything that decides about the outcome of a cell."""
+    config = {**vars(cell), "embedding": grid.embedding(cell, *teacher.shape)}
+    return {**config, "training": grid.training} if cell.row in grid.alone else config
+
+
+def is_done(grid: Grid, cell: Cell, teacher: Tensor, data: Mapping[str, Any]) -> bool:
+    """Whether a cell has results.
+
+    Raises:
+        UserError: they are of other settings or other vectors.
+    """
+    path = folder_of(cell) / RESULTS
+    found = read_json(path)
+    if found is None:
+        return False
+    wanted = json.loads(json.dumps(wanted_config(grid, cell, teacher)))
+    if found.get("config") != wanted or found.get("data_checksum") != data["checksum"]:
+        raise UserError(f"{path}: is of other settings or vectors; move {path.parent} away, or put them back")
+    return True
+
+
+def _possible(grid: Grid, cells: Sequence[Cell], teacher: Tensor) -> list[Cell]:
+    """The cells without those whose method cannot be as small, which are told of.
+
+    Raises:
+        UserError: none is left.
+    """
+    possible, reasons = [], []
+    for cell in cells:
+        try:
+            wanted_config(grid, cell, teacher)
+            possible.append(cell)
+        except UserError as error:
+            reasons.append(str(error))
+    if not possible:
+        raise UserError(reasons[0])
+    for reason in reasons:
+        print(f"passed over: {reason}", flush=True)
+    return possible
+
+
+def folder_of(cell: Cell) -> Path:
+    """Where a cell is kept."""
+    return home() / "cells" / cell.name
+
+
+def prepared() -> tuple[WordVectors, dict[str, Any]]:
+    """The source vectors and the description of the data.
+
+    Raises:
+        UserError: they are not prepared.
+    """
+    data = read_json(data_folder() / "data.json")
+    if data is None:
+        raise UserError(f"{data_folder()}: no prepared vectors; run preprocess.sh")
+    return read_source(data_folder() / "source.npz"), data
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Fit and measure cells of the grid; those that have results are passed over."""
+    parser = argparse.ArgumentParser(prog="train.sh", description=main.__doc__)
+    parser.add_argument("cells", nargs="*", default=["*"], help="names or patterns, 'alone_real-*-0'; all")
+    parser.add_argument("--list", action="store_true", help="only list the cells")
+    parser.add_argument("--grid", type=Path, default=RECIPE / "grid.yaml", help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    grid = read_grid(options.grid)
+    cells = grid.chosen(options.cells)
+    if options.list:
+        print("\n".join(cell.name for cell in cells))
+        return
+    words, data = prepared()
+    teacher = torch.from_numpy(words.vectors)
+    cells = _possible(grid, cells, teacher)
+    left = [cell for cell in cells if not is_done(grid, cell, teacher, data)]
+    print(f"{len(cells)} cells, {len(cells) - len(left)} of them have results", flush=True)
+    for cell in left:
+        run_cell(grid, cell, words, data)
+        print(f"{cell.name}: wrote {folder_of(cell) / RESULTS}", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("train", main))

@@ -1,0 +1,209 @@
+"""The reconstruction recipe on a handful of drawn vectors, from the file of vectors to the README."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import shared_embeddings as se
+from recipes.common.errors import UserError, run_main
+from recipes.common.results import read_results
+from recipes.glove_reconstruction import preprocess, report, source, train
+from recipes.glove_reconstruction.grid import RECIPE, Cell, read_grid
+from shared_embeddings.files import sha256
+from shared_embeddings.vectors import WordVectors
+
+GRID: dict[str, Any] = {
+    "words": 60,
+    "alone": {"alone_real": {"filter": "real"}, "alone_fixed": {"filter": "binary", "train_base": False}},
+    "hidden": [16, 40],
+    "seeds": [0, 1],
+    "training": {"epochs": 3, "batch_size": 20, "learning_rate": 0.01, "schedule": "cosine"},
+}
+
+
+class Setting:
+    """A folder with vectors of 80 words in 12 dimensions, pairs of them, and a grid."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.grid = folder, folder / "grid.yaml"
+        self.home = folder / "runs" / "glove_reconstruction"
+        self.vectors, self.pairs = folder / "vectors.txt", folder / "set.tsv"
+        draw = np.random.default_rng(4)
+        rows = draw.normal(size=(80, 12))
+        lines = [f"w{n} " + " ".join(f"{x:.5f}" for x in row) for n, row in enumerate(rows)]
+        self.vectors.write_text("\n".join(lines) + "\n")
+        scores = [f"w{n}\tw{n + 5}\t{draw.random():.4f}" for n in range(60)]
+        self.pairs.write_text("\n".join(scores) + "\n")
+        self.configure()
+
+    def configure(self, **changes: Any) -> None:
+        self.grid.write_text(yaml.safe_dump({**GRID, **changes}))
+
+    def run(self, module: Any, *arguments: object) -> int:
+        return run_main("recipe", module.main, [*map(str, arguments), "--grid", str(self.grid)])
+
+    def prepare(self, *arguments: object) -> int:
+        return self.run(preprocess, "--vectors", self.vectors, "--pairs", self.pairs, *arguments)
+
+    def results(self, cell: str) -> Path:
+        return self.home / "cells" / cell / "results.json"
+
+
+@pytest.fixture
+def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
+    monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
+    monkeypatch.delenv("DATA_DIR", raising=False)
+    torch.set_num_threads(1)
+    yield Setting(tmp_path)
+
+
+def test_from_vectors_to_the_readme(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
+    assert setting.prepare() == 0
+    data = json.loads((setting.home / "data" / "data.json").read_text())
+    assert data["source"]["set"]["pairs"] == 60 and data["source"]["set"]["known"] == 55
+    assert data["source_all_words"]["set"]["known"] == 60
+    assert setting.run(train, "alone_*", "projective-40-0", "structured-40-0") == 0
+    records = {record["row"]: record for record in read_results(setting.home / "cells")}
+    assert len(records) == 10
+    parameters = se.expected_count("alone", num_embeddings=60, embedding_dim=12, hidden_dim=40)
+    assert records["alone_real-40-1"]["counts"]["embedding"] == parameters
+    assert records["alone_real-40-1"]["config"]["embedding"]["seed"] == 1
+    assert records["structured-40-0"]["counts"]["stored_bits"] <= 32 * parameters
+    # A rank above D is a table in other words.
+    found = records["projective-40-0"]["metrics"]
+    assert found["relative_error"] < 1.0 and found["similarity"]["set"]["known"] == 55
+    readme = setting.folder / "README.md"
+    readme.write_text("kept\n<!-- BEGIN results -->\n<!-- END results -->\n")
+    assert setting.run(report, "--readme", readme) == 0
+    text = readme.read_text()
+    mean = np.mean(
+        [records[f"alone_real-16-{seed}"]["metrics"]["similarity"]["set"]["rho"] for seed in (0, 1)]
+    )
+    assert f"{mean:.3f} ± " in text and f"{data['source']['set']['rho']:.3f}" in text
+    assert text.startswith("kept\n") and "| projective | 16 | not run |" in text
+    assert (setting.folder / "figure3.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_measured_cells_are_passed_over(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
+    assert setting.prepare() == 0
+    assert setting.run(train, "alone_real-16-0") == 0
+    path = setting.results("alone_real-16-0")
+    before = path.read_bytes()
+    capsys.readouterr()
+    assert setting.run(train, "alone_real-16-*") == 0
+    assert "2 cells, 1 of them have results" in capsys.readouterr().out
+    assert path.read_bytes() == before and setting.results("alone_real-16-1").exists()
+    setting.configure(training={**GRID["training"], "epochs": 4})
+    assert setting.run(train, "alone_real-16-0") == 2
+    assert "is of other settings" in capsys.readouterr().err
+
+
+def test_fit_of_alone_is_seeded_and_lowers_the_loss() -> None:
+    teacher = torch.randn(30, 8)
+    options = {"hidden_dim": 60, "seed": 3}
+    training = {"epochs": 150, "batch_size": 10, "learning_rate": 0.01, "schedule": "constant"}
+    before = torch.get_rng_state()
+    first = train.fit_alone(teacher, options, training, "fit")
+    assert torch.equal(torch.get_rng_state(), before)
+    second = train.fit_alone(teacher, options, training, "fit")
+    assert torch.equal(first.table(), second.table())
+    with torch.no_grad():
+        assert float((first.table() - teacher).square().sum() / teacher.square().sum()) < 0.3
+
+
+def test_words_by_count_and_lower_case() -> None:
+    vectors = WordVectors(["a", "b", "c", "D", "e"], np.arange(5.0)[:, None].repeat(2, axis=1))
+    assert source.most_frequent(vectors, 2, None).words == ["a", "b"]
+    counts = {"c": 4, "D": 5, "A": 2, "a": 1, "b": 1, "unknown": 9, "<unk>": 9}
+    found = source.most_frequent(vectors, 3, counts)
+    assert found.words == ["D", "c", "a"] and found.vectors[:, 0].tolist() == [3, 2, 0]
+    with pytest.raises(UserError, match="4 words to choose from"):
+        source.most_frequent(vectors, 5, counts)
+
+
+def test_own_vectors_of_a_text(tmp_path: Path) -> None:
+    pytest.importorskip("gensim")
+    text = tmp_path / "text"
+    text.write_text("The sun <unk> shines\nthe moon shines\nrare\n" * 3 + "once\n")
+    settings = {"dim": 4, "window": 2, "epochs": 1, "seed": 0, "min_count": 3}
+    source.train_source([text], settings, tmp_path / "own.npz")
+    found = source.read_source(tmp_path / "own.npz")
+    assert found.words == ["the", "shines", "sun", "moon", "rare"] and found.vectors.shape == (5, 4)
+
+
+def test_glove_is_unpacked_from_a_verified_archive(setting: Setting) -> None:
+    archive = setting.home / "downloads" / "vectors.zip"
+    archive.parent.mkdir(parents=True)
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.write(setting.vectors, "vectors.txt")
+    entry = {"url": "https://example.invalid/vectors.zip", "file": "vectors.txt", "sha256": sha256(archive)}
+    assert source.download_glove(entry).read_bytes() == setting.vectors.read_bytes()
+    with pytest.raises(UserError, match="lacks other.txt"):
+        source.download_glove({**entry, "file": "other.txt"})
+
+
+def test_methods_get_the_bytes_of_alone() -> None:
+    grid = read_grid(RECIPE / "grid.yaml")
+    assert list(grid.hidden) == [600, 1200, 1800, 2400] and len(grid.seeds) == 5
+    assert {cell.row for cell in grid.cells()} == {*grid.alone, *se.methods()} - {"alone", "standard"}
+    for row in ("projective", "structured", "compositional_code", "uncle"):
+        options = grid.embedding(Cell(row, 600, 0), 5000, 300)
+        assert options.pop("method") == row and "random_classes" not in options
+    assert grid.embedding(Cell("projective", 600, 0), 5000, 300)["rank"] == 360_300 // 5300
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden": [16, "x"]}, "hidden is"),
+        ({"seeds": []}, "seeds is"),
+        ({"words": 100}, "80 words to choose from"),
+        ({"alone": {"funnel": {}}}, "which is a method"),
+        ({"training": {"epochs": 1}}, "training: it must hold"),
+        ({"training": {**GRID["training"], "learning_rate": 0}}, "learning_rate is 0"),
+        ({"more": 1}, "and nothing else"),
+    ],
+)
+def test_mistakes_in_the_grid(
+    setting: Setting, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], message: str
+) -> None:
+    setting.configure(**changes)
+    assert setting.prepare() == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and message in err
+
+
+def test_mistakes_on_the_command_line(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
+    assert setting.run(train, "alone_real-16-0") == 2
+    assert "run preprocess.sh" in capsys.readouterr().err
+    assert setting.prepare() == 0
+    assert setting.run(train, "alone_real-17-0") == 2
+    assert "no cell is called 'alone_real-17-0'" in capsys.readouterr().err
+    assert setting.run(report, "--readme", setting.folder / "README.md") == 2
+    # The groups of DeFINE's smallest unit take more than such a small ALONE.
+    setting.configure(hidden=[4])
+    assert setting.run(train, "define-4-0") == 2
+    assert "needs at least" in capsys.readouterr().err
+    setting.vectors.write_text("a 1 2\nb 3\n")
+    assert setting.prepare() == 2
+    assert "line 2 has 1 numbers" in capsys.readouterr().err
+
+
+def test_script_lists_the_cells() -> None:
+    script = RECIPE / "train.sh"
+    text = script.read_text()
+    assert "recipes.glove_reconstruction.train" in text
+    command = [sys.executable, "-m", "recipes.glove_reconstruction.train", "--list", "alone_real-*-0"]
+    listed = subprocess.run(command, cwd=RECIPE.parents[1], capture_output=True, text=True, check=True).stdout
+    assert listed.split() == [f"alone_real-{hidden}-0" for hidden in (600, 1200, 1800, 2400)]

@@ -1,0 +1,151 @@
+"""Reading word vectors and pairs of words, in all formats and with what can be wrong in them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared_embeddings.cli import main
+from shared_embeddings.vectors import read_vectors
+from shared_embeddings.word_pairs import read_pairs
+
+ROWS = {"the": [1.0, 2.5, -3.0], "é": [0.125, 0.0, 4.0], "a\u00a0b": [7.0, 8.0, 9.0]}
+LINES = [" ".join([word, *map(str, numbers)]) for word, numbers in ROWS.items()]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def write_binary(path: Path) -> Path:
+    """word2vec's format, byte by byte."""
+    body = b"".join(word.encode() + b" " + struct.pack("<3f", *row) + b"\n" for word, row in ROWS.items())
+    path.write_bytes(b"3 3\n" + body)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["lines", "header", "binary", "gzip"])
+def test_formats(tmp_path: Path, kind: str) -> None:
+    text = "\n".join(LINES) + "\n"
+    path = tmp_path / "vectors"
+    if kind == "binary":
+        write_binary(path)
+    elif kind == "gzip":
+        path = tmp_path / "vectors.gz"
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        write(path, text if kind == "lines" else f"3 3\n{text}")
+    found = read_vectors(path)
+    assert found.words == list(ROWS)
+    np.testing.assert_array_equal(found.vectors, np.array(list(ROWS.values()), dtype=np.float32))
+    assert read_vectors(path, limit=2).words == list(ROWS)[:2]
+
+
+def test_fasttext_model(tmp_path: Path) -> None:
+    fasttext = pytest.importorskip("gensim.models.fasttext")
+    sentences = [["sun", "moon"], ["sun", "star"]] * 5
+    model = fasttext.FastText(sentences, vector_size=4, min_count=1, workers=1, seed=1, bucket=20)
+    path = tmp_path / "model.bin"
+    fasttext.save_facebook_model(model, str(path))
+    found = read_vectors(path)
+    assert sorted(found.words) == ["moon", "star", "sun"]
+    np.testing.assert_allclose(found.vectors[found.words.index("moon")], model.wv["moon"], rtol=1e-5)
+
+
+def test_first_vector_of_a_repeated_word_counts(tmp_path: Path) -> None:
+    found = read_vectors(write(tmp_path / "v", "a 1 2\nb 3 4\na 5 6\n"))
+    assert found.words == ["a", "b"] and found.vectors.tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a 1 2\nb 3\nc 5 6\n", "line 2 has 1 numbers behind its word, wanted 2"),
+        ("3 2\na 1 2\nb 3 4\nc 5 6 7\n", "line 4 has 3 numbers"),
+        ("3 2\na 1 2\nb 3 4\n", "tells of 3 words, but there are 2"),
+        ("a 1 2\nb 3 x\n", "could not convert"),
+        ("a 1 2\nb nan 3\n", "'b' has values that are no finite numbers"),
+        ("word\n", "line 1 has 0 numbers"),
+        ("", "is empty"),
+    ],
+)
+def test_malformed_vectors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    path = write(tmp_path / "vectors", text)
+    pairs = write(tmp_path / "pairs", "a b 1\n")
+    assert main(["similarity", "--vectors", str(path), "--pairs", str(pairs)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and message in err and str(path) in err
+
+
+def test_binary_that_is_cut_short(tmp_path: Path) -> None:
+    path = write_binary(tmp_path / "vectors")
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(ValueError, match="binary vectors"):
+        read_vectors(path)
+    path.write_bytes((793712314).to_bytes(4, "little") + b"\0" * 40)
+    with pytest.raises(ValueError, match="a fastText model"):
+        read_vectors(path)
+    with pytest.raises(ValueError, match="no such file"):
+        read_vectors(tmp_path / "none")
+    with pytest.raises(ValueError, match="limit is 0"):
+        read_vectors(path, limit=0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "old\tnew\t1.58\nOld man\tbad\t2\n",
+        "\ufeffWord 1,Word 2,Human (mean)\r\nold,new,1.58\r\n\r\nOld man,bad,2.0\r\n",
+        "word1\tword2\tPOS\tSimLex999\tconc(w1)\nold\tnew\tA\t1.58\t2.72\nOld man\tbad\tA\t2\t3\n",
+        '# comment\nold;new;1.58\n"Old man";bad;2\n',
+    ],
+)
+def test_pairs(tmp_path: Path, text: str) -> None:
+    found = read_pairs(write(tmp_path / "set.csv", text))
+    assert found == ("set", [("old", "new", 1.58), ("Old man", "bad", 2.0)])
+
+
+def test_pairs_between_spaces(tmp_path: Path) -> None:
+    assert read_pairs(write(tmp_path / "set", "old  new 1.5\n")).pairs == [("old", "new", 1.5)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a\tb\t1\na\tb\n", "line 2"),
+        ("one\ttwo\tscore\na\tb\tmany\n", "line 2"),
+        ("a\tb\t1\na\tb\tinf\n", "line 2"),
+        ("a\tb\t1\n\tb\t2\n", "line 2"),
+        ("one\ttwo\tscore\n", "no lines with two words and a score"),
+        ("", "no lines with two words and a score"),
+    ],
+)
+def test_malformed_pairs(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_pairs(write(tmp_path / "set", text))
+
+
+def test_similarity_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vectors = write(tmp_path / "v.txt", "a 1 0\nb 1 1\nc 0 1\n")
+    first = write(tmp_path / "first.tsv", "a\tb\t3\na\tc\t1\nA\tA\t5\na\td\t4\n")
+    second = write(tmp_path / "second.csv", "one,two,score\na,d,1\n")
+    asked = ["similarity", "--vectors", str(vectors), "--pairs", str(first), str(second)]
+    assert main(asked) == 0
+    text = capsys.readouterr().out
+    assert "v.txt: 3 words in 2 dimensions" in text and "1.0000" in text and "3 of 4 (75%)" in text
+    assert "undefined" in text and "1 in lower case" in text
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["tables"]["v.txt"]
+    assert (found["words"], found["dimensions"]) == (3, 2)
+    assert [entry["coverage"] for entry in found["sets"]] == [0.75, 0.0]
+    assert found["sets"][0]["rho"] == pytest.approx(1.0) and found["sets"][1]["rho"] is None
+    assert main([*asked, "--limit", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tables"]["v.txt"]["words"] == 2
