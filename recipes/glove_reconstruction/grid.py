@@ -17,7 +17,7 @@ from shared_embeddings.compression_targets import options_within
 
 RECIPE = Path(__file__).parent
 SCHEDULES = ("constant", "cosine")
-_TRAINING = {"epochs": int, "batch_size": int, "learning_rate": float, "schedule": str}
+_TRAINING: dict[str, type] = {"epochs": int, "batch_size": int, "learning_rate": float, "schedule": str}
 # Of a plain table nothing is left to reconstruct; ALONE has rows of its own.
 _NOT_COMPARED = ("standard", "alone")
 
