@@ -16,7 +16,8 @@ from lm import models
 from lm.errors import UserError
 from lm.models.interface import LanguageModel
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.files import UNREADABLE, first_line, replacing
+from shared_embeddings.files import UNREADABLE, first_line, replacing, save_tensors
+from shared_embeddings.storage import StorageError, unpack
 
 FORMAT = "shared-embeddings-lm"
 VERSION = 1
@@ -55,16 +56,36 @@ def save_model(
             options that a fit to a teacher has chosen are put in.
         training: what it takes to go on training, in plain values and tensors; None for the model only.
     """
+    settings = {**config, "embedding": _rebuilding(config, model.embedding)}
+    save_state(path, distinct_state(model), words, settings, training)
+
+
+def save_state(
+    path: Path,
+    state: Mapping[str, Tensor],
+    words: Sequence[str],
+    config: Mapping[str, Any],
+    training: Mapping[str, Any] | None,
+) -> None:
+    """Write the checkpoint of a model of which only the tensors are at hand; see `save_model`.
+
+    Args:
+        path: the file.
+        state: of `distinct_state`, which may be packed.
+        words: the vocabulary, in the order of the ids.
+        config: the flat configuration; its embedding names no files.
+        training: as for `save_model`.
+    """
     content = {
         "format": FORMAT,
         "version": VERSION,
-        "config": {**config, "embedding": _rebuilding(config, model.embedding)},
+        "config": dict(config),
         "words": list(words),
-        "model": distinct_state(model),
+        "model": dict(state),
         "training": None if training is None else dict(training),
     }
     with replacing(Path(path)) as temporary:
-        torch.save(content, temporary)
+        save_tensors(content, temporary)
 
 
 def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:
@@ -108,7 +129,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"checkpoint {path}: has version {content['version']}, this program reads {VERSION}; use the "
             "program that wrote it"
         )
-    return content
+    try:
+        return {**content, "model": unpack(content["model"])}
+    except StorageError as error:
+        raise UserError(f"checkpoint {path}: {error}") from error
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from lm.checkpoint import load_model, read_checkpoint, save_model
+from lm.checkpoint import load_model, read_checkpoint, save_state
 from lm.errors import UserError
 from lm.models import LanguageModel
 from lm.vocabulary import EOS
@@ -77,6 +77,7 @@ class CheckpointModel:
                 table=table,
                 padding_idx=embedding.padding_idx,
                 is_scored=True,
+                has_output_bias=embedding.output_bias() is not None,
                 sentence_marks=(EOS,),
                 parameters=counts["total"],
                 stored_bits=counts["stored_bits"],
@@ -92,7 +93,7 @@ class CheckpointModel:
         del table  # there is one only
         old = self.module.embedding
         chosen: dict[str, Any] = dict(options)
-        if old.output_bias() is not None:
+        if old.output_bias() is not None and chosen.get("output") != "none":
             chosen.setdefault("output_bias", True)
         with torch.device("meta"):
             new = se.build(
@@ -132,6 +133,6 @@ class CheckpointModel:
         """The one file of a model that is called `path`."""
         return [path]
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """Write a checkpoint without what only training needs, completely or not at all."""
-        save_model(path, self.module, self.words, self.config, None)
+        save_state(path, weights, self.words, self.config, None)

@@ -19,6 +19,7 @@ from lm.distributed import Group
 from lm.errors import UserError
 from lm.models.interface import LanguageModel
 from lm.vocabulary import Vocabulary
+from shared_embeddings.compression_hosts import take_over_bias
 from shared_embeddings.distillation import (
     OPTION,
     Reconstruction,
@@ -126,6 +127,10 @@ def _fit(
 ) -> list[str]:
     """Replace the embedding of a model by one that is fitted to the teacher's table; gives lines about it."""
     settings: dict[str, Any] = dict(options.embedding)
+    old = teacher.model.embedding
+    bias = old.output_bias() if old.has_linear_scores else None
+    if bias is not None:
+        settings.setdefault("output_bias", True)
     fitted, report = se.fit(
         settings.pop("method"),
         _table(teacher).to(group.device),
@@ -137,8 +142,10 @@ def _fit(
     )
     model.embedding = fitted
     lines = [fit_line("embedding", report)]
-    if teacher.model.embedding.output_bias() is not None:
-        lines.append("The teacher's output bias is left out: embeddings are fitted to its table alone")
+    if bias is not None:
+        lines += take_over_bias(fitted, bias)
+    elif old.output_bias() is not None:
+        lines.append("The teacher's output bias is left out: it belongs to a softmax of two steps")
     return lines
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import glob
 import os
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from nmt.errors import UserError
 from nmt.files import read_checkpoint, save_checkpoint, write_atomically
 from nmt.model import load_unique_state, shared_embeddings_of, unique_state
+from shared_embeddings.files import replacing, save_tensors
+from shared_embeddings.storage import StorageError, unpack
 
 
 def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -76,7 +79,10 @@ def read_safetensors(path: str) -> dict[str, Tensor]:
             raise UserError(
                 f"checkpoint {file}: cannot be read ({error}); it is cut short or damaged"
             ) from error
-    return tensors
+    try:
+        return unpack(tensors)
+    except StorageError as error:
+        raise UserError(f"checkpoint {file}: {error}") from error
 
 
 def read_weights(path: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
@@ -106,13 +112,33 @@ def write_step(
     if save_format == "pytorch":
         save_checkpoint({"model": body, "generator": head, **saved}, f"{base}.pt")
         return f"{base}.pt", None
+    return write_apart(
+        {**body, **{f"generator.{name}": tensor for name, tensor in head.items()}}, saved, base
+    )
+
+
+def write_apart(weights: dict[str, Tensor], saved: dict[str, Any], base: str) -> tuple[str, str]:
+    """Write a checkpoint and the safetensors of its weights; returns both files.
+
+    Args:
+        weights: of the model, those of its generator under ``generator.``.
+        saved: everything else that the checkpoint holds.
+        base: path without ending.
+
+    Raises:
+        OSError: one of them cannot be written; neither is there then.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    weights = {**body, **{f"generator.{name}": tensor for name, tensor in head.items()}}
     distinct = _without_aliases(weights)
-    # The weights come first: a checkpoint without them could not be read.
-    write_atomically(f"{base}.safetensors", lambda name: save_file(distinct, name))
-    save_checkpoint(saved, f"{base}.pt")
+    with replacing(Path(f"{base}.pt")) as temporary:
+        save_tensors(saved, temporary)
+        # The weights come first: a checkpoint without them could not be read.
+        try:
+            write_atomically(f"{base}.safetensors", lambda name: save_file(distinct, name))
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
     return f"{base}.pt", f"{base}.safetensors"
 
 

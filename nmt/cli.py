@@ -123,9 +123,11 @@ def _check_training(opt: Namespace) -> None:
     from nmt import distillation
     from nmt.files import read_checkpoint
     from nmt.plan import OPTION_NAMES, check_combinations, check_sizes, parse_settings, read_plan
+    from nmt.summarization.length_control import check_positions
     from nmt.vocabulary import read_vocabulary
 
     _check_data(opt)
+    check_positions(opt)
     if opt.gpu_ranks and not torch.cuda.is_available() and opt.gpu_backend != "gloo":
         raise UserError(
             f"gpu_ranks: {opt.gpu_ranks}, but torch finds no CUDA device; remove gpu_ranks and "

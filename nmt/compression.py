@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.checkpoint import build_from_checkpoint, safetensors_of, split_state, write_step
+from nmt.checkpoint import build_from_checkpoint, safetensors_of, split_generator, write_apart
 from nmt.distillation import ASKED, OPTION
 from nmt.errors import UserError
 from nmt.files import read_checkpoint, save_checkpoint
@@ -59,7 +59,6 @@ class CheckpointModel:
         self.module, self.vocabs, _, self.checkpoint = build_from_checkpoint(str(path))
         self.is_safetensors = "model" not in self.checkpoint
         self.options: Namespace = copy.copy(self.checkpoint["opt"])
-        self.settings: dict[str, dict[str, Any]] = {}
         is_language_model = getattr(self.options, "model_task", "seq2seq") == "lm"
         self.share_inputs = bool(getattr(self.options, "share_embeddings", False)) and not is_language_model
         self.share_output = bool(getattr(self.options, "share_decoder_embeddings", False))
@@ -106,6 +105,7 @@ class CheckpointModel:
             table=table,
             padding_idx=self._padding(side),
             is_scored=is_scored,
+            has_output_bias=is_scored and self._output_bias() is not None,
             sentence_marks=SENTENCE_MARKS,
             parameters=parameters,
             stored_bits=bits,
@@ -123,7 +123,7 @@ class CheckpointModel:
         """
         is_scored = table == "target" and self.share_output
         settings: dict[str, Any] = {"method": method, **options}
-        if is_scored and self._output_bias() is not None:
+        if is_scored and self._output_bias() is not None and settings.get("output") != "none":
             settings.setdefault("output_bias", True)
         plan = self._plan({table: settings})
         stored = self._stored_options(plan)
@@ -135,15 +135,19 @@ class CheckpointModel:
         """Put the embeddings of all sides into the model; return what else changes with them."""
         notes = ["the state of the optimiser and the position in the data are left out"]
         bias = self._output_bias()
-        self.settings = {side: {"method": e.method, **e.stored_options()} for side, e in fitted.items()}
-        plan = self._plan(self.settings)
         if self.share_output and bias is not None:
             notes += take_over_bias(fitted["target"], bias)
         if not self.share_output:
             notes.append("the output layer is not tied to an embedding, and stays as it is")
-        place_embeddings(self.module, plan, dict(fitted))
-        self.options = self._stored_options(plan)
+        self.put_in(fitted)
         return notes
+
+    def put_in(self, embeddings: Mapping[str, se.SharedEmbedding]) -> None:
+        """Put embeddings of sides into the model, and their settings into its options."""
+        settings = {side: {"method": e.method, **e.stored_options()} for side, e in embeddings.items()}
+        plan = self._plan(settings)
+        place_embeddings(self.module, plan, dict(embeddings))
+        self.options = self._stored_options(plan)
 
     def written(self) -> dict[str, Tensor]:
         """Return the tensors of the model, each once."""
@@ -169,13 +173,13 @@ class CheckpointModel:
             raise UserError(f"output {path}: {shards[0]} would be taken for a part of it; take another name")
         return [path, path.with_suffix(".safetensors")]
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """Write the model without what only training needs; each file completely or not at all."""
         saved = {"vocab": self.checkpoint["vocab"], "opt": self.options, "optim": None}
         if self.is_safetensors:
-            write_step(self.module, saved, str(path.with_suffix("")), "safetensors")
+            write_apart(dict(weights), saved, str(path.with_suffix("")))
             return
-        body, head = split_state(self.module)
+        body, head = split_generator(dict(weights))
         save_checkpoint({"model": body, "generator": head, **saved}, path)
 
     def _output_bias(self) -> Tensor | None:

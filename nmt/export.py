@@ -12,6 +12,7 @@ from nmt.errors import UserError
 from nmt.files import save_checkpoint, write_atomically
 from nmt.model import SharedGenerator, shared_embeddings_of
 from nmt.plan import OPTION_NAMES
+from nmt.summarization.length_control import has_length_control
 
 
 @torch.no_grad()
@@ -80,6 +81,12 @@ def export_ctranslate2(path: str, output: str, quantization: str | None) -> None
     import ctranslate2
 
     checkpoint = dense_checkpoint(path)
+    if has_length_control(checkpoint["opt"]):
+        raise UserError(
+            f"format: ctranslate2 has no positions that know the length of the output, as {path} has "
+            f"(decoder_positions: {' '.join(checkpoint['opt'].decoder_positions)}); use format: pytorch, and "
+            "onmt_translate or onmt_server"
+        )
     # The two names stand for the same attention; CTranslate2 knows the older one only.
     if getattr(checkpoint["opt"], "self_attn_type", "") == "scaled-dot-flash":
         checkpoint["opt"].self_attn_type = "scaled-dot"

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from nmt.errors import UserError
-from shared_embeddings.files import UNREADABLE, first_line
+from shared_embeddings.files import UNREADABLE, first_line, save_tensors
+from shared_embeddings.storage import StorageError, unpack
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[str], None]) -> None:
@@ -44,7 +45,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[str], None])
 
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write a checkpoint with ``torch.save``, all at once."""
-    write_atomically(path, lambda name: torch.save(checkpoint, name))
+    write_atomically(path, lambda name: save_tensors(checkpoint, name))
 
 
 def allow_checkpoint_types() -> None:
@@ -64,6 +65,8 @@ def reading_checkpoint(path: str) -> Iterator[None]:
     allow_checkpoint_types()
     try:
         yield
+    except StorageError as error:
+        raise UserError(f"checkpoint {path}: {error}") from error
     except UNREADABLE as error:
         raise UserError(
             f"checkpoint {path}: cannot be read ({first_line(error)}); it is cut short, or not a model "
@@ -83,4 +86,15 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         missing = {"opt", "vocab"} - set(checkpoint)
         if missing:
             raise ValueError(f"it has no {' and no '.join(sorted(missing))}")
-    return dict(checkpoint)
+        return with_plain_tensors(checkpoint)
+
+
+def with_plain_tensors(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint whose model's tensors are plain ones, however they were stored.
+
+    Raises:
+        shared_embeddings.storage.StorageError: in a way that this program does not know.
+    """
+    if "model" not in checkpoint:
+        return dict(checkpoint)
+    return {**checkpoint, "model": unpack(checkpoint["model"])}

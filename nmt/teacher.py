@@ -24,6 +24,7 @@ from nmt.model import (
 )
 from nmt.plan import OPTION_NAMES, EmbeddingPlan, method_options, read_plan, words_of
 from nmt.vocabulary import SENTENCE_MARKS, read_counts
+from shared_embeddings.compression_hosts import take_over_bias
 from shared_embeddings.distillation import OPTION, Reconstruction, copy_network, fit_line, freeze
 from shared_embeddings.token_counts import completed
 
@@ -37,14 +38,14 @@ class Teacher:
         tables: the table ``(V, D)`` of each side.
         state: all tensors by name.
         table_tensors: the names of those that make up its embeddings.
-        has_output_bias: whether its scores have a bias beside a tied table.
+        output_bias: ``(V,)`` what its scores get beside a tied table; ``None`` for nothing.
     """
 
     path: str
     tables: dict[str, Tensor]
     state: dict[str, Tensor]
     table_tensors: frozenset[str]
-    has_output_bias: bool
+    output_bias: Tensor | None
 
 
 def read_teacher(path: str) -> Teacher:
@@ -62,16 +63,20 @@ def read_teacher(path: str) -> Teacher:
     with torch.no_grad():
         tables = {side: _table_of(lookup) for side, lookup in present.items()}
     names = _names_of(model, list(present.values()))
-    return Teacher(path, tables, model.state_dict(), names, _has_output_bias(model, names))
+    return Teacher(path, tables, model.state_dict(), names, _output_bias(model, names))
 
 
-def _has_output_bias(model: Any, table_tensors: frozenset[str]) -> bool:
-    """Say whether a model adds a bias to scores that come from a word table."""
+def _output_bias(model: Any, table_tensors: frozenset[str]) -> Tensor | None:
+    """Return what a model adds to scores that come from a word table ``(V,)``, ``None`` for nothing.
+
+    That of a softmax of two steps is none for other tables.
+    """
     if isinstance(model.generator, SharedGenerator):
-        return model.generator.embedding.output_bias() is not None
-    return {"generator.weight", "generator.bias"} & set(model.state_dict()) - table_tensors == {
-        "generator.bias"
-    }
+        embedding = model.generator.embedding
+        return embedding.output_bias() if embedding.has_linear_scores else None
+    state = model.state_dict()
+    is_tied = "generator.weight" not in state or "generator.weight" in table_tensors
+    return state.get("generator.bias") if is_tied else None
 
 
 def _table_of(lookup: nn.Module) -> Tensor:
@@ -136,6 +141,9 @@ def _fit_embeddings(
     fitted = {}
     for side, settings in plan.sides().items():
         words = words_of(vocabs, side)
+        is_scored = side == "target" and plan.share_output
+        if is_scored and teacher.output_bias is not None:
+            settings = {"output_bias": True, **settings}
         embedding, report = se.fit(
             settings["method"],
             teacher.tables[side].to(place.device),
@@ -144,12 +152,13 @@ def _fit_embeddings(
             token_counts=token_counts(words, _vocabulary_file(opt, side)),
             seed=opt.seed,
             progress=is_first,
-            **method_options(side, settings, with_output=side == "target" and plan.share_output),
+            **method_options(side, settings, with_output=is_scored),
         )
         logger.info(fit_line(f"{side} embedding", report))
+        if is_scored and teacher.output_bias is not None:
+            for note in take_over_bias(embedding, teacher.output_bias):
+                logger.warning(note)
         fitted[side] = embedding.to(place)
-    if plan.share_output and teacher.has_output_bias:
-        logger.warning("The teacher's output bias is left out: embeddings are fitted to its table alone")
     place_embeddings(model, plan, fitted)
     _store_options(opt, plan, fitted)
 
@@ -186,7 +195,7 @@ def _copy_network(model: nn.Module, teacher: Teacher) -> None:
         for name, tensor in teacher.state.items()
         if name in own or not (name in teacher.table_tensors or is_position_encoding(name))
     }
-    if teacher.has_output_bias and "generator.bias" not in own:
+    if teacher.output_bias is not None and "generator.bias" not in own:
         found.pop("generator.bias", None)
     remedy = "set the options of the network to the teacher's, or network_start: random"
     copy_network(own, found, teacher.path, remedy)

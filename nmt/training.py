@@ -27,6 +27,7 @@ from nmt.errors import UserError
 from nmt.model import broadcast_parameters, parameter_table
 from nmt.plan import OPTION_NAMES, read_plan
 from nmt.report import ProgressReport
+from nmt.summarization.length_control import check_same_positions
 from nmt.teacher import DistillationLoss, prepare_student
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of mallopt(3) in the GNU C library
@@ -60,6 +61,7 @@ def run(opt: Namespace, device_id: int) -> None:
     model_opt = train_single._get_model_opts(opt, checkpoint=checkpoint)
     if checkpoint is not None:
         _check_same_embedding(opt, asked_options(checkpoint["opt"]))
+        check_same_positions(opt, checkpoint["opt"])
         resume_distillation(opt, model_opt)
     model = train_single.build_model(model_opt, opt, vocabs, checkpoint, device_id)
     distilled = prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)

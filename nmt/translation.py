@@ -13,6 +13,7 @@ from pathlib import Path
 from nmt.data import check_parallel, clean_line
 from nmt.errors import UserError
 from nmt.files import write_atomically
+from nmt.summarization.length_control import read_desired_lengths
 
 
 def read_lines(path: str) -> list[str]:
@@ -45,7 +46,7 @@ def translate_file(opt: Namespace, translate: Callable[[Namespace], None]) -> No
         translate: translates the files that the options name.
 
     Raises:
-        UserError: a file is missing or not UTF-8, or source and target differ in length.
+        UserError: a file is missing or not UTF-8, or source, target and desired lengths are not parallel.
     """
     if not os.path.isfile(opt.src):
         raise UserError(f"src: no such file: {opt.src}")
@@ -53,9 +54,12 @@ def translate_file(opt: Namespace, translate: Callable[[Namespace], None]) -> No
     if os.path.getsize(opt.src):
         check_parallel("translation", sides)
     texts = {side: read_lines(path) for side, path in sides.items()}
+    desired = read_desired_lengths(opt, len(texts["src"]))
     filled = [number for number, line in enumerate(texts["src"]) if line]
     with tempfile.TemporaryDirectory() as folder:
         changed = Namespace(**vars(opt))
+        if isinstance(desired, list):
+            changed.desired_lengths = [desired[number] for number in filled]
         for side, lines in texts.items():
             path = os.path.join(folder, side)
             Path(path).write_text("".join(f"{lines[number]}\n" for number in filled), encoding="utf-8")

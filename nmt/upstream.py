@@ -5,10 +5,11 @@ The seams, which `install` puts in place once per process (``*``: also where oth
 ==========================================  ================================================================
 seam                                        why
 ==========================================  ================================================================
-opts.model_opts                             adds ``embedding``, ``src_embedding``, ``tgt_embedding`` and
-                                            ``embedding_distillation``
+opts.model_opts                             adds ``embedding``, ``src_embedding``, ``tgt_embedding``,
+                                            ``embedding_distillation`` and ``decoder_positions``
 opts._add_train_general_opts                adds ``autocast``
-model_builder.build_base_model              puts shared embeddings in, tied as modules
+model_builder.build_base_model              puts shared embeddings in, tied as modules, and positions
+                                            that know the length of the output
 model_builder.build_model *                 shared embeddings initialise themselves, last
 models.model.BaseModel.load_state_dict      tied tensors are stored once, position tables not at all
 models.model.BaseModel.load_safe_state_dict likewise; upstream finds files in shards only
@@ -29,6 +30,12 @@ transforms.clean.CleanTransform.warm_up    says what is missing where there is n
 translate.TranslationBuilder.from_batch      scores of beam search can be written, too
 inference_engine.InferenceEnginePY          models with copy attention translate
 utils.distributed.all_gather_list *         likewise: upstream's works on a GPU only
+opts.translate_opts *                       adds ``desired_length`` and ``desired_lengths``
+translate.translator.build_translator *     its lengths are checked against the model
+translate.translator.Translator.translate…  each batch asks for its own lengths
+models.model.NMTModel.forward               in training, those of its targets
+decoders.transformer.Transformer…init_state lengths follow the rows of the decoder's state
+decoders.transformer.Transformer…map_state  likewise
 ==========================================  ================================================================
 """
 
@@ -49,6 +56,7 @@ import onmt.bin.server
 import onmt.bin.train
 import onmt.bin.translate
 import onmt.decoders.ensemble
+import onmt.decoders.transformer
 import onmt.inference_engine
 import onmt.inputters
 import onmt.inputters.dynamic_iterator
@@ -78,7 +86,7 @@ from nmt import distillation
 from nmt.checkpoint import load_weights, read_safetensors, split_generator, write_step
 from nmt.data import Batches, CleanCorpus
 from nmt.errors import UserError
-from nmt.files import allow_checkpoint_types, reading_checkpoint
+from nmt.files import allow_checkpoint_types, reading_checkpoint, with_plain_tensors
 from nmt.model import (
     SharedGenerator,
     fill_aliases,
@@ -88,6 +96,8 @@ from nmt.model import (
     shared_embeddings_of,
 )
 from nmt.plan import EXAMPLE, OPTION_NAMES, check_combinations, check_sizes, read_plan
+from nmt.summarization import length_control
+from nmt.summarization.positions import LengthControlledPositions
 from nmt.vocabulary import read_vocabulary
 
 _installed = False
@@ -122,6 +132,7 @@ def install() -> None:
     _replace(onmt.opts, "model_opts", _with_embedding_options)
     _replace(onmt.opts, "_add_train_general_opts", _with_autocast_option)
     _replace(onmt.model_builder, "build_base_model", _with_shared_embeddings)
+    _replace(onmt.model_builder, "build_base_model", _with_length_control)
     _replace_everywhere(onmt.model_builder, "build_model", _with_own_initialisation)
     _replace(onmt.models.model.BaseModel, "load_state_dict", _loading_ties_once)
     _replace(onmt.models.model.BaseModel, "load_safe_state_dict", _loading_safetensors)
@@ -144,6 +155,13 @@ def install() -> None:
     _replace(onmt.translate.TranslationBuilder, "from_batch", _with_written_scores)
     _replace(onmt.inference_engine.InferenceEnginePY, "_translate", _with_copied_words)
     _replace_everywhere(onmt.utils.distributed, "all_gather_list", _gathering_on_any_device)
+    _replace_everywhere(onmt.opts, "translate_opts", _with_length_options)
+    _replace_everywhere(onmt.translate.translator, "build_translator", _with_desired_lengths)
+    _replace(onmt.translate.translator.Translator, "translate_batch", _asking_desired_lengths)
+    _replace(onmt.models.model.NMTModel, "forward", _asking_target_lengths)
+    decoder = onmt.decoders.transformer.TransformerDecoderBase
+    _replace(decoder, "init_state", _starting_with_lengths)
+    _replace(decoder, "map_state", _with_lengths_following)
 
 
 def run_training_process(opt: Namespace, device_id: int) -> None:
@@ -183,7 +201,7 @@ def build_for_inference(path: str) -> tuple[nn.Module, dict[str, Any], Namespace
 
 
 def _with_embedding_options(original: Any) -> Any:
-    """Add the options of shared embeddings and their distillation to the options of a model."""
+    """Add the options of shared embeddings, their distillation and length control to those of a model."""
 
     def model_opts(parser: Any) -> None:
         original(parser)
@@ -205,6 +223,7 @@ def _with_embedding_options(original: Any) -> Any:
             help=f"Start from a trained model and fit the embedding to its table, such as "
             f"'{distillation.EXAMPLE}'",
         )
+        length_control.add_model_options(parser)
 
     return model_opts
 
@@ -320,7 +339,7 @@ def _reading_safely(original: Any) -> Any:
         if not ckpt_path:
             return None
         with reading_checkpoint(ckpt_path):
-            return original(ckpt_path)  # type: ignore[no-any-return]
+            return with_plain_tensors(original(ckpt_path))
 
     return load_checkpoint
 
@@ -519,3 +538,86 @@ def _gathering_on_any_device(original: Any) -> Any:
         return results
 
     return all_gather_list
+
+
+def _with_length_control(original: Any) -> Any:
+    """Give the decoder positions that know the length of the output, where the options ask for them."""
+
+    def build_base_model(model_opt: Namespace, vocabs: dict[str, Any]) -> nn.Module:
+        length_control.check_positions(model_opt)
+        model: nn.Module = original(model_opt, vocabs)
+        length_control.insert_positions(model, model_opt)
+        return model
+
+    return build_base_model
+
+
+def _with_length_options(original: Any) -> Any:
+    """Add the desired lengths to the options of translation."""
+
+    def translate_opts(parser: Any) -> None:
+        original(parser)
+        length_control.add_translation_options(parser)
+
+    return translate_opts
+
+
+def _with_desired_lengths(original: Any) -> Any:
+    """Tell a translator the lengths that the options ask for."""
+
+    def build_translator(opt: Namespace, *args: Any, **kwargs: Any) -> Any:
+        translator = original(opt, *args, **kwargs)
+        length_control.prepare_translator(translator, opt)
+        return translator
+
+    return build_translator
+
+
+def _asking_desired_lengths(original: Any) -> Any:
+    """Ask for the lengths of a batch before it is translated."""
+
+    def translate_batch(self: Any, batch: dict[str, Any], attn_debug: bool) -> Any:
+        length_control.ask_desired_lengths(self, batch)
+        return original(self, batch, attn_debug)
+
+    return translate_batch
+
+
+def _asking_target_lengths(original: Any) -> Any:
+    """Ask for the lengths of the targets before a batch is trained."""
+
+    def forward(self: Any, src: Tensor, tgt: Tensor, *args: Any, **kwargs: Any) -> Any:
+        length_control.ask_target_lengths(self, tgt)
+        return original(self, src, tgt, *args, **kwargs)
+
+    return forward
+
+
+def _positions_of(decoder: Any) -> LengthControlledPositions | None:
+    """Return the positions of a decoder that know the length, where it has such."""
+    positions = getattr(decoder.embeddings.make_embedding, "pe", None)
+    return positions if isinstance(positions, LengthControlledPositions) else None
+
+
+def _starting_with_lengths(original: Any) -> Any:
+    """Start a decoding with the lengths that the batch asked for."""
+
+    def init_state(self: Any, src: Any, enc_out: Any, enc_final_hs: Any) -> None:
+        original(self, src, enc_out, enc_final_hs)
+        positions = _positions_of(self)
+        if positions is not None:
+            positions.start(len(src))
+
+    return init_state
+
+
+def _with_lengths_following(original: Any) -> Any:
+    """Repeat, reorder and drop lengths as the other rows of a decoder's state."""
+
+    def map_state(self: Any, change: Any) -> None:
+        original(self, change)
+        positions = _positions_of(self)
+        if positions is not None:
+            positions.follow(change)
+
+    return map_state

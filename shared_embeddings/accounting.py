@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
 
+from shared_embeddings.storage import packed_bytes
+
 
 def distinct_state(model: nn.Module) -> dict[str, Tensor]:
     """The state of a model with each tied tensor once, under the first of its names."""
@@ -32,23 +34,27 @@ def parameter_bytes(module: nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
-def stored_bits(module: nn.Module) -> int:
+def stored_bits(module: nn.Module, store: str = "fp32") -> int:
     """The bits that it takes to store `module`: its parameters, and the buffers that its checkpoint holds.
 
     Each tensor counts once, with the bits of its own type; where an embedding needs fewer bits than its
     buffer has in memory (word codes of log2 c bits), its `buffer_bits` says so.
+
+    Args:
+        store: how floating-point tensors of embeddings are packed, see `shared_embeddings.storage`.
     """
-    parameters = sum(p.numel() * p.element_size() * 8 for p in module.parameters())
-    return parameters + sum({id(buffer): bits for buffer, bits in _buffers_with_bits(module)}.values())
+    parameters = sum(8 * packed_bytes(parameter, store) for parameter in module.parameters())
+    return parameters + sum({id(buffer): bits for buffer, bits in _buffers_with_bits(module, store)}.values())
 
 
-def _buffers_with_bits(module: nn.Module) -> Iterator[tuple[Tensor, int]]:
+def _buffers_with_bits(module: nn.Module, store: str) -> Iterator[tuple[Tensor, int]]:
     """Every buffer that a checkpoint of `module` holds, with its size in bits."""
     for part in module.modules():
         bits_of = getattr(part, "buffer_bits", _bits_in_memory)
         for name, buffer in part.named_buffers(recurse=False):
             if name not in part._non_persistent_buffers_set:
-                yield buffer, bits_of(name, buffer)
+                is_number = buffer.is_floating_point()
+                yield buffer, 8 * packed_bytes(buffer, store) if is_number else bits_of(name, buffer)
 
 
 def _bits_in_memory(name: str, buffer: Tensor) -> int:

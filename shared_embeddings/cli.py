@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from shared_embeddings.commands import catalogue, classes, compress, correlation, similarity
+from shared_embeddings.commands import catalogue, classes, compress, correlation, similarity, trim
 from shared_embeddings.commands.arguments import USER_ERROR, Parser
 
 
@@ -33,7 +33,7 @@ def _parser() -> Parser:
     """The arguments of all commands; options of methods are read from what is left."""
     parser = Parser(prog="shared-embeddings", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (catalogue, classes, compress, correlation, similarity):
+    for module in (catalogue, classes, compress, correlation, similarity, trim):
         module.register(commands)
     return parser
 

@@ -11,51 +11,32 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from shared_embeddings import accounting
 from shared_embeddings.compression_hosts import TiedTable, TrainedModel, find_host
-from shared_embeddings.compression_report import CompressionReport, Sizes, TableReport, frequency_bands
-from shared_embeddings.compression_targets import options_within
-from shared_embeddings.files import write_text
+from shared_embeddings.compression_report import (
+    CompressionReport,
+    Sizes,
+    StorageReport,
+    TableReport,
+    frequency_bands,
+    relative_error,
+)
+from shared_embeddings.compression_targets import Target, options_within
+from shared_embeddings.files import first_line, write_text
 from shared_embeddings.fitting import fit
 from shared_embeddings.interface import SharedEmbedding
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import method_class
+from shared_embeddings.storage import check_store, pack, unpack
 from shared_embeddings.token_counts import counts_of
 
 # Options that follow from the table.
 _SET_BY_THE_TABLE = ("num_embeddings", "embedding_dim", "padding_idx", "words")
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """How small the replaced embeddings become together.
-
-    Attributes:
-        ratio: times smaller in bytes, or None.
-        total_bytes: bytes, or None; exactly one of both is given.
-    """
-
-    ratio: float | None = None
-    total_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse targets that mean nothing."""
-        if (self.ratio is None) == (self.total_bytes is None):
-            raise ValueError("the target is a ratio or a number of bytes; give exactly one of them")
-        if self.ratio is not None and not 1.0 < self.ratio < float("inf"):
-            raise ValueError(f"target ratio is {self.ratio:g}, but it must be above 1, such as 8")
-        if self.total_bytes is not None and self.total_bytes < 1:
-            raise ValueError(f"target bytes is {self.total_bytes}, but it must be at least 1")
-
-    def limit(self, table: TiedTable, tables: Sequence[TiedTable]) -> int:
-        """The bytes of one table; a total is divided as the plain tables are."""
-        plain = table.table.numel() * 4
-        if self.ratio is not None:
-            return int(plain / self.ratio)
-        assert self.total_bytes is not None
-        return self.total_bytes * plain // sum(other.table.numel() * 4 for other in tables)
+# A storage that adds more than this to the relative error is worth a note.
+_MUCH_ADDED = 0.05
 
 
 def compress(
@@ -65,6 +46,7 @@ def compress(
     *,
     options: Mapping[str, object] | None = None,
     target: Target | None = None,
+    store: str = "fp32",
     counts: Mapping[str, int] | None = None,
     seed: int = 0,
     steps: int | None = None,
@@ -80,6 +62,7 @@ def compress(
         output: the file to write, in the host's format.
         options: of the method; none beside a target.
         target: a size from which the options follow.
+        store: how the numbers of the embeddings are stored, see `shared_embeddings.storage`.
         counts: how often words occur, for methods that weigh them and for the frequency bands.
         seed: of everything that is drawn.
         steps: of gradient descent, for methods that are fitted by it.
@@ -91,17 +74,19 @@ def compress(
         ValueError: no host knows the file, the paths clash, or the options cannot be.
         OSError: a file cannot be read or written.
     """
+    check_store(store)
     given = _checked_options(method, options or {}, target)
     name, host = find_host(model)
-    trained = host.read(model)
+    trained: TrainedModel = host.read(model)
     files = trained.files(output)
     _check_paths(trained.sources(), files, report_file, force)
-    before = _measure(trained, {})
+    weights_before = _bytes_of(trained.written())
+    memory_before, parameters_before = _size_in_memory(trained)
     tables = trained.tables()
     # All options are checked before the first fit, which may take long.
     chosen = {
         table.name: trained.options_for(
-            table.name, method, given if target is None else _within(target, method, table, tables)
+            table.name, method, given if target is None else _within(target, method, store, table, tables)
         )
         for table in tables
     }
@@ -110,23 +95,29 @@ def compress(
     for table in tables:
         weights = None if counts is None else counts_of(table.words, counts, table.sentence_marks)
         fitting = {"seed": seed, "steps": steps, "progress": progress, **chosen[table.name]}
-        fitted[table.name], found = _fit_table(table, method, weights, fitting)
+        fitted[table.name], found = _fit_table(table, method, store, weights, fitting)
         reports.append(found)
-        if target is not None and found.stored_bytes.after > target.limit(table, tables):
-            missed.append(f"the fit of {method} chose sizes of its own: table {table.name} misses the target")
+        missed += _shortcomings(found, None if target is None else target.limit(table, tables))
     notes = [*missed, *trained.place(fitted)]
-    after = _measure(trained, fitted)
+    written = _packed(trained, fitted, store)
+    memory, parameters = _size_in_memory(trained)
     disk = sum(file.stat().st_size for file in trained.sources())
-    trained.write(output)
+    try:
+        trained.write(output, written)
+    except OSError as error:
+        raise OSError(
+            f"output {output}: cannot be written ({first_line(error)}); make room, or name another place"
+        ) from error
     result = CompressionReport(
         model=os.fspath(model),
         output=os.fspath(output),
         host=name,
         method=method,
+        store=store,
         bytes_on_disk=Sizes(disk, sum(file.stat().st_size for file in files)),
-        bytes_of_weights=Sizes(before.weights, after.weights),
-        bytes_in_memory=Sizes(before.memory, after.memory),
-        parameters=Sizes(before.parameters, after.parameters),
+        bytes_of_weights=Sizes(weights_before, _bytes_of(written)),
+        bytes_in_memory=Sizes(memory_before, memory),
+        parameters=Sizes(parameters_before, parameters),
         tables=reports,
         notes=notes,
     )
@@ -136,9 +127,9 @@ def compress(
 
 
 def _fit_table(
-    table: TiedTable, method: str, counts: Tensor | None, options: Mapping[str, object]
+    table: TiedTable, method: str, store: str, counts: Tensor | None, options: Mapping[str, object]
 ) -> tuple[SharedEmbedding, TableReport]:
-    """An embedding fitted to a table, and what became of the table; `options` are all those of `fit`."""
+    """An embedding as it will be read back, and what became of the table; `options` are those of `fit`."""
     embedding, found = fit(
         method,
         table.table,
@@ -148,47 +139,80 @@ def _fit_table(
         **options,  # type: ignore[arg-type]
     )
     embedding.eval()
+    bands = frequency_bands(embedding, table.table, counts)
+    stored = None if store == "fp32" else _store(embedding, store, table.table, counts)
+    after = -(-found.stored_bits // 8) if stored is None else stored.stored_bytes.after
     return embedding, TableReport(
         name=table.name,
         uses=table.uses,
         parameters=Sizes(table.parameters, found.parameters),
-        stored_bytes=Sizes(-(-table.stored_bits // 8), -(-found.stored_bits // 8)),
+        stored_bytes=Sizes(-(-table.stored_bits // 8), after),
         fit=found,
         order="in the order of the vocabulary" if counts is None else "by count",
-        bands=frequency_bands(embedding, table.table, counts),
+        bands=bands,
+        storage=stored,
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Measure:
-    """The size of a model in bytes of stored weights, bytes of memory, and parameters."""
+@torch.no_grad()
+def _store(embedding: SharedEmbedding, store: str, teacher: Tensor, counts: Tensor | None) -> StorageReport:
+    """Give an embedding the values that its storage keeps; what that costs."""
+    fitted = embedding.table().clone()
+    state = accounting.distinct_state(embedding)
+    for name, tensor in unpack(pack(state, state, store)).items():
+        state[name].copy_(tensor)
+    return StorageReport(
+        store=store,
+        stored_bytes=Sizes(*(-(-accounting.stored_bits(embedding, kind) // 8) for kind in ("fp32", store))),
+        added_error=relative_error(embedding, fitted),
+        relative_error=relative_error(embedding, teacher),
+        added_bands=frequency_bands(embedding, fitted, counts),
+        bands=frequency_bands(embedding, teacher, counts),
+    )
 
-    weights: int
-    memory: int
-    parameters: int
+
+def _shortcomings(found: TableReport, limit: int | None) -> list[str]:
+    """What a user may not expect of a table: that it misses its target, or is much worse for its storage."""
+    notes = []
+    if limit is not None and found.stored_bytes.after > limit:
+        method = found.fit.method
+        notes.append(f"the fit of {method} chose sizes of its own: table {found.name} misses the target")
+    stored = found.storage
+    if stored is not None and stored.relative_error > found.fit.relative_error + _MUCH_ADDED:
+        notes.append(
+            f"{stored.store} raises the relative error of table {found.name} from "
+            f"{found.fit.relative_error:.4f} to {stored.relative_error:.4f}; another storage keeps more of it"
+        )
+    return notes
 
 
-def _measure(trained: TrainedModel, fitted: Mapping[str, SharedEmbedding]) -> _Measure:
-    """The size of a model; embeddings that were fitted count with the bits that they need."""
-    tensors = {id(tensor): tensor for tensor in (*trained.module.parameters(), *trained.module.buffers())}
+def _packed(trained: TrainedModel, fitted: Mapping[str, SharedEmbedding], store: str) -> dict[str, Tensor]:
+    """The tensors of a model as they are written, those of its fitted embeddings packed."""
     own = {tensor.data_ptr() for embedding in fitted.values() for tensor in embedding.state_dict().values()}
-    rest = {
-        tensor.data_ptr(): tensor.nbytes
-        for tensor in trained.written().values()
-        if tensor.data_ptr() not in own
-    }
-    bits = sum(accounting.stored_bits(embedding) for embedding in fitted.values())
-    return _Measure(
-        weights=sum(rest.values()) + -(-bits // 8),
-        memory=sum(tensor.nbytes for tensor in tensors.values()),
-        parameters=accounting.count_parameters(trained.module),
+    written = trained.written()
+    return pack(written, [name for name, tensor in written.items() if tensor.data_ptr() in own], store)
+
+
+def _bytes_of(weights: Mapping[str, Tensor]) -> int:
+    """The bytes of tensors."""
+    return sum(tensor.nbytes for tensor in weights.values())
+
+
+def _size_in_memory(trained: TrainedModel) -> tuple[int, int]:
+    """The bytes that a model takes in memory, and its parameters."""
+    tensors = {id(tensor): tensor for tensor in (*trained.module.parameters(), *trained.module.buffers())}
+    return _bytes_of({str(key): tensor for key, tensor in tensors.items()}), accounting.count_parameters(
+        trained.module
     )
 
 
-def _within(target: Target, method: str, table: TiedTable, tables: Sequence[TiedTable]) -> dict[str, object]:
+def _within(
+    target: Target, method: str, store: str, table: TiedTable, tables: Sequence[TiedTable]
+) -> dict[str, object]:
     """The options that meet a target for one table."""
     words, width = table.table.shape
-    options = dict(options_within(method, words, width, target.limit(table, tables)))
+    limit = target.limit(table, tables)
+    options = dict(options_within(method, words, width, limit, store, table.has_output_bias))
     if not table.is_scored:
         options.pop("output", None)
     return options

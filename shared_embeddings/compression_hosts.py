@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ class TiedTable:
         sentence_marks: words that stand in every sentence, but in no text.
         parameters: of the embedding as it is.
         stored_bits: of the embedding as it is.
+        has_output_bias: whether the output has a bias that a new embedding takes over.
     """
 
     name: str
@@ -44,6 +45,7 @@ class TiedTable:
     sentence_marks: tuple[str, ...]
     parameters: int
     stored_bits: int
+    has_output_bias: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +99,7 @@ class TrainedModel(Protocol):
         """Put one embedding per table into the model; returns what else that changes."""
 
     def written(self) -> dict[str, Tensor]:
-        """The tensors that `write` writes."""
+        """The tensors of the model, each once, sharing memory with it."""
 
     def sources(self) -> list[Path]:
         """The files that it was read from."""
@@ -105,8 +107,16 @@ class TrainedModel(Protocol):
     def files(self, path: Path) -> list[Path]:
         """The files of a model that is called `path`, in the format that this one was read in."""
 
-    def write(self, path: Path) -> None:
-        """Write the model in the host's own format, completely or not at all."""
+    def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:
+        """Write the model in the host's own format, completely or not at all.
+
+        Args:
+            path: the file.
+            weights: what `written` gave, packed by `shared_embeddings.storage`; unpacked where they are read.
+
+        Raises:
+            OSError: they cannot be written.
+        """
 
 
 class Host(Protocol):
@@ -119,23 +129,23 @@ class Host(Protocol):
         """Read a model; ValueError where it does not fit itself."""
 
 
-def find_host(model: Path) -> tuple[str, Host]:
-    """The host that a model file is of, with its name.
+def find_host(model: Path, group: str = GROUP) -> tuple[str, Any]:
+    """The host of a `group` of entry points that a model is of, with its name.
 
     Raises:
         ValueError: there is no such file, or no host recognises it.
     """
     if not model.exists():
         raise ValueError(f"model {model}: no such file; check the path")
-    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    points = sorted(entry_points(group=group), key=lambda point: point.name)
     for point in points:
-        host: Host = point.load()()
+        host = point.load()()
         if host.recognises(model):
             return point.name, host
     known = ", ".join(point.name for point in points) or "none"
     raise ValueError(
-        f"model {model}: is cut short, or of no program that can be compressed (known: {known}); files that "
-        "hold more than plain values and tensors are not opened, because they could run code"
+        f"model {model}: is cut short, or of no program that this command takes (it takes: {known}); files "
+        "that hold more than plain values and tensors are not opened, because they could run code"
     )
 
 

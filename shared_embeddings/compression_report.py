@@ -49,6 +49,27 @@ class Band:
 
 
 @dataclasses.dataclass(frozen=True)
+class StorageReport:
+    """What storing a fitted embedding in fewer bits cost; the padding row does not count.
+
+    Attributes:
+        store: the storage.
+        stored_bytes: of the embedding as it was fitted, and as it is stored, scales included.
+        added_error: ``||Ê - Ē|| / ||Ê||``, of the stored table Ē to the fitted one Ê.
+        relative_error: ``||E - Ē|| / ||E||``, of the stored table to the table E of the model that was read.
+        added_bands: of the stored table to the fitted one, by frequency.
+        bands: of the stored table to that of the model that was read, by frequency.
+    """
+
+    store: str
+    stored_bytes: Sizes
+    added_error: float
+    relative_error: float
+    added_bands: list[Band]
+    bands: list[Band]
+
+
+@dataclasses.dataclass(frozen=True)
 class TableReport:
     """What became of one table.
 
@@ -56,10 +77,11 @@ class TableReport:
         name: the host's name of it.
         uses: where the model uses it.
         parameters: of the embedding before and after.
-        stored_bytes: of the embedding before and after; codes have their own bits.
-        fit: how well the new embedding reconstructs the table.
+        stored_bytes: of the embedding before, and as it is written; codes have their own bits.
+        fit: how well the new embedding reconstructs the table before it is stored.
         order: what ranks the words of the bands.
-        bands: the error by frequency.
+        bands: the error by frequency, likewise.
+        storage: what its storage added; None where its numbers are stored as they are.
     """
 
     name: str
@@ -69,6 +91,7 @@ class TableReport:
     fit: FitReport
     order: str
     bands: list[Band]
+    storage: StorageReport | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +102,9 @@ class CompressionReport:
         model, output: the files.
         host: whose model it is.
         method: of the embeddings.
+        store: how their numbers are stored.
         bytes_on_disk: of the files; the one before may hold what is there for training only.
-        bytes_of_weights: what the weights of the output take by the account of its parts, and of the input.
+        bytes_of_weights: of all tensors as they are in memory before, and as they are written after.
         bytes_in_memory: of parameters and buffers.
         parameters: of the whole model.
         tables: one for each table that was replaced.
@@ -91,6 +115,7 @@ class CompressionReport:
     output: str
     host: str
     method: str
+    store: str
     bytes_on_disk: Sizes
     bytes_of_weights: Sizes
     bytes_in_memory: Sizes
@@ -106,12 +131,20 @@ class CompressionReport:
             "bytes in memory": self.bytes_in_memory,
             "parameters": self.parameters,
         }
-        lines = [f"{self.output}: {self.host} model with {self.method} embeddings"]
+        lines = [f"{self.output}: {self.host} model with {self.method} embeddings in {self.store}"]
         lines += [f"{'':<28}{'before':>16}{'after':>16}{'smaller':>10}"]
         lines += [_line(title, sizes) for title, sizes in rows.items()]
         for table in self.tables:
             lines += ["", *_table_lines(table)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def relative_error(embedding: SharedEmbedding, wanted: Tensor) -> float:
+    """``||E - Ê|| / ||E||`` of `embedding` against a table ``(V, D)``, over all words but the padding."""
+    words = torch.arange(len(wanted))
+    if embedding.padding_idx is not None:
+        words = words[words != embedding.padding_idx]
+    return _error_of_words(embedding, wanted, words)[1]
 
 
 def frequency_bands(embedding: SharedEmbedding, teacher: Tensor, counts: Tensor | None) -> list[Band]:
@@ -125,16 +158,19 @@ def frequency_bands(embedding: SharedEmbedding, teacher: Tensor, counts: Tensor 
     if embedding.padding_idx is not None:
         order = order[order != embedding.padding_idx]
     edges = [0, *(edge for edge in BANDS if edge < len(order)), len(order)]
-    bands = []
-    with torch.no_grad():
-        for first, last in zip(edges, edges[1:]):
-            words = order[first:last]
-            wanted = teacher[words].double()
-            missed = embedding(words).double() - wanted
-            norm = float(wanted.norm())
-            relative = float(missed.norm()) / norm if norm else 0.0
-            bands.append(Band(first + 1, last, float(missed.norm(dim=1).mean()), relative))
-    return bands
+    return [
+        Band(first + 1, last, *_error_of_words(embedding, teacher, order[first:last]))
+        for first, last in zip(edges, edges[1:])
+    ]
+
+
+@torch.no_grad()
+def _error_of_words(embedding: SharedEmbedding, wanted: Tensor, words: Tensor) -> tuple[float, float]:
+    """The mean distance of the rows of words from those that are wanted, and the relative error."""
+    rows = wanted[words].double()
+    missed = embedding(words).double() - rows
+    norm = float(rows.norm())
+    return float(missed.norm(dim=1).mean()), float(missed.norm()) / norm if norm else 0.0
 
 
 def _line(title: str, sizes: Sizes) -> str:
@@ -153,6 +189,19 @@ def _table_lines(table: TableReport) -> Iterator[str]:
     yield _line("  bytes", table.stored_bytes)
     weighted = "" if fit.weighted_error is None else f", weighted by counts {fit.weighted_error:.4f}"
     yield f"  relative error {fit.relative_error:.4f}{weighted}, mean distance {fit.loss:.5f}"
-    for band in table.bands:
-        ranks = f"words {band.first:,} to {band.last:,} {table.order}"
+    yield from _band_lines(table.bands, table.order)
+    if table.storage is not None:
+        stored = table.storage
+        yield _line(f"  bytes, fp32 to {stored.store}", stored.stored_bytes)
+        yield (
+            f"  relative error in {stored.store} {stored.relative_error:.4f}, to the fitted table "
+            f"{stored.added_error:.5f}"
+        )
+        yield from _band_lines(stored.bands, table.order)
+
+
+def _band_lines(bands: list[Band], order: str) -> Iterator[str]:
+    """The lines about the error by frequency."""
+    for band in bands:
+        ranks = f"words {band.first:,} to {band.last:,} {order}"
         yield f"    {ranks:<48} relative error {band.relative_error:.4f}, mean distance {band.loss:.5f}"

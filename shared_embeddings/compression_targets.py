@@ -1,18 +1,53 @@
-"""Which options of a method make an embedding small enough in bytes."""
+"""How small embeddings shall become, and which options of a method make them so."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
 
+from shared_embeddings import accounting
+from shared_embeddings.compression_hosts import TiedTable
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import build, method_class
 from shared_embeddings.suggest import STRATEGIES, Ladder, Options
 
 
-def stored_bytes(method: str, num_embeddings: int, embedding_dim: int, options: Options) -> int:
-    """The bytes that it takes to store an embedding of V words in D dimensions, word codes included.
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """How small the replaced embeddings become together.
+
+    Attributes:
+        ratio: times smaller in bytes, or None.
+        total_bytes: bytes, or None; exactly one of both is given.
+    """
+
+    ratio: float | None = None
+    total_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse targets that mean nothing."""
+        if (self.ratio is None) == (self.total_bytes is None):
+            raise ValueError("the target is a ratio or a number of bytes; give exactly one of them")
+        if self.ratio is not None and not 1.0 < self.ratio < float("inf"):
+            raise ValueError(f"target ratio is {self.ratio:g}, but it must be above 1, such as 8")
+        if self.total_bytes is not None and self.total_bytes < 1:
+            raise ValueError(f"target bytes is {self.total_bytes}, but it must be at least 1")
+
+    def limit(self, table: TiedTable, tables: Sequence[TiedTable]) -> int:
+        """The bytes of one table; a total is divided as the plain tables are."""
+        plain = table.table.numel() * 4
+        if self.ratio is not None:
+            return int(plain / self.ratio)
+        assert self.total_bytes is not None
+        return self.total_bytes * plain // sum(other.table.numel() * 4 for other in tables)
+
+
+def stored_bytes(
+    method: str, num_embeddings: int, embedding_dim: int, options: Options, store: str = "fp32"
+) -> int:
+    """The bytes of an embedding of V words in D dimensions in a storage, word codes and scales included.
 
     Allocates no weights.
 
@@ -22,11 +57,24 @@ def stored_bytes(method: str, num_embeddings: int, embedding_dim: int, options: 
     sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
     with torch.device("meta"):
         embedding = build(method, **sizes, **options)  # type: ignore[arg-type]
-    return -(-embedding.counts()["stored_bits"] // 8)
+    return -(-accounting.stored_bits(embedding, store) // 8)
 
 
-def options_within(method: str, num_embeddings: int, embedding_dim: int, limit: int) -> Options:
+def options_within(
+    method: str,
+    num_embeddings: int,
+    embedding_dim: int,
+    limit: int,
+    store: str = "fp32",
+    output_bias: bool = False,
+) -> Options:
     """The options with the most bytes, of those that `suggest` searches, that take `limit` bytes at most.
+
+    Args:
+        method, num_embeddings, embedding_dim: of the embedding.
+        limit: bytes.
+        store: how floating-point tensors are stored.
+        output_bias: whether a bias for all words is among these bytes.
 
     Raises:
         OptionError: no such method, or none of its options is small enough.
@@ -34,24 +82,25 @@ def options_within(method: str, num_embeddings: int, embedding_dim: int, limit: 
     method_class(method)
     if method not in STRATEGIES:
         raise OptionError(f"{method}: its options are not searched; give them instead of a target")
+    bias: Options = {"output_bias": True} if output_bias else {}
+
+    def size(ladder: Ladder, step: int) -> int:
+        options = {**ladder.options_at(step), **bias}
+        return stored_bytes(method, num_embeddings, embedding_dim, options, store)
+
     least: int | None = None
     for ladder in STRATEGIES[method].ladders(num_embeddings, embedding_dim):
-        first = stored_bytes(method, num_embeddings, embedding_dim, ladder.options_at(0))
+        first = size(ladder, 0)
         if first <= limit:
-            return ladder.options_at(_last_within(method, (num_embeddings, embedding_dim), ladder, limit))
+            # The last step within the limit, by bisection; the first one is.
+            low, high = 0, ladder.steps
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if size(ladder, middle) <= limit else (low, middle)
+            return {**ladder.options_at(low), **bias}
         least = first if least is None else min(least, first)
     needed = "cannot have these sizes" if least is None else f"needs at least {least:,} bytes"
     raise OptionError(
         f"{method}: {needed} for {num_embeddings:,} words in {embedding_dim} dimensions, the target leaves "
         f"{limit:,}; allow more, or take another method"
     )
-
-
-def _last_within(method: str, sizes: Sequence[int], ladder: Ladder, limit: int) -> int:
-    """The last step of a ladder within `limit` bytes, by bisection; the first one must be."""
-    low, high = 0, ladder.steps
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = stored_bytes(method, sizes[0], sizes[1], ladder.options_at(middle)) <= limit
-        low, high = (middle, high) if fits else (low, middle)
-    return low

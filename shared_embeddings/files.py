@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 # What torch.load(weights_only=True) and a look into its result raise for a file that is cut short or no
 # checkpoint.
 UNREADABLE = (RuntimeError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError, OSError)
@@ -51,3 +53,19 @@ def sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def save_tensors(content: object, path: str | os.PathLike[str]) -> None:
+    """Write plain values and tensors with ``torch.save``.
+
+    Raises:
+        OSError: they cannot be written, as on a full disk.
+    """
+    with open(path, "wb") as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:
+            # torch closes its archive after a failed write, and says only that this failed, too.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise

@@ -23,6 +23,7 @@ from shared_embeddings import accounting
 from shared_embeddings.blockwise import Reduction
 from shared_embeddings.caching import CachingModule
 from shared_embeddings.options import plain_options
+from shared_embeddings.selection import select_rows
 from shared_embeddings.softmax import linear_cross_entropy
 
 # Rows that a deep method computes at a time when it builds its table, so that its wide layers stay small.
@@ -69,6 +70,8 @@ class SharedEmbedding(CachingModule):
         paper: where the method is from.
         idea: what becomes of the V x D table, in a few words.
         file_options: the options that name files about words; see `options_for_vocabulary`.
+        per_word: the parameters and buffers with a row for every word, ``(V, ...)``; a ``bias`` need not be
+            named. Empty where the words have no rows of their own.
         num_embeddings: V.
         embedding_dim: D.
         padding_idx: the word without a vector, or None.
@@ -84,6 +87,7 @@ class SharedEmbedding(CachingModule):
     paper: ClassVar[str]
     idea: ClassVar[str]
     file_options: ClassVar[tuple[str, ...]] = ()
+    per_word: ClassVar[tuple[str, ...]] = ()
     is_deep: ClassVar[bool] = False
     bias: nn.Parameter | None
 
@@ -164,6 +168,23 @@ class SharedEmbedding(CachingModule):
     @classmethod
     def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: Any) -> None:
         """Raise `OptionError` when no embedding of V words in D dimensions can have these options."""
+
+    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """The options and the state of an embedding of the words `ids` ``(n,)`` alone, which ascend.
+
+        Raises:
+            ValueError: words cannot be left out.
+        """
+        if not self.per_word:
+            raise ValueError(
+                f"a {self.method} embedding has no rows of its own for each word, so that none can be left "
+                "out: trim the plain model first, then compress it"
+            )
+        per_word = (*self.per_word, "bias")
+        return self.stored_options(), {
+            name: tensor.index_select(0, ids) if name in per_word else tensor
+            for name, tensor in self.state_dict().items()
+        }
 
     def output_parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that the output side uses."""
@@ -314,6 +335,16 @@ class SharedEmbedding(CachingModule):
             "total": accounting.count_parameters(self),
             "stored_bits": accounting.stored_bits(self),
         }
+
+    def select_rows(self, ids: Tensor) -> SharedEmbedding:
+        """A new embedding of the words `ids` ``(n,)``, which ascend, with the vectors that they have here.
+
+        Their scores stay, too; only `adaptive` divides what a band had among fewer words.
+
+        Raises:
+            ValueError: the ids do not ascend or are no words, or the method cannot leave words out.
+        """
+        return select_rows(self, ids)
 
     def stored_options(self) -> dict[str, object]:
         """The options, as plain values, with which `build` makes a module that this one's state_dict fits.

@@ -1,9 +1,16 @@
 """A recipe's configurations: settings common to all rows, and rows that differ only in their embedding.
 
 ``configs/common.yaml`` holds ``average`` (how many checkpoints), ``train`` (options of ``onmt_train``) and
-``translate`` (options of ``onmt_translate``). ``configs/ROW.yaml`` holds ``embedding``. A row that starts
-from another one also holds ``distill``: ``teacher``, the name of that row, and what else the option
-``embedding_distillation`` of ``onmt_train`` takes. Any row may hold ``train`` with options of its own.
+``translate`` (options of ``onmt_translate``). ``configs/ROW.yaml`` holds ``embedding``. Any row may hold
+``train`` with options of its own, and ``paper`` with the figures that it stands for. A row that starts from
+another one holds one of
+
+- ``distill``: ``teacher``, the name of that row, and what else the option ``embedding_distillation`` of
+  ``onmt_train`` takes;
+- ``fit``: ``teacher``, the name of that row, whose embedding is replaced by one that is fitted to it. The row
+  is not trained.
+
+``like: ROW`` takes from that row what this one does not say itself; a row that is fitted takes no training.
 """
 
 from __future__ import annotations
@@ -29,7 +36,9 @@ class Row:
         average: how many checkpoints are averaged.
         train: options of ``onmt_train``.
         translate: options of ``onmt_translate``.
-        distill: the row that it starts from and how, or ``None`` for a row that is trained from scratch.
+        distill: the row that it starts from and how, or ``None``.
+        fit: the row that it is fitted to without being trained, or ``None``.
+        paper: what the paper reports for it, or ``None``.
     """
 
     name: str
@@ -38,6 +47,8 @@ class Row:
     train: dict[str, Any]
     translate: dict[str, Any]
     distill: dict[str, Any] | None = None
+    fit: dict[str, Any] | None = None
+    paper: dict[str, Any] | None = None
 
 
 def row_names(configs: Path) -> list[str]:
@@ -61,26 +72,38 @@ def read_row(configs: Path, name: str) -> Row:
     if name not in names:
         raise UserError(f"no config {name!r}; there are: {', '.join(names)}")
     common = _read(configs / f"{COMMON}.yaml", {"average": int, "train": dict, "translate": dict})
-    row = _read(configs / f"{name}.yaml", {"embedding": dict}, {"distill": dict, "train": dict})
+    row = _read(
+        configs / f"{name}.yaml",
+        {"embedding": dict},
+        {"distill": dict, "fit": dict, "paper": dict, "train": dict},
+    )
     if common["average"] < 1:
         raise UserError(f"{configs / COMMON}.yaml: average is {common['average']}; it must be at least 1")
-    if "distill" in row:
-        check_teacher(configs, name, row["distill"])
+    check_start(configs, name, row)
     return Row(name=name, **{**common, **row, "train": {**common["train"], **row.get("train", {})}})
 
 
-def check_teacher(configs: Path, name: str, distill: dict[str, Any]) -> None:
-    """Refuse a row `name` whose ``distill`` names no other row in the folder `configs` as its ``teacher``.
+def check_start(configs: Path, name: str, row: dict[str, Any]) -> None:
+    """Refuse a row `name` that starts from no other row in the folder `configs`, or in two ways.
+
+    Args:
+        row: what its file says, with what it is like.
 
     Raises:
         UserError: names the rows that there are.
     """
+    path = configs / f"{name}.yaml"
+    if "fit" in row:
+        for other in ("distill", "train"):
+            if other in row:
+                raise UserError(f"{path}: {other} has no effect on a row that is only fitted; remove it")
+        for key in row["fit"].keys() - {"teacher"}:
+            raise UserError(f"{path}: fit: unknown key {key!r}; it may hold teacher")
     others = [other for other in row_names(configs) if other != name]
-    if distill.get("teacher") not in others:
-        raise UserError(
-            f"{configs / name}.yaml: distill: teacher is {distill.get('teacher')!r}; it must be one of "
-            f"{', '.join(others)}"
-        )
+    for way in ("distill", "fit"):
+        teacher = row.get(way, {}).get("teacher")
+        if way in row and teacher not in others:
+            raise UserError(f"{path}: {way}: teacher is {teacher!r}; it must be one of {', '.join(others)}")
 
 
 def distillation_options(distill: dict[str, Any], model: Path) -> dict[str, Any]:
@@ -102,10 +125,29 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path}: not YAML: {error}") from error
 
 
+def read_content(path: Path) -> Any:
+    """What the file of a row says, completed by the row that it is `like`.
+
+    Raises:
+        UserError: a file cannot be read or is not YAML, or there is no row to be like.
+    """
+    content = read_yaml(path)
+    if not isinstance(content, dict) or "like" not in content:
+        return content
+    other = path.with_name(f"{content.pop('like')}.yaml")
+    if other == path or is_common(other) or not other.exists():
+        raise UserError(f"{path}: like is {other.stem!r}; it must be another row: {other} is none")
+    base = read_yaml(other)
+    if not isinstance(base, dict) or "like" in base:
+        raise UserError(f"{path}: like is {other.stem!r}, which is like another row; name that one")
+    left_out = ("distill", "train") if "fit" in content else ()
+    return {**{key: value for key, value in base.items() if key not in left_out}, **content}
+
+
 def _read(path: Path, wanted: dict[str, type], optional: dict[str, type] | None = None) -> dict[str, Any]:
     """A YAML file with the keys of `wanted` and perhaps those of `optional`, and values of their types."""
     known = {**wanted, **(optional or {})}
-    content = read_yaml(path)
+    content = read_content(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: it must hold {', '.join(wanted)}")
     for key in content:

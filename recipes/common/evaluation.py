@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from recipes.common.bleu import corpus_scores
 from recipes.common.config import Row, write_yaml
@@ -16,6 +17,18 @@ from recipes.common.subwords import join
 from recipes.common.tools import run_tool
 from recipes.common.training import AVERAGED, peak_memory_of_children, read_json
 from shared_embeddings.files import replacing, write_text
+
+
+class Trained(NamedTuple):
+    """A row that is trained to the end.
+
+    Attributes:
+        data: the content of ``data.json``.
+        training: the content of ``training.json``.
+    """
+
+    data: dict[str, Any]
+    training: dict[str, Any]
 
 
 def evaluate_row(recipe: str, row: Row, run: Path, data: Path, options: list[str]) -> Path:
@@ -31,29 +44,50 @@ def evaluate_row(recipe: str, row: Row, run: Path, data: Path, options: list[str
     Raises:
         UserError: the row is not trained, or not on these data, or they are not prepared.
     """
-    from nmt import describe_checkpoint
+    trained = read_trained(row, run, data)
+    speed = translate(row, run, data / f"test.{trained.data['source']}", options)
+    tokenizer = Tokenizer(trained.data["target"])
+    lines = [tokenizer.detokenize(join(line)) for line in read_lines(run / "test.subwords")]
+    write_lines(run / "test.translation", lines)
+    scores = corpus_scores(lines, read_lines(data / "test.reference"))
+    write_evaluation(recipe, row, run, trained, {**scores, "tokens_per_second": speed}, options)
+    print(f"{row.name}: BLEU {scores['bleu']:.1f}, chrF {scores['chrf']:.1f}, {speed:.0f} tokens/s")
+    return run / "results.json"
 
+
+def read_trained(row: Row, run: Path, data: Path) -> Trained:
+    """What is known about a trained row and its data.
+
+    Raises:
+        UserError: the row is not trained, or not on these data, or they are not prepared.
+    """
     description = read_json(data / "data.json")
     if description is None:
         raise UserError(f"{data}: no prepared data; run preprocess.sh")
     training = read_json(run / "training.json")
-    model = run / AVERAGED
-    if not model.exists() or not training or training["finished"] is None:
+    if not (run / AVERAGED).exists() or not training or training["finished"] is None:
         raise UserError(f"{run}: not trained to the end; run train.sh {row.name}")
     if training.get("data_checksum", description["checksum"]) != description["checksum"]:
         raise UserError(f"{run}: trained on other data than {data} holds now; move it away and train again")
-    speed = translate(row, run, data / f"test.{description['source']}", options)
-    tokenizer = Tokenizer(description["target"])
-    lines = [tokenizer.detokenize(join(line)) for line in read_lines(run / "test.subwords")]
-    write_lines(run / "test.translation", lines)
-    scores = corpus_scores(lines, read_lines(data / "test.reference"))
-    checkpoint = describe_checkpoint(model)
-    trained = checkpoint.pop("config")
+    return Trained(description, training)
+
+
+def write_evaluation(
+    recipe: str, row: Row, run: Path, trained: Trained, metrics: dict[str, Any], options: list[str]
+) -> None:
+    """Write ``results.json`` of a row: its `metrics`, and what is known about its training."""
+    from nmt import describe_checkpoint
+
+    checkpoint = describe_checkpoint(run / AVERAGED)
     config = {
         **asdict(row),
-        "train": trained,
-        "train_options": training["options"],
+        "train": checkpoint.pop("config"),
+        "train_options": trained.training["options"],
         "translate_options": options,
+    }
+    memory = {
+        "training": trained.training["peak_memory_mib"],
+        "translation": peak_memory_of_children(),
     }
     write_results(
         run / "results.json",
@@ -61,22 +95,21 @@ def evaluate_row(recipe: str, row: Row, run: Path, data: Path, options: list[str
         row=row.name,
         config=config,
         counts=checkpoint,
-        metrics={**scores, "tokens_per_second": speed, "training_seconds": training["seconds"]},
-        data_checksum=description["checksum"],
-        peak_memory_mib={"training": training["peak_memory_mib"], "translation": peak_memory_of_children()},
+        metrics={**metrics, "training_seconds": trained.training["seconds"]},
+        data_checksum=trained.data["checksum"],
+        paper=row.paper,
+        peak_memory_mib=memory,
     )
-    print(f"{row.name}: BLEU {scores['bleu']:.1f}, chrF {scores['chrf']:.1f}, {speed:.0f} tokens/s")
-    return run / "results.json"
 
 
-def translate(row: Row, run: Path, source: Path, options: list[str]) -> float:
-    """Translate `source` into ``test.subwords``; returns the tokens per second, loading not counted."""
+def translate(row: Row, run: Path, source: Path, options: list[str], output: str = "test.subwords") -> float:
+    """Translate `source` into the file `output` of `run`; returns tokens per second, loading not counted."""
     log = run / "translate.log"
     log.unlink(missing_ok=True)
     write_text(
         run / "translate.yaml", write_yaml({**row.translate, "report_time": True, "log_file": str(log)})
     )
-    with replacing(run / "test.subwords") as temporary:
+    with replacing(run / output) as temporary:
         arguments: list[str | Path] = ["-config", run / "translate.yaml", "-model", run / AVERAGED]
         run_tool("onmt_translate", [*arguments, "-src", source, "-output", temporary, *options])
     found = re.findall(r"Tokens per second: ([\d.]+)", log.read_text(encoding="utf-8"))

@@ -6,11 +6,14 @@
   ``configs/common_small.yaml``; without it, ``configs/common.yaml``;
 - ``distill``: ``teacher``, the name of the row that it starts from, and what else the option
   ``embedding_distillation`` of ``lm_train`` takes;
+- ``fit``: ``teacher``, the name of the row whose embedding is replaced by one that is fitted to it, without
+  any training;
 - ``train``: options of ``lm_train`` that differ from the common ones;
 - ``finetune``: options of a second training from the best model of the first, where they differ from those;
 - ``evaluate``: options of ``lm_eval``;
 - ``paper``: what the paper reports, such as ``{perplexity: 57.3, source: Table 1}``.
 
+``like: ROW`` takes from that row what this one does not say itself; a row that is fitted takes no training.
 The common file may hold ``train``, ``finetune`` and ``evaluate``; the row goes before it. It may also say in
 ``data`` which folder below ``$RUNS/RECIPE`` has the prepared data; without it, that is ``data``.
 """
@@ -23,14 +26,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import shared_embeddings as se
-from recipes.common.config import COMMON, check_teacher, read_yaml, row_names
+from recipes.common.config import COMMON, check_start, read_content, row_names
 from recipes.common.errors import UserError
 from recipes.common.results import REPOSITORY
 
 RECIPES = REPOSITORY / "recipes"
 DATA = "data"
 # What a row may hold beside the name of its common file.
-_PARTS = ("embedding", "distill", "train", "finetune", "evaluate", "paper")
+_PARTS = ("embedding", "distill", "fit", "train", "finetune", "evaluate", "paper")
 
 
 class Recipe(NamedTuple):
@@ -75,7 +78,8 @@ class ModelRow:
         finetune: all options of the second training, likewise; None without one.
         evaluate: options of ``lm_eval``.
         paper: what the paper reports, or None.
-        distill: the row that it starts from and how, or None for a row that is trained from scratch.
+        distill: the row that it starts from and how, or None.
+        fit: the row that it is fitted to without being trained, or None.
     """
 
     name: str
@@ -86,6 +90,7 @@ class ModelRow:
     evaluate: dict[str, Any]
     paper: dict[str, Any] | None
     distill: dict[str, Any] | None = None
+    fit: dict[str, Any] | None = None
 
 
 def read_model_row(recipe: Recipe, name: str) -> ModelRow:
@@ -102,8 +107,7 @@ def read_model_row(recipe: Recipe, name: str) -> ModelRow:
         {"common": str, **dict.fromkeys(_PARTS, dict)},
         required="embedding",
     )
-    if "distill" in row:
-        check_teacher(recipe.configs, name, row["distill"])
+    check_start(recipe.configs, name, row)
     common_name = f"{COMMON}_{row['common']}" if "common" in row else COMMON
     common = _read(
         recipe.configs / f"{common_name}.yaml",
@@ -113,7 +117,7 @@ def read_model_row(recipe: Recipe, name: str) -> ModelRow:
     train, finetune, evaluate = (
         {**common.get(key, {}), **row.get(key, {})} for key in ("train", "finetune", "evaluate")
     )
-    has_second = any("finetune" in part for part in (common, row))
+    has_second = "fit" not in row and any("finetune" in part for part in (common, row))
     return ModelRow(
         name=name,
         data=common.get("data", DATA),
@@ -123,6 +127,7 @@ def read_model_row(recipe: Recipe, name: str) -> ModelRow:
         evaluate=evaluate,
         paper=row.get("paper"),
         distill=row.get("distill"),
+        fit=row.get("fit"),
     )
 
 
@@ -136,7 +141,7 @@ def with_own_files(recipe: Recipe, embedding: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path, kinds: dict[str, type], required: str) -> dict[str, Any]:
     """A YAML file with no keys but those of `kinds`, of these types, and with the `required` one."""
-    content = read_yaml(path)
+    content = read_content(path)
     if not isinstance(content, dict) or required not in content:
         raise UserError(f"{path}: it must hold {required}; add it")
     for key, value in content.items():

@@ -16,6 +16,7 @@ from typing import Any
 
 from recipes.common.config import distillation_options, row_names, write_yaml
 from recipes.common.errors import UserError, run_main
+from recipes.common.fitting import fit_model
 from recipes.common.model_rows import RECIPES, ModelRow, Recipe, read_model_row, with_own_files
 from recipes.common.results import write_results
 from recipes.common.tools import run_module
@@ -48,6 +49,9 @@ def train_model(recipe: Recipe, row: ModelRow, options: Sequence[str]) -> None:
     """
     checksum = _prepared(recipe.home / row.data)["checksum"]
     run = recipe.home / row.name
+    if row.fit is not None:
+        _fit(recipe, row, run, options, checksum)
+        return
     _train_stage(recipe, row, run, {**row.train, **_distillation(recipe, row)}, options, checksum)
     if row.finetune is not None:
         settings = {**row.finetune, "start_from": str(run / BEST)}
@@ -58,12 +62,34 @@ def _distillation(recipe: Recipe, row: ModelRow) -> dict[str, Any]:
     """The option of the first training that a distilled row adds; nothing for others."""
     if row.distill is None:
         return {}
-    teacher = read_model_row(recipe, row.distill["teacher"])
+    return distillation_options(row.distill, _teacher_model(recipe, row, row.distill["teacher"]))
+
+
+def _teacher_model(recipe: Recipe, row: ModelRow, name: str) -> Path:
+    """The trained model of the row `name`, which `row` starts from."""
     try:
-        folders = _trained_folders(recipe, teacher)
+        folders = _trained_folders(recipe, read_model_row(recipe, name))
     except UserError as error:
-        raise UserError(f"{row.name} starts from {teacher.name}; {error}") from error
-    return distillation_options(row.distill, folders[-1] / BEST)
+        raise UserError(f"{row.name} starts from {name}; {error}") from error
+    return folders[-1] / BEST
+
+
+def _fit(recipe: Recipe, row: ModelRow, run: Path, options: Sequence[str], checksum: str) -> None:
+    """Fit the embedding of a row that is not trained; its time and memory go into ``training.json``."""
+    assert row.fit is not None
+    if options:
+        raise UserError(f"{row.name} is only fitted, not trained: {options[0]} has no effect; leave it out")
+    if not is_first_process():
+        return
+    teacher = _teacher_model(recipe, row, row.fit["teacher"])
+    with locked(run / "lock"):
+        segment: Segment = {"started": time.time(), "ended": None}
+        _write_books(run, [segment], checksum, options)
+        embedding = with_own_files(recipe, row.embedding)
+        counts = recipe.home / row.data / "vocabulary.tsv"
+        fit_model(teacher, embedding, counts, row.train.get("seed", 0), run / BEST)
+        segment["ended"] = time.time()
+        _write_books(run, [segment], checksum, options)
 
 
 def _trained_folders(recipe: Recipe, row: ModelRow) -> list[Path]:
@@ -159,12 +185,17 @@ def evaluate_model(recipe: Recipe, row: ModelRow, options: Sequence[str]) -> Pat
     test = found["test"]
     config = _told_from_home(recipe, {**test["config"], "embedding": row.embedding})
     config.pop("embedding_distillation", None)  # `distill` tells the same without a path
-    distill = {} if row.distill is None else {"distill": row.distill}
+    starts = {"distill": row.distill, "fit": row.fit}
     write_results(
         run / "results.json",
         recipe=recipe.name,
         row=row.name,
-        config={**config, **distill, "train_options": books[0]["options"], "eval_options": list(options)},
+        config={
+            **config,
+            **{way: start for way, start in starts.items() if start is not None},
+            "train_options": books[0]["options"],
+            "eval_options": list(options),
+        },
         counts=test["counts"],
         metrics={
             **test["metrics"],

@@ -14,9 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from recipes.common.config import is_common
+from recipes.common.config import is_common, read_content
 from recipes.common.errors import UserError, run_main
 from recipes.common.plot import quality_size_plot
 from recipes.common.results import read_results
@@ -45,7 +43,7 @@ def _embedding(record: Record) -> Record:
     return record["config"].get("embedding") or {"method": BASELINE}
 
 
-def _options(record: Record) -> str:
+def describe_options(record: Record) -> str:
     """The method's options and what the row starts from, as they are written in the configuration."""
     options = {name: value for name, value in _embedding(record).items() if name != "method"}
     parts = [f"{name} {value}" for name, value in options.items()]
@@ -53,6 +51,8 @@ def _options(record: Record) -> str:
     if distill:
         parts.append(f"distilled from {distill.pop('teacher')}")
         parts += [f"{name} {value}" for name, value in distill.items()]
+    if record["config"].get("fit"):
+        parts.append(f"fitted to {record['config']['fit']['teacher']}, not trained")
     return ", ".join(parts) or "–"
 
 
@@ -83,7 +83,7 @@ def _in_paper(metric: str) -> Callable[[Record], str]:
 COLUMNS = {
     "row": Column("config", lambda r: r["row"], always=True),
     "method": Column("method", lambda r: _embedding(r)["method"], always=True),
-    "options": Column("options", _options, always=True),
+    "options": Column("options", describe_options, always=True),
     "embedding": Column("embedding parameters", lambda r: _millions(r["counts"]["embedding"])),
     "compression": Column("compression", lambda r: f"{r['counts']['compression']:.1f}x"),
     "total": Column("total parameters", lambda r: _millions(r["counts"]["total"])),
@@ -196,7 +196,7 @@ def rows_of(configs: Path, results: Iterable[Record], pattern: str = "*") -> lis
     records = []
     for path in configs.glob("*.yaml"):
         if not is_common(path) and fnmatchcase(path.stem, pattern):
-            config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+            config = read_content(path) or {}
             records.append(found.get(path.stem) or not_run(configs.parent.name, path.stem, config))
     return sorted(records, key=_row_order)
 

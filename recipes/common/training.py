@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from recipes.common.checkpoints import Checkpoint, complete_checkpoints
 from recipes.common.config import Row, write_yaml
 from recipes.common.errors import UserError
+from recipes.common.fitting import fit_model
 from recipes.common.tools import run_tool
 from shared_embeddings.files import replacing, write_text
 
@@ -62,6 +63,31 @@ def train_row(row: Row, run: Path, data: Data, options: Sequence[str], average: 
         else:
             _train(run, books, found[-1] if found else None, target, options, lock)
         _average(complete_checkpoints(checkpoints)[-average:], run / AVERAGED)
+
+
+def fit_row(row: Row, run: Path, data: Data, teacher: Path, counts: Path, options: Sequence[str]) -> None:
+    """Fit the embedding of a row that is not trained, in a copy of its teacher's model.
+
+    Args:
+        row: what to fit.
+        run: gets ``model_averaged.pt``, ``fit.json`` and ``training.json``.
+        data: what the teacher was trained on.
+        teacher: its model.
+        counts: file of how often words occur.
+        options: must be none.
+
+    Raises:
+        UserError: there are options, or another process fits this row.
+    """
+    if options:
+        raise UserError(f"{row.name} is only fitted, not trained: {options[0]} has no effect; leave it out")
+    with locked(run / "lock"):
+        started = time.time()
+        fit_model(teacher, row.embedding, counts, row.train.get("seed", 0), run / AVERAGED)
+        books = {"settings": {"embedding": row.embedding}, "data_checksum": data.checksum, "finished": 0}
+        books |= {"options": [], "seconds": round(time.time() - started, 1)}
+        books |= {"peak_memory_mib": peak_memory_of_children()}
+        _write_json(run / "training.json", books)
 
 
 def _train(

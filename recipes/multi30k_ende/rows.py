@@ -57,11 +57,20 @@ def with_teacher(row: Row) -> Row:
     """
     if row.distill is None:
         return row
-    teacher = row.distill["teacher"]
+    model = teacher_model(row, row.distill["teacher"])
+    return replace(row, train={**row.train, **distillation_options(row.distill, model)})
+
+
+def teacher_model(row: Row, teacher: str) -> Path:
+    """The trained model of the row `teacher`, which `row` starts from.
+
+    Raises:
+        UserError: that row is not trained.
+    """
     model = home() / teacher / AVERAGED
     if not model.exists():
         raise UserError(f"{row.name} starts from {teacher}, which is not trained; run train.sh {teacher}")
-    return replace(row, train={**row.train, **distillation_options(row.distill, model)})
+    return model
 
 
 def prepared_data() -> Data:

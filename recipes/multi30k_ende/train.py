@@ -6,20 +6,25 @@ import os
 from collections.abc import Sequence
 
 from recipes.common.errors import UserError, run_main
-from recipes.common.training import train_row
+from recipes.common.training import fit_row, train_row
 from recipes.multi30k_ende import rows
 
 USAGE = """usage: train.sh CONFIG [option of onmt_train ...]
 
 Trains CONFIG in $RUNS/multi30k_ende/CONFIG, going on from the newest complete checkpoint if there is one, and
 averages the last checkpoints ($AVERAGE of them, if set). Run preprocess.sh first, and train.sh for the row
-that a distilled one starts from."""
+that a distilled or fitted one starts from; a fitted one takes no options."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Train the row that the command line names."""
     row, options = rows.parse(USAGE, arguments)
     data = rows.prepared_data()
+    if row.fit is not None:
+        teacher = rows.teacher_model(row, row.fit["teacher"])
+        counts = rows.data_folder() / "vocabulary"
+        fit_row(row, rows.home() / row.name, data, teacher, counts, options)
+        return
     train_row(rows.with_teacher(row), rows.home() / row.name, data, options, _average(row.average))
 
 

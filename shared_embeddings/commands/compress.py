@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from shared_embeddings.commands.arguments import OPTIONS_FOLLOW, Parser, add, read_options
+from shared_embeddings.storage import STORES
 
 
 def register(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -22,6 +23,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     command.add_argument("--text", nargs="+", type=Path, help="tokenised text, to count words in instead")
     command.add_argument("--target-ratio", type=float, help="times fewer bytes for the embeddings")
     command.add_argument("--target-bytes", type=int, help="bytes for the embeddings")
+    command.add_argument("--store", choices=STORES, default="fp32", help="of the numbers (default: fp32)")
     command.add_argument("--fit-steps", type=int, help="steps of methods fitted by gradient descent")
     command.add_argument("--seed", type=int, default=0, help="(default: 0)")
     command.add_argument("--report", type=Path, help="write the report into this JSON file, too")
@@ -47,6 +49,7 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
         Path(known.output[0]),
         options=options,
         target=Target(known.target_ratio, known.target_bytes) if has_target else None,
+        store=known.store,
         counts=counts if known.text is None else count_words(known.text),
         seed=known.seed,
         steps=known.fit_steps,

@@ -6,6 +6,7 @@ Baevski & Auli, Adaptive input representations; Grave et al., Efficient softmax 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Literal
@@ -89,6 +90,7 @@ class AdaptiveEmbedding(SharedEmbedding):
     options: AdaptiveOptions
     paper = "Baevski & Auli (2019); output: Grave et al. (2017)"
     idea = "bands by frequency, each V_i x D_i times D_i x D"
+    per_word = ("tables",)
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: AdaptiveOptions
@@ -193,6 +195,23 @@ class AdaptiveEmbedding(SharedEmbedding):
         softmax = self._softmax()
         loss, best = softmax.cross_entropy(hidden, targets, **options)
         return loss, softmax.predictions(hidden, best)
+
+    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """As in the base class; every band keeps its width, and must keep a word."""
+        options, state = super().selected(ids)
+        starts = (0, *self.options.cutoffs)
+        members = [ids[inside] for inside in positions_by_group(bands_of(ids, starts[1:]), len(starts))]
+        for band, words in enumerate(members):
+            if len(words) == 0:
+                raise ValueError(
+                    f"no word of band {band} of this adaptive embedding, words {starts[band]:,} and on, is "
+                    "kept, but every band needs one; keep a word of it as well"
+                )
+            for name in ("tables", "output_tables"):
+                if f"{name}.{band}" in state:
+                    state[f"{name}.{band}"] = state[f"{name}.{band}"][words - starts[band]]
+        sizes = [len(words) for words in members]
+        return {**options, "cutoffs": list(itertools.accumulate(sizes[:-1]))}, state
 
     def output_table(self) -> Tensor:
         """The vectors ``(V, S)`` of all words; their scores compare within a band only, see the class."""

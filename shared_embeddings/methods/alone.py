@@ -84,6 +84,7 @@ class AloneEmbedding(SharedEmbedding):
     options: AloneOptions
     paper = "ALONE, Eq. 1 to 3"
     idea = "one vector, filtered for each word by fixed random codes, and a feed-forward network"
+    per_word = ("codes",)
     codes: Tensor
     codebooks: Tensor
     is_deep = True

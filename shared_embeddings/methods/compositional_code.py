@@ -46,6 +46,7 @@ class CompositionalCodeEmbedding(SharedEmbedding):
     options: CompositionalCodeOptions
     paper = "Shu & Nakayama (2018)"
     idea = "sums of M codebook entries, chosen by codes"
+    per_word = ("codes",)
     codes: Tensor
     is_deep = True
 

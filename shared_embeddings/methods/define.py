@@ -198,6 +198,17 @@ class DefineEmbedding(SharedEmbedding):
             *super().layers(ids),
         ]
 
+    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """As in the base class, where the map can leave words out."""
+        of_map, state_of_map = self.map.selected(ids)
+        state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("map.")}
+        state |= {f"map.{name}": tensor for name, tensor in state_of_map.items()}
+        options = self.stored_options()
+        # Whether the map has an output side follows from the unit.
+        if of_map := {name: value for name, value in of_map.items() if name != "output"}:
+            options["map_options"] = of_map
+        return options, state
+
     # Tied to the map, the map's own output side does the work.
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ class FunnelEmbedding(SharedEmbedding):
     options: FunnelOptions
     paper = "Distilled Embedding, Eq. 3"
     idea = "V x R, a non-linearity, then R x D"
+    per_word = ("codes",)
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: FunnelOptions

@@ -117,6 +117,7 @@ class GroupReduceEmbedding(SharedEmbedding):
     paper = "GroupReduce (Chen et al., 2018); with an activation GroupFunneling"
     idea = "groups of words, each V_g x R_g times R_g x D"
     groups: Tensor
+    per_word = ("groups",)
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: GroupReduceOptions
@@ -157,6 +158,21 @@ class GroupReduceEmbedding(SharedEmbedding):
             ranks=tuple(self.layout.ranks),
         )
         return plain_options(resolved)
+
+    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """As in the base class; groups without a word go, with their basis."""
+        options, state = super().selected(ids)
+        starts = torch.tensor([0, *itertools.accumulate(self.layout.sizes)], device=ids.device)
+        places = self._ordered().places.index_select(0, ids) - starts[state["groups"].long()]
+        present, groups = state["groups"].long().unique(return_inverse=True)
+        state = {name: tensor for name, tensor in state.items() if not name.startswith(("codes.", "bases."))}
+        state["groups"] = groups
+        for new, old in enumerate(present.tolist()):
+            state[f"codes.{new}"] = self.codes[old].detach()[places[groups == new]]
+            state[f"bases.{new}"] = self.bases[old].detach()
+        sizes = groups.bincount().tolist()
+        ranks = [self.layout.ranks[group] for group in present.tolist()]
+        return {**options, "group_sizes": sizes, "ranks": ranks}, state
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``; a group takes part with its own words only."""

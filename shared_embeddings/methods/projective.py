@@ -42,6 +42,7 @@ class ProjectiveEmbedding(SharedEmbedding):
     options: ProjectiveOptions
     paper = "Transformer-XL (Dai et al., 2019); SVD when fitted"
     idea = "V x R times R x D"
+    per_word = ("codes",)
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: ProjectiveOptions

@@ -25,6 +25,7 @@ class StandardEmbedding(SharedEmbedding):
     options: StandardOptions
     paper = "–"
     idea = "itself"
+    per_word = ("weight",)
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: StandardOptions

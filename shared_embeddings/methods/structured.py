@@ -48,6 +48,7 @@ class StructuredEmbedding(SharedEmbedding):
     options: StructuredOptions
     paper = "Shi & Yu (2018)"
     idea = "pieces of a row, each one of K centroids"
+    per_word = ("codes",)
     codes: Tensor
 
     def __init__(
@@ -73,6 +74,19 @@ class StructuredEmbedding(SharedEmbedding):
     def layers(self, ids: Tensor) -> list[Layer]:
         """The output, whose pieces are independent groups."""
         return [Layer("output", self.rows(ids), self.options.num_groups)]
+
+    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """As in the base class; centroids that no word uses go when there are more than words."""
+        options, state = super().selected(ids)
+        if self.options.num_clusters <= len(ids):
+            return options, state
+        used = [group.unique(return_inverse=True) for group in state["codes"].long().unbind(dim=1)]
+        clusters = max(len(kept) for kept, _ in used)
+        centroids = self.centroids.detach()[:, :clusters].clone()
+        for group, (kept, _) in enumerate(used):
+            centroids[group, : len(kept)] = self.centroids[group, kept].detach()
+        codes = torch.stack([renumbered for _, renumbered in used], dim=1)
+        return {**options, "num_clusters": clusters}, {**state, "codes": codes, "centroids": centroids}
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
         """log2(K) bits, rounded up, for every code."""

@@ -128,6 +128,7 @@ class UncleEmbedding(SharedEmbedding):
     paper = "UnClE, Eq. 1 and 2"
     idea = "V x U_d beside one vector for each class of words"
     file_options = ("classes",)
+    per_word = ("unique", "classes")
     classes: Tensor
 
     def __init__(
@@ -206,6 +207,16 @@ class UncleEmbedding(SharedEmbedding):
             seed=0,
         )
         return plain_options(resolved)
+
+    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """As in the base class; classes without a word go."""
+        options, state = super().selected(ids)
+        used = [level.unique(return_inverse=True) for level in state["classes"].long().unbind(dim=1)]
+        tables = {
+            f"class_tables.{level}": self.class_tables[level][kept] for level, (kept, _) in enumerate(used)
+        }
+        state |= {"classes": torch.stack([renumbered for _, renumbered in used], dim=1), **tables}
+        return {**options, "num_classes": [len(kept) for kept, _ in used]}, state
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

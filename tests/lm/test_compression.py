@@ -58,10 +58,18 @@ def test_trained_model_is_evaluated_and_trains_on(tmp_path: Path, capsys: pytest
     assert compress(model, "funnel", small, "--rank", 4, "--fit-steps", 50, *text) == 0
     assert load_model(small).training is None
     report = json.loads((tmp_path / "report.json").read_text())
-    assert any("bias of the output is left out" in note for note in report["notes"])
+    assert not any("bias" in note for note in report["notes"])
+    kept, bias = (load_model(path).model.embedding.output_bias() for path in (small, model))
+    assert bias is not None and bias.abs().max() > 0
+    assert torch.equal(kept, bias)
+    without = ["--output-bias", "false", "--report", tmp_path / "report.json", "--force"]
+    assert compress(model, "funnel", tmp_path / "without.pt", "--rank", 4, "--fit-steps", 1, *without) == 0
+    notes = json.loads((tmp_path / "report.json").read_text())["notes"]
+    assert any("bias of the output is left out" in note for note in notes)
     assert report["tables"][0]["fit"]["weighted_error"] > 0
     assert run("lm_eval", "-model", small, "-data", data) == 0
-    train(settings(data, tmp_path / "further", start_from=str(small), steps=2))
+    own = load_model(small).config["embedding"]
+    train(settings(data, tmp_path / "further", start_from=str(small), embedding=own, steps=2))
     assert load_model(tmp_path / "further" / "last.pt").config["embedding"]["rank"] == 4
     capsys.readouterr()
     assert compress(tmp_path / "train.txt", "funnel", small, "--rank", 4, "--force") == 2

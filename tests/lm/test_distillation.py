@@ -95,7 +95,14 @@ def test_student_starts_from_the_teacher(student: Student, teacher: Path, tmp_pa
     assert near(network(begun), network(full))
     log = (tmp_path / "student/train.log").read_text()
     told = re.search(r"Fitted the embedding.*reconstruction loss ([\d.]+), relative error ([\d.]+)", log)
-    assert told is not None and "output bias is left out" in log
+    assert told is not None and "bias" not in log.replace("output_bias", "")
+    bias = full.model.embedding.output_bias()
+    assert bias is not None and bias.abs().max() > 0
+    torch.testing.assert_close(begun.model.embedding.output_bias(), bias, rtol=0, atol=1e-6)
+    (tmp_path / "student/last.pt").unlink()
+    without = student(PROJECTIVE | {"output_bias": False}, **STILL)
+    assert without.model.embedding.output_bias() is None
+    assert "bias of the output is left out" in (tmp_path / "student/train.log").read_text()
     missed = svd(table(full), 4) - table(full)
     assert float(told.group(1)) == pytest.approx(float(missed.norm(dim=1).mean()), abs=1e-4)
     assert float(told.group(2)) == pytest.approx(float(missed.norm() / table(full).norm()), abs=1e-3)
@@ -110,6 +117,7 @@ def test_fitted_sizes_are_stored_and_the_teacher_is_not(
     lines = (data / "vocabulary.tsv").read_text().splitlines()
     counts = torch.tensor([max(1, int(line.split("\t")[1])) for line in lines])
     options = {key: value for key, value in GROUPS.items() if key != "method"}
+    options["output_bias"] = True
     wanted, _ = se.fit("group_reduce", table(full), token_counts=counts, seed=1, **options)  # type: ignore[arg-type]
     torch.testing.assert_close(table(begun), wanted.table().detach(), rtol=1e-4, atol=1e-5)
     assert not [

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -202,8 +202,8 @@ def test_a_full_disk_leaves_nothing(
     _, model = trained(embedding=STANDARD)
     before = model.read_bytes()
 
-    def fail(content: object, name: str) -> None:
-        Path(name).write_bytes(b"half")
+    def fail(content: object, file: BinaryIO) -> None:
+        file.write(b"half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", fail)

@@ -23,6 +23,13 @@ def zero_row(table: Tensor, row: int | None) -> Tensor:
     return table * keep
 
 
+def with_bias(scores: Tensor, bias: Tensor | None, padding_idx: int | None) -> Tensor:
+    """Scores ``(n, V)`` plus the bias ``(V,)`` of their words, if any, but for the padding word's."""
+    if bias is None:
+        return scores
+    return scores + zero_row(bias.unsqueeze(1), padding_idx).squeeze(1)
+
+
 # ALONE: section 2
 
 

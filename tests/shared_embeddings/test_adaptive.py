@@ -94,6 +94,35 @@ def test_gradients_worked_by_hand(worked: se.SharedEmbedding) -> None:
     assert found["tables.2"] == [[0]] and found["projections.2"] == [[0, 0, 0, 0]]
 
 
+def test_bias_worked_by_hand(worked: se.SharedEmbedding) -> None:
+    """Of the head 1, 2, 3 and 4 become 2, 2, 3 and 8; of the first cluster 1 and 3 become 2 and 3."""
+    sizes = {"num_embeddings": 5, "embedding_dim": 4}
+    emb = se.build("adaptive", **sizes, cutoffs=[2, 4], factor=2, output_bias=True)
+    bias = {"bias": [log(2), 0, log(2), 0, 5], "cluster_bias": [0, log(2)]}
+    emb.load_state_dict(worked.state_dict() | {name: torch.tensor(value) for name, value in bias.items()})
+    hidden = torch.tensor([HIDDEN])
+    probabilities = [2 / 15, 2 / 15, 3 / 15 * 2 / 5, 3 / 15 * 3 / 5, 8 / 15]
+    assert emb.log_prob(hidden).exp()[0].tolist() == pytest.approx(probabilities, rel=1e-5)
+    smoothed = emb.cross_entropy(hidden, torch.tensor([2]), label_smoothing=0.3)
+    expected = -0.7 * log(probabilities[2]) - 0.06 * sum(log(value) for value in probabilities)
+    assert smoothed.item() == pytest.approx(expected, rel=1e-5)
+    loss = emb.cross_entropy(hidden, torch.tensor([3]))
+    assert loss.item() == pytest.approx(-log(probabilities[3]), rel=1e-5)
+    loss.backward()
+    assert emb.bias.grad.tolist() == pytest.approx([2 / 15, 2 / 15, 2 / 5, -2 / 5, 0], abs=1e-6)
+    assert emb.cluster_bias.grad.tolist() == pytest.approx([-12 / 15, 8 / 15], rel=1e-5)
+
+
+def test_a_cluster_takes_over_the_weight_of_its_words() -> None:
+    """Words that weigh 2, 1, 3, 5 and 4 are clusters that weigh 8 and 4."""
+    sizes = {"num_embeddings": 5, "embedding_dim": 4}
+    emb = se.build("adaptive", **sizes, cutoffs=[2, 4], factor=2, output_bias=True)
+    emb.set_output_bias(torch.tensor([2.0, 1, 3, 5, 4]).log())
+    assert emb.cluster_bias.exp().tolist() == pytest.approx([8, 4], rel=1e-5)
+    found = emb.log_prob(torch.zeros(4)).exp()
+    assert found.tolist() == pytest.approx([2 / 15, 1 / 15, 3 / 15, 5 / 15, 4 / 15], rel=1e-5)
+
+
 def test_a_cluster_may_outweigh_a_word_that_is_the_most_probable(worked: se.SharedEmbedding) -> None:
     """With probabilities 3, 5, 6 and 1 in 15, cluster 1 leads, but its words have 1.5 and 4.5."""
     with torch.no_grad():
@@ -133,7 +162,11 @@ def naive_log_prob(emb: Any, hidden: Tensor) -> Tensor:
     for word in range(emb.num_embeddings):
         band, vector = naive_vector(emb, word, output=True)
         scores[band].append(hidden @ vector)
+        if emb.bias is not None and word != emb.padding_idx:
+            scores[band][-1] = scores[band][-1] + emb.bias[word]
     clusters = [hidden @ vector for vector in emb.clusters]
+    if emb.bias is not None:
+        clusters = [score + emb.cluster_bias[number] for number, score in enumerate(clusters)]
     head = torch.stack(scores[0] + clusters, dim=1).log_softmax(1)
     found = [head[:, : len(scores[0])]]
     for number, tail in enumerate(scores[1:], start=len(scores[0])):

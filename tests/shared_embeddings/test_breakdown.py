@@ -33,6 +33,13 @@ def test_low_rank_by_hand() -> None:
     }
 
 
+def test_bias_by_hand() -> None:
+    found = by_name(se.build("projective", num_embeddings=10, embedding_dim=6, rank=2, output_bias=True))
+    assert found["bias"] == ("parameter", (10,), 10, [40, 20, 10])
+    assert found["total"] == ("sum", (), 42, [168, 84, 42])
+    assert found["plain table"] == ("sum", (), 60, [240, 120, 60])
+
+
 ALONE = {"num_embeddings": 10, "embedding_dim": 6, "hidden_dim": 3, "base_dim": 4}
 
 

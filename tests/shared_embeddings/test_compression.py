@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import shared_embeddings as se
 from shared_embeddings.compression import Target
-from shared_embeddings.compression_hosts import GROUP, TiedTable, teacher_table
+from shared_embeddings.compression_hosts import GROUP, TiedTable, take_over_bias, teacher_table
 from shared_embeddings.compression_report import frequency_bands
 from shared_embeddings.compression_targets import options_within, stored_bytes
 from shared_embeddings.token_counts import count_words, counts_of, read_counts
@@ -42,6 +43,39 @@ def test_target_is_met_in_bytes_with_the_finest_options(method: str) -> None:
     assert 0.6 * limit < stored_bytes(method, 600, 32, options) <= limit
     built = se.build(method, num_embeddings=600, embedding_dim=32, **options)
     assert built.counts()["stored_bits"] <= 8 * limit
+
+
+def test_the_bias_of_the_output_is_within_the_target() -> None:
+    """The bytes of rank 8 are 632 numbers more than those of rank 7, enough for the bias of 600 words."""
+    limit = 4 * (600 + 32) * 8
+    assert options_within("projective", 600, 32, limit) == {"rank": 8}
+    assert options_within("projective", 600, 32, limit, output_bias=True) == {"rank": 7, "output_bias": True}
+
+
+SIZES: dict[str, Any] = {"num_embeddings": 6, "embedding_dim": 4}
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "note"),
+    [
+        ("standard", {"output_bias": True}, None),
+        ("define", {"map_dim": 4, "expand_dim": 8, "depth": 1, "output_bias": True}, None),
+        ("projective", {"rank": 2}, "left out; set output_bias: true"),
+        ("adaptive", {"cutoffs": [2, 4], "factor": 1, "output_bias": True}, "approximation"),
+    ],
+)
+def test_bias_is_taken_over_with_a_note_of_what_is_lost(
+    method: str, options: dict[str, Any], note: str | None
+) -> None:
+    new, bias = se.build(method, **SIZES, padding_idx=1, **options), torch.arange(6.0)
+    notes = take_over_bias(new, bias)
+    assert len(notes) == (note is not None)
+    assert note is None or note in notes[0]
+    kept = new.output_bias()
+    if "output_bias" in options:
+        assert kept is not None and kept.tolist() == [0, 0, 2, 3, 4, 5]
+    else:
+        assert kept is None
 
 
 def test_total_is_divided_as_the_tables_are() -> None:

@@ -592,6 +592,26 @@ def test_padding_may_be_any_word_or_none(case: Case) -> None:
         assert zero_rows == ([] if padding is None else [padding])
 
 
+# Checkpoints from before every method could have a bias
+
+
+def test_the_bias_of_the_plain_table_comes_behind_it() -> None:
+    """As in the states of optimisers, which number the parameters."""
+    emb = by_name("standard-output-bias").build()
+    assert [name for name, _ in emb.named_parameters()] == ["weight", "bias"]
+
+
+def test_the_bias_may_be_among_the_options_of_the_map() -> None:
+    case = by_name("define-tied-to-map-output-bias")
+    old = {name: value for name, value in case.options.items() if name != "output_bias"}
+    emb = case.build(options={**old, "map_options": {"output_bias": True}})
+    assert emb.counts() == case.build().counts()
+    emb.load_state_dict(case.build(1).state_dict())
+    assert emb.stored_options() == case.build().stored_options()
+    with pytest.raises(se.OptionError, match="output_bias"):
+        case.build(options={**old, "output": "none", "map_options": {"output_bias": True}}, bias=None)
+
+
 # Counting
 
 

@@ -133,6 +133,8 @@ NO_EFFECT = [
     ("define", DEFINE | {"output_projection": True}, "output_projection"),
     ("define", DEFINE | {"output": "none", "output_projection": True}, "output_projection"),
     ("define", DEFINE | {"output": "none", "output_bias": True}, "output_bias"),
+    ("define", DEFINE | ADAPTIVE | {"output": "none", "output_bias": True}, "output_bias"),
+    ("adaptive", {"cutoffs": [9, 20], "factor": 2, "output": "none", "output_bias": True}, "output_bias"),
     ("define", DEFINE | {"transform": "linear"}, "max_groups"),
     ("define", without(DEFINE, "max_groups") | {"transform": "linear", "shuffle": True}, "shuffle"),
     ("alone", ALONE | {"filter": "real", "zero_probability": 0.3}, "zero_probability"),

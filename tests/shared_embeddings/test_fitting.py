@@ -106,6 +106,17 @@ def test_same_seed_same_fit_and_nothing_else_is_drawn(method: str) -> None:
     assert torch.equal(first.table(), second.table())
 
 
+@pytest.mark.parametrize("method", se.methods())
+def test_a_fit_leaves_the_bias_at_zero_and_the_table_as_it_is(method: str) -> None:
+    without, plain = fitted(method, steps=5)
+    emb, found = fitted(method, steps=5, output_bias=True)
+    added = VOCABULARY + (2 if method == "adaptive" else 0)
+    assert found.options["output_bias"] is True
+    assert found.parameters == plain.parameters + added
+    assert torch.equal(emb.output_bias(), torch.zeros(VOCABULARY))
+    assert torch.equal(emb.table(), without.table())
+
+
 def test_projective_is_the_truncated_svd() -> None:
     table = clustered_table()
     emb, _ = se.fit("projective", table, rank=8, progress=False)

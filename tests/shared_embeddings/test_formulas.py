@@ -22,6 +22,7 @@ from .references import (
     binary_rate,
     define_layers,
     define_unit,
+    with_bias,
     zero_row,
 )
 from .support import assert_same_gradients, gradients
@@ -176,7 +177,8 @@ def test_alone_equals_the_naive_filters_in_value_and_gradient(case: Case) -> Non
         gradients(emb, (emb.table() * weight).sum()), gradients(emb, (expected * weight).sum())
     )
     hidden, targets = case.hidden(9), torch.randint(case.num_embeddings, (9,))
-    dense = F.cross_entropy(hidden @ naive_alone(emb).T, targets)
+    scores = with_bias(hidden @ naive_alone(emb).T, emb.bias, case.padding_idx)
+    dense = F.cross_entropy(scores, targets)
     loss = emb.cross_entropy(hidden, targets)
     torch.testing.assert_close(loss, dense, rtol=1e-4, atol=1e-5)
     assert_same_gradients(gradients(emb, loss, hidden), gradients(emb, dense, hidden))
@@ -462,14 +464,18 @@ def test_define_counts_its_layers(case: Case) -> None:
     expansion = sum(layer.inputs * layer.outputs // layer.groups + 3 * layer.outputs for layer in layers)
     reduction = (layers[-1].outputs + 1) * d if options.get("reduce", True) else 0
     projection = n * d if options.get("output_projection") else 0
-    names = ("rank", "cutoffs", "factor", "tie", "output_bias")
+    names = ("rank", "cutoffs", "factor", "tie")
     map_options = {name: options[name] for name in names if name in options}
     if options.get("map") == "adaptive" and options["output"] != "map":
         map_options["output"] = "none"
     mapping = se.expected_count(
         options.get("map", "standard"), num_embeddings=case.num_embeddings, embedding_dim=n, **map_options
     )
-    assert case.build().counts()["total"] == mapping + n * (n + 1) + expansion + reduction + projection
+    bias = case.num_embeddings if options.get("output_bias") else 0
+    if bias and options.get("map") == "adaptive":
+        bias += len(options["cutoffs"])
+    unit = n * (n + 1) + expansion + reduction + projection
+    assert case.build().counts()["total"] == mapping + unit + bias
 
 
 @each_define

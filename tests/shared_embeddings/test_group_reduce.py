@@ -15,7 +15,7 @@ import shared_embeddings as se
 from shared_embeddings.softmax import linear_cross_entropy, segmented_cross_entropy
 
 from .cases import CASES, Case
-from .references import zero_row
+from .references import with_bias, zero_row
 from .support import MemoryMeter, assert_same_gradients, gradients
 
 SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24}
@@ -110,6 +110,7 @@ def test_loss_of_shuffled_groups_equals_the_dense_one(case: Case, smoothing: flo
     targets[::5] = 7
     options = {"label_smoothing": smoothing, "ignore_index": 7}
     scores = hidden @ naive_table(emb, case.options.get("activation"), case.padding_idx).T
+    scores = with_bias(scores, emb.bias, case.padding_idx)
     expected = F.cross_entropy(scores, targets, **options)
     actual, predictions = emb.cross_entropy_and_predictions(hidden, targets, **options)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)

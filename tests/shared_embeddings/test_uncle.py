@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from shared_embeddings.classes import WordClasses
 from shared_embeddings.methods.uncle import UncleEmbedding
 
 from .cases import CASES, Case, by_name
+from .references import with_bias
 from .support import MemoryMeter, assert_same_gradients, gradients
 
 UNCLE_CASES = [case for case in CASES if case.method == "uncle"]
@@ -82,6 +84,22 @@ def test_scores_add_those_of_the_unique_and_the_class_part() -> None:
     assert small(padding_idx=0).logits(torch.tensor([[100.0, 1, 2]])).tolist() == [[0, 250, 410]]
 
 
+def test_bias_worked_by_hand() -> None:
+    """Unique parts give the weights 2, 4, 8 and classes 27, 3, 27; with the bias they are 2, 12, 4 of 18."""
+    plain = small()
+    emb = build([1, 0, 1], num_embeddings=3, embedding_dim=3, output_bias=True)
+    bias = {"bias": torch.tensor([-math.log(27), 0.0, -math.log(54)])}
+    emb.load_state_dict(plain.state_dict() | bias)
+    hidden = torch.tensor([[math.log(2), math.log(3) / 10, 0.0]])
+    probabilities = [2 / 18, 12 / 18, 4 / 18]
+    assert emb.log_prob(hidden).exp()[0].tolist() == pytest.approx(probabilities, rel=1e-4)
+    logs = [-math.log(value) for value in probabilities]
+    smoothed = emb.cross_entropy(hidden, torch.tensor([2]), label_smoothing=0.3)
+    assert smoothed.item() == pytest.approx(0.7 * logs[2] + 0.1 * sum(logs), rel=1e-4)
+    smoothed.backward()
+    assert emb.bias.grad.tolist() == pytest.approx([2 / 18 - 0.1, 12 / 18 - 0.1, 4 / 18 - 0.8], rel=1e-3)
+
+
 def test_rows_with_sub_classes() -> None:
     """Eq. 2: classes 0, 0, 1 with sub-classes 0, 1, 2."""
     emb = se.build("uncle", num_embeddings=3, embedding_dim=4, unique_dim=1, classes=[[0, 0, 1], [0, 1, 2]])
@@ -107,14 +125,16 @@ def naive_table(emb: se.SharedEmbedding) -> Tensor:
 
 
 def naive_losses(
-    table: Tensor, hidden: Tensor, targets: Tensor, ignored: int, smoothing: float
+    emb: se.SharedEmbedding, hidden: Tensor, targets: Tensor, ignored: int, smoothing: float
 ) -> list[Tensor]:
     """The loss of every token that counts, from its own softmax, word by word."""
     losses = []
+    table = naive_table(emb)
     for state, target in zip(hidden, targets.tolist()):
         if target == ignored:
             continue
         scores = torch.stack([(row * state).sum() for row in table])
+        scores = with_bias(scores, emb.bias, emb.padding_idx)
         normaliser = scores.exp().sum().log()
         loss = torch.zeros(())
         for word, score in enumerate(scores):
@@ -133,7 +153,7 @@ def test_loss_and_gradients_by_loops(case: Case, smoothing: float, reduction: st
         emb.unique.add_(0.3)
     hidden, targets = case.hidden(6, scale=2.0), torch.randint(case.num_embeddings, (6,))
     targets[1], targets[4] = 9, 3
-    losses = naive_losses(naive_table(emb), hidden, targets, 9, smoothing)
+    losses = naive_losses(emb, hidden, targets, 9, smoothing)
     expected = sum(losses) / (len(losses) if reduction == "mean" else 1)
     actual = emb.cross_entropy(
         hidden, targets, ignore_index=9, label_smoothing=smoothing, reduction=reduction
@@ -197,6 +217,7 @@ LARGE = [
     )
     for name, num_classes in [("classes", 100), ("sub-classes", [20, 100])]
 ]
+LARGE += [replace(LARGE[0], name="bias", options=LARGE[0].options | {"output_bias": True}, bias="bias")]
 each_large = pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
 
 
@@ -208,7 +229,8 @@ def test_large_vocabularies_in_blocks(case: Case, tokens: int, precision: torch.
     hidden, targets = case.hidden(tokens, scale=3.0), torch.randint(VOCABULARY, (tokens,))
     targets[::5] = 1
     options = {"ignore_index": 1, "label_smoothing": 0.1}
-    expected = F.cross_entropy(hidden @ naive_table(emb).T, targets, **options)
+    scores = with_bias(hidden @ naive_table(emb).T, emb.bias, emb.padding_idx)
+    expected = F.cross_entropy(scores, targets, **options)
     wanted = gradients(emb, expected, hidden)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
         actual, predictions = emb.cross_entropy_and_predictions(hidden, targets, **options)

@@ -1,0 +1,62 @@
+"""What the commands of this package have in common: one line for a mistake, and text line by line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from tqdm import tqdm
+
+from nmt.data import clean_line
+from nmt.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are a `UserError`."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(f"{message}; see --help")
+
+
+@contextmanager
+def reporting_mistakes(command: str) -> Iterator[None]:
+    """Turn a mistake of the user into one line on stderr and exit code 2; ``NMT_TRACEBACK=1`` shows where."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"{command}: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except (UserError, OSError) as error:
+        if os.environ.get("NMT_TRACEBACK"):
+            raise
+        print(f"{command}: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+def clean_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text with each run of white space as one space; a bar shows how far it is.
+
+    Raises:
+        UserError: there is no such file, or a line is not UTF-8 (its number is named).
+    """
+    if not path.is_file():
+        raise UserError(f"no such file: {path}")
+    with path.open("rb") as file, tqdm(desc=path.name, unit=" lines", mininterval=1, disable=None) as bar:
+        for number, line in enumerate(file, 1):
+            try:
+                yield clean_line(line.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path}: line {number} is not UTF-8 ({error.reason}); convert the file"
+                ) from error
+            bar.update()

@@ -1,0 +1,240 @@
+"""The options of length control: what they may be combined with, and where the lengths come from."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nmt.errors import UserError
+from nmt.summarization.positions import ANGLES, LENGTH_DEPENDENT, LengthControlledPositions
+
+OPTION = "decoder_positions"
+START_AND_END = 2
+
+
+def add_model_options(parser: Any) -> None:
+    """Add the option of the model to OpenNMT's parser."""
+    group = parser.add_argument_group("Length control")
+    group.add_argument(
+        f"--{OPTION}",
+        f"-{OPTION}",
+        nargs="+",
+        choices=sorted(ANGLES),
+        default=None,
+        help="Encodings whose sum tells the decoder its position: pe (sinusoids), ldpe (length difference), "
+        "lrpe (length ratio); with one of the last two, translation takes a desired length",
+    )
+
+
+def add_translation_options(parser: Any) -> None:
+    """Add the options of translation to OpenNMT's parser."""
+    group = parser.add_argument_group("Length control")
+    group.add_argument(
+        "--desired_length",
+        "-desired_length",
+        type=_length,
+        default=None,
+        metavar="N",
+        help="Tokens that each translation is to have, without its end; for models with length control",
+    )
+    group.add_argument(
+        "--desired_lengths",
+        "-desired_lengths",
+        default=None,
+        metavar="FILE",
+        help="The same line by line: a file with one number for each line of the source",
+    )
+
+
+def _length(text: str) -> int:
+    """Return a length of at least 1.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is none.
+    """
+    if re.fullmatch("[0-9]+", text) is None or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no length; wanted a whole number of at least 1")
+    return int(text)
+
+
+def has_length_control(opt: Namespace) -> bool:
+    """Say whether the options of a model ask for an encoding that knows the length."""
+    return any(name in LENGTH_DEPENDENT for name in getattr(opt, OPTION, None) or ())
+
+
+def check_positions(opt: Namespace) -> None:
+    """Refuse positions that the model of these options cannot have.
+
+    Raises:
+        UserError: names the option, why it cannot work, and what to do instead.
+    """
+    names = getattr(opt, OPTION, None)
+    if names is None:
+        return
+    shown = f"{OPTION}: {' '.join(names)}"
+    if len(set(names)) < len(names):
+        raise UserError(f"{shown}: names an encoding twice; name each once")
+    if not opt.position_encoding:
+        raise UserError(f"{shown}: has no effect without position_encoding: true; set it")
+    if not has_length_control(opt):
+        return
+    if opt.decoder_type != "transformer" or getattr(opt, "model_task", "seq2seq") != "seq2seq":
+        raise UserError(
+            f"{shown}: needs the decoder of a Transformer, not decoder_type: {opt.decoder_type}; "
+            "set decoder_type: transformer and model_task: seq2seq"
+        )
+    if getattr(opt, "truncated_decoder", 0) > 0:
+        raise UserError(f"{shown}: needs whole targets; remove truncated_decoder")
+    for name in ("train_metrics", "valid_metrics"):
+        if getattr(opt, name, None):
+            raise UserError(
+                f"{name}: translates without a desired length, which a model with {OPTION} needs; "
+                "remove it, and score the output of onmt_translate"
+            )
+
+
+def check_same_positions(opt: Namespace, saved: Namespace) -> None:
+    """Refuse other positions than those of a checkpoint that training goes on from.
+
+    Raises:
+        UserError: names both.
+    """
+    asked, found = (set(getattr(options, OPTION, None) or ["pe"]) for options in (opt, saved))
+    if getattr(opt, OPTION, None) is not None and asked != found:
+        raise UserError(
+            f"{OPTION}: {' '.join(sorted(asked))} has no effect with train_from, because the checkpoint was "
+            f"trained with {' '.join(sorted(found))}; remove the option, or train a new model"
+        )
+
+
+def insert_positions(model: Any, opt: Namespace) -> None:
+    """Put encodings that know the length in place of the decoder's sinusoids, where the options ask for them.
+
+    Raises:
+        UserError: as `check_positions`.
+    """
+    check_positions(opt)
+    if has_length_control(opt):
+        own = model.decoder.embeddings.make_embedding
+        own.pe = LengthControlledPositions(own.pe.dim, getattr(opt, OPTION), opt.position_encoding_type)
+
+
+def positions_of(model: nn.Module) -> list[LengthControlledPositions]:
+    """Return the encodings of a model, or of the models of an ensemble, that take lengths."""
+    return [module for module in model.modules() if isinstance(module, LengthControlledPositions)]
+
+
+def ask_target_lengths(model: Any, target: Tensor) -> None:
+    """Take the lengths of a training batch from its targets ``(B, T, 1)``."""
+    for positions in positions_of(model):
+        padding = model.decoder.embeddings.word_padding_idx
+        positions.ask(target[:, :, 0].ne(padding).sum(dim=1) - START_AND_END)
+
+
+def read_desired_lengths(opt: Namespace, lines: int) -> int | list[int] | None:
+    """Return the lengths that a translation asks for: one for all lines, one for each, or ``None``.
+
+    Args:
+        opt: options of ``onmt_translate``.
+        lines: number of lines of the source.
+
+    Raises:
+        UserError: both options are set, the file is missing, has another number of lines, or a line is no
+            length (its number is named).
+    """
+    path = opt.desired_lengths
+    if path is None:
+        return opt.desired_length  # type: ignore[no-any-return]
+    if opt.desired_length is not None:
+        raise UserError("desired_length: has no effect beside desired_lengths; remove one of the two")
+    if not Path(path).is_file():
+        raise UserError(f"desired_lengths: no such file: {path}")
+    texts = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    if len(texts) != lines:
+        raise UserError(f"desired_lengths: {path} has {len(texts)} lines, the source {lines}; wanted as many")
+    lengths = []
+    for number, text in enumerate(texts, 1):
+        try:
+            lengths.append(_length(text.strip()))
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"desired_lengths: {path}: line {number}: {error}") from None
+    return lengths
+
+
+def prepare_translator(translator: Any, opt: Namespace) -> None:
+    """Tell a translator the lengths that its options ask for.
+
+    Args:
+        translator: of OpenNMT; gets the attribute ``desired``: one length for all, or one per line.
+        opt: options of ``onmt_translate``, its ``desired_lengths`` read into a list, or of ``onmt_server``.
+
+    Raises:
+        UserError: a length is asked for but the model cannot control it, or the other way round, or the
+            search would stop before.
+    """
+    desired = opt.desired_length if opt.desired_lengths is None else opt.desired_lengths
+    name = "desired_length" if opt.desired_lengths is None else "desired_lengths"
+    if isinstance(desired, str):
+        raise UserError("desired_lengths: a server has no file of texts; set desired_length")
+    controlled = bool(positions_of(translator.model))
+    if desired is None:
+        if controlled:
+            raise UserError(
+                "desired_length: is not set, but this model controls the length of its output; set it, or "
+                "desired_lengths"
+            )
+        return
+    if not controlled:
+        raise UserError(
+            f"{name}: has no effect, because this model was trained without length control; remove it, or "
+            f"train with {OPTION}: [pe, lrpe]"
+        )
+    longest = desired if isinstance(desired, int) else max(desired)
+    if opt.max_length <= longest:
+        raise UserError(
+            f"max_length: {opt.max_length} ends the search before the {name} of {longest}; "
+            f"set max_length: {longest + 1} or more"
+        )
+    if translator.max_length_ratio not in (0, _default_ratio()):
+        raise UserError(
+            f"max_length_ratio: {translator.max_length_ratio} has no effect beside {name}; remove it"
+        )
+    translator.max_length_ratio = 0
+    translator.desired = desired
+
+
+def _default_ratio() -> float:
+    """Return the default of OpenNMT's ``max_length_ratio``."""
+    import onmt.opts
+    from onmt.utils.parse import ArgumentParser
+
+    parser = ArgumentParser()
+    onmt.opts.translate_opts(parser)
+    return float(parser.get_default("max_length_ratio"))
+
+
+def ask_desired_lengths(translator: Any, batch: dict[str, Any]) -> None:
+    """Take the lengths of a batch that is to be translated from what the options asked for.
+
+    Raises:
+        UserError: the batch is a part of a long text, whose parts have no lengths of their own.
+    """
+    found = positions_of(translator.model)
+    if not found:
+        return
+    desired = translator.desired
+    if isinstance(desired, int):
+        values = [desired] * len(batch["srclen"])
+    elif "cid_line_number" in batch:
+        values = [desired[number] for number in batch["cid_line_number"]]
+    else:
+        raise UserError("desired_lengths: a line with line breaks in it has no lengths; set desired_length")
+    lengths = torch.tensor(values, device=batch["srclen"].device)
+    for positions in found:
+        positions.ask(lengths)

@@ -1,0 +1,115 @@
+"""Choosing among n-best lists by the content words of the source: ``onmt_rerank``.
+
+Takase & Okazaki (2019) take the hypothesis with most content words of the source, and so does section 3.3 of
+the ALONE paper. Words are compared as they are, in small letters and without stems; each counts once, so that
+a hypothesis does not gain by repeating itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+
+from nmt.data import count_lines
+from nmt.errors import UserError
+from nmt.summarization.commands import Parser, clean_lines, reporting_mistakes
+from shared_embeddings.files import replacing
+
+# Letters and digits of any script; a point, dash or apostrophe joins what is on both sides of it.
+WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
+
+
+def stop_words(language: str) -> frozenset[str]:
+    """Return the function words of a language, from spaCy's lists.
+
+    Args:
+        language: spaCy's code, such as ``en``.
+
+    Raises:
+        UserError: spaCy has no list for it.
+    """
+    try:
+        found = import_module(f"spacy.lang.{language}.stop_words").STOP_WORDS
+    except ImportError:
+        raise UserError(
+            f"language: spaCy has no stop words for {language!r}; wanted a code such as en"
+        ) from None
+    return frozenset(word for entry in found for word in WORD.findall(entry.lower()))
+
+
+def content_words(text: str, ignored: frozenset[str]) -> set[str]:
+    """Return the distinct words of a text, in small letters, without the ignored ones."""
+    return set(WORD.findall(text.lower())) - ignored
+
+
+def best_hypothesis(source: str, hypotheses: Sequence[str], ignored: frozenset[str]) -> str:
+    """Return the hypothesis with most content words of the source; among equals, the model's first.
+
+    Args:
+        source: a line of plain text.
+        hypotheses: best first, as the model scores them; at least one.
+        ignored: words that are no content words.
+    """
+    wanted = content_words(source, ignored)
+    return max(hypotheses, key=lambda hypothesis: len(wanted & content_words(hypothesis, ignored)))
+
+
+def rerank(sources: Path, hypotheses: Path, n_best: int, ignored: frozenset[str]) -> Iterator[str]:
+    """Yield the chosen hypothesis of each line of the source.
+
+    Args:
+        sources: plain text.
+        hypotheses: plain text, ``n_best`` lines for each line of the source.
+        n_best: at least 1.
+        ignored: words that are no content words.
+
+    Raises:
+        UserError: a file cannot be read, or the numbers of lines do not fit.
+    """
+    for path in (sources, hypotheses):
+        if not path.is_file():
+            raise UserError(f"no such file: {path}")
+    found, wanted = count_lines(str(hypotheses)), n_best * count_lines(str(sources))
+    if found != wanted:
+        raise UserError(
+            f"hypotheses: {hypotheses} has {found} lines, wanted {wanted}: {n_best} (n_best) for each "
+            f"line of {sources}"
+        )
+    candidates = clean_lines(hypotheses)
+    for source in clean_lines(sources):
+        yield best_hypothesis(source, list(islice(candidates, n_best)), ignored)
+
+
+def main() -> None:
+    """``onmt_rerank``."""
+    with reporting_mistakes("onmt_rerank"):
+        parser = Parser(
+            "onmt_rerank",
+            description="Keep the hypothesis with most content words of the source; texts are plain words, "
+            "not subwords or characters",
+        )
+        parser.add_argument("-source", "--source", type=Path, required=True, help="plain text")
+        parser.add_argument(
+            "-hypotheses",
+            "--hypotheses",
+            type=Path,
+            required=True,
+            help="n_best lines for each of the source",
+        )
+        parser.add_argument("-n_best", "--n_best", type=int, required=True, help="as given to onmt_translate")
+        parser.add_argument("-output", "--output", type=Path, required=True, help="one line for each chosen")
+        parser.add_argument("-language", "--language", default="en", help="of the stop words (default: en)")
+        options = parser.parse_args()
+        if options.n_best < 1:
+            raise UserError(f"n_best: {options.n_best} is too small; wanted at least 1")
+        ignored = stop_words(options.language)
+        chosen = rerank(options.source, options.hypotheses, options.n_best, ignored)
+        with replacing(options.output) as fresh, fresh.open("w", encoding="utf-8", newline="") as file:
+            file.writelines(f"{line}\n" for line in chosen)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Headlines of news in English (AG News), at a length that is asked for."""

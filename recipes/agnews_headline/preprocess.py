@@ -1,0 +1,99 @@
+"""AG News to headlines: a split that does not depend on the order of the file, subwords and characters."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from recipes.agnews_headline.news import News, clean_news, hash_of, read_news
+from recipes.common.corpus import with_progress
+from recipes.common.errors import UserError, run_main
+from recipes.common.headlines import describe, encode, read_settings, text_files, write_split
+from recipes.common.moses import Tokenizer
+from recipes.common.recipe import Recipe
+from recipes.common.steps import run_step
+from shared_embeddings.download import download, verify
+
+RECIPE = Recipe("agnews_headline")
+KINDS = {
+    "valid": int,
+    "test": int,
+    "source_words": int,
+    "bpe_operations": int,
+    "lengths": list,
+    "file": str,
+    "url": str,
+    "sha256": str,
+}
+
+
+def locate(settings: dict[str, Any]) -> Path:
+    """The file in ``$DATA_DIR/ag_news``, or downloaded; its checksum is right."""
+    name, data_dir = settings["file"], os.environ.get("DATA_DIR")
+    own = Path(data_dir) / "ag_news" / name if data_dir else None
+    path = own if own and own.is_file() else RECIPE.home / "raw" / name
+    if path.is_file():
+        verify(path, settings["sha256"])
+    else:
+        advice = f"when offline, put {name} into $DATA_DIR/ag_news and run again"
+        download(f"{settings['url']}/{name}", path, settings["sha256"], advice)
+    return path
+
+
+def split_news(news: list[News], valid: int, test: int) -> dict[str, list[News]]:
+    """Cleaned pairs by split, each in the order of the hashes of what they were.
+
+    Of pairs with the same description only the one with the smallest hash is kept, so that no text is in two
+    splits; pairs without a description or a title are left out.
+    """
+    kept = {}
+    for pair in sorted(news, key=hash_of):
+        cleaned = clean_news(pair)
+        if all(cleaned):
+            kept.setdefault(cleaned.description, cleaned)
+    pairs = list(kept.values())
+    if len(pairs) <= valid + test:
+        raise UserError(f"{len(pairs)} pairs are too few for {valid} to validate on and {test} to test on")
+    return {"test": pairs[:test], "valid": pairs[test : test + valid], "train": pairs[test + valid :]}
+
+
+def write_texts(path: Path, settings: dict[str, Any], folder: Path) -> None:
+    """Split, clean and tokenise; see `recipes.common.headlines.write_split`."""
+    tokenizer = Tokenizer("en")
+    for split, pairs in split_news(read_news(path), settings["valid"], settings["test"]).items():
+        texts = with_progress([pair.description for pair in pairs], split)
+        words = [tokenizer.tokenize(text).split()[: settings["source_words"]] for text in texts]
+        write_split(folder, split, [" ".join(each) for each in words], [pair.title for pair in pairs])
+
+
+def prepare(path: Path, settings: dict[str, Any], folder: Path) -> None:
+    """All steps from the table to ``data.json``, which describes the outcome."""
+    references = [folder / "text" / "test.target"]
+    run_step(
+        "texts",
+        folder / "steps",
+        partial(write_texts, path, settings, folder),
+        inputs=[path],
+        outputs=[*text_files(folder), *references],
+        settings={name: settings[name] for name in ("valid", "test", "source_words")},
+    )
+    encode(folder, settings["bpe_operations"])
+    describe(folder, references, lengths=settings["lengths"])
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Prepare AG News below $RUNS/agnews_headline/data, from $DATA_DIR/ag_news or from the network."""
+    parser = argparse.ArgumentParser(prog="preprocess.sh", description=main.__doc__)
+    default = RECIPE.folder / "data.yaml"
+    parser.add_argument("--settings", type=Path, default=default, help="default: %(default)s")
+    settings = read_settings(parser.parse_args(arguments).settings, KINDS)
+    prepare(locate(settings), settings, RECIPE.data)
+    print(f"prepared {RECIPE.data}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("preprocess", main))

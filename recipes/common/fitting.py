@@ -1,0 +1,37 @@
+"""Fitting the embedding of a row to a trained model, without any training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from recipes.common.tools import run_module
+
+REPORT = "fit.json"
+
+
+def fit_model(teacher: Path, embedding: dict[str, Any], counts: Path, seed: int, output: Path) -> None:
+    """Write a copy of a trained model with an embedding that is fitted to its own.
+
+    This is ``shared-embeddings compress``, whose report goes into ``fit.json`` beside the copy.
+
+    Args:
+        teacher: the trained model, of any host.
+        embedding: method and options of the new embedding.
+        counts: a word, a tab and its count on every line.
+        seed: of what is drawn.
+        output: the copy.
+
+    Raises:
+        UserError: the command failed.
+        SystemExit: with status 2 when the command has found a mistake of the user's and said so itself.
+    """
+    arguments: list[str | Path] = ["compress", "--model", teacher, "--method", embedding["method"]]
+    arguments += ["--token-counts", counts, "--seed", str(seed), "--force"]
+    arguments += ["--output", output, "--report", output.with_name(REPORT)]
+    for name, value in embedding.items():
+        if name != "method":
+            text = value if isinstance(value, str) else json.dumps(value)
+            arguments += ["--embedding-output" if name == "output" else f"--{name}", text]
+    run_module("shared_embeddings.cli", arguments)

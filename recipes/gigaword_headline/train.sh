@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# Trains one row of the table; --help explains.
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
+exec "$PYTHON" -m recipes.common.headline_runs train gigaword_headline "$@"

@@ -1,0 +1,302 @@
+"""Folders with a model of Hugging Face as a host of `shared_embeddings.trim_hosts`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from shared_embeddings.files import first_line
+from shared_embeddings.hf.token_ids import named_ids, with_new_ids
+from shared_embeddings.hf.tokenizer_file import TokenizerFile
+from shared_embeddings.hf.word_rows import INDEX, SIDES, Weights, word_axes
+from shared_embeddings.trim_hosts import Vocabulary
+
+NAME = "tokens"
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+# What else is copied; vocabularies of slow tokenizers would still have all tokens.
+COPIED = (".json", ".jinja", ".md", "LICENSE")
+LEFT_OUT = ("vocab.json", "added_tokens.json", "tekken.json", INDEX)
+
+
+class Host:
+    """Folders that ``save_pretrained`` wrote: a model in safetensors with its fast tokenizer."""
+
+    def recognises(self, path: Path) -> bool:
+        """Whether a folder is a model of transformers."""
+        try:
+            return path.is_dir() and "model_type" in _read_json(path / CONFIG)
+        except (ValueError, OSError):
+            return False
+
+    def read(self, path: Path) -> TrimmableFolder:
+        """Read a model.
+
+        Raises:
+            ValueError: it does not fit itself, or its vocabulary cannot be trimmed.
+        """
+        return TrimmableFolder(path)
+
+
+class TrimmableFolder:
+    """A model with a fast tokenizer whose tokens can be left out; what has them is cut into smaller ones.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        ValueError: a part is missing, needs code of its own, or is of a kind that cannot be trimmed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from transformers import AutoConfig
+
+        self.path = path
+        self.settings = _read_json(path / CONFIG)
+        _check_folder(path, self.settings)
+        self.config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        self.rows = int(self.config.get_text_config().vocab_size)
+        self.file = TokenizerFile(_read_json(path / TOKENIZER))
+        self.tokenizer = _load_tokenizer(path)
+        _check_tokens(self.file, self.tokenizer, self.rows)
+        self.weights = Weights(path, word_axes(self.config), self.rows)
+        self.named = {
+            number for name in _settings_files(path) for number in named_ids(_read_json(path / name))
+        }
+        self.beginnings: set[int] = set()
+        self.kept: Tensor | None = None
+        self.trimmed: Any = None
+
+    def vocabularies(self) -> list[Vocabulary]:
+        """The one vocabulary; a row without a token is an empty word."""
+        words = [self.file.tokens.get(number, "") for number in range(self.rows)]
+        specials = frozenset(self.file.specials() | (self.named & self.file.tokens.keys()))
+        return [Vocabulary(NAME, words, specials, self._unknown())]
+
+    def _unknown(self) -> int | None:
+        """The id of what cannot be cut, where the tokenizer has one for that."""
+        unknown = self.file.model.get("unk_token")
+        return self.file.ids.get(unknown) if unknown is not None else self.file.model.get("unk_id")
+
+    def encoded(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+        """The ids of each line, with the special tokens around it."""
+        del vocabulary  # there is one only
+        return _encoded(self.tokenizer, lines)
+
+    def used(self, vocabulary: str, lines: Sequence[str]) -> Counter[int]:
+        """How often the lines use each token, whether one by one or as one text with its line ends."""
+        alone = self.encoded(vocabulary, lines)
+        if self.file.kind == "WordPiece":
+            unknown = self._unknown()
+            self._note_beginnings(line for line, ids in zip(lines, alone, strict=True) if unknown in ids)
+        together = _encoded(self.tokenizer, ["".join(f"{line}\n" for line in lines)])
+        return Counter(word for line in alone for word in line) | Counter(together[0])
+
+    def _note_beginnings(self, lines: Iterator[str]) -> None:
+        """Remember how far WordPiece gets in words that it cannot finish."""
+        normalizer, splitter = self.tokenizer.normalizer, self.tokenizer.pre_tokenizer
+        for line in lines:
+            text = normalizer.normalize_str(line) if normalizer is not None else line
+            for word, _ in splitter.pre_tokenize_str(text) if splitter is not None else [(text, None)]:
+                self.beginnings.update(self.file.beginning_of(word))
+
+    def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
+        """The ids that are tokens, and those that the tokenizer needs to cut covered texts as before."""
+        del vocabulary
+        return self.file.closed(ids | self.beginnings)
+
+    def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
+        """Leave out all tokens but those ``(n,)``, and rows that have no token.
+
+        Raises:
+            ValueError: the tokenizer cannot do without the others.
+        """
+        self.kept = kept[NAME]
+        with tempfile.TemporaryDirectory() as folder:
+            self._write_settings(Path(folder))
+            self.trimmed = _load_tokenizer(Path(folder))
+        for new, old in enumerate(self.kept.tolist()):
+            token = self.file.tokens[old]
+            if (found := self.trimmed.token_to_id(token)) != new:
+                raise ValueError(
+                    f"token {token!r}: the trimmed tokenizer has it as {found}, not as {new}; this kind "
+                    "of tokenizer cannot be trimmed"
+                )
+        notes = []
+        if empty := self.rows - len(self.file.tokens):
+            notes.append(f"{empty:,} rows had no token, and go as well")
+        gone = sorted(self.named - self.file.tokens.keys())
+        if gone:
+            notes.append(f"ids that were no tokens are null in the settings now: {', '.join(map(str, gone))}")
+        left = sorted(file.name for file in self.path.iterdir() if not self._is_written(file))
+        return [*notes, f"left out: {', '.join(left)}"] if left else notes
+
+    def encoded_anew(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+        """As `encoded`, by the trimmed tokenizer."""
+        del vocabulary
+        return _encoded(self.trimmed, lines)
+
+    def weight_bytes(self) -> int:
+        """The bytes of all tensors."""
+        return self.weights.bytes(self.rows if self.kept is None else len(self.kept))
+
+    def sources(self) -> list[Path]:
+        """The folder that the model was read from."""
+        return [self.path]
+
+    def files(self, output: Path) -> list[Path]:
+        """The folder of a model that is called `output`."""
+        return [output]
+
+    def map_files(self, output: Path) -> dict[str, Path]:
+        """A file in the folder."""
+        return {NAME: output / "ids.tsv"}
+
+    def write(self, output: Path, maps: Mapping[Path, str]) -> None:
+        """Write the folder with the maps in it, completely or not at all."""
+        assert self.kept is not None
+        with _new_folder(output) as folder:
+            self._write_settings(folder)
+            for file in self.path.iterdir():
+                if self._is_copied(file):
+                    shutil.copyfile(file, folder / file.name)
+            self.weights.write(folder, self.kept)
+            for path, text in maps.items():
+                (folder / path.name).write_text(text, encoding="utf-8")
+
+    def _write_settings(self, folder: Path) -> None:
+        """Write the tokenizer and the settings with ids in them."""
+        assert self.kept is not None
+        ids = self.kept.tolist()
+        new_ids = {old: new for new, old in enumerate(ids)}
+        _write_json(folder / TOKENIZER, self.file.trimmed(ids))
+        for name in _settings_files(self.path):
+            settings = with_new_ids(_read_json(self.path / name), new_ids)
+            _write_json(folder / name, self._with_size(settings, len(ids)) if name == CONFIG else settings)
+
+    def _with_size(self, settings: dict[str, Any], size: int) -> dict[str, Any]:
+        """The configuration with the number of words, wherever it keeps it."""
+        text = self.config.get_text_config()
+        part = settings if text is self.config else settings["text_config"]
+        part[text.attribute_map.get("vocab_size", "vocab_size")] = size
+        part.update({name: size for name in SIDES if part.get(name) is not None})
+        return settings
+
+    def _is_copied(self, file: Path) -> bool:
+        """Whether a file goes into the new folder as it is."""
+        is_other = file.name in (*LEFT_OUT, TOKENIZER) or file.name in _settings_files(self.path)
+        return file.is_file() and not is_other and file.name.endswith(COPIED)
+
+    def _is_written(self, file: Path) -> bool:
+        """Whether there is such a file in the new folder."""
+        return (
+            self._is_copied(file)
+            or file.name in (TOKENIZER, INDEX, *_settings_files(self.path))
+            or file in self.weights.files
+        )
+
+
+def _encoded(tokenizer: Any, lines: Sequence[str]) -> list[list[int]]:
+    """The ids of each line."""
+    return [encoding.ids for encoding in tokenizer.encode_batch(list(lines))]
+
+
+def _settings_files(folder: Path) -> list[str]:
+    """The names of the files in which settings name tokens by their ids."""
+    names = (CONFIG, "generation_config.json", "tokenizer_config.json")
+    return [name for name in names if (folder / name).is_file()]
+
+
+def _check_folder(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for a model that needs code of its own, has no fast tokenizer, or two vocabularies."""
+    if "auto_map" in settings:
+        raise ValueError(
+            f"model {folder}: needs code that comes with it, which is not run; it cannot be trimmed"
+        )
+    if not (folder / TOKENIZER).is_file():
+        raise ValueError(
+            f"model {folder}: has no {TOKENIZER}, so that its tokenizer is a slow one, which says in code "
+            "how it cuts texts; only fast tokenizers can be trimmed"
+        )
+    if settings.get("share_encoder_decoder_embeddings") is False:
+        raise ValueError(
+            f"model {folder}: has a vocabulary for each side, but one tokenizer; only models whose sides "
+            "share their embeddings can be trimmed"
+        )
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    """The fast tokenizer of a folder as the library tokenizers has it, without truncation and padding.
+
+    Raises:
+        ValueError: it cannot be loaded, or is a slow one.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the library tokenizers raises plain ones
+        raise ValueError(f"model {folder}: its tokenizer cannot be loaded ({first_line(error)})") from error
+    if not loaded.is_fast:
+        raise ValueError(f"model {folder}: has a slow tokenizer; only fast tokenizers can be trimmed")
+    tokenizer = loaded.backend_tokenizer
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _check_tokens(file: TokenizerFile, tokenizer: Any, rows: int) -> None:
+    """Raise ValueError unless the tokenizer is that of its file, and the model has a row for every token."""
+    last = max(file.tokens)
+    if last >= rows:
+        raise ValueError(
+            f"token {file.tokens[last]!r} has the id {last}, but the model has {rows} rows; give the model "
+            "its own tokenizer"
+        )
+    if tokenizer.get_vocab(with_added_tokens=True) != file.ids:
+        odd = sorted(tokenizer.get_vocab(with_added_tokens=True).items() ^ file.ids.items())[0]
+        raise ValueError(
+            f"token {odd[0]!r}: is not the same in {TOKENIZER} and in the tokenizer that transformers loads; "
+            "write both anew with save_pretrained"
+        )
+
+
+@contextmanager
+def _new_folder(path: Path) -> Iterator[Path]:
+    """Give a temporary folder beside `path`; rename it to `path` on success, delete it on any error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The content of a JSON file.
+
+    Raises:
+        ValueError: it is no JSON object.
+        OSError: it cannot be read.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: is no JSON ({first_line(error)}); copy it anew") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: is no JSON object; copy it anew")
+    return content
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

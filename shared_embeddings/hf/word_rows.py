@@ -1,0 +1,168 @@
+"""The tensors of a model of Hugging Face that have a row for every word, found and selected in its files.
+
+Axes: ``V`` rows of the word embeddings, ``n`` rows that are kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# Settings that say how many words there are, where a model has one for each side.
+SIDES = ("decoder_vocab_size",)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a model's weights.
+
+    Raises:
+        ValueError: there are none that hold no code, or one is missing.
+    """
+    if (folder / INDEX).is_file():
+        names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+    else:
+        names = [WEIGHTS]
+    for name in names:
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"model {folder}: {name} is missing; only weights in safetensors are read, write them with "
+                "save_pretrained"
+            )
+    return [folder / name for name in names]
+
+
+def word_axes(config: Any) -> dict[str, int | None]:
+    """The axis of the words of every tensor of a model, by its name; None for a tensor without words.
+
+    It is the axis that becomes longer when the configuration has one more word; no weights are allocated.
+
+    Args:
+        config: of transformers.
+
+    Raises:
+        ValueError: the model is of no class of transformers, or has the words on two axes.
+    """
+    import transformers
+
+    names = config.architectures or ["none"]
+    model_class = getattr(transformers, names[0], None)
+    if model_class is None:
+        raise ValueError(f"the model is a {names[0]}, which transformers does not have; it cannot be trimmed")
+    wider = copy.deepcopy(config)
+    text = wider.get_text_config()
+    for name in ("vocab_size", *SIDES):
+        if getattr(text, name, None) is not None:
+            setattr(text, name, getattr(text, name) + 1)
+    before, after = _shapes(model_class, config), _shapes(model_class, wider)
+    axes: dict[str, int | None] = {}
+    for name, shape in before.items():
+        longer = [axis for axis, size in enumerate(shape) if after[name][axis] != size]
+        if len(longer) > 1:
+            raise ValueError(f"tensor {name} has the words on two axes; this model cannot be trimmed")
+        axes[name] = longer[0] if longer else None
+    return axes
+
+
+def _shapes(model_class: Any, config: Any) -> dict[str, torch.Size]:
+    """The shape of every tensor of a model."""
+    with torch.device("meta"):
+        model = model_class._from_config(copy.deepcopy(config))
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+class Weights:
+    """The weights of a model in its files.
+
+    Args:
+        folder: of the model.
+        axes: what `word_axes` gives.
+        rows: V.
+
+    Raises:
+        ValueError: a file is missing or damaged, or it is not known whether a tensor has the words.
+    """
+
+    def __init__(self, folder: Path, axes: Mapping[str, int | None], rows: int) -> None:
+        self.folder = folder
+        self.files = weight_files(folder)
+        self.rows = rows
+        self._entries = {name: entry for file in self.files for name, entry in _header(file).items()}
+        self._axes = {
+            name: _axis_of(name, entry["shape"], axes, rows) for name, entry in self._entries.items()
+        }
+
+    def bytes(self, rows: int) -> int:
+        """The bytes of all tensors, with so many rows for words."""
+        total = 0
+        for name, entry in self._entries.items():
+            begin, end = entry["data_offsets"]
+            has_words = self._axes[name] is not None
+            total += (end - begin) // self.rows * rows if has_words else end - begin
+        return total
+
+    def write(self, folder: Path, kept: Tensor) -> None:
+        """Write the weights with the rows `kept` ``(n,)`` alone into a folder, a file at a time."""
+        from safetensors import safe_open
+        from safetensors.torch import save_file
+
+        for file in self.files:
+            with safe_open(file, "pt") as opened:
+                tensors = {
+                    name: self._selected(name, opened.get_tensor(name), kept) for name in opened.keys()
+                }
+                metadata = opened.metadata()
+            save_file(tensors, folder / file.name, metadata=metadata)
+        if (self.folder / INDEX).is_file():
+            index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
+            index["metadata"] = {**index.get("metadata", {}), "total_size": self.bytes(len(kept))}
+            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+    def _selected(self, name: str, tensor: Tensor, kept: Tensor) -> Tensor:
+        """A tensor with the kept rows, or as it is where it has none for words."""
+        axis = self._axes[name]
+        return tensor if axis is None else tensor.index_select(axis, kept)
+
+
+def _axis_of(name: str, shape: list[int], axes: Mapping[str, int | None], rows: int) -> int | None:
+    """The axis of the words of a tensor in a file, whose name may begin otherwise than the model's.
+
+    Raises:
+        ValueError: the model has no such tensor, but it is as long as the vocabulary.
+    """
+    if name in axes:
+        return axes[name]
+    for own, axis in axes.items():
+        if own.endswith(f".{name}") or name.endswith(f".{own}"):
+            return axis
+    if rows in shape:
+        raise ValueError(
+            f"tensor {name} {tuple(shape)} may have a row for every word, but is not of the model"
+        )
+    return None
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """What a safetensors file says of its tensors: their shape, and where they begin and end.
+
+    Raises:
+        ValueError: it is cut short or damaged.
+    """
+    try:
+        with file.open("rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(min(size, file.stat().st_size)))
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"weights {file}: cannot be read; the file is damaged, copy it anew") from error
+    if 8 + size + end != file.stat().st_size:
+        raise ValueError(f"weights {file}: the file is cut short, copy it anew")
+    return entries

@@ -1,0 +1,158 @@
+"""Trimming language models: kept words keep their probabilities, and what is written goes through lm_eval."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm.checkpoint import load_model
+from lm.corpus import load_corpus
+from shared_embeddings import compression_hosts
+from shared_embeddings.cli import main
+from tests.lm.command_line import run, write_corpus, write_model
+
+WORDS = "a b c d e f g h i j"
+LINES = "a c e\nc i\na a e\n"
+
+
+@pytest.fixture(autouse=True)
+def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hosts of this source tree, whichever ones are installed."""
+    modules = {"shared_embeddings.trimming": "lm.trim", "shared_embeddings.hosts": "lm.compression"}
+    monkeypatch.setattr(
+        compression_hosts, "entry_points", lambda group: [EntryPoint("lm", f"{modules[group]}:Host", group)]
+    )
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A text of four of the words."""
+    path = tmp_path / "text"
+    path.write_text(LINES)
+    return path
+
+
+def trim(*arguments: object) -> int:
+    """The exit status of the command."""
+    return main(["trim", *map(str, arguments)])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that the command prints on stderr for a mistake."""
+    capsys.readouterr()
+    assert trim(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "Traceback" not in err
+    return err
+
+
+def log_probabilities(model: Path, lines: str) -> dict[str, torch.Tensor]:
+    """The log-probabilities ``(T,)`` of each word of a model after each word of a text."""
+    trained = load_model(model)
+    index = {word: number for number, word in enumerate(trained.words)}
+    ids = torch.tensor([[index[word] for word in lines.replace("\n", " <eos> ").split()]])
+    with torch.no_grad():
+        hidden = trained.model(ids, trained.model.initial_state(1)).hidden[0]
+        found = trained.model.embedding.log_prob(hidden)
+    return {word: found[:, number] for word, number in index.items()}
+
+
+@pytest.mark.parametrize("kind", ["awd_lstm", "transformer_xl"])
+@pytest.mark.parametrize("method", ["plain", "compressed first", "compressed after"])
+def test_kept_words_keep_their_probabilities(tmp_path: Path, text: Path, kind: str, method: str) -> None:
+    model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS), kind)
+    small, output = tmp_path / "small.pt", tmp_path / "out" / "trimmed.pt"
+    squeeze = ["compress", "--method", "projective", "--rank", "4", "--model"]
+    if method == "compressed first":
+        assert main([*squeeze, str(model), "--output", str(small)]) == 0
+        model = small
+    assert trim("--model", model, "--text", text, "--output", output) == 0
+    if method == "compressed after":
+        assert main([*squeeze, str(output), "--output", str(small)]) == 0
+        assert load_model(small).model.embedding.num_embeddings == 6
+    before, after = log_probabilities(model, LINES), log_probabilities(output, LINES)
+    assert set(after) == {"<unk>", "<eos>", "a", "c", "e", "i"}
+    total = torch.stack([before[word] for word in after]).logsumexp(dim=0)
+    for word in after:
+        torch.testing.assert_close(after[word], before[word] - total, rtol=0, atol=1e-5)
+
+
+def test_ids_report_and_evaluation(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_corpus(tmp_path / "corpus", WORDS)
+    model, output = write_model(tmp_path / "model.pt", data), tmp_path / "trimmed.pt"
+    before = model.read_bytes()
+    keep = tmp_path / "keep"
+    keep.write_text("j\n")
+    asked = ["--min-count", 2, "--keep", keep, "--keep-first", 1]
+    assert trim("--model", model, "--text", text, "--output", output, *asked) == 0
+    assert model.read_bytes() == before
+    printed = capsys.readouterr().out
+    words = load_corpus(data).vocabulary.words
+    kept = [word for word in words if word in ("<unk>", "<eos>", "a", "c", "e", "j", words[0])]
+    assert load_model(output).words == kept
+    pairs = [line.split("\t") for line in (tmp_path / "trimmed.pt.ids.tsv").read_text().splitlines()]
+    assert [(words[int(old)], int(new)) for old, new in pairs] == [(word, i) for i, word in enumerate(kept)]
+    # Of the 11 tokens with the three line ends, "i" has gone.
+    assert "90.91% of 11 tokens kept (0 of them unknown, as before); 2 lines kept whole" in printed
+    assert run("lm_eval", "-model", output, "-data", text) == 0
+    # One of the 11 tokens.
+    assert "9.09% (1) are <unk>" in capsys.readouterr().out
+
+
+def test_refusals(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS))
+    output, empty, binary = tmp_path / "trimmed.pt", tmp_path / "empty", tmp_path / "binary"
+    empty.write_text("\n\nzzz\n")
+    binary.write_bytes(b"a\n\xff\n")
+    asked = ["--model", model, "--output", output]
+    assert "No such file" in refused(capsys, *asked, "--text", tmp_path / "none")
+    assert "has no word of the vocabulary" in refused(capsys, *asked, "--text", empty)
+    assert "line 2 is no UTF-8" in refused(capsys, *asked, "--text", binary)
+    assert "give --text" in refused(capsys, *asked)
+    assert "has no source side" in refused(capsys, *asked, "--source-text", text)
+    found = [*asked, "--text", text]
+    assert "word to keep 'zzz'" in refused(capsys, *found, "--keep", empty)
+    assert "at least 1" in refused(capsys, *found, "--min-count", 0)
+    assert "at least 0" in refused(capsys, *found, "--keep-first", -1)
+    assert "no such file" in refused(capsys, *found, "--model", tmp_path / "none.pt")
+    assert "cut short" in refused(capsys, *found, "--model", text)
+    assert not output.exists()
+    for taken in (output, tmp_path / "trimmed.pt.ids.tsv"):
+        taken.write_text("mine")
+        assert "is there already" in refused(capsys, *found)
+        assert taken.read_text() == "mine"
+        taken.unlink()
+    assert "is there already" in refused(capsys, *found, "--output", model)
+
+
+def test_methods_without_rows_are_refused(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS))
+    small, output = tmp_path / "small.pt", tmp_path / "trimmed.pt"
+    options = ["--vocab-shape", "3,4", "--dim-shape", "2,4", "--rank", "2", "--fit-steps", "2"]
+    asked = ["compress", "--method", "tensor_train", *options, "--model", model, "--output", small]
+    assert main([str(argument) for argument in asked]) == 0
+    assert "trim the plain model first" in refused(
+        capsys, "--model", small, "--text", text, "--output", output
+    )
+    assert not output.exists()
+
+
+def test_a_full_disk_leaves_nothing(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS))
+    (tmp_path / "out").mkdir()
+
+    def fail(content: object, name: Path) -> None:
+        Path(name).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", fail)
+    asked = ["--model", model, "--text", text, "--output", tmp_path / "out" / "trimmed.pt"]
+    assert "No space left" in refused(capsys, *asked)
+    assert list((tmp_path / "out").iterdir()) == []

@@ -1,0 +1,356 @@
+"""Length control through OpenNMT's commands: a model that writes as many words as it is asked for."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from onmt.modules.embeddings import PositionalEncoding
+from onmt.translate.translation_server import ServerModel
+
+from nmt.checkpoint import build_from_checkpoint
+from nmt.errors import UserError
+from nmt.files import read_checkpoint, save_checkpoint
+from nmt.model import shared_embeddings_of
+from nmt.summarization.length_control import positions_of
+from nmt.summarization.positions import LengthControlledPositions
+from tests.nmt.conftest import WORDS, Host, run
+
+ALONE = {"method": "alone", "base_dim": 16, "hidden_dim": 32, "codebooks": 4, "codebook_size": 8}
+COUNTING: dict[str, Any] = {
+    "embedding": ALONE,
+    "decoder_positions": ["ldpe"],
+    "hidden_size": 32,
+    "word_vec_size": 32,
+    "learning_rate": 0.005,
+    "dropout": [0.0],
+    "alignment_layer": -1,
+    "valid_steps": 50,
+    "report_every": 50,
+}
+Refusal = Callable[..., str]
+
+
+def counting_host(folder: Path) -> Host:
+    """A corpus of any words to some ``v1``, whose number the source does not tell."""
+    host = Host(folder)
+    generator = random.Random(3)
+    for split, size in (("train", 120), ("valid", 10)):
+        lengths = [generator.randint(1, 7) for _ in range(size)]
+        host.write(f"{split}.src", [" ".join(generator.choices(sorted(WORDS), k=3)) for _ in lengths])
+        host.write(f"{split}.tgt", [" ".join(["v1"] * length) for length in lengths])
+    host.write("test.src", ["w1", "w2 w3", "", "w1", "w2 w3", "w1"])
+    host.write("lengths", ["4", "2", "9", "6", "1", "3"])
+    return host
+
+
+WANTED = [4, 2, 0, 6, 1, 3]
+
+
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Host, Path]:
+    """A trained model of ALONE whose decoder has the length difference."""
+    host = counting_host(tmp_path_factory.mktemp("counting"))
+    checkpoint = host.train("model", **COUNTING, train_steps=100, save_checkpoint_steps=50)
+    return host, checkpoint
+
+
+def sizes(lines: list[str]) -> list[int]:
+    return [len(line.split()) for line in lines]
+
+
+@pytest.fixture(autouse=True)
+def fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave no handler behind: it would write to the captured stderr of a test that is over."""
+    monkeypatch.setattr(logging.getLogger("onmt"), "handlers", [])
+
+
+# What comes out
+
+
+def test_translations_have_the_desired_lengths(counting: tuple[Host, Path]) -> None:
+    host, checkpoint = counting
+    lines = host.translate(checkpoint, "-desired_lengths", str(host.folder / "lengths"))
+    assert sizes(lines) == WANTED
+    assert sizes(host.translate(checkpoint, "-desired_length", "5")) == [5, 5, 0, 5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-beam_size", "1"),
+        ("-beam_size", "3", "-n_best", "3", "-with_score"),
+        ("-beam_size", "1", "-random_sampling_topk", "1"),
+        ("-beam_size", "2", "-report_align"),
+        ("-batch_size", "2"),
+    ],
+    ids=["greedy", "n_best", "sampling", "alignments", "small batches"],
+)
+def test_batches_are_translated_as_lines_one_by_one(
+    counting: tuple[Host, Path], options: tuple[str, ...]
+) -> None:
+    """Hypotheses of a batch end at several steps, so that lengths have to follow the beams that are left."""
+    host, checkpoint = counting
+    together = host.translate(checkpoint, "-desired_lengths", str(host.folder / "lengths"), *options)
+    alone = []
+    for text, length in zip(["w1", "w2 w3", "w1", "w2 w3", "w1"], [4, 2, 6, 1, 3], strict=True):
+        host.write("one", [text])
+        alone += host.translate(checkpoint, "-desired_length", str(length), *options, source="one")
+    filled = [line for line in together if line.split("\t")[0]]
+    assert [line.split("\t")[0] for line in filled] == [line.split("\t")[0] for line in alone]
+    if "-with_score" in options:
+        scores = [[float(line.split("\t")[1]) for line in lines] for lines in (filled, alone)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+        assert len(filled) == 15
+
+
+def test_length_needs_no_ratio_to_the_source(counting: tuple[Host, Path]) -> None:
+    """Upstream's default ratio to the words of the source would end the search after 6 words."""
+    host, checkpoint = counting
+    host.write("one", ["w1"])
+    output = host.folder / "free"
+    arguments = ("-src", str(host.folder / "one"), "-output", str(output), "-min_length", "30")
+    run("onmt_translate", "-model", str(checkpoint), *arguments, "-desired_length", "30")
+    assert sizes(output.read_text().splitlines())[0] >= 30
+
+
+def test_length_one_more_than_trained_fits_the_search(counting: tuple[Host, Path]) -> None:
+    host, checkpoint = counting
+    assert 1 <= sizes(host.translate(checkpoint, "-desired_length", "8", "-max_length", "9"))[0] <= 9
+
+
+def test_gold_scores(counting: tuple[Host, Path]) -> None:
+    """Targets are scored with the desired length, whether they have it or not."""
+    host, checkpoint = counting
+    host.write("gold", ["v1 v1", "v1 v1", "", "v1 v1 v1", "v1", "v1"])
+    lines = host.translate(checkpoint, "-desired_length", "2", "-tgt", str(host.folder / "gold"))
+    assert sizes(lines) == [2, 2, 0, 2, 2, 2]
+
+
+# The decoder
+
+
+def rows(host: Host, checkpoint: Path) -> tuple[Any, Any, Any, Any]:
+    """A model and a batch of two sources ``(2, S, 1)`` with targets ``(2, T, 1)`` of 2 and 4 words."""
+    model: Any
+    model, vocabs, *_ = build_from_checkpoint(str(checkpoint))
+    source = [vocabs["src"](["w1", "w1"]), vocabs["src"](["w2", "w3"])]
+    start, word, end, blank = vocabs["tgt"](["<s>", "v1", "</s>", "<blank>"])
+    target = [[start, word, word, end, blank, blank], [start, word, word, word, word, end]]
+    return model, torch.tensor(source)[:, :, None], torch.tensor(target)[:, :, None], torch.tensor([2, 2])
+
+
+def test_training_takes_the_lengths_of_the_targets(counting: tuple[Host, Path]) -> None:
+    model, source, target, lengths = rows(*counting)
+    model(source, target, lengths)
+    assert positions_of(model)[0].lengths.tolist() == [2, 4]  # type: ignore[union-attr]
+
+
+@torch.no_grad()
+def test_steps_are_what_teacher_forcing_gives(counting: tuple[Host, Path]) -> None:
+    model, source, target, lengths = rows(*counting)
+    whole, _ = model(source, target, lengths)
+    positions_of(model)[0].ask(torch.tensor([2, 4]))
+    encoded, final, _ = model.encoder(source, lengths)
+    model.decoder.init_state(source, encoded, final)
+    for step in range(target.size(1) - 1):
+        state, _ = model.decoder(target[:, step : step + 1], encoded, src_len=lengths, step=step)
+        real = target[:, step, 0] != model.decoder.embeddings.word_padding_idx
+        torch.testing.assert_close(state[real, 0], whole[real, step], atol=1e-5, rtol=1e-5)
+    positions_of(model)[0].ask(torch.tensor([3, 4]))
+    model.decoder.init_state(source, encoded, final)
+    state, _ = model.decoder(target[:, :1], encoded, src_len=lengths, step=0)
+    assert not torch.allclose(state[0, 0], whole[0, 0], atol=1e-3)
+    torch.testing.assert_close(state[1, 0], whole[1, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_encoder_keeps_its_own_positions(counting: tuple[Host, Path]) -> None:
+    model: Any = build_from_checkpoint(str(counting[1]))[0]
+    assert isinstance(model.encoder.embeddings.make_embedding.pe, PositionalEncoding)
+    assert isinstance(model.decoder.embeddings.make_embedding.pe, LengthControlledPositions)
+    assert [embedding.method for embedding in shared_embeddings_of(model)] == ["alone"]
+
+
+# Checkpoints
+
+
+def test_checkpoints_go_on_are_averaged_and_released(counting: tuple[Host, Path]) -> None:
+    host, checkpoint = counting
+    first = host.folder / "model_step_50.pt"
+    more = ("-train_from", str(checkpoint))
+    longer = host.train("longer", *more, **COUNTING, train_steps=102, save_checkpoint_steps=102)
+    average, released = host.folder / "average.pt", host.folder / "released.pt"
+    run("onmt_average_models", "-models", str(checkpoint), str(longer), "-output", str(average))
+    run("onmt_release_model", "-model", str(checkpoint), "-output", str(released))
+    for path in (longer, average, released):
+        assert sizes(host.translate(path, "-desired_length", "4"))[:2] == [4, 4], path
+    both = host.translate([checkpoint, first], "-desired_lengths", str(host.folder / "lengths"))
+    assert sizes(both)[2] == 0 and all(size for number, size in enumerate(sizes(both)) if number != 2)
+
+
+@pytest.mark.parametrize(
+    ("positions", "embedding", "layout"),
+    [
+        (["lrpe"], {"method": "funnel", "rank": 4}, "SinusoidalConcat"),
+        (["pe", "lrpe"], None, "SinusoidalInterleaved"),
+        (["ldpe", "lrpe"], {"method": "standard"}, "SinusoidalInterleaved"),
+    ],
+)
+def test_every_table_trains_and_translates(
+    tmp_path: Path, positions: list[str], embedding: dict[str, Any] | None, layout: str
+) -> None:
+    host = counting_host(tmp_path)
+    checkpoint = host.train(
+        "model",
+        embedding=embedding,
+        decoder_positions=positions,
+        position_encoding_type=layout,
+        train_steps=2,
+        save_checkpoint_steps=2,
+    )
+    assert read_checkpoint(checkpoint)["opt"].decoder_positions == positions
+    lines = host.translate(checkpoint, "-desired_length", "3", "-min_length", "1")
+    assert [bool(line) for line in lines] == [True, True, False, True, True, True]
+
+
+def test_server(counting: tuple[Host, Path]) -> None:
+    host, checkpoint = counting
+    assert server_answer(checkpoint, desired_length=3) == "v1 v1 v1"
+    with pytest.raises(UserError, match="desired_length: is not set"):
+        server_answer(checkpoint)
+    with pytest.raises(UserError, match="server"):
+        server_answer(checkpoint, desired_lengths=str(host.folder / "lengths"))
+
+
+def server_answer(checkpoint: Path, **options: Any) -> str:
+    """What OpenNMT's server makes of ``w1`` with a model and its options."""
+    from nmt import upstream
+
+    upstream.install()
+    settings = {"models": [str(checkpoint)], "gpu": -1, "beam_size": 2, **options}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["onmt_server"])
+        model = ServerModel(settings, 100, load=True, model_root="")
+    texts = model.run([{"src": "w1"}])[0]
+    return str(texts[0])
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"decoder_positions": ["pe", "lpe"]}, ["decoder_positions", "lpe", "lrpe"]),
+        ({"decoder_positions": ["lrpe", "lrpe"]}, ["decoder_positions", "twice"]),
+        (
+            {"decoder_positions": ["pe"], "position_encoding": False},
+            ["decoder_positions", "position_encoding"],
+        ),
+        ({"decoder_positions": ["lrpe"], "position_encoding": False}, ["position_encoding"]),
+        (
+            {"decoder_positions": ["pe", "ldpe"], "decoder_type": "rnn", "encoder_type": "brnn"},
+            ["decoder_positions", "rnn", "transformer"],
+        ),
+        ({"decoder_positions": ["ldpe"], "valid_metrics": ["BLEU"]}, ["valid_metrics"]),
+        ({"decoder_positions": ["ldpe"], "truncated_decoder": 3}, ["truncated_decoder"]),
+    ],
+)
+def test_training_refuses(host: Host, refusal: Refusal, options: dict[str, Any], words: list[str]) -> None:
+    line = refusal("onmt_train", "-config", str(host.config("model", embedding=ALONE, **options)))
+    assert all(word in line for word in words), line
+
+
+def test_training_goes_on_with_the_same_positions_only(counting: tuple[Host, Path], refusal: Refusal) -> None:
+    host, checkpoint = counting
+    config = host.config("other", embedding=ALONE, decoder_positions=["pe", "lrpe"], train_steps=140)
+    line = refusal("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
+    assert "decoder_positions: lrpe pe has no effect with train_from" in line and "with ldpe;" in line
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"),
+    [
+        (["4", "2", "9", "6", "1"], ["5 lines", "6"]),
+        (["4", "2", "9", "6", "1", "0"], ["line 6", "'0'", "at least 1"]),
+        (["4", "2", "9", "6", "-3", "3"], ["line 5", "'-3'"]),
+        (["4", "", "9", "6", "1", "3"], ["line 2", "''"]),
+        (["4", "2", "2.5", "6", "1", "3"], ["line 3", "'2.5'"]),
+        (["4", "2", "9", "four", "1", "3"], ["line 4", "'four'"]),
+        (["4", "2", "9", "6", "1", "9"], ["max_length", "9", "10"]),
+    ],
+)
+def test_lengths_files_are_refused(
+    counting: tuple[Host, Path], refusal: Refusal, lengths: list[str], words: list[str]
+) -> None:
+    host, checkpoint = counting
+    host.write("broken", lengths)
+    line = refusal(
+        *translation(host, checkpoint), "-desired_lengths", str(host.folder / "broken"), "-max_length", "9"
+    )
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ["desired_length: is not set", "desired_lengths"]),
+        (("-desired_length", "0"), ["desired_length", "'0'", "at least 1"]),
+        (("-desired_length", "-2"), ["desired_length"]),
+        (("-desired_length", "ten"), ["desired_length", "'ten'"]),
+        (("-desired_length", "250"), ["max_length: 250", "251"]),
+        (("-desired_length", "9", "-max_length_ratio", "3"), ["max_length_ratio", "no effect"]),
+        (("-desired_length", "9", "-desired_lengths", "x"), ["desired_length", "desired_lengths"]),
+        (("-desired_lengths", "/nowhere"), ["/nowhere"]),
+    ],
+)
+def test_translation_refuses(
+    counting: tuple[Host, Path], refusal: Refusal, arguments: tuple[str, ...], words: list[str]
+) -> None:
+    line = refusal(*translation(*counting), *arguments)
+    assert all(word in line for word in words), line
+
+
+def translation(host: Host, checkpoint: Path) -> list[str]:
+    files = ("-src", str(host.folder / "test.src"), "-output", str(host.folder / "out"))
+    return ["onmt_translate", "-model", str(checkpoint), *files]
+
+
+def test_export_is_refused(counting: tuple[Host, Path], refusal: Refusal) -> None:
+    host, checkpoint = counting
+    output = ("-output", str(host.folder / "ct2"), "-format", "ctranslate2")
+    line = refusal("onmt_release_model", "-model", str(checkpoint), *output)
+    assert "ctranslate2" in line and "decoder_positions: ldpe" in line and not (host.folder / "ct2").exists()
+
+
+# Without the options
+
+
+def test_other_models_are_as_before(
+    trained: Callable[..., tuple[Host, Path]], refusal: Refusal, tmp_path: Path
+) -> None:
+    host, checkpoint = trained(embedding=ALONE)
+    model: Any = build_from_checkpoint(str(checkpoint))[0]
+    assert not positions_of(model)
+    assert isinstance(model.decoder.embeddings.make_embedding.pe, PositionalEncoding)
+    line = refusal(*translation(host, checkpoint), "-desired_length", "5")
+    assert "desired_length: has no effect" in line and "decoder_positions" in line
+    older = read_checkpoint(checkpoint)
+    del older["opt"].decoder_positions
+    save_checkpoint(older, tmp_path / "older.pt")
+    assert host.translate(tmp_path / "older.pt") == host.translate(checkpoint)
+
+
+def test_sinusoids_by_name_are_the_default(trained: Callable[..., tuple[Host, Path]]) -> None:
+    named, plain = (
+        read_checkpoint(trained(embedding=ALONE, **options)[1])
+        for options in ({"decoder_positions": ["pe"]}, {})
+    )
+    assert named["model"].keys() == plain["model"].keys()
+    for name, tensor in named["model"].items():
+        torch.testing.assert_close(tensor, plain["model"][name], rtol=0, atol=0)

@@ -1,0 +1,374 @@
+"""The headline recipes on generated texts: cleaning, splits, licensed files, scores, training, the table."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import shared_embeddings as se
+from nmt.summarization.characters import join_characters
+from recipes.agnews_headline import preprocess as agnews
+from recipes.agnews_headline.news import News, clean_news, clean_text, hash_of
+from recipes.common import headline_runs, headline_table
+from recipes.common.config import read_row, row_names
+from recipes.common.errors import run_main
+from recipes.common.recipe import Recipe
+from recipes.common.results import read_results
+from recipes.common.sizes import padded_vocabulary
+from recipes.common.subwords import join
+from recipes.gigaword_headline import preprocess as gigaword
+from shared_embeddings.files import sha256
+
+Refusal = Callable[[], str]
+SUBJECTS = ["oil prices", "the president", "microsoft", "an asteroid", "chelsea", "the court", "iraq", "nasa"]
+VERBS = ["rises", "resigns", "falls", "wins again", "loses", "is delayed", "returns", "agrees"]
+PLACES = ["in london", "in baghdad", "on friday", "after talks", "for the third time", "in new york"]
+
+
+def headline(number: int) -> tuple[str, str]:
+    """A text and its title, different for each number below 384."""
+    parts = SUBJECTS[number % 8], VERBS[number // 8 % 8], PLACES[number // 64 % 6]
+    return f"{' '.join(parts)} , officials said in report {number} .", " ".join(parts)
+
+
+# Cleaning
+
+
+@pytest.mark.parametrize(
+    ("raw", "clean"),
+    [
+        ("United #39;s airport", "United's airport"),
+        ("Hassan:  #39;Abhorrent act #39; says Blair", "Hassan: 'Abhorrent act' says Blair"),
+        (" quot;Yes, quot; he said", '"Yes," he said'),
+        ("#36;10 million  amp; more", "$10 million & more"),
+        ("WMC  #151; hostile", "WMC — hostile"),
+        ("a second\\team, over \\$54 a barrel", "a second team, over $54 a barrel"),
+        ('&lt;A HREF="http://x.y?z=1"&gt;HIG.N&lt;/A&gt; on Tuesday', "HIG.N on Tuesday"),
+        ("Campbell Soup Co. (CPB.N: Quote, Profile, Research) on Monday", "Campbell Soup Co. on Monday"),
+        ("see http://example.org/a?b for more", "see for more"),
+        ("Profits Rise; Shares Fall", "Profits Rise; Shares Fall"),
+        ("a race; b", "a race; b"),
+    ],
+)
+def test_markup_goes_and_text_stays(raw: str, clean: str) -> None:
+    assert clean_text(raw) == clean
+
+
+@pytest.mark.parametrize(
+    ("description", "title", "expected"),
+    [
+        ("AP - The Pacers", "Pacers Activate (AP)", ("the pacers", "pacers activate")),
+        ("SPACE.com - TORONTO, Canada -- A team", "The Race (SPACE.com)", ("a team", "the race")),
+        (" NEW YORK (Reuters) - Stocks fell", "Stocks (Update3)", ("stocks fell", "stocks")),
+        ("WASHINGTON - With no fanfare", "Bush signs", ("with no fanfare", "bush signs")),
+        ("The well-known court - sources say", "He (and she)", ("the well-known court - sources say",
+                                                               "he (and she)")),
+        ("Reuters agreed", "Plan (Reuters)", ("reuters agreed", "plan (reuters)")),
+    ],
+)  # fmt: skip
+def test_agencies_and_datelines_go(description: str, title: str, expected: tuple[str, str]) -> None:
+    assert clean_news(News(description, title)) == expected
+
+
+# Splits
+
+
+def news(count: int) -> list[News]:
+    return [News(*headline(number)) for number in range(count)]
+
+
+def test_split_does_not_depend_on_the_order() -> None:
+    pairs = news(60)
+    first = agnews.split_news(pairs, 5, 10)
+    assert {split: len(part) for split, part in first.items()} == {"test": 10, "valid": 5, "train": 45}
+    random.Random(1).shuffle(pairs)
+    assert agnews.split_news(pairs, 5, 10) == first
+    assert first["test"] == sorted(pairs, key=hash_of)[:10]
+
+
+def test_no_text_is_in_two_splits_and_none_is_empty() -> None:
+    pairs = news(40)
+    twins = [News(pair.description.upper(), "another title") for pair in pairs]
+    parts = agnews.split_news([*pairs, *twins, News("", "t"), News("AP - ", "t (AP)")], 10, 10)
+    texts = [pair.description for part in parts.values() for pair in part]
+    assert len(texts) == len(set(texts)) == 40
+
+
+# AG News
+
+
+class Prepared:
+    """AG News of generated texts, with settings of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.table, self.settings = folder / "ag_news" / "test.csv", folder / "data.yaml"
+        self.table.parent.mkdir()
+        self.home = folder / "runs" / "agnews_headline"
+        with self.table.open("w", newline="") as file:
+            writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+            writer.writerows(["1", title, description] for description, title in news(60))
+        self.configure()
+
+    def configure(self, **changes: Any) -> None:
+        settings = yaml.safe_load((agnews.RECIPE.folder / "data.yaml").read_text())
+        settings.update(valid=5, test=10, bpe_operations=30, sha256=sha256(self.table), lengths=[10, 20])
+        self.settings.write_text(yaml.safe_dump({**settings, **changes}))
+
+    def prepare(self) -> int:
+        return run_main("preprocess", agnews.main, ["--settings", str(self.settings)])
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
+    monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("DATA_DIR", str(tmp_path))
+    return Prepared(tmp_path)
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def test_preparation_from_end_to_end(small: Prepared, capsys: pytest.CaptureFixture[str]) -> None:
+    assert small.prepare() == 0
+    data = small.home / "data"
+    description = json.loads((data / "data.json").read_text())
+    assert description["pairs"] == {"train": 45, "valid": 5, "test": 10}
+    assert description["references"] == ["text/test.target"]
+    for split in ("train", "valid"):
+        assert [join_characters(line) for line in lines(data / f"{split}.target")] == lines(
+            data / "text" / f"{split}.target"
+        )
+    assert [join(line) for line in lines(data / "test.source")] == lines(data / "text" / "test.source")
+    tokens = {line.split("\t")[0] for line in lines(data / "vocabulary")}
+    for side in ("source", "target"):
+        assert {token for line in lines(data / f"train.{side}") for token in line.split()} <= tokens
+    titles = {pair.description: pair.title for pair in news(60)}
+    assert lines(data / "text" / "test.target") == [
+        titles[text] for text in lines(data / "text" / "test.source")
+    ]
+    capsys.readouterr()
+    assert small.prepare() == 0
+    assert "running" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"sha256": "0" * 64}, "SHA-256"),
+        ({"valid": 0}, "valid is 0"),
+        ({"lengths": ["x"]}, "lengths is ['x']"),
+        ({"test": 58}, "60 pairs are too few"),
+        ({"surplus": 1}, "it must hold valid, test"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    changes: dict[str, Any], told: str, small: Prepared, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small.configure(**changes)
+    assert small.prepare() == 2
+    err = capsys.readouterr().err.strip().splitlines()
+    assert told in err[-1] and err[-1].startswith("preprocess: ")
+
+
+# Scores and the table
+
+
+def test_lengths_are_compared_with_the_wanted_one() -> None:
+    scores = headline_runs.score_headlines(["a" * 27, "b" * 33, "c" * 40], [["a", "b", "c"]], 30)
+    assert scores["within"] == pytest.approx(100 * 2 / 3)
+    assert scores["difference"] == pytest.approx(16 / 3)
+
+
+def test_recall_reads_as_many_bytes_as_were_asked_for() -> None:
+    scores = headline_runs.score_headlines(["oil prices rise"], [["oil prices rise"]], 10)
+    assert scores["recall"]["rouge1"]["mean"] == pytest.approx(100 * 2 / 3)
+    assert scores["f1"]["rouge1"]["mean"] == 100
+    assert "bytes:10|" in scores["recall"]["signature"] and "bytes:all|" in scores["f1"]["signature"]
+
+
+def test_table_has_a_line_for_each_length_and_says_what_was_not_run(tmp_path: Path) -> None:
+    folder = tmp_path / "gigaword_headline"
+    (folder / "configs").mkdir(parents=True)
+    for path in (gigaword.RECIPE.folder / "configs").glob("*.yaml"):
+        (folder / "configs" / path.name).write_text(path.read_text())
+    readme = folder / "README.md"
+    readme.write_text("<!-- BEGIN results -->\n<!-- END results -->\n")
+    scores = headline_runs.score_headlines(["oil prices rise"], [["oil prices fall"]], 10)
+    record = {
+        "recipe": "gigaword_headline",
+        "row": "table3_alone_real_512",
+        "config": {"embedding": {"method": "alone"}},
+        "paper": {"rouge1": 31.96, "rouge2": 11.5, "rougeL": 27.74},
+        "counts": {"embedding": 524_800, "compression": 15.6},
+        "metrics": {"length_75": scores, "length_30": scores, "training_seconds": 60},
+        "data_checksum": "",
+        "date": "2020-01-01",
+    }
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "results.json").write_text(json.dumps(record))
+    arguments = ["--results", str(tmp_path / "runs"), "--readme", str(readme)]
+    assert run_main("table", headline_table.main, arguments) == 0
+    table = [line for line in readme.read_text().splitlines() if line.startswith("| table3_")]
+    assert len(table) == 6
+    measured = [line.split(" | ") for line in table if "real_512" in line]
+    assert [cells[3] for cells in measured] == ["30", "75"]
+    assert measured[0][4:10] == ["66.7", "50.0", "66.7", "66.7", "50.0", "66.7"]
+    assert measured[0][-3:] == ["31.96", "11.50", "27.74 |"]
+    assert all("not run" in line for line in table if "real_512" not in line)
+    assert table[0].startswith("| table3_standard | not run |") and "32.29" in table[0]
+
+
+@pytest.mark.parametrize("name", ["agnews_headline", "gigaword_headline"])
+def test_every_row_can_be_read_and_built(name: str) -> None:
+    configs = Recipe(name).folder / "configs"
+    for row_name in row_names(configs):
+        row = read_row(configs, row_name)
+        options = {key: value for key, value in row.embedding.items() if key != "method"}
+        size = row.train["hidden_size"]
+        entries = padded_vocabulary(16_000, 8)
+        count = se.expected_count(
+            row.embedding["method"], num_embeddings=entries, embedding_dim=size, **options
+        )
+        if row.paper:
+            assert count / 1e6 == pytest.approx(row.paper["embedding_in_millions"], rel=0.06)
+        assert headline_runs.controls_length(row) == (row_name != "standard")
+
+
+# Gigaword
+
+
+class Licensed:
+    """Files in the layout of the licensed ones, of generated texts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.settings = folder / "gigaword", folder / "data.yaml"
+        self.home = folder / "runs" / "gigaword_headline"
+        self.write("train/train.article.txt.gz", [headline(number)[0] for number in range(40)])
+        self.write("train/train.title.txt.gz", [headline(number)[1] for number in range(40)])
+        self.write("train/valid.article.filter.txt", [headline(number)[0] for number in range(40, 50)])
+        self.write("train/valid.title.filter.txt", ["", *(headline(number)[1] for number in range(41, 50))])
+        self.write("DUC2004/input.txt", [headline(number)[0] for number in range(50, 54)])
+        for reference in range(4):
+            titles = [f"{headline(number)[1]} {reference}" for number in range(50, 54)]
+            self.write(f"DUC2004/task1_ref{reference}.txt", titles)
+        settings = yaml.safe_load((gigaword.RECIPE.folder / "data.yaml").read_text())
+        settings.update(bpe_operations=30, valid=5, test=4, lengths=[12])
+        self.settings.write_text(yaml.safe_dump(settings))
+
+    def write(self, name: str, texts: list[str]) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = "".join(f"{text}\n" for text in texts).encode()
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+    def prepare(self) -> int:
+        return run_main("preprocess", gigaword.main, ["--settings", str(self.settings)])
+
+
+@pytest.fixture
+def licensed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Licensed:
+    monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("DATA_DIR", str(tmp_path))
+    return Licensed(tmp_path)
+
+
+def test_licensed_files_are_prepared(licensed: Licensed) -> None:
+    assert licensed.prepare() == 0
+    data = licensed.home / "data"
+    description = json.loads((data / "data.json").read_text())
+    assert description["pairs"] == {"train": 40, "valid": 5, "test": 4}
+    # the pair without a headline is left out
+    assert lines(data / "text" / "valid.target")[0] == headline(41)[1]
+    assert [lines(data / name)[3] for name in description["references"]] == [
+        f"{headline(53)[1]} {reference}" for reference in range(4)
+    ]
+
+
+def test_other_layout_of_licensed_files(licensed: Licensed) -> None:
+    for path in list((licensed.folder / "train").iterdir()):
+        path.rename(licensed.folder / path.name)
+    (licensed.folder / "DUC2004").rename(licensed.folder / "duc2004")
+    assert licensed.prepare() == 0
+
+
+@pytest.fixture
+def refusal(licensed: Licensed, capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """Prepares, expecting status 2, and gives the line on stderr."""
+
+    def refuse() -> str:
+        assert licensed.prepare() == 2
+        return capsys.readouterr().err.strip().splitlines()[-1]
+
+    return refuse
+
+
+def test_missing_files_are_all_named(licensed: Licensed, refusal: Refusal) -> None:
+    (licensed.folder / "train" / "train.title.txt.gz").unlink()
+    (licensed.folder / "DUC2004" / "task1_ref2.txt").unlink()
+    told = refusal()
+    assert "2 of 9 files are missing" in told
+    assert "train.target: train/train.title.txt or train.title.txt" in told
+    assert "reference 2: DUC2004/task1_ref2.txt or" in told and "reference 1" not in told
+
+
+def test_sides_of_unequal_length_are_refused(licensed: Licensed, refusal: Refusal) -> None:
+    licensed.write("train/train.title.txt.gz", ["a", "b"])
+    told = refusal()
+    assert "train.article.txt.gz has 40" in told and "train.title.txt.gz has 2 lines" in told
+
+
+def test_other_number_of_test_texts_is_refused(licensed: Licensed, refusal: Refusal) -> None:
+    licensed.write("DUC2004/task1_ref3.txt", ["a"] * 3)
+    assert "task1_ref3.txt has 3 lines; wanted 4 in each" in refusal()
+
+
+def test_no_data_dir_is_refused(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DATA_DIR")
+    assert "DATA_DIR is not set" in refusal()
+
+
+# Training and evaluation
+
+TINY = """-hidden_size 8 -word_vec_size 8 -heads 2 -transformer_ff 8 -enc_layers 1 -dec_layers 1
+-train_steps 4 -save_checkpoint_steps 2 -valid_steps 4 -warmup_steps 2 -batch_size 256 -batch_type tokens
+-accum_count 1 -num_workers 0""".split()
+
+
+def run_headlines(*arguments: str) -> int:
+    return run_main("headlines", headline_runs.main, arguments)
+
+
+def test_untrained_row_and_unknown_row_are_told(
+    capsys: pytest.CaptureFixture[str], licensed: Licensed
+) -> None:
+    assert run_headlines("train", "gigaword_headline", "table9") == 2
+    assert "no config 'table9'; there are: table3_" in capsys.readouterr().err
+    assert run_headlines("train", "gigaword_headline", "table3_standard") == 2
+    assert "run recipes/gigaword_headline/preprocess.sh" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_row_is_trained_and_evaluated_with_re_ranking(
+    licensed: Licensed, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert licensed.prepare() == 0
+    assert run_headlines("train", "gigaword_headline", "table3_standard", *TINY) == 0
+    row = licensed.home / "table3_standard"
+    options = ["-beam_size", "2", "-n_best", "2", "-max_length", "13"]
+    assert run_headlines("evaluate", "gigaword_headline", "table3_standard", *options) == 0
+    (record,) = read_results(licensed.home)
+    assert record["paper"]["rouge1"] == 32.29
+    at_12 = record["metrics"]["length_12"]
+    assert "refs:4|measure:recall|bytes:12|" in at_12["recall"]["signature"]
+    written = lines(row / "test.12.headlines")
+    assert len(written) == 4 and len(lines(row / "test.12.n_best")) == 8
+    assert at_12["difference"] == pytest.approx(sum(abs(len(each) - 12) for each in written) / 4)

@@ -1,0 +1,203 @@
+"""Tensors in fewer bits: what is lost, what is not, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import shared_embeddings as se
+from shared_embeddings import accounting
+from shared_embeddings.storage import HEADER, STORES, StorageError, pack, packed_bytes, unpack
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    """Normal numbers, rows of very different lengths."""
+    draw = torch.Generator().manual_seed(seed)
+    lengths = 10 ** torch.empty(shape[0], *[1] * (len(shape) - 1)).uniform_(-4, 3, generator=draw)
+    return torch.randn(shape, generator=draw) * lengths
+
+
+def stored(packed: dict[str, Tensor]) -> int:
+    """The bytes of what was packed, without its description."""
+    return sum(tensor.nbytes for name, tensor in packed.items() if name != HEADER)
+
+
+def test_int8_by_hand() -> None:
+    table = torch.zeros(16, 16)
+    table[0, :3] = torch.tensor([254.0, -3.0, 1.1])  # a scale of 2: 127, -1.5 to the even -2, 0.55 to 1
+    table[1, :2] = torch.tensor([-127.0, 63.5])  # a scale of 1: -127, 63.5 to the even 64
+    packed = pack({"a.table": table}, ["a"], "int8")
+    assert packed["a.table"].dtype == torch.int8 and packed["a.table.scale"].shape == (16, 1)
+    found = unpack(packed)["a.table"]
+    wanted = torch.zeros(16, 16)
+    wanted[0, :3] = torch.tensor([254.0, -4.0, 2.0])
+    wanted[1, :2] = torch.tensor([-127.0, 64.0])
+    assert torch.equal(found, wanted) and found.dtype == torch.float32
+    assert stored(packed) == 256 + 2 * 16 == packed_bytes(table, "int8")
+
+
+@pytest.mark.parametrize("shape", [(300, 20), (300, 3), (4, 50, 16), (6, 40, 2), (3, 10, 8, 3)])
+def test_no_value_moves_by_more_than_half_a_step(shape: tuple[int, ...]) -> None:
+    table = numbers(*shape)
+    found = unpack(pack({"t": table}, ["t"], "int8"))["t"]
+    largest = table.abs().flatten(1).amax(dim=1).view(-1, *[1] * (len(shape) - 1))
+    # A scale is off by 2**-9 of itself at most, which moves the end of a row by a quarter of a step.
+    assert bool(((found - table).abs() <= 0.51 * largest / 127).all())
+    assert not torch.equal(found, table)
+
+
+@pytest.mark.parametrize(
+    ("shape", "scales"),
+    [((300, 20), 300), ((300, 3), 300), ((4, 50, 16), 200), ((6, 40, 2), 6), ((1, 5, 9, 8), 5)],
+)
+def test_rows_with_a_scale_of_their_own(shape: tuple[int, ...], scales: int) -> None:
+    packed = pack({"t": numbers(*shape)}, ["t"], "int8")
+    assert packed["t.scale"].numel() == scales
+    assert packed_bytes(torch.empty(shape, device="meta"), "int8") == stored(packed)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_packing_again_gives_the_same_bytes(store: str) -> None:
+    state = {"t": numbers(200, 30), "u": numbers(64, 5, seed=1) * 1e-38, "codes": torch.arange(600) % 37}
+    first = pack(state, state, store)
+    second = pack(unpack(first), state, store)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_rows_of_zeros_and_tiny_rows(store: str) -> None:
+    table = numbers(20, 20)
+    table[3], table[4] = 0.0, 1e-44
+    found = unpack(pack({"t": table}, ["t"], store))["t"]
+    assert torch.equal(found[3], table[3]) and bool((found[4] <= 1e-44).all())
+
+
+def test_fp16_is_that_of_torch() -> None:
+    table = numbers(30, 30)
+    packed = pack({"t": table}, ["t"], "fp16")
+    assert stored(packed) == 2 * 900
+    assert torch.equal(unpack(packed)["t"], table.half().float())
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize(
+    "codes",
+    [
+        torch.randint(13, (90, 5)).to(torch.uint8),
+        torch.randint(1000, (90, 7)).to(torch.int16),
+        torch.stack((torch.randint(2, (300,)), torch.randint(900, (300,))), dim=1),
+        torch.randint(5, (301,)).to(torch.int32),
+        torch.rand(4, 10, 9) < 0.5,
+        torch.zeros(256, 2, dtype=torch.uint8),
+    ],
+    ids=["four bits", "ten bits", "two widths", "one axis", "masks", "zeros"],
+)
+def test_codes_lose_nothing(codes: Tensor, store: str) -> None:
+    packed = pack({"codes": codes}, ["codes"], store)
+    found = unpack(packed)["codes"]
+    assert torch.equal(found, codes) and found.dtype == codes.dtype
+    columns = codes.long().flatten(1) if codes.dim() == 2 else codes.long().reshape(-1, 1)
+    bits = sum(len(f"{int(column.max()):b}") if column.max() else 0 for column in columns.T)
+    assert stored(packed) == -(-bits * len(columns) // 8)
+
+
+def test_what_stays_as_it_is() -> None:
+    state = {
+        "e.bias": numbers(500),
+        "e.small": numbers(15, 17),
+        "e.size": torch.tensor(7),
+        "e.signed": torch.arange(-300, 300),
+        "other.weight": numbers(300, 5),
+        "embedding.weight": numbers(300, 5),
+    }
+    packed = pack(state, ["e"], "int8")
+    assert packed.keys() == state.keys() and all(packed[name] is state[name] for name in state)
+    assert unpack(state) == state
+
+
+def test_refusals() -> None:
+    table = numbers(30, 30)
+    with pytest.raises(StorageError, match="unknown storage 'int4'; choose one of fp32, fp16, int8"):
+        pack({"t": table}, ["t"], "int4")
+    for broken in (float("nan"), float("inf")):
+        wrong = table.clone()
+        wrong[3, 4] = broken
+        for store in ("fp16", "int8"):
+            with pytest.raises(StorageError, match="tensor a.t has values that are no finite numbers"):
+                pack({"a.t": wrong}, ["a"], store)
+    with pytest.raises(StorageError, match="tensor t has values up to 70000, but fp16 ends at 65504"):
+        pack({"t": torch.full((30, 30), 7e4)}, ["t"], "fp16")
+    packed = pack({"t": table}, ["t"], "int8")
+    with pytest.raises(StorageError, match="packed already"):
+        pack(packed, ["t"], "int8")
+
+
+def changed(edit: Callable[[dict[str, Tensor]], object]) -> dict[str, Tensor]:
+    """A packed state that is damaged."""
+    packed = pack({"t": numbers(30, 30), "codes": torch.arange(300) % 7}, ["t", "codes"], "int8")
+    edit(packed)
+    return packed
+
+
+def described(text: str) -> Tensor:
+    """A header."""
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def test_versions_and_damages_are_refused() -> None:
+    future = described(json.dumps({"version": 2, "tensors": {}}))
+    with pytest.raises(StorageError, match="packed in version 2, this program reads 1"):
+        unpack(changed(lambda state: state.update({HEADER: future})))
+    for broken in ("", "[]", "{", '{"version": 1}', '{"version": 1, "tensors": 3}'):
+        with pytest.raises(StorageError, match="no description"):
+            unpack(changed(lambda state, text=broken: state.update({HEADER: described(text)})))
+    edits: list[Callable[[dict[str, Tensor]], object]] = [
+        lambda state: state.pop("t"),
+        lambda state: state.pop("t.scale"),
+        lambda state: state.update({"t": state["t"].float()}),
+        lambda state: state.update({"t.scale": state["t.scale"].float()}),
+        lambda state: state.update({"t.scale": state["t.scale"][:7]}),
+        lambda state: state.update({"codes": state["codes"][:7]}),
+        lambda state: state.update({HEADER: described('{"version":1,"tensors":{"t":{"as":"int4"}}}')}),
+        lambda state: state.update({HEADER: described('{"version":1,"tensors":{"t":7}}')}),
+        lambda state: state.update(
+            {
+                HEADER: described(
+                    '{"version":1,"tensors":{"codes":{"as":"bits","type":"int64","shape":[300],"widths":[]}}}'
+                )
+            }
+        ),
+    ]
+    for edit in edits:
+        with pytest.raises(StorageError, match="does not fit its description"):
+            unpack(changed(edit))
+
+
+METHODS: dict[str, dict[str, object]] = {
+    "standard": {},
+    "projective": {"rank": 8},
+    "funnel": {"rank": 8},
+    "adaptive": {"cutoffs": [300, 800], "factor": 2},
+    "alone": {"hidden_dim": 64, "filter": "binary"},
+    "compositional_code": {"num_codebooks": 8, "codebook_size": 16},
+    "define": {"map_dim": 16, "expand_dim": 64, "depth": 2, "max_groups": 2},
+    "group_reduce": {"num_groups": 4, "min_rank": 4},
+    "structured": {"num_groups": 16, "num_clusters": 64},
+    "tensor_train": {"vocab_shape": [12, 10, 10], "dim_shape": [4, 4, 2], "rank": 8},
+    "uncle": {"unique_dim": 16, "num_classes": 60, "random_classes": True},
+}
+
+
+def test_account_of_every_method_is_what_is_stored() -> None:
+    assert METHODS.keys() == set(se.methods())
+    for method, options in METHODS.items():
+        emb = se.build(method, num_embeddings=1200, embedding_dim=32, **options)
+        state = accounting.distinct_state(emb)
+        for store in STORES:
+            found, wanted = stored(pack(state, state, store)), accounting.stored_bits(emb, store) / 8
+            assert found == pytest.approx(wanted, rel=0.01, abs=8), (method, store)
