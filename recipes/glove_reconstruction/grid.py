@@ -17,7 +17,7 @@ from shared_embeddings.compression_targets import options_within
 
 RECIPE = Path(__file__).parent
 SCHEDULES = ("constant", "cosine")
-_TRAINING = {"epochs": int, "batch_size": int, "learning_rate": float, "schedule": str}
+_TRAINING: dict[str, type] = {"epochs": int, "batch_size": int, "learning_rate": float, "schedule": str}
 # Of a plain table nothing is left to reconstruct; ALONE has rows of its own.
 _NOT_COMPARED = ("standard", "alone")
 
@@ -134,7 +134,7 @@ def _check_training(where: str, training: Any) -> None:
         raise UserError(f"{where}: it must hold {', '.join(_TRAINING)}, and nothing else")
     for name, kind in _TRAINING.items():
         value = training[name]
-        if type(value) is not kind or (kind is not str and value <= 0):
+        if type(value) is not kind or (isinstance(value, (int, float)) and value <= 0):
             raise UserError(f"{where}: {name} is {value!r}; it must be a {kind.__name__} above 0")
     if training["schedule"] not in SCHEDULES:
         raise UserError(f"{where}: schedule is {training['schedule']!r}; it must be {' or '.join(SCHEDULES)}")

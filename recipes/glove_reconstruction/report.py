@@ -16,6 +16,7 @@ from recipes.glove_reconstruction.grid import RECIPE, Grid, home, read_grid
 from shared_embeddings.files import replacing
 
 Record = dict[str, Any]
+FIGURE = "figure3.png"
 
 
 def summaries(grid: Grid, records: Sequence[Record]) -> list[Record]:
@@ -139,7 +140,7 @@ def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Put the measured cells into the README's table and draw Figure 3 beside it."""
+    """Put the measured cells into the README's table, and draw Figure 3 beside it from those of ALONE."""
     parser = argparse.ArgumentParser(prog="eval.sh", description=main.__doc__)
     parser.add_argument(
         "--results", type=Path, default=home() / "cells", help="folder of results (default: %(default)s)"
@@ -160,9 +161,12 @@ def main(arguments: Sequence[str]) -> None:
     if not any(record["metrics"] for record in summary):
         raise UserError(f"{options.results}: has results of other cells than {options.grid}; name its grid")
     dimensions = records[0]["counts"]["table"] // grid.words
-    update_readme(options.readme, "results", table(summary, source, dimensions))
-    draw_figure(summary, source, grid, options.readme.parent / "figure3.png")
-    print(f"wrote the table of {options.readme} and figure3.png beside it")
+    text = table(summary, source, dimensions)
+    if any(record["metrics"] and record["config"]["row"] in grid.alone for record in summary):
+        draw_figure(summary, source, grid, options.readme.parent / FIGURE)
+        text += f"\n![Spearman's rho against the width]({FIGURE})\n"
+    update_readme(options.readme, "results", text)
+    print(f"wrote the results into {options.readme}")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def test_from_vectors_to_the_readme(setting: Setting, capsys: pytest.CaptureFixt
         [records[f"alone_real-16-{seed}"]["metrics"]["similarity"]["set"]["rho"] for seed in (0, 1)]
     )
     assert f"{mean:.3f} ± " in text and f"{data['source']['set']['rho']:.3f}" in text
-    assert text.startswith("kept\n") and "| projective | 16 | not run |" in text
+    assert text.startswith("kept\n") and "](figure3.png)" in text and "| projective | 16 | not run |" in text
     assert (setting.folder / "figure3.png").read_bytes().startswith(b"\x89PNG")
 
 
