@@ -190,6 +190,8 @@ class DefineEmbedding(SharedEmbedding):
         of_map, state_of_map = self.map.selected(ids)
         state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("map.")}
         state |= {f"map.{name}": tensor for name, tensor in state_of_map.items()}
+        if self.bias is not None:
+            state["bias"] = self.bias.detach().index_select(0, ids)
         options = self.stored_options()
         # Whether the map has an output side follows from the unit.
         if of_map := {name: value for name, value in of_map.items() if name != "output"}:
