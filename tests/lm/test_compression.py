@@ -177,9 +177,12 @@ def _check_ties(path: Path) -> None:
     assert len(names) == len(embedding.state_dict())
     assert torch.int8 in {saved[name].dtype for name in names}
     ids = torch.arange(0, WORDS, 7)
-    for values in (embedding(ids), embedding.log_prob(torch.ones(2, DIMENSION))[:, ids]):
+    scored = embedding.log_prob(torch.ones(2, DIMENSION))[:, ids]
+    sides = ((embedding(ids), embedding.input_parameters()), (scored, embedding.output_parameters()))
+    assert embedding.counts()["shared"] > 0
+    for values, parameters in sides:
         weights = torch.linspace(-1, 1, values.numel()).view(values.shape)
-        gradients = torch.autograd.grad((values * weights).sum(), list(embedding.parameters()))
+        gradients = torch.autograd.grad((values * weights).sum(), list(parameters))
         assert all(bool(gradient.any()) for gradient in gradients)
 
 

@@ -243,10 +243,13 @@ def _check_ties(path: Path) -> None:
     names = [name for name in saved["model"] if "emb_luts" in name and not name.endswith(".scale")]
     assert saved["generator"] == {} and len(names) == len(embedding.state_dict())
     embedding.train()
-    sides = (embedding(torch.arange(5, 60)), embedding.log_prob(torch.ones(2, embedding.score_dim))[:, 5:])
-    for values in sides:
+    scored = embedding.log_prob(torch.ones(2, embedding.score_dim))[:, 5:]
+    looked_up = embedding(torch.arange(5, 88))
+    sides = ((looked_up, embedding.input_parameters()), (scored, embedding.output_parameters()))
+    assert embedding.counts()["shared"] > 0
+    for values, parameters in sides:
         weights = torch.linspace(-1, 1, values.numel()).view(values.shape)
-        gradients = torch.autograd.grad((values * weights).sum(), list(embedding.parameters()))
+        gradients = torch.autograd.grad((values * weights).sum(), list(parameters))
         assert all(bool(gradient.any()) for gradient in gradients)
 
 
