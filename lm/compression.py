@@ -16,6 +16,7 @@ from lm.models import LanguageModel
 from lm.vocabulary import EOS
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.compression_hosts import TiedTable, WordEmbedding, take_over_bias, teacher_table
+from shared_embeddings.storage import StorageError
 
 NAME = "words"
 
@@ -24,10 +25,16 @@ class Host:
     """Checkpoints of lm_train."""
 
     def recognises(self, path: Path) -> bool:
-        """Whether a file is a checkpoint of lm_train."""
+        """Whether a file is a checkpoint of lm_train.
+
+        Raises:
+            UserError: it is one, but its tensors are stored in a way that this program does not know.
+        """
         try:
             read_checkpoint(path)
-        except UserError:
+        except UserError as error:
+            if isinstance(error.__cause__, StorageError):
+                raise
             return False
         return True
 

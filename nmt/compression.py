@@ -20,6 +20,7 @@ from nmt.model import PADDING, SharedGenerator, place_embeddings, unique_state, 
 from nmt.plan import OPTION_NAMES, EmbeddingPlan, check_combinations, check_sizes, method_options, words_of
 from nmt.vocabulary import SENTENCE_MARKS
 from shared_embeddings.compression_hosts import TiedTable, WordEmbedding, take_over_bias, teacher_table
+from shared_embeddings.storage import StorageError
 
 # Options for the tables that a model begins with; they have no effect once it is trained.
 BEGINNINGS = ("both_embeddings", "src_embeddings", "tgt_embeddings")
@@ -30,10 +31,16 @@ class Host:
     """Checkpoints of OpenNMT-py, with its own tables or with shared embeddings."""
 
     def recognises(self, path: Path) -> bool:
-        """Say whether a file holds a model of OpenNMT-py."""
+        """Say whether a file holds a model of OpenNMT-py.
+
+        Raises:
+            UserError: it does, but its tensors are stored in a way that this program does not know.
+        """
         try:
             read_checkpoint(path)
-        except UserError:
+        except UserError as error:
+            if isinstance(error.__cause__, StorageError):
+                raise
             return False
         return True
 

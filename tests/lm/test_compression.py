@@ -2,19 +2,63 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from lm.checkpoint import load_model
+import shared_embeddings as se
+from lm import models
+from lm.checkpoint import load_model, read_checkpoint, save_model
+from lm.compression import CheckpointModel
+from lm.errors import UserError
+from lm.models import LanguageModel
 from shared_embeddings import compression_hosts
 from shared_embeddings.cli import main
+from shared_embeddings.storage import HEADER, STORES
 from tests.lm.command_line import run, write_corpus, write_model
 from tests.lm.runs import run as train
 from tests.lm.runs import settings, small_corpus
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+WORDS, DIMENSION = 400, 16
+# Every method with the options of a small embedding, as they stand on a command line.
+METHODS: dict[str, str] = {
+    "standard": "",
+    "projective": "--rank 4",
+    "funnel": "--rank 4",
+    "adaptive": "--cutoffs 100,200 --factor 2",
+    "alone": "--hidden-dim 24 --codebook-size 8",
+    "compositional_code": "--num-codebooks 4 --codebook-size 8",
+    "define": "--map-dim 8 --expand-dim 32 --depth 2 --max-groups 2 --embedding-output table",
+    "group_reduce": "--num-groups 3 --min-rank 2",
+    "structured": "--num-groups 4 --num-clusters 16",
+    "tensor_train": "--vocab-shape 20,20 --dim-shape 4,4 --rank 4",
+    "uncle": "--unique-dim 6 --num-classes 8 --random-classes true",
+}
+# A process that may not write files above 3,000 bytes, and that the kernel may end where it tries to.
+LIMITED = """
+import resource, signal, sys
+from importlib.metadata import EntryPoint
+from shared_embeddings import compression_hosts
+from shared_embeddings.cli import main
+compression_hosts.entry_points = lambda group: [EntryPoint("lm", "lm.compression:Host", group)]
+if sys.argv[1] == "killed":
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+sys.exit(main(sys.argv[2:]))
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +76,17 @@ def compress(model: Path, method: str, output: Path, *arguments: object) -> int:
 
 def scores(path: Path) -> torch.Tensor:
     """The log-probabilities of a made-up text."""
-    model = load_model(path).model
+    return scores_of(load_model(path).model)
+
+
+def write_scores(output: str, *files: str) -> None:
+    """Write the scores of models, by the names of their files."""
+    torch.set_num_threads(1)
+    torch.save({Path(file).name: scores(Path(file)) for file in files}, output)
+
+
+def scores_of(model: LanguageModel) -> torch.Tensor:
+    """As `scores`, of a model in memory."""
     ids = torch.randint(model.embedding.num_embeddings, (2, 9), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         return model.embedding.log_prob(model(ids, model.initial_state(2)).hidden)
@@ -83,3 +137,176 @@ def test_methods_that_the_model_cannot_use(tmp_path: Path, capsys: pytest.Captur
     assert compress(model, "define", tmp_path / "small.pt", *options) == 2
     assert "takes 4 dimensions, but the model ends in 8" in capsys.readouterr().err
     assert not (tmp_path / "small.pt").exists()
+
+
+def wide_model(path: Path, words: int = WORDS, dimension: int = DIMENSION) -> Path:
+    """A checkpoint of an untrained model in which the table is most of the weights; gives its path."""
+    torch.manual_seed(3)
+    options = {"embedding_dim": dimension, "hidden_dim": 12, "num_layers": 2}
+    config = {"model": "awd_lstm", "embedding": {"method": "standard"}, **options}
+    vocabulary = ["<eos>", "<unk>", *(f"w{number}" for number in range(words - 2))]
+    model = models.build("awd_lstm", vocabulary, config["embedding"], options)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    save_model(path, model, vocabulary, config, None)
+    return path
+
+
+def test_a_new_process_computes_what_was_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert METHODS.keys() == set(se.methods())
+    model, folder = wide_model(tmp_path / "model.pt"), tmp_path / "small"
+    kept: dict[str, torch.Tensor] = {}
+    write = CheckpointModel.write
+
+    def remembering(self: CheckpointModel, path: Path, weights: dict[str, torch.Tensor]) -> None:
+        kept[path.name] = scores_of(self.module)
+        write(self, path, weights)
+
+    monkeypatch.setattr(CheckpointModel, "write", remembering)
+    for method, options in METHODS.items():
+        for store in STORES:
+            output = folder / f"{method}_{store}.pt"
+            assert compress(model, method, output, *options.split(), "--fit-steps", 5, "--store", store) == 0
+    code = "import sys; from tests.lm.test_compression import write_scores; write_scores(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, tmp_path / "found", *sorted(folder.iterdir())]
+    subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True)
+    computed = torch.load(tmp_path / "found", weights_only=True)
+    assert computed.keys() == kept.keys() and len(kept) == 3 * len(METHODS)
+    assert [name for name in kept if not torch.equal(kept[name], computed[name])] == []
+    for method in METHODS:
+        _check_ties(folder / f"{method}_int8.pt")
+
+
+def _check_ties(path: Path) -> None:
+    """One copy of the embedding in the file, and gradients from the input and from the output."""
+    embedding = load_model(path).model.embedding.train()
+    saved = torch.load(path, weights_only=True)["model"]
+    names = [name for name in saved if name.startswith("embedding.") and not name.endswith(".scale")]
+    assert len(names) == len(embedding.state_dict())
+    assert torch.int8 in {saved[name].dtype for name in names}
+    ids = torch.arange(0, WORDS, 7)
+    scored = embedding.log_prob(torch.ones(2, DIMENSION))[:, ids]
+    sides = ((embedding(ids), embedding.input_parameters()), (scored, embedding.output_parameters()))
+    assert embedding.counts()["shared"] > 0
+    for values, parameters in sides:
+        weights = torch.linspace(-1, 1, values.numel()).view(values.shape)
+        gradients = torch.autograd.grad((values * weights).sum(), list(parameters))
+        assert all(bool(gradient.any()) for gradient in gradients)
+
+
+def test_bytes_on_disk_are_those_of_the_account(tmp_path: Path) -> None:
+    model = wide_model(tmp_path / "model.pt", words=8000, dimension=24)
+    report = tmp_path / "report.json"
+    table = 8000 * 16
+    numbers = {"fp32": 4 * table, "fp16": 2 * table, "int8": table + 2 * 8000}
+    for store in STORES:
+        output = tmp_path / f"{store}.pt"
+        asked = ["--rank", 16, "--store", store, "--report", report, "--force"]
+        assert compress(model, "projective", output, *asked) == 0
+        written = json.loads(report.read_text())
+        # Names, vocabulary, settings and container: the same checkpoint with all its tensors empty.
+        saved = torch.load(output, weights_only=True)
+        saved["model"] = {name: torch.empty(0, dtype=value.dtype) for name, value in saved["model"].items()}
+        torch.save(saved, tmp_path / "empty.pt")
+        rest = (tmp_path / "empty.pt").stat().st_size
+        weights = written["bytes_of_weights"]["after"]
+        assert abs(output.stat().st_size - rest - weights) < 0.02 * weights
+        assert 0 < written["tables"][0]["stored_bytes"]["after"] - numbers[store] <= 4 * 16 * 24
+
+
+def test_packed_models_are_evaluated_and_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = small_corpus(tmp_path)
+    train(settings(data, tmp_path / "run", embedding={"method": "standard"}, embedding_dim=24, steps=2))
+    small, report = tmp_path / "small.pt", tmp_path / "report.json"
+    asked = ["--rank", 12, "--store", "int8", "--report", report]
+    assert compress(tmp_path / "run" / "last.pt", "projective", small, *asked) == 0
+    assert HEADER in torch.load(small, weights_only=True)["model"]
+    storage = json.loads(report.read_text())["tables"][0]["storage"]
+    assert 0 < storage["added_error"] < 0.05
+    assert "relative error in int8" in capsys.readouterr().out
+    assert run("lm_eval", "-model", small, "-data", data) == 0
+    assert run("lm_generate", "-model", small, "-length", 3) == 0
+    train(
+        settings(
+            data,
+            tmp_path / "on",
+            start_from=str(small),
+            steps=2,
+            embedding_dim=24,
+            embedding={"method": "projective", "rank": 12},
+        )
+    )
+    written = torch.load(tmp_path / "on" / "last.pt", weights_only=True)["model"]
+    assert HEADER not in written and written["embedding.codes"].dtype == torch.float32
+    assert compress(small, "standard", tmp_path / "again.pt") == 0
+    torch.testing.assert_close(scores(tmp_path / "again.pt"), scores(small), atol=1e-4, rtol=0)
+
+
+def test_files_of_later_versions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, small = wide_model(tmp_path / "model.pt"), tmp_path / "small.pt"
+    assert compress(model, "projective", small, "--rank", 4, "--store", "int8") == 0
+    content = torch.load(small, weights_only=True)
+    content["model"][HEADER] = torch.tensor(list(b'{"version":2,"tensors":{}}'), dtype=torch.uint8)
+    torch.save(content, small)
+    with pytest.raises(UserError, match="packed in version 2, this program reads 1"):
+        read_checkpoint(small)
+    capsys.readouterr()
+    assert compress(small, "standard", tmp_path / "again.pt") == 2
+    line = capsys.readouterr().err
+    assert "packed in version 2, this program reads 1" in line and line.count("\n") == 1
+
+
+def test_what_cannot_be_stored_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = wide_model(tmp_path / "model.pt")
+    content = torch.load(model, weights_only=True)
+    content["model"]["embedding.weight"] *= 1e6
+    torch.save(content, model)
+    assert compress(model, "standard", tmp_path / "small.pt", "--store", "fp16") == 2
+    line = capsys.readouterr().err
+    assert "but fp16 ends at 65504" in line and line.count("\n") == 1
+    assert not (tmp_path / "small.pt").exists()
+
+
+@pytest.mark.parametrize("ending", ["full", "killed"])
+def test_a_full_disk_and_a_killed_process(tmp_path: Path, ending: str) -> None:
+    model = wide_model(tmp_path / "model.pt")
+    before = hashlib.sha256(model.read_bytes()).hexdigest()
+    output = tmp_path / "small.pt"
+    asked = ["--model", model, "--method", "projective", "--rank", "8", "--output", output]
+    command = [sys.executable, "-c", LIMITED, ending, "compress", *asked]
+    ended = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    left = sorted(path.name for path in tmp_path.iterdir() if path != model)
+    assert hashlib.sha256(model.read_bytes()).hexdigest() == before
+    if ending == "full":
+        assert ended.returncode == 2 and left == []
+        assert "small.pt: cannot be written ([Errno 27] File too large" in ended.stderr
+        assert ended.stderr.count("\n") == 1
+        return
+    assert ended.returncode == -signal.SIGXFSZ
+    (half,) = left
+    assert half.startswith(".small.pt.") and (tmp_path / half).stat().st_size == 3000
+    # What was left is in nobody's way.
+    assert compress(model, "projective", output, "--rank", 8) == 0
+
+
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (self.folder,)
+
+
+def test_pickles_do_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, sprung, bad = small_corpus(tmp_path), tmp_path / "sprung", tmp_path / "bad.pt"
+    content: dict[str, Any] = {"format": "shared-embeddings-lm", "version": 1, "model": Trap(sprung)}
+    torch.save(content, bad)
+    assert compress(bad, "projective", tmp_path / "small.pt", "--rank", 4) == 2
+    line = capsys.readouterr().err
+    assert "could run code" in line and line.count("\n") == 1
+    for option in ({"start_from": str(bad)}, {"embedding_distillation": {"teacher": str(bad)}}):
+        with pytest.raises(UserError, match="cannot be read"):
+            train(settings(data, tmp_path / "run", steps=1, **option))
+    assert not sprung.exists() and not (tmp_path / "small.pt").exists()

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import pickle
+import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 import torch
 
 import shared_embeddings as se
 from nmt.checkpoint import build_from_checkpoint
+from nmt.compression import CheckpointModel
 from nmt.files import read_checkpoint
 from nmt.model import shared_embeddings_of, word_lookup
 from shared_embeddings import compression_hosts
 from shared_embeddings.cli import main
+from shared_embeddings.storage import HEADER, STORES
 from tests.nmt.conftest import Host, run
 from tests.nmt.test_training import METHODS
 
@@ -49,8 +57,18 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 def scores(path: Path) -> torch.Tensor:
     """The log-probabilities ``(B, T, V - 1)`` of all words but the padding, for made-up sentences."""
-    model: Any
     model, vocabs, _, _ = build_from_checkpoint(str(path))
+    return scores_of(model, vocabs)
+
+
+def write_scores(output: str, *files: str) -> None:
+    """Write the scores of models, by the names of their files."""
+    torch.set_num_threads(1)
+    torch.save({Path(file).name: scores(Path(file)) for file in files}, output)
+
+
+def scores_of(model: Any, vocabs: Any) -> torch.Tensor:
+    """As `scores`, of a model in memory."""
     draw = torch.Generator().manual_seed(1)
     source = torch.randint(5, len(vocabs["src"]), (3, 6, 1), generator=draw)
     target = torch.randint(5, len(vocabs["tgt"]), (3, 5, 1), generator=draw)
@@ -104,9 +122,7 @@ def test_every_method_is_loaded_as_it_was_fitted(method: str, trained: Trained, 
     _, model = trained(embedding=STANDARD)
     output = tmp_path / "small.pt"
     options = {name: value for name, value in METHODS[method].items() if name != "method"}
-    spelled = {name.replace("output", "embedding-output"): value for name, value in options.items()}
-    arguments = [text for name, value in spelled.items() for text in (f"--{name}", _spelled(value))]
-    compress(model, method, output, *arguments, "--fit-steps", 30, "--seed", 3)
+    compress(model, method, output, *spelled(options), "--fit-steps", 30, "--seed", 3)
     before, vocabs, *_ = build_from_checkpoint(str(model))
     asked = {"words": vocabs["src"].ids_to_tokens, "padding_idx": vocabs["src"]["<blank>"]}
     fitted, _ = se.fit(method, word_lookup(before, "source").table(), seed=3, steps=30, **asked, **options)
@@ -118,9 +134,15 @@ def test_every_method_is_loaded_as_it_was_fitted(method: str, trained: Trained, 
     assert torch.equal(embedding.log_prob(hidden), fitted.eval().log_prob(hidden))
 
 
-def _spelled(value: object) -> str:
-    """A value as it stands on a command line."""
-    return value if isinstance(value, str) else json.dumps(value)
+def spelled(settings: dict[str, Any]) -> list[str]:
+    """The options of a method as they stand on a command line."""
+    names = {name.replace("output", "embedding-output"): name for name in settings if name != "method"}
+    values = {name: settings[key] for name, key in names.items()}
+    return [
+        text
+        for name, value in values.items()
+        for text in (f"--{name}", value if isinstance(value, str) else json.dumps(value))
+    ]
 
 
 def test_plain_upstream_model(trained: Trained, tmp_path: Path) -> None:
@@ -144,20 +166,117 @@ def test_untied_tables_each_get_an_embedding(trained: Trained, tmp_path: Path) -
     assert len(host.translate(output)) == 7
 
 
+def without_weights(path: Path) -> int:
+    """The bytes of a checkpoint with all its tensors empty: names, vocabulary, options and container."""
+    saved = torch.load(path, weights_only=True)
+    saved["model"] = {name: torch.empty(0, dtype=tensor.dtype) for name, tensor in saved["model"].items()}
+    torch.save(saved, path.with_suffix(".empty"))
+    return path.with_suffix(".empty").stat().st_size
+
+
 def test_bytes_on_disk_are_those_of_the_account(host: Host, tmp_path: Path) -> None:
     host.write("vocab", [f"w{number}\t9" for number in range(9000)])
     model = host.train("wide", word_vec_size=32, hidden_size=32, train_steps=1, save_checkpoint_steps=1)
-    output, report = tmp_path / "small.pt", tmp_path / "report.json"
-    compress(model, "projective", output, "--rank", 24, "--report", report)
-    written = json.loads(report.read_text())
-    words = tmp_path / "words"
-    torch.save(read_checkpoint(output)["vocab"], words)
-    vocabulary = words.stat().st_size
-    weights = written["bytes_of_weights"]["after"]
-    assert written["bytes_on_disk"]["after"] == output.stat().st_size
-    assert abs(output.stat().st_size - vocabulary - weights) < 0.02 * weights
-    # Adam keeps two numbers for every weight.
-    assert written["bytes_on_disk"]["before"] > 3 * written["bytes_of_weights"]["before"]
+    table = 9000 * 24
+    numbers = {"fp32": 4 * table, "fp16": 2 * table, "int8": table + 2 * 9000}
+    report = tmp_path / "report.json"
+    for store in STORES:
+        output = tmp_path / f"{store}.pt"
+        compress(model, "projective", output, "--rank", 24, "--store", store, "--report", report, "--force")
+        written = json.loads(report.read_text())
+        weights = written["bytes_of_weights"]["after"]
+        disk = output.stat().st_size
+        assert written["bytes_on_disk"]["after"] == disk
+        assert abs(disk - without_weights(output) - weights) < 0.02 * weights
+        # The basis, and eight special words.
+        assert 0 < written["tables"][0]["stored_bytes"]["after"] - numbers[store] <= 4 * 24 * (32 + 8)
+        # Adam keeps two numbers for every weight.
+        assert written["bytes_on_disk"]["before"] > 3 * written["bytes_of_weights"]["before"]
+
+
+def test_target_is_met_in_the_storage_asked_for(trained: Trained, tmp_path: Path) -> None:
+    _, model = trained(embedding=STANDARD)
+    report, ranks = tmp_path / "report.json", []
+    for store in STORES:
+        asked = ["--target-ratio", 3, "--store", store, "--report", report, "--force"]
+        compress(model, "projective", tmp_path / "small.pt", *asked)
+        (table,) = json.loads(report.read_text())["tables"]
+        assert table["stored_bytes"]["after"] <= table["stored_bytes"]["before"] / 3
+        ranks.append(table["fit"]["options"]["rank"])
+    assert ranks[0] < ranks[1] < ranks[2]
+
+
+def test_a_new_process_computes_what_was_in_memory(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, model = trained(embedding=STANDARD)
+    kept: dict[str, torch.Tensor] = {}
+    write = CheckpointModel.write
+
+    def remembering(self: CheckpointModel, path: Path, weights: dict[str, torch.Tensor]) -> None:
+        kept[path.name] = scores_of(self.module, self.vocabs)
+        write(self, path, weights)
+
+    monkeypatch.setattr(CheckpointModel, "write", remembering)
+    for method, settings in METHODS.items():
+        for store in STORES:
+            steps = ["--fit-steps", 5, "--store", store]
+            compress(model, method, tmp_path / f"{method}_{store}.pt", *spelled(settings), *steps)
+    files, found = sorted(map(str, tmp_path.iterdir())), tmp_path / "found"
+    code = "import sys; from tests.nmt.test_compression import write_scores; write_scores(*sys.argv[1:])"
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code, found, *files], cwd=root, env=environment, check=True)
+    computed = torch.load(found, weights_only=True)
+    assert computed.keys() == kept.keys() and len(kept) == 3 * len(METHODS)
+    assert [name for name in kept if not torch.equal(kept[name], computed[name])] == []
+    for method in METHODS:
+        _check_ties(tmp_path / f"{method}_int8.pt")
+
+
+def _check_ties(path: Path) -> None:
+    """One module on all sides, one copy of it in the file, and gradients from the input and the output."""
+    model: Any = build_from_checkpoint(str(path))[0]
+    (embedding,) = shared_embeddings_of(model)
+    assert word_lookup(model, "source") is word_lookup(model, "target") is model.generator.embedding
+    saved = torch.load(path, weights_only=True)
+    names = [name for name in saved["model"] if "emb_luts" in name and not name.endswith(".scale")]
+    assert saved["generator"] == {} and len(names) == len(embedding.state_dict())
+    embedding.train()
+    scored = embedding.log_prob(torch.ones(2, embedding.score_dim))[:, 5:]
+    looked_up = embedding(torch.arange(5, 88))
+    sides = ((looked_up, embedding.input_parameters()), (scored, embedding.output_parameters()))
+    assert embedding.counts()["shared"] > 0
+    for values, parameters in sides:
+        weights = torch.linspace(-1, 1, values.numel()).view(values.shape)
+        gradients = torch.autograd.grad((values * weights).sum(), list(parameters))
+        assert all(bool(gradient.any()) for gradient in gradients)
+
+
+def test_packed_models_go_through_every_command(trained: Trained, tmp_path: Path) -> None:
+    host, model = trained(embedding=STANDARD, save_format="safetensors")
+    small, report = tmp_path / "small.pt", tmp_path / "report.json"
+    compress(model, "projective", small, "--rank", 8, "--store", "int8", "--report", report)
+    storage = json.loads(report.read_text())["tables"][0]["storage"]
+    assert 0 < storage["added_error"] < 0.05
+    assert storage["stored_bytes"]["after"] < 0.5 * storage["stored_bytes"]["before"]
+    from safetensors.torch import load_file
+
+    assert HEADER in load_file(small.with_suffix(".safetensors"))
+    assert len(host.translate(small)) == 7
+    run("onmt_release_model", "-model", str(small), "-output", str(tmp_path / "released.pt"))
+    run("onmt_average_models", "-models", str(small), str(small), "-output", str(tmp_path / "mean.pt"))
+    for output in ("released.pt", "mean.pt"):
+        assert HEADER not in torch.load(tmp_path / output, weights_only=True)["model"]
+        assert torch.equal(scores(tmp_path / output), scores(small))
+    compress(small, "standard", tmp_path / "again.pt")
+    torch.testing.assert_close(scores(tmp_path / "again.pt"), scores(small), atol=1e-4, rtol=0)
+    packed = tmp_path / "packed.pt"
+    compress(small, "standard", packed, "--store", "fp16", "--force")
+    further = ["-train_from", str(packed), "-train_steps", "2", "-save_checkpoint_steps", "2"]
+    run("onmt_train", "-config", str(host.config("packed", embedding=None)), *further)
+    written = torch.load(host.folder / "packed_step_2.pt", weights_only=True)["model"]
+    assert all(tensor.dtype == torch.float32 for name, tensor in written.items() if "emb_luts" in name)
 
 
 def test_refusals(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,17 +315,54 @@ def test_refusals(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert output.read_text() == "mine"
 
 
+@pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 def test_a_full_disk_leaves_nothing(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: Trained, tmp_path: Path, capfd: pytest.CaptureFixture[str], save_format: str
+) -> None:
+    _, model = trained(embedding=STANDARD, save_format=save_format)
+    before = checksums(model.parent)
+    asked = ["--method", "projective", "--rank", "4", "--output", str(tmp_path / "small.pt")]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    capfd.readouterr()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
+    try:
+        assert main(["compress", "--model", str(model), *asked]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (line,) = (line for line in capfd.readouterr().err.splitlines() if "Loading checkpoint" not in line)
+    assert "small.pt: cannot be written" in line and "File too large" in line
+    assert list(tmp_path.iterdir()) == [] and checksums(model.parent) == before
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """The checksums of the files in a folder."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (self.folder,)
+
+
+def test_pickles_do_not_run(
+    host: Host, trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Any
 ) -> None:
     _, model = trained(embedding=STANDARD)
-    before = model.read_bytes()
-
-    def fail(content: object, file: BinaryIO) -> None:
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", fail)
+    sprung, zipped, plain = tmp_path / "sprung", tmp_path / "zipped.pt", tmp_path / "plain.pt"
+    torch.save({"opt": Trap(sprung), "vocab": {}, "model": {}}, zipped)
+    plain.write_bytes(pickle.dumps({"opt": Trap(sprung), "vocab": {}}))
     asked = ["--method", "projective", "--rank", 4, "--output", tmp_path / "small.pt"]
-    assert "No space left" in refused(capsys, "--model", model, *asked)
-    assert list(tmp_path.iterdir()) == [] and model.read_bytes() == before
+    for file in (zipped, plain):
+        assert "could run code" in refused(capsys, "--model", file, *asked)
+        assert "UTF-8" in refused(capsys, "--model", model, *asked, "--token-counts", file)
+        teacher = {"teacher": str(file)}
+        config = host.config("student", embedding=METHODS["projective"], embedding_distillation=teacher)
+        assert "cannot be read" in refusal("onmt_train", "-config", str(config))
+    assert not sprung.exists()
+    with pytest.raises(FileNotFoundError):
+        pickle.loads(pickle.dumps(Trap(sprung / "the trap does work")))
