@@ -17,7 +17,7 @@ from shared_embeddings import accounting
 from shared_embeddings.compression_hosts import TiedTable, TrainedModel, find_host
 from shared_embeddings.compression_report import CompressionReport, Sizes, TableReport, frequency_bands
 from shared_embeddings.compression_targets import options_within
-from shared_embeddings.files import write_text
+from shared_embeddings.files import bytes_on_disk, write_text
 from shared_embeddings.fitting import fit
 from shared_embeddings.interface import SharedEmbedding
 from shared_embeddings.options import OptionError
@@ -51,11 +51,11 @@ class Target:
 
     def limit(self, table: TiedTable, tables: Sequence[TiedTable]) -> int:
         """The bytes of one table; a total is divided as the plain tables are."""
-        plain = table.table.numel() * 4
+        plain = table.table.nbytes
         if self.ratio is not None:
             return int(plain / self.ratio)
         assert self.total_bytes is not None
-        return self.total_bytes * plain // sum(other.table.numel() * 4 for other in tables)
+        return self.total_bytes * plain // sum(other.table.nbytes for other in tables)
 
 
 def compress(
@@ -66,6 +66,7 @@ def compress(
     options: Mapping[str, object] | None = None,
     target: Target | None = None,
     counts: Mapping[str, int] | None = None,
+    texts: Sequence[Path] | None = None,
     seed: int = 0,
     steps: int | None = None,
     force: bool = False,
@@ -81,6 +82,7 @@ def compress(
         options: of the method; none beside a target.
         target: a size from which the options follow.
         counts: how often words occur, for methods that weigh them and for the frequency bands.
+        texts: to count the words in, in place of `counts`, as the host divides them.
         seed: of everything that is drawn.
         steps: of gradient descent, for methods that are fitted by it.
         force: replace files that are there.
@@ -96,6 +98,8 @@ def compress(
     trained = host.read(model)
     files = trained.files(output)
     _check_paths(trained.sources(), files, report_file, force)
+    if texts is not None:
+        counts = trained.count_text(texts)
     before = _measure(trained, {})
     tables = trained.tables()
     # All options are checked before the first fit, which may take long.
@@ -116,14 +120,14 @@ def compress(
             missed.append(f"the fit of {method} chose sizes of its own: table {table.name} misses the target")
     notes = [*missed, *trained.place(fitted)]
     after = _measure(trained, fitted)
-    disk = sum(file.stat().st_size for file in trained.sources())
+    disk = sum(map(bytes_on_disk, trained.sources()))
     trained.write(output)
     result = CompressionReport(
         model=os.fspath(model),
         output=os.fspath(output),
         host=name,
         method=method,
-        bytes_on_disk=Sizes(disk, sum(file.stat().st_size for file in files)),
+        bytes_on_disk=Sizes(disk, sum(map(bytes_on_disk, files))),
         bytes_of_weights=Sizes(before.weights, after.weights),
         bytes_in_memory=Sizes(before.memory, after.memory),
         parameters=Sizes(before.parameters, after.parameters),
@@ -147,15 +151,15 @@ def _fit_table(
         words=table.words,
         **options,  # type: ignore[arg-type]
     )
-    embedding.eval()
+    embedding.to(table.table.dtype).eval()
     return embedding, TableReport(
         name=table.name,
         uses=table.uses,
         parameters=Sizes(table.parameters, found.parameters),
-        stored_bytes=Sizes(-(-table.stored_bits // 8), -(-found.stored_bits // 8)),
+        stored_bytes=Sizes(-(-table.stored_bits // 8), -(-accounting.stored_bits(embedding) // 8)),
         fit=found,
         order="in the order of the vocabulary" if counts is None else "by count",
-        bands=frequency_bands(embedding, table.table, counts),
+        bands=frequency_bands(embedding, table.table.float(), counts),
     )
 
 
@@ -211,13 +215,14 @@ def _checked_options(
 
 
 def _check_paths(inputs: Sequence[Path], outputs: Sequence[Path], report: Path | None, force: bool) -> None:
-    """Refuse to write over the input, or over anything unless `force`."""
+    """Refuse to write over the input, or over anything unless `force`; models may be folders."""
     read = {file.resolve() for file in inputs}
+    is_folder = any(file.is_dir() for file in inputs)
     written = [*outputs, *([] if report is None else [report])]
     for file in written:
-        if file.resolve() in read:
+        if file.resolve() in read or any(file.resolve() in source.parents for source in read):
             raise ValueError(f"output {file}: is a file of the model that is read; name another one")
-        if file.is_dir():
+        if file.is_dir() and (file == report or not is_folder):
             raise ValueError(f"output {file}: is a folder; name a file")
         if file.exists() and not force:
             raise ValueError(f"output {file}: is there already; add --force, or name another file")
