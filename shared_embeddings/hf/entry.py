@@ -106,8 +106,8 @@ def _module(model: nn.Module, path: str) -> nn.Module:
         return model.get_submodule(path)
     except AttributeError:
         raise ValueError(
-            f"entry '{ENTRY}' of config.json names {path}, but {type(model).__name__} has no such module; load "
-            "the kind of model that was compressed"
+            f"entry '{ENTRY}' of config.json names {path}, but {type(model).__name__} has no such module; "
+            "load the kind of model that was compressed"
         ) from None
 
 

@@ -56,8 +56,8 @@ def model_class(folder: Path, config: dict[str, Any]) -> Any:
     found = getattr(library, str(names[0]), None)
     if not isinstance(found, type) or not issubclass(found, library.PreTrainedModel):
         raise ValueError(
-            f"model {folder}: its class {names[0]} is not in transformers {library.__version__}, and code that "
-            "comes with a model is not run; name a model of the library"
+            f"model {folder}: its class {names[0]} is not in transformers {library.__version__}, and code "
+            "that comes with a model is not run; name a model of the library"
         )
     return found
 

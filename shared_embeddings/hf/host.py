@@ -109,8 +109,8 @@ class FolderModel:
             )
         if not new.has_linear_scores:
             raise ValueError(
-                f"the softmax of this {method} embedding takes several steps, but models of transformers end in "
-                "one; take another method"
+                f"the softmax of this {method} embedding takes several steps, but models of transformers end "
+                "in one; take another method"
             )
         return chosen
 
@@ -146,7 +146,7 @@ def _for_input(method: str, options: dict[str, object]) -> dict[str, object]:
     if "output" in {field.name for field in dataclasses.fields(options_class(method))}:
         if options.setdefault("output", "none") != "none":
             raise OptionError(
-                f"{method}: option 'output' is {options['output']!r}, but this table has an input only; leave it "
-                "out"
+                f"{method}: option 'output' is {options['output']!r}, but this table has an input only; "
+                "leave it out"
             )
     return options

@@ -32,8 +32,8 @@ def load(folder: str | os.PathLike[str], **settings: Any) -> Any:
     config = read_config(path)
     if ENTRY not in config:
         raise ValueError(
-            f"model {path}: its config.json has no entry '{ENTRY}': it is a plain model, which from_pretrained "
-            "of transformers reads"
+            f"model {path}: its config.json has no entry '{ENTRY}': it is a plain model, which "
+            "from_pretrained of transformers reads"
         )
     # An unreadable entry is reported before transformers builds the model.
     with torch.device("meta"):

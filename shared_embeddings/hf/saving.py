@@ -55,7 +55,7 @@ def check_output(folder: Path, force: bool) -> None:
 
 
 def copy_rest(source: Path, target: Path) -> None:
-    """Copy the files of a model's folder that are neither weights nor configuration: the tokenizer's, above all."""
+    """Copy the files of a model's folder that are no weights or configuration, such as the tokenizer's."""
     for pattern in _KEPT:
         for file in source.glob(pattern):
             if file.is_file() and file.name not in _LEFT and not file.name.endswith(".index.json"):

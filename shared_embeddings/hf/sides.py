@@ -20,10 +20,10 @@ class _Side(nn.Module):
 
     Attributes:
         embedding: the one that is used; no submodule.
-        weight: ``(V, 0)``, nothing. It has the name of the table that it stands for, so that whoever reads the
-            model's weights as those of a plain model meets an impossible shape, and not a missing table which
-            transformers would fill with random numbers. Code that asks a table for its length, type or device
-            finds them.
+        weight: ``(V, 0)``, nothing. It has the name of the table that it stands for, so that whoever reads
+            the model's weights as those of a plain model meets an impossible shape, and not a missing table
+            which transformers would fill with random numbers. Code that asks a table for its length, type or
+            device finds them.
     """
 
     embedding: SharedEmbedding

@@ -45,8 +45,8 @@ def find_tables(model: Any) -> list[WordTable]:
         weight = getattr(layer, "weight", None)
         if not isinstance(layer, (nn.Embedding, nn.Linear)) or not isinstance(weight, nn.Parameter):
             raise ValueError(
-                f"{kind}: its {name} layer is a {type(layer).__name__}, which no embedding can stand for; take a "
-                "model with nn.Embedding and nn.Linear"
+                f"{kind}: its {name} layer is a {type(layer).__name__}, which no embedding can stand for; "
+                "take a model with nn.Embedding and nn.Linear"
             )
         weights.setdefault(id(weight), (name, weight))
     found = []
@@ -101,8 +101,8 @@ def _uses(model: nn.Module, weight: nn.Parameter) -> Placement:
             outputs.append(path)
         else:
             raise ValueError(
-                f"{type(model).__name__}: {path} is a {type(module).__name__} with the table of the words, which "
-                "no embedding can stand for"
+                f"{type(model).__name__}: {path} is a {type(module).__name__} with the table of the words, "
+                "which no embedding can stand for"
             )
     return Placement(inputs, tuple(outputs))
 
@@ -116,8 +116,8 @@ def _scale(path: str, layer: nn.Embedding) -> float:
     ids = torch.arange(min(_LOOKED_AT, layer.num_embeddings))
     if layer.max_norm is not None or not torch.allclose(layer(ids), layer.weight[ids] * scale, rtol=1e-2):
         raise ValueError(
-            f"{path}: this {type(layer).__name__} does more than look rows up, so that no embedding can stand "
-            "for it"
+            f"{path}: this {type(layer).__name__} does more than look rows up, so that no embedding can "
+            "stand for it"
         )
     return scale
 

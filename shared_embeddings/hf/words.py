@@ -25,7 +25,7 @@ class Vocabulary:
         self._tokenizer = _read_tokenizer(folder)
 
     def words(self, length: int) -> list[str]:
-        """The words of the ids from 0 to `length` - 1; ids that the tokenizer does not use have their own names."""
+        """The words of the ids from 0 to `length` - 1; ids without a word have names of their own."""
         if self._tokenizer is None:
             return [str(index) for index in range(length)]
         known = {index: word for word, index in self._tokenizer.get_vocab().items()}
@@ -46,8 +46,8 @@ class Vocabulary:
         """
         if self._tokenizer is None:
             raise ValueError(
-                f"model {self.folder}: has no tokenizer to count text with; give --token-counts, with the ids of "
-                "words in place of the words"
+                f"model {self.folder}: has no tokenizer to count text with; give --token-counts, with the "
+                "ids of words in place of the words"
             )
         counts: Counter[int] = Counter()
         for path in texts:
@@ -75,6 +75,6 @@ def _read_tokenizer(folder: Path) -> Any:
     # Which errors there are depends on the libraries that a tokenizer needs.
     except Exception as error:
         raise ValueError(
-            f"model {folder}: its tokenizer cannot be read ({type(error).__name__}: {error}); copy it anew, or "
-            "take it out of the folder"
+            f"model {folder}: its tokenizer cannot be read ({type(error).__name__}: {error}); copy it anew, "
+            "or take it out of the folder"
         ) from error

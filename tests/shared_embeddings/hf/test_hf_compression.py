@@ -31,7 +31,7 @@ def test_full_size_keeps_the_scores(tmp_path: Path, kind: str, method: str, argu
     assert compress(tmp_path / "model", method, tmp_path / "same", *arguments) == 0
     same = hf.load(tmp_path / "same")
     assert type(same) is type(model)
-    assert list(same.shared_embeddings) == KINDS[kind][2]
+    assert set(same.shared_embeddings) == set(KINDS[kind][2])
     torch.testing.assert_close(scores(same), scores(model), atol=1e-4, rtol=0)
 
 
