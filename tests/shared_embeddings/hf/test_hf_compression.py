@@ -64,6 +64,7 @@ for folder in map(Path, sys.argv[1:]):
 """
 
 
+@pytest.mark.slow
 def test_the_same_in_a_fresh_process(tmp_path: Path) -> None:
     wanted: dict[str, Tensor] = {}
     for kind in ALL:
