@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from lm.vocabulary import EOS
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.compression_hosts import TiedTable, WordEmbedding, take_over_bias, teacher_table
 from shared_embeddings.storage import StorageError
+from shared_embeddings.token_counts import count_words
 
 NAME = "words"
 
@@ -117,6 +118,10 @@ class CheckpointModel:
                 "or output_projection: true where the method has them, or take another method"
             )
         return chosen
+
+    def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
+        """How often words stand between spaces in texts."""
+        return count_words(texts)
 
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embedding into the model; gives what else changes with it."""

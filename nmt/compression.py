@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import glob
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from nmt.plan import OPTION_NAMES, EmbeddingPlan, check_combinations, check_size
 from nmt.vocabulary import SENTENCE_MARKS
 from shared_embeddings.compression_hosts import TiedTable, WordEmbedding, take_over_bias, teacher_table
 from shared_embeddings.storage import StorageError
+from shared_embeddings.token_counts import count_words
 
 # Options for the tables that a model begins with; they have no effect once it is trained.
 BEGINNINGS = ("both_embeddings", "src_embeddings", "tgt_embeddings")
@@ -137,6 +138,10 @@ class CheckpointModel:
         check_combinations(plan, stored)
         check_sizes(plan, self._with_sizes(stored), self.vocabs)
         return method_options(table, settings, is_scored)
+
+    def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
+        """Return how often words stand between spaces in texts."""
+        return count_words(texts)
 
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embeddings of all sides into the model; return what else changes with them."""

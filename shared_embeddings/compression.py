@@ -25,7 +25,7 @@ from shared_embeddings.compression_report import (
     relative_error,
 )
 from shared_embeddings.compression_targets import Target, options_within
-from shared_embeddings.files import first_line, write_text
+from shared_embeddings.files import bytes_on_disk, first_line, write_text
 from shared_embeddings.fitting import fit
 from shared_embeddings.interface import SharedEmbedding
 from shared_embeddings.options import OptionError
@@ -48,6 +48,7 @@ def compress(
     target: Target | None = None,
     store: str = "fp32",
     counts: Mapping[str, int] | None = None,
+    texts: Sequence[Path] | None = None,
     seed: int = 0,
     steps: int | None = None,
     force: bool = False,
@@ -64,6 +65,7 @@ def compress(
         target: a size from which the options follow.
         store: how the numbers of the embeddings are stored, see `shared_embeddings.storage`.
         counts: how often words occur, for methods that weigh them and for the frequency bands.
+        texts: to count the words in, in place of `counts`, as the host divides them.
         seed: of everything that is drawn.
         steps: of gradient descent, for methods that are fitted by it.
         force: replace files that are there.
@@ -80,6 +82,8 @@ def compress(
     trained: TrainedModel = host.read(model)
     files = trained.files(output)
     _check_paths(trained.sources(), files, report_file, force)
+    if texts is not None:
+        counts = trained.count_text(texts)
     weights_before = _bytes_of(trained.written())
     memory_before, parameters_before = _size_in_memory(trained)
     tables = trained.tables()
@@ -101,7 +105,7 @@ def compress(
     notes = [*missed, *trained.place(fitted)]
     written = _packed(trained, fitted, store)
     memory, parameters = _size_in_memory(trained)
-    disk = sum(file.stat().st_size for file in trained.sources())
+    disk = sum(map(bytes_on_disk, trained.sources()))
     try:
         trained.write(output, written)
     except OSError as error:
@@ -114,7 +118,7 @@ def compress(
         host=name,
         method=method,
         store=store,
-        bytes_on_disk=Sizes(disk, sum(file.stat().st_size for file in files)),
+        bytes_on_disk=Sizes(disk, sum(map(bytes_on_disk, files))),
         bytes_of_weights=Sizes(weights_before, _bytes_of(written)),
         bytes_in_memory=Sizes(memory_before, memory),
         parameters=Sizes(parameters_before, parameters),
@@ -138,10 +142,11 @@ def _fit_table(
         words=table.words,
         **options,  # type: ignore[arg-type]
     )
-    embedding.eval()
-    bands = frequency_bands(embedding, table.table, counts)
-    stored = None if store == "fp32" else _store(embedding, store, table.table, counts)
-    after = -(-found.stored_bits // 8) if stored is None else stored.stored_bytes.after
+    embedding.to(table.table.dtype).eval()
+    teacher = table.table.float()
+    bands = frequency_bands(embedding, teacher, counts)
+    stored = None if store == "fp32" else _store(embedding, store, teacher, counts)
+    after = -(-accounting.stored_bits(embedding) // 8) if stored is None else stored.stored_bytes.after
     return embedding, TableReport(
         name=table.name,
         uses=table.uses,
@@ -235,13 +240,14 @@ def _checked_options(
 
 
 def _check_paths(inputs: Sequence[Path], outputs: Sequence[Path], report: Path | None, force: bool) -> None:
-    """Refuse to write over the input, or over anything unless `force`."""
+    """Refuse to write over the input, or over anything unless `force`; models may be folders."""
     read = {file.resolve() for file in inputs}
+    is_folder = any(file.is_dir() for file in inputs)
     written = [*outputs, *([] if report is None else [report])]
     for file in written:
-        if file.resolve() in read:
+        if file.resolve() in read or any(file.resolve() in source.parents for source in read):
             raise ValueError(f"output {file}: is a file of the model that is read; name another one")
-        if file.is_dir():
+        if file.is_dir() and (file == report or not is_folder):
             raise ValueError(f"output {file}: is a folder; name a file")
         if file.exists() and not force:
             raise ValueError(f"output {file}: is there already; add --force, or name another file")

@@ -95,6 +95,9 @@ class TrainedModel(Protocol):
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
         """The options with what the model needs for a table; ValueError where it cannot work with them."""
 
+    def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
+        """How often its words are in texts; ValueError where they cannot be counted."""
+
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         """Put one embedding per table into the model; returns what else that changes."""
 
@@ -102,10 +105,10 @@ class TrainedModel(Protocol):
         """The tensors of the model, each once, sharing memory with it."""
 
     def sources(self) -> list[Path]:
-        """The files that it was read from."""
+        """The files, or the folder, that it was read from."""
 
     def files(self, path: Path) -> list[Path]:
-        """The files of a model that is called `path`, in the format that this one was read in."""
+        """The files, or the folder, of a model that is called `path`, in the format of this one."""
 
     def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """Write the model in the host's own format, completely or not at all.
@@ -123,7 +126,7 @@ class Host(Protocol):
     """What an entry point of the group gives."""
 
     def recognises(self, path: Path) -> bool:
-        """Whether a file is a model of this host; runs no code from it."""
+        """Whether a file or folder is a model of this host; runs no code from it."""
 
     def read(self, path: Path) -> TrainedModel:
         """Read a model; ValueError where it does not fit itself."""

@@ -37,11 +37,11 @@ class Target:
 
     def limit(self, table: TiedTable, tables: Sequence[TiedTable]) -> int:
         """The bytes of one table; a total is divided as the plain tables are."""
-        plain = table.table.numel() * 4
+        plain = table.table.nbytes
         if self.ratio is not None:
             return int(plain / self.ratio)
         assert self.total_bytes is not None
-        return self.total_bytes * plain // sum(other.table.numel() * 4 for other in tables)
+        return self.total_bytes * plain // sum(other.table.nbytes for other in tables)
 
 
 def stored_bytes(

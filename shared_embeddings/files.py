@@ -69,3 +69,10 @@ def save_tensors(content: object, path: str | os.PathLike[str]) -> None:
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
+
+
+def bytes_on_disk(path: Path) -> int:
+    """The bytes of a file, or of all files in a folder."""
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return path.stat().st_size

@@ -32,7 +32,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
 
 def _compress(known: argparse.Namespace, rest: list[str]) -> str:
     from shared_embeddings.compression import Target, compress
-    from shared_embeddings.token_counts import count_words, read_counts
+    from shared_embeddings.token_counts import read_counts
 
     if known.token_counts is not None and known.text is not None:
         raise ValueError("--token-counts and --text both say how often words occur; leave one of them out")
@@ -50,7 +50,8 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
         options=options,
         target=Target(known.target_ratio, known.target_bytes) if has_target else None,
         store=known.store,
-        counts=counts if known.text is None else count_words(known.text),
+        counts=counts,
+        texts=known.text,
         seed=known.seed,
         steps=known.fit_steps,
         force=known.force,

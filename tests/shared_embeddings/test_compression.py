@@ -23,7 +23,11 @@ def test_hosts_are_in_the_entry_points() -> None:
     import tomllib
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"][GROUP] == {"lm": "lm.compression:Host", "nmt": "nmt.compression:Host"}
+    assert project["entry-points"][GROUP] == {
+        "hf": "shared_embeddings.hf.host:Host",
+        "lm": "lm.compression:Host",
+        "nmt": "nmt.compression:Host",
+    }
 
 
 def test_counts_of_words(tmp_path: Path) -> None:

@@ -1,0 +1,126 @@
+"""The entry of ``config.json`` that says which embeddings a model has, and putting them into a model.
+
+Axes: ``V`` vocabulary, ``D`` model dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from torch import nn
+
+from shared_embeddings.hf.sides import InputSide, OutputSide
+from shared_embeddings.interface import SharedEmbedding
+from shared_embeddings.registry import build
+
+# The name of the entry, and of the module of the model that holds the embeddings.
+ENTRY = "shared_embeddings"
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where one embedding is used in a model.
+
+    Attributes:
+        inputs: the paths of the modules that look words up in it -> what they multiply its vectors by.
+        outputs: the paths of the layers that score words by it.
+    """
+
+    inputs: dict[str, float]
+    outputs: tuple[str, ...]
+
+
+def entry_of(
+    embeddings: Mapping[str, SharedEmbedding], placements: Mapping[str, Placement]
+) -> dict[str, Any]:
+    """The entry, in plain values, from which `from_entry` makes these embeddings without their values."""
+    tables = {}
+    for name, embedding in embeddings.items():
+        placement = placements[name]
+        tables[name] = {
+            "method": embedding.method,
+            "num_embeddings": embedding.num_embeddings,
+            "embedding_dim": embedding.embedding_dim,
+            "options": embedding.stored_options(),
+            "inputs": dict(placement.inputs),
+            "outputs": list(placement.outputs),
+        }
+    return {"version": VERSION, "tables": tables}
+
+
+def from_entry(
+    entry: Mapping[str, Any],
+) -> tuple[dict[str, SharedEmbedding], dict[str, Placement]]:
+    """Embeddings with values yet to be loaded, and where they belong.
+
+    Raises:
+        ValueError: the entry is of another version, incomplete, or its embeddings cannot be built.
+    """
+    if not isinstance(entry, Mapping) or entry.get("version") != VERSION:
+        found = entry.get("version") if isinstance(entry, Mapping) else entry
+        raise ValueError(
+            f"entry '{ENTRY}' of config.json has version {found!r}, this program reads {VERSION}; use the "
+            "program that wrote it"
+        )
+    embeddings, placements = {}, {}
+    try:
+        for name, table in entry["tables"].items():
+            embeddings[name] = build(
+                table["method"],
+                num_embeddings=table["num_embeddings"],
+                embedding_dim=table["embedding_dim"],
+                **table["options"],
+            )
+            placements[name] = Placement(dict(table["inputs"]), tuple(table["outputs"]))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"entry '{ENTRY}' of config.json is incomplete ({error!r}); copy it anew") from error
+    return embeddings, placements
+
+
+def place(model: Any, embeddings: Mapping[str, SharedEmbedding], placements: Mapping[str, Placement]) -> None:
+    """Put embeddings into a model of transformers, and into its configuration.
+
+    The biases of output layers stay what they are.
+
+    Raises:
+        ValueError: the model has no module of a path.
+    """
+    for name, embedding in embeddings.items():
+        placement = placements[name]
+        for path, scale in placement.inputs.items():
+            _replace(model, path, InputSide(embedding, scale))
+        for path in placement.outputs:
+            bias = getattr(_module(model, path), "bias", None)
+            _replace(model, path, OutputSide(embedding, bias))
+    setattr(model, ENTRY, nn.ModuleDict(embeddings))
+    setattr(model.config, ENTRY, entry_of(embeddings, placements))
+    model.resize_token_embeddings = _refuse_resizing
+
+
+def _module(model: nn.Module, path: str) -> nn.Module:
+    """The module of a path; ValueError where there is none."""
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        raise ValueError(
+            f"entry '{ENTRY}' of config.json names {path}, but {type(model).__name__} has no such module; "
+            "load the kind of model that was compressed"
+        ) from None
+
+
+def _replace(model: nn.Module, path: str, new: nn.Module) -> None:
+    """Put a module in the place of another one."""
+    _module(model, path)
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, new)
+
+
+def _refuse_resizing(*arguments: object, **named: object) -> NoReturn:
+    """Stands for `resize_token_embeddings` of a model with shared embeddings."""
+    raise ValueError(
+        "the vocabulary of a model with shared embeddings cannot be resized: resize the plain model, then "
+        "compress it"
+    )

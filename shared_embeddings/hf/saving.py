@@ -1,0 +1,93 @@
+"""Writing a folder with a model, completely or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# What stands beside the weights and the configuration: tokenizers, and how to generate. No code.
+_KEPT = (
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.spm",
+    "*.jinja",
+    "*.vocab",
+    "*.bpe",
+    "*.codes",
+    "*.tiktoken",
+    "LICENSE*",
+)
+# What describes weights, or a run that made them.
+_LEFT = ("config.json", "trainer_state.json", "all_results.json", "train_results.json", "eval_results.json")
+
+
+def save(model: Any, folder: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Write a model of transformers, with shared embeddings or without, completely or not at all.
+
+    Args:
+        model: its ``save_pretrained`` writes ``config.json``, ``model.safetensors`` and how to generate.
+        folder: the one to make.
+        force: replace a folder with a model that is there.
+
+    Raises:
+        ValueError: the folder is there already.
+        OSError: it cannot be written.
+    """
+    path = Path(folder)
+    check_output(path, force)
+    with replacing_folder(path) as temporary:
+        model.save_pretrained(temporary)
+
+
+def check_output(folder: Path, force: bool) -> None:
+    """Raise ValueError where a folder cannot be written, or something else would be lost."""
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not force:
+        raise ValueError(f"output {folder}: is there already; add --force, or name another folder")
+    if not folder.is_dir() or not (folder / "config.json").is_file() and any(folder.iterdir()):
+        raise ValueError(f"output {folder}: is there and holds no model, so it is not replaced; name another")
+
+
+def copy_rest(source: Path, target: Path) -> None:
+    """Copy the files of a model's folder that are no weights or configuration, such as the tokenizer's."""
+    for pattern in _KEPT:
+        for file in source.glob(pattern):
+            if file.is_file() and file.name not in _LEFT and not file.name.endswith(".index.json"):
+                shutil.copyfile(file, target / file.name)
+    templates = source / "additional_chat_templates"
+    if templates.is_dir():
+        shutil.copytree(templates, target / templates.name)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Give a temporary folder beside `path`; rename it to `path` on success, delete it on any error.
+
+    The files are on the disk before the rename. A folder that was there is replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    old = path.with_name(f".{path.name}.{os.getpid()}.old")
+    try:
+        temporary.mkdir()
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as opened:
+                    os.fsync(opened.fileno())
+        if path.exists():
+            path.rename(old)
+        temporary.rename(path)
+    except BaseException:
+        if old.exists() and not path.exists():
+            old.rename(path)
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

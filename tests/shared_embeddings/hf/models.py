@@ -1,0 +1,139 @@
+"""Tiny random models of Hugging Face, built from their configurations, and what they say to some ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from shared_embeddings.cli import main
+
+WORDS = 300
+DIM = 16
+IDS = torch.tensor([[2, 17, 299, 0, 5, 1], [9, 8, 3, 4, 0, 0]])
+
+_DECODER = {
+    "vocab_size": WORDS,
+    "hidden_size": DIM,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
+_T5 = {
+    "vocab_size": WORDS,
+    "d_model": DIM,
+    "d_kv": 8,
+    "d_ff": 24,
+    "num_layers": 1,
+    "num_heads": 2,
+    "decoder_start_token_id": 0,
+}
+_MARIAN = {
+    "vocab_size": WORDS,
+    "d_model": DIM,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "scale_embedding": True,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "forced_eos_token_id": 1,
+    "decoder_start_token_id": 0,
+    "max_position_embeddings": 32,
+}
+_BERT = {
+    "vocab_size": WORDS,
+    "hidden_size": DIM,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+
+# Name -> the class, the settings of its configuration, and the tables that it has.
+KINDS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "gemma": ("GemmaForCausalLM", _DECODER, ["words"]),
+    # Small enough to bend the scores of random weights.
+    "gemma2": ("Gemma2ForCausalLM", {**_DECODER, "final_logit_softcapping": 0.5}, ["words"]),
+    "gemma3": ("Gemma3ForCausalLM", _DECODER, ["words"]),
+    "llama": ("LlamaForCausalLM", {**_DECODER, "tie_word_embeddings": False}, ["input", "output"]),
+    "qwen2": ("Qwen2ForCausalLM", {**_DECODER, "tie_word_embeddings": True}, ["words"]),
+    "gpt2": ("GPT2LMHeadModel", {"vocab_size": WORDS, "n_embd": DIM, "n_layer": 1, "n_head": 2}, ["words"]),
+    "bert": ("BertForMaskedLM", _BERT, ["words"]),
+    "albert": (
+        "AlbertForMaskedLM",
+        {**_BERT, "hidden_size": 24, "embedding_size": DIM},
+        ["words"],
+    ),
+    "t5": ("T5ForConditionalGeneration", _T5, ["words"]),
+    "t5_untied": (
+        "T5ForConditionalGeneration",
+        {**_T5, "tie_word_embeddings": False},
+        ["input", "output"],
+    ),
+    "marian": ("MarianMTModel", _MARIAN, ["words"]),
+    "marian_two_vocabularies": (
+        "MarianMTModel",
+        {**_MARIAN, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": WORDS},
+        ["input", "decoder"],
+    ),
+    "bart": ("BartForConditionalGeneration", _MARIAN, ["words"]),
+}
+
+
+def build(kind: str) -> Any:
+    """The model, with nothing that is zero by its initialisation."""
+    name, settings, _ = KINDS[kind]
+    chosen = getattr(transformers, name)
+    torch.manual_seed(3)
+    model = chosen(chosen.config_class(**settings))
+    if kind == "t5_untied":
+        model.lm_head.weight = torch.nn.Parameter(torch.randn(WORDS, DIM))
+    with torch.no_grad():
+        biases = [buffer for name, buffer in model.named_buffers() if "bias" in name]
+        # Marian's positions are computed, and not saved.
+        trained = [parameter for name, parameter in model.named_parameters() if "embed_positions" not in name]
+        for tensor in (*trained, *biases):
+            tensor.add_(0.05 * torch.randn_like(tensor))
+    return model.eval()
+
+
+def write(kind: str, folder: Path) -> Any:
+    """A folder with the model; gives the model."""
+    model = build(kind)
+    model.save_pretrained(folder)
+    return model
+
+
+def scores(model: Any) -> Tensor:
+    """The scores of all words after every id."""
+    inputs = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = IDS.flip(1)
+    with torch.no_grad():
+        found: Tensor = model.eval()(**inputs).logits
+    return found
+
+
+def spoken(model: Any) -> Tensor:
+    """What a model says after some ids; for a model that does not speak, its scores."""
+    if not model.can_generate():
+        return scores(model)
+    torch.manual_seed(5)
+    said: Tensor = model.generate(
+        IDS[:1, :3], do_sample=True, max_new_tokens=8, attention_mask=torch.ones(1, 3)
+    )
+    return said
+
+
+def compress(model: Path, method: str, output: Path, *arguments: object) -> int:
+    """The exit status of the command."""
+    asked = ["compress", "--model", model, "--method", method, "--output", output, *arguments]
+    return main([str(argument) for argument in asked])

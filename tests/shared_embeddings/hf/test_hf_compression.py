@@ -1,0 +1,139 @@
+"""Models of Hugging Face go through the command, and compute, speak, train and load as they should."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+
+import transformers  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+from shared_embeddings import hf  # noqa: E402
+from tests.shared_embeddings.hf.models import DIM, IDS, KINDS, WORDS, compress, scores, spoken, write  # noqa: E402
+
+ALL = list(KINDS)
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize(("method", "arguments"), [("standard", []), ("projective", ["--rank", DIM])])
+def test_full_size_keeps_the_scores(tmp_path: Path, kind: str, method: str, arguments: list[object]) -> None:
+    model = write(kind, tmp_path / "model")
+    assert compress(tmp_path / "model", method, tmp_path / "same", *arguments) == 0
+    same = hf.load(tmp_path / "same")
+    assert type(same) is type(model)
+    assert set(same.shared_embeddings) == set(KINDS[kind][2])
+    torch.testing.assert_close(scores(same), scores(model), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_quarter_of_the_bytes(tmp_path: Path, kind: str) -> None:
+    write(kind, tmp_path / "model")
+    asked = ["--target-ratio", 4, "--report", tmp_path / "report.json"]
+    assert compress(tmp_path / "model", "projective", tmp_path / "small", *asked) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    state = load_file(tmp_path / "small" / "model.safetensors")
+    for table in report["tables"]:
+        stored = [
+            t.nbytes for name, t in state.items() if name.startswith(f"shared_embeddings.{table['name']}.")
+        ]
+        assert sum(stored) == table["stored_bytes"]["after"] <= table["stored_bytes"]["before"] / 4
+        assert table["stored_bytes"]["before"] == 4 * WORDS * DIM
+    assert sum(tensor.nbytes for tensor in state.values()) <= report["bytes_of_weights"]["after"] + 8
+    files = list((tmp_path / "small").iterdir())
+    assert report["bytes_on_disk"]["after"] == sum(file.stat().st_size for file in files)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model", "report.json", "small"]
+
+
+SPEAK = """
+import sys, torch
+from pathlib import Path
+from shared_embeddings import hf
+from tests.shared_embeddings.hf.models import spoken
+for folder in map(Path, sys.argv[1:]):
+    torch.save(spoken(hf.load(folder)), folder / "spoken.pt")
+"""
+
+
+@pytest.mark.slow
+def test_the_same_in_a_fresh_process(tmp_path: Path) -> None:
+    wanted: dict[str, Tensor] = {}
+    for kind in ALL:
+        write(kind, tmp_path / "model" / kind)
+        small = tmp_path / "small" / kind
+        assert compress(tmp_path / "model" / kind, "funnel", small, "--rank", 4, "--fit-steps", 5) == 0
+        wanted[kind] = spoken(hf.load(small))
+    folders = [str(tmp_path / "small" / kind) for kind in ALL]
+    root = str(Path(__file__).parents[3])
+    ran = subprocess.run(
+        [sys.executable, "-c", SPEAK, *folders],
+        env={**os.environ, "PYTHONPATH": root},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    for kind in ALL:
+        said = torch.load(tmp_path / "small" / kind / "spoken.pt", weights_only=True)
+        torch.testing.assert_close(said, wanted[kind], msg=lambda text, kind=kind: f"{kind}: {text}")
+
+
+def train(model: Any, folder: Path) -> None:
+    """Two steps of the Trainer."""
+    rows = [{"input_ids": ids, "labels": ids} for ids in IDS] * 2
+    settings = transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=2,
+        per_device_train_batch_size=2,
+        learning_rate=1e-2,
+        save_steps=2,
+        report_to=[],
+        use_cpu=True,
+        seed=1,
+        disable_tqdm=True,
+    )
+    transformers.Trainer(model=model, args=settings, train_dataset=rows).train()
+
+
+@pytest.mark.parametrize("kind", ["gemma", "llama", "bert", "t5", "t5_untied", "marian"])
+def test_trains_saves_and_loads_again(tmp_path: Path, kind: str) -> None:
+    write(kind, tmp_path / "model")
+    assert compress(tmp_path / "model", "projective", tmp_path / "small", "--rank", 4) == 0
+    model = hf.load(tmp_path / "small")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    train(model, tmp_path / "run")
+    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert {name for name in before if name.startswith("shared_embeddings.")} <= changed
+    again = hf.load(tmp_path / "run" / "checkpoint-2")
+    torch.testing.assert_close(scores(again), scores(model))
+    model.save_pretrained(tmp_path / "tuned")
+    tuned = hf.load(tmp_path / "tuned")
+    tuned.tie_weights()
+    torch.testing.assert_close(scores(tuned), scores(model))
+    assert tuned.config.shared_embeddings == model.config.shared_embeddings
+
+
+@pytest.mark.parametrize("kind", ["gemma", "bert", "t5", "marian"])
+def test_both_sides_give_gradients_to_the_one_table(tmp_path: Path, kind: str) -> None:
+    write(kind, tmp_path / "model")
+    assert compress(tmp_path / "model", "projective", tmp_path / "small", "--rank", 4) == 0
+    model = hf.load(tmp_path / "small")
+    codes = model.shared_embeddings["words"].codes
+    never_read = 123
+    assert never_read not in IDS
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    # Of a word that no input has, the output alone gives a gradient; with the output held, the input alone.
+    assert codes.grad[never_read].abs().sum() > 0
+    model.zero_grad()
+    hidden = model.get_input_embeddings()(IDS)
+    hidden.sum().backward()
+    assert codes.grad[never_read].abs().sum() == 0 and codes.grad[IDS[0, 1]].abs().sum() > 0
