@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from nmt import compression
 from nmt.errors import UserError
-from nmt.model import PADDING, SharedGenerator, word_lookup
+from nmt.model import PADDING, SharedGenerator, shared_embeddings_of, word_lookup
 from nmt.plan import words_of
 from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
 from shared_embeddings.trim_hosts import BANDS_NOTE, Vocabulary, maps_beside, written_beside
@@ -165,8 +165,11 @@ class TrimmableCheckpoint:
         """Write the model without what only training needs, and the maps; each file completely or not at
         all.
         """
+        module = self.model.module
+        # Upstream reads models of its own with every name of a tied tensor.
+        weights = self.model.written() if shared_embeddings_of(module) else module.state_dict()
         with written_beside(maps):
-            self.model.write(output, self.model.written())
+            self.model.write(output, weights)
 
 
 def _select(layer: nn.Module, ids: Tensor, rows: dict[int, nn.Parameter]) -> None:

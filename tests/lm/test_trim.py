@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -148,8 +149,8 @@ def test_a_full_disk_leaves_nothing(
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS))
     (tmp_path / "out").mkdir()
 
-    def fail(content: object, name: Path) -> None:
-        Path(name).write_bytes(b"half")
+    def fail(content: object, file: BinaryIO) -> None:
+        file.write(b"half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", fail)
