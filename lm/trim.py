@@ -102,7 +102,7 @@ class TrimmableCheckpoint:
     def write(self, output: Path, maps: Mapping[Path, str]) -> None:
         """Write the model without what only training needs, and the maps, completely or not at all."""
         with written_beside(maps):
-            self.checkpoint.write(output)
+            self.checkpoint.write(output, self.checkpoint.written())
 
 
 def _vocabulary(words: Sequence[str]) -> Words:

@@ -166,7 +166,7 @@ class TrimmableCheckpoint:
         all.
         """
         with written_beside(maps):
-            self.model.write(output)
+            self.model.write(output, self.model.written())
 
 
 def _select(layer: nn.Module, ids: Tensor, rows: dict[int, nn.Parameter]) -> None:

@@ -50,7 +50,7 @@ def split_news(news: list[News], valid: int, test: int) -> dict[str, list[News]]
     Of pairs with the same description only the one with the smallest hash is kept, so that no text is in two
     splits; pairs without a description or a title are left out.
     """
-    kept = {}
+    kept: dict[str, News] = {}
     for pair in sorted(news, key=hash_of):
         cleaned = clean_news(pair)
         if all(cleaned):

@@ -99,7 +99,7 @@ def encode(folder: Path, operations: int) -> None:
     run_step(
         "characters",
         stamps,
-        lambda: [convert_file(path, folder / path.name, split_text) for path in targets],
+        lambda: _split_into_characters(targets, folder),
         inputs=targets,
         outputs=[folder / path.name for path in targets],
         settings={},
@@ -136,3 +136,9 @@ def describe(folder: Path, references: Sequence[Path], **settings: Any) -> None:
         "files": checksums,
     }
     write_text(folder / "data.json", json.dumps(description, indent=2) + "\n")
+
+
+def _split_into_characters(texts: Sequence[Path], folder: Path) -> None:
+    """Write each text as characters into `folder`, under its own name."""
+    for path in texts:
+        convert_file(path, folder / path.name, split_text)

@@ -185,6 +185,19 @@ class DefineEmbedding(SharedEmbedding):
         expanded = self.expansion(self.entry(self.map.rows(ids)))
         return expanded if self.reduction is None else self.reduction(expanded)
 
+    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """As in the base class, where the map can leave words out."""
+        of_map, state_of_map = self.map.selected(ids)
+        state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("map.")}
+        state |= {f"map.{name}": tensor for name, tensor in state_of_map.items()}
+        if "bias" in state:
+            state["bias"] = state["bias"].index_select(0, ids)
+        options = self.stored_options()
+        # Whether the map has an output side follows from the unit.
+        if of_map := {name: value for name, value in of_map.items() if name != "output"}:
+            options["map_options"] = of_map
+        return options, state
+
     def layers(self, ids: Tensor) -> list[Layer]:
         """The layers of the map, the linear layer n -> n, every group transform, and the output."""
         *inner, mapped = self.map.layers(ids)
@@ -197,17 +210,6 @@ class DefineEmbedding(SharedEmbedding):
             *(Layer(f"layer {number}", out, groups) for number, (groups, out) in enumerate(expanded, 1)),
             *super().layers(ids),
         ]
-
-    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """As in the base class, where the map can leave words out."""
-        of_map, state_of_map = self.map.selected(ids)
-        state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("map.")}
-        state |= {f"map.{name}": tensor for name, tensor in state_of_map.items()}
-        options = self.stored_options()
-        # Whether the map has an output side follows from the unit.
-        if of_map := {name: value for name, value in of_map.items() if name != "output"}:
-            options["map_options"] = of_map
-        return options, state
 
     # Tied to the map, the map's own output side does the work.
 

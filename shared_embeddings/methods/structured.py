@@ -71,10 +71,6 @@ class StructuredEmbedding(SharedEmbedding):
         starts = torch.arange(self.options.num_groups, device=codes.device) * self.options.num_clusters
         return F.embedding(codes + starts, self.centroids.flatten(0, 1)).flatten(1)
 
-    def layers(self, ids: Tensor) -> list[Layer]:
-        """The output, whose pieces are independent groups."""
-        return [Layer("output", self.rows(ids), self.options.num_groups)]
-
     def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """As in the base class; centroids that no word uses go when there are more than words."""
         options, state = super().selected(ids)
@@ -87,6 +83,10 @@ class StructuredEmbedding(SharedEmbedding):
             centroids[group, : len(kept)] = self.centroids[group, kept].detach()
         codes = torch.stack([renumbered for _, renumbered in used], dim=1)
         return {**options, "num_clusters": clusters}, {**state, "codes": codes, "centroids": centroids}
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """The output, whose pieces are independent groups."""
+        return [Layer("output", self.rows(ids), self.options.num_groups)]
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
         """log2(K) bits, rounded up, for every code."""

@@ -22,10 +22,10 @@ from tests.lm.command_line import write_corpus
 
 FILES = {
     "common": "average: 1\ntrain: {seed: 7, steps: 100}\ntranslate: {}\n",
-    "standard": "embedding: {method: standard}\n",
+    "standard": "embedding: {method: standard, output_bias: true}\n",
     "f_4x": "embedding: {method: funnel, rank: 2}\n",
-    "f_4x_distilled": "embedding: {method: funnel, rank: 3}\ndistill: {teacher: standard, alpha: 0.1}\n"
-    "train: {steps: 9}\n",
+    "f_4x_distilled": "embedding: {method: funnel, rank: 3, output_bias: true}\n"
+    "distill: {teacher: standard, alpha: 0.1}\ntrain: {steps: 9}\n",
     "f_4x_finetuned": "like: f_4x_distilled\ndistill: {teacher: standard, alpha: 0}\n",
     "f_4x_fitted": "like: f_4x_distilled\nfit: {teacher: standard}\n",
 }
@@ -45,7 +45,7 @@ def test_row_takes_the_rest_from_the_one_that_it_is_like(configs: Path) -> None:
     assert (tuned.embedding, tuned.train) == (distilled.embedding, distilled.train)
     assert tuned.train == {"seed": 7, "steps": 9} and tuned.distill == {"teacher": "standard", "alpha": 0}
     fitted = read_row(configs, "f_4x_fitted")
-    assert fitted.embedding == {"method": "funnel", "rank": 3} and fitted.fit == {"teacher": "standard"}
+    assert fitted.embedding == distilled.embedding and fitted.fit == {"teacher": "standard"}
     assert fitted.distill is None and fitted.train == {"seed": 7, "steps": 100}
 
 
@@ -91,9 +91,10 @@ def test_lines_of_the_table(configs: Path) -> None:
     header, _, *lines = comparison_table(records, "bleu").splitlines()
     assert header.endswith("| fitted | trained on | distilled | from scratch | trained on for |")
     assert lines == [
-        "| standard | – | – | 1.50 M | – | – | – | 30.0 | – |",
-        "| f_4x | rank 3 | 4.0x smaller | 1.50 M | 12.3 | not run | not run | not run | 1 epoch |",
-        "| smaller_4x | – | not run | not run | – | – | – | not run | – |",
+        "| standard | output_bias True | – | 1.50 M | – | – | – | 30.0 | – |",
+        "| f_4x | rank 3, output_bias True | 4.0x smaller | 1.50 M | 12.3 | "
+        "not run | not run | not run | 1 epoch |",
+        "| smaller_4x | output_bias True | not run | not run | – | – | – | not run | – |",
     ]
 
 
@@ -146,6 +147,7 @@ evaluate: {target_length: 7}
 """
 
 
+@pytest.mark.slow
 def test_fitted_language_model_is_where_the_distilled_one_starts(
     configs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,5 +180,5 @@ def test_fitted_language_model_is_where_the_distilled_one_starts(
     (record,) = read_results(recipe.home)
     assert record["metrics"]["perplexity"] > 1 and record["config"]["fit"] == {"teacher": "standard"}
     (line,) = markdown_table([record], ["options"]).splitlines()[2:]
-    assert line == "| rank 3, fitted to standard, not trained |"
+    assert line == "| rank 3, output_bias True, fitted to standard, not trained |"
     assert json.loads((recipe.home / "f_4x_fitted" / "fit.json").read_text())["method"] == "funnel"

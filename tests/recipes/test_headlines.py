@@ -340,7 +340,7 @@ def test_no_data_dir_is_refused(refusal: Refusal, monkeypatch: pytest.MonkeyPatc
 
 TINY = """-hidden_size 8 -word_vec_size 8 -heads 2 -transformer_ff 8 -enc_layers 1 -dec_layers 1
 -train_steps 4 -save_checkpoint_steps 2 -valid_steps 4 -warmup_steps 2 -batch_size 256 -batch_type tokens
--accum_count 1 -num_workers 0""".split()
+-accum_count 1 -num_workers 0 -bucket_size 64""".split()
 
 
 def run_headlines(*arguments: str) -> int:

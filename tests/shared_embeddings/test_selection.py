@@ -11,7 +11,11 @@ from tests.shared_embeddings.cases import CASES, PADDING, Case, by_name
 # Of 37 words: the padding word, and some of every band, group and class.
 KEPT = torch.tensor([0, PADDING, 4, 8, 9, 10, 19, 20, 21, 29, 30, 35, 36])
 SELECTABLE = [case for case in CASES if case.method != "tensor_train"]
-BANDS = ("adaptive-padding-in-a-tail", "adaptive-tails-of-one-word")
+BANDS = tuple(
+    case.name
+    for case in CASES
+    if case.name.startswith(("adaptive-padding-in-a-tail", "adaptive-tails-of-one-word"))
+)
 
 
 @pytest.mark.parametrize("case", [c for c in SELECTABLE if c.name not in BANDS], ids=lambda c: c.name)
@@ -39,8 +43,10 @@ def test_kept_words_keep_their_vectors_and_scores(case: Case) -> None:
     assert sum(p.numel() for p in new.parameters()) <= sum(p.numel() for p in old.parameters())
 
 
-def test_a_band_keeps_its_share_of_the_probability() -> None:
-    old = by_name("adaptive-no-padding").build().eval()
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_band_keeps_its_share_of_the_probability(bias: bool) -> None:
+    case = by_name("adaptive-no-padding")
+    old = case.build(options={**case.options, "output_bias": bias}, bias="bias" if bias else None).eval()
     kept = torch.tensor([*range(9), 12, 15, 20, 31, 36])
     hidden = torch.randn(6, old.score_dim)
     with torch.no_grad():
