@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -149,8 +149,8 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: p
     save_model(path, model, WORDS, config(EMBEDDINGS[0]), None)
     before = path.read_bytes()
 
-    def fail(content: object, name: Path) -> None:
-        Path(name).write_bytes(b"half")
+    def fail(content: object, file: BinaryIO) -> None:
+        file.write(b"half")
         raise OSError("no space left")
 
     monkeypatch.setattr(torch, "save", fail)

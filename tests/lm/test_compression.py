@@ -303,6 +303,7 @@ def test_pickles_do_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     data, sprung, bad = small_corpus(tmp_path), tmp_path / "sprung", tmp_path / "bad.pt"
     content: dict[str, Any] = {"format": "shared-embeddings-lm", "version": 1, "model": Trap(sprung)}
     torch.save(content, bad)
+    capsys.readouterr()
     assert compress(bad, "projective", tmp_path / "small.pt", "--rank", 4) == 2
     line = capsys.readouterr().err
     assert "could run code" in line and line.count("\n") == 1
