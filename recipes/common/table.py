@@ -201,6 +201,12 @@ def rows_of(configs: Path, results: Iterable[Record], pattern: str = "*") -> lis
     return sorted(records, key=_row_order)
 
 
+def _starts_from_a_row(configs: Path, row: str) -> bool:
+    """Whether a row is fitted to another one, or distilled from it."""
+    content = read_content(configs / f"{row}.yaml") or {}
+    return "distill" in content or "fit" in content
+
+
 def _row_order(record: Record) -> tuple[bool, list[tuple[int, str]]]:
     """Sorting key: the baseline, then natural order."""
     parts = re.findall(r"\d+|\D+", record["row"])
@@ -253,11 +259,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rows", default="*", help="only rows of such names, for instance 'small_*'")
     parser.add_argument("--columns", help="names of columns, with commas (default: those of the quality)")
     parser.add_argument("--plot", type=Path, help="picture (default: quality_size.png beside the README)")
+    parser.add_argument("--from-scratch", action="store_true", help="only rows that start from no other row")
     options = parser.parse_args(arguments)
     configs = options.configs or options.readme.parent / "configs"
     if not configs.is_dir():
         raise UserError(f"{configs}: no such folder; name the folder of the rows with --configs")
     records = rows_of(configs, read_results(options.results), options.rows)
+    if options.from_scratch:
+        records = [record for record in records if not _starts_from_a_row(configs, record["row"])]
     if not records:
         raise UserError(f"{configs}: no row is called {options.rows}; see --rows")
     columns = _columns(options.columns) if options.columns else RECIPE_COLUMNS[options.quality]

@@ -145,6 +145,12 @@ def test_table_of_language_models(tmp_path: Path) -> None:
     assert run_main("table", table.main, arguments) == 0
     assert "| small_funnel | 50.0 | 57.3 |" in readme.read_text()
     assert "| small_alone | not run | 57.3 |" in readme.read_text()
+    (configs / "small_alone.yaml").write_text(
+        "embedding: {method: alone}\ndistill: {teacher: small_standard}\n"
+    )
+    (configs / "small_alone_fitted.yaml").write_text("like: small_alone\nfit: {teacher: small_standard}\n")
+    assert run_main("table", table.main, [*arguments, "--from-scratch"]) == 0
+    assert "small_funnel" in readme.read_text() and "small_alone" not in readme.read_text()
 
 
 @pytest.mark.parametrize(
