@@ -7,6 +7,7 @@ import sys
 
 ADVICE = "choose BASE_IMAGE and TORCH_BUILD of one line, see docker/README.md"
 
+
 def disagreement(built_for: str | None, base: str | None) -> str | None:
     """Say what is wrong with a build of torch on a base image, if anything is.
 

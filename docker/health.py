@@ -1,4 +1,4 @@
-"""Health check of the server image: exit code 0 when onmt_server answers that it is well, else 1 and one line.
+"""Health check of the server image: exit code 0 when onmt_server says that it is well, else 1 and one line.
 
 ``SERVER_URL`` is its address with url_root, where it differs from ``http://127.0.0.1:5000/translator``.
 """
