@@ -1,4 +1,4 @@
-"""Every step of the image as commands in an empty environment. Installs everything, so it is asked for by IMAGE_STEPS=1."""
+"""Every step of the image as commands in an empty environment: minutes, so IMAGE_STEPS=1 asks for it."""
 
 from __future__ import annotations
 
