@@ -149,7 +149,7 @@ def _build_training_batches(
     """Build the endless stream of training batches of this process, from a saved position where there is
     one.
     """
-    parallel = opt.parallel_mode == "data_parallel"
+    offset, stride = data_share(opt, device_id)
     cpu = torch.device("cpu")
     device = torch.device(device_id) if device_id >= 0 and torch.cuda.is_available() else cpu
     data = ResumableBatches.from_opt(
@@ -160,8 +160,8 @@ def _build_training_batches(
         CorpusTask.TRAIN,
         copy=opt.copy_attn,
         device=cpu if opt.num_workers else device,
-        stride=max(1, len(opt.gpu_ranks)) if parallel else 1,
-        offset=max(0, device_id) if parallel else 0,
+        stride=stride,
+        offset=offset,
     )
     data.num_workers = opt.num_workers
     if resume is not None:
@@ -180,6 +180,23 @@ def _build_training_batches(
         prefetch_factor=opt.prefetch_factor,
     )
     return TrackedBatches(dynamic_iterator.OnDeviceDatasetIter(loader, device))
+
+
+def data_share(opt: Namespace, device_id: int) -> tuple[int, int]:
+    """Return which part of the training data this process reads.
+
+    Upstream counts the processes of one machine only, so that all machines would read the same examples.
+
+    Args:
+        opt: options, checked by the parser.
+        device_id: number of the process among those of this machine; -1 for a single process on a CPU.
+
+    Returns:
+        The number of this part, from 0 on, and how many parts there are on all machines together.
+    """
+    if opt.parallel_mode != "data_parallel" or device_id < 0:
+        return 0, 1
+    return opt.gpu_ranks[device_id], opt.world_size
 
 
 def _rank() -> tuple[int, int]:

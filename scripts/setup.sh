@@ -24,7 +24,7 @@ fingerprint() {
     echo "directory $PWD"
     echo "python $("$venv/bin/python" -c 'import platform; print(platform.python_version())' 2>/dev/null || true)"
     echo "packages" */__init__.py # an editable install knows the packages that were there
-    cat requirements/*.txt pyproject.toml scripts/setup.sh | cksum
+    cat requirements/*.txt pyproject.toml scripts/setup.sh scripts/install.sh | cksum
 }
 
 check_python() {
@@ -69,25 +69,7 @@ fi
 rm -f $stamp
 touch $unfinished
 trap 'echo "set-up: failed, see above; the next run starts over" >&2' ERR
-pip() {
-    "$venv/bin/python" -m pip --disable-pip-version-check "$@"
-}
-
-step "1 of 5: pip and setuptools"
-pip install --quiet --constraint requirements/pins.txt pip setuptools
-step "2 of 5: torch (the largest download: 0.2 GB, or 3 GB where the package index has the CUDA build)"
-quiet="" # a long download shows its progress
-if pip show torch >/dev/null 2>&1; then
-    quiet=--quiet
-fi
-pip install $quiet --constraint requirements/pins.txt --requirement requirements/torch.txt
-step "3 of 5: $(grep -c == requirements/pins.txt) other packages (0.2 GB)"
-pip install --quiet --no-build-isolation --constraint requirements/torch.txt --requirement requirements/pins.txt
-step "4 of 5: OpenNMT-py"
-pip install --quiet --no-deps --requirement requirements/opennmt.txt
-# Last, so that its onmt_* commands replace those of OpenNMT-py.
-step "5 of 5: this project"
-PYTHONWARNINGS=ignore pip install --quiet --no-deps --no-build-isolation --editable .
+scripts/install.sh "$venv/bin/python"
 
 fingerprint >$stamp.tmp
 mv $stamp.tmp $stamp

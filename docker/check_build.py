@@ -1,0 +1,38 @@
+"""Checks, at the end of the image's build, that torch was built for the CUDA line of the base image."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+ADVICE = "choose BASE_IMAGE and TORCH_BUILD of one line, see docker/README.md"
+
+
+def disagreement(built_for: str | None, base: str | None) -> str | None:
+    """Say what is wrong with a build of torch on a base image, if anything is.
+
+    Args:
+        built_for: ``torch.version.cuda``, such as "13.0"; None for a CPU build.
+        base: ``CUDA_VERSION`` of the base image, such as "13.0.2"; None where it has no CUDA.
+
+    Returns:
+        One line for people; None when torch and base fit.
+    """
+    if (built_for or "").split(".")[0] == (base or "").split(".")[0]:
+        return None
+    return f"torch is built for {cuda(built_for)}, the base image has {cuda(base)}; {ADVICE}"
+
+
+def cuda(version: str | None) -> str:
+    """A version of CUDA in words."""
+    return "no CUDA" if version is None else f"CUDA {version}"
+
+
+if __name__ == "__main__":
+    import torch
+
+    problem = disagreement(torch.version.cuda, os.environ.get("CUDA_VERSION"))
+    if problem is not None:
+        print(f"check_build: {problem}", file=sys.stderr)
+        sys.exit(2)
+    print(f"torch {torch.__version__}, {cuda(torch.version.cuda)}")

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Starts one machine's part of a training on all GPUs of one or several machines; `distributed.sh help` explains.
+set -euo pipefail
+project=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+
+usage() {
+    cat <<TEXT
+usage: distributed COMMAND [argument ...]
+
+COMMAND is one of
+  recipes/NAME/train.sh ROW   of language models: on all machines; of translation models: on one machine
+  lm_train, onmt_train        on all machines
+
+Run the same line on every machine, with these variables:
+  NODES           how many machines (default 1)
+  NODE_RANK       which one this is: 0 to NODES - 1 (default 0)
+  GPUS_PER_NODE   processes on each machine (default: as many as this machine has GPUs)
+  MASTER_ADDR     name or address of machine 0 (default localhost)
+  MASTER_PORT     a free port there (default 29500)
+TEXT
+}
+
+fail() {
+    echo "distributed: $*" >&2
+    exit 2
+}
+
+# whole_number NAME VALUE LEAST MOST
+whole_number() {
+    if ! [[ $2 =~ ^(0|[1-9][0-9]{0,5})$ ]] || (($2 < $3 || $2 > $4)); then
+        fail "$1 is '$2'; it must be a whole number from $3 to $4"
+    fi
+}
+
+case ${1:-help} in
+    help | -h | --help)
+        usage
+        exit
+        ;;
+esac
+
+nodes=${NODES:-1}
+node_rank=${NODE_RANK:-0}
+master=${MASTER_ADDR:-localhost}
+port=${MASTER_PORT:-29500}
+gpus=${GPUS_PER_NODE:-$(python -c 'import torch; print(torch.cuda.device_count())')}
+[ "$gpus" != 0 ] || fail "no GPU here; run the image with --gpus all, or set GPUS_PER_NODE to a number of processes"
+whole_number NODES "$nodes" 1 9999
+whole_number NODE_RANK "$node_rank" 0 $((nodes - 1))
+whole_number GPUS_PER_NODE "$gpus" 1 999
+whole_number MASTER_PORT "$port" 1 65535
+[ "$nodes" = 1 ] || [ -n "${MASTER_ADDR:-}" ] || fail "NODES is $nodes; MASTER_ADDR must name machine 0"
+
+torchrun="--nnodes $nodes --node-rank $node_rank --nproc-per-node $gpus --master-addr $master --master-port $port"
+read -ra torchrun_options <<<"$torchrun"
+# OpenNMT starts its own processes: each machine is told the ranks of those that are its own.
+mapfile -t ranks < <(seq $((node_rank * gpus)) $((node_rank * gpus + gpus - 1)))
+onmt_options=(-world_size $((nodes * gpus)) -gpu_ranks "${ranks[@]}" -master_ip "$master" -master_port "$port")
+
+case $1 in
+    onmt_train) exec onmt_train "${@:2}" "${onmt_options[@]}" ;;
+    lm_train) exec python -m torch.distributed.run "${torchrun_options[@]}" -m lm.train "${@:2}" ;;
+    recipes/*/train.sh)
+        [ -f "$project/$1" ] || fail "there is no $1; there are $(cd "$project" && echo recipes/*/train.sh)"
+        if grep -q TORCHRUN "$project/$1"; then
+            TORCHRUN=$torchrun exec "$project/$1" "${@:2}"
+        fi
+        [ "$nodes" = 1 ] || fail "$1 trains on one machine only; on several use onmt_train with its configuration"
+        exec "$project/$1" "${@:2}" "${onmt_options[@]}"
+        ;;
+    *) fail "'$1' does not train in several processes; give recipes/NAME/train.sh, lm_train or onmt_train" ;;
+esac

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Install the pinned packages, OpenNMT-py and this project into an environment: the steps of `make setup` and of the images.
+# usage: scripts/install.sh PYTHON [STEP ...]     STEP: installer torch packages opennmt project, in this order; else all of them
+# Packages come from wherever pip is configured to take them.
+set -Eeuo pipefail
+cd "$(dirname "$0")/.."
+
+python=${1:?"usage: scripts/install.sh PYTHON [STEP ...]"}
+shift
+
+pip() {
+    "$python" -m pip --disable-pip-version-check "$@"
+}
+
+say() {
+    echo "set-up: $*"
+}
+
+installer() {
+    say "1 of 5: pip and setuptools"
+    pip install --quiet --constraint requirements/pins.txt pip setuptools
+}
+
+torch() {
+    say "2 of 5: torch (the largest download: 0.2 GB, or 3 GB where the package index has the CUDA build)"
+    local quiet=() # a long download shows its progress
+    if pip show torch >/dev/null 2>&1; then
+        quiet=(--quiet)
+    fi
+    pip install "${quiet[@]}" --constraint requirements/pins.txt --requirement requirements/torch.txt
+}
+
+packages() {
+    say "3 of 5: $(grep -c == requirements/pins.txt) other packages (0.2 GB)"
+    pip install --quiet --no-build-isolation --constraint requirements/torch.txt --requirement requirements/pins.txt
+}
+
+opennmt() {
+    say "4 of 5: OpenNMT-py"
+    pip install --quiet --no-deps --requirement requirements/opennmt.txt
+}
+
+# Last, so that its onmt_* commands replace those of OpenNMT-py.
+project() {
+    say "5 of 5: this project"
+    PYTHONWARNINGS=ignore pip install --quiet --no-deps --no-build-isolation --editable .
+}
+
+steps=("$@")
+if [ $# = 0 ]; then
+    steps=(installer torch packages opennmt project)
+fi
+for step in "${steps[@]}"; do
+    case $step in
+        installer | torch | packages | opennmt | project) "$step" ;;
+        *)
+            echo "set-up: no step '$step'; there are installer, torch, packages, opennmt and project" >&2
+            exit 2
+            ;;
+    esac
+done

@@ -1,0 +1,181 @@
+"""The image as it is written down: base, pins, user, health check, and what stays out of the last stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from docker.check_build import disagreement
+from tests.docker.image import ROOT, ancestry, instructions, stages, without_mounts
+
+STEPS = ["installer", "torch", "packages", "opennmt", "project"]
+FINAL = ["train", "server"]
+BUILD_TOOLS = r"\b(gcc|g\+\+|make|cmake|build-essential|python3-dev|python3-venv|git|curl|wget|devel)\b"
+
+
+def test_base_image_is_pinned_and_can_be_chosen() -> None:
+    first = instructions()[0]
+    assert first == ("ARG", "BASE_IMAGE=nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04")
+    bases = [stage.base for stage in stages().values()]
+    assert set(bases) == {"${BASE_IMAGE}", "base"}
+
+
+def test_the_default_is_the_stage_to_train_with() -> None:
+    assert list(stages()) == ["build", "base", "server", "train"]
+
+
+def test_steps_are_those_of_the_set_up_in_order() -> None:
+    taken: list[str] = []
+    for command in stages()["build"].all("RUN"):
+        for call in re.findall(r"scripts/install\.sh /opt/venv/bin/python((?: [a-z]+)+)", command):
+            taken += call.split()
+    assert taken == STEPS
+    install = (ROOT / "scripts" / "install.sh").read_text(encoding="utf-8")
+    assert f"steps=({' '.join(STEPS)})" in install
+    assert 'scripts/install.sh "$venv/bin/python"\n' in (ROOT / "scripts" / "setup.sh").read_text(
+        encoding="utf-8"
+    )
+
+
+def test_nothing_else_installs_python_packages() -> None:
+    for keyword, text in instructions():
+        assert not re.search(r"\bpip3?\s+install\b", text), (keyword, text)
+
+
+def test_every_pin_file_is_installed_by_some_step() -> None:
+    install = (ROOT / "scripts" / "install.sh").read_text(encoding="utf-8")
+    installed = set(re.findall(r"--requirement (requirements/\S+)", install))
+    assert installed == {f"requirements/{path.name}" for path in (ROOT / "requirements").glob("*.txt")}
+
+
+@pytest.mark.parametrize("name", FINAL)
+def test_user_is_an_ordinary_one_by_number(name: str) -> None:
+    users = [user for stage in ancestry(name) for user in stage.all("USER")]
+    assert users
+    for number in users[-1].split(":"):
+        assert number.isdecimal() and int(number) >= 10000
+    # The number is that of the user whom an earlier line makes.
+    made = " ".join(text for stage in ancestry(name) for text in stage.all("RUN"))
+    assert f"useradd --uid {users[-1].split(':')[0]} " in made
+
+
+@pytest.mark.parametrize("name", FINAL)
+def test_no_build_tools_in_the_last_stage(name: str) -> None:
+    lines = [without_mounts(text) for stage in ancestry(name) for text in stage.all("RUN")]
+    assert lines
+    for line in lines:
+        assert not re.search(BUILD_TOOLS, line), line
+    assert re.search(BUILD_TOOLS, " ".join(stages()["build"].all("RUN")))
+
+
+def test_every_apt_list_is_removed_in_its_own_layer() -> None:
+    lines = [text for stage in stages().values() for text in stage.all("RUN") if "apt-get" in text]
+    assert len(lines) == 2
+    for line in lines:
+        assert "--no-install-recommends" in line
+        assert "rm -rf /var/lib/apt/lists/*" in line
+
+
+def test_only_the_server_has_a_health_check() -> None:
+    assert [bool(stage.all("HEALTHCHECK")) for stage in ancestry("train")] == [False, False]
+    (check,) = stages()["server"].all("HEALTHCHECK")
+    command = json.loads(check.split("CMD ")[1])
+    assert command[0] == "python"
+    assert (ROOT / Path(command[1]).relative_to("/opt/shared-embeddings")).is_file()
+    assert stages()["server"].all("EXPOSE") == ["5000"]
+    (start,) = stages()["server"].all("CMD")
+    assert json.loads(start)[0] == "onmt_server"
+
+
+@pytest.mark.parametrize("name", FINAL)
+def test_entry_point_is_a_program_of_this_repository(name: str) -> None:
+    (text,) = [text for stage in ancestry(name) for text in stage.all("ENTRYPOINT")]
+    entry = json.loads(text)
+    path = ROOT / Path(entry[-1]).relative_to("/opt/shared-embeddings")
+    assert path.is_file() and os.access(path, os.X_OK)
+
+
+@pytest.mark.parametrize("name", FINAL)
+def test_data_and_runs_are_volumes_that_the_recipes_know(name: str) -> None:
+    (environment,) = [text for stage in ancestry(name) for text in stage.all("ENV")]
+    (volumes,) = [text for stage in ancestry(name) for text in stage.all("VOLUME")]
+    assert "DATA_DIR=/data" in environment.split()
+    assert "RUNS=/runs" in environment.split()
+    assert json.loads(volumes) == ["/data", "/runs"]
+
+
+def test_labels() -> None:
+    (text,) = stages()["base"].all("LABEL")
+    labels = dict(re.findall(r'(\S+?)="([^"]*)"', text))
+    assert all(name.startswith("org.opencontainers.image.") for name in labels)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'version = "{labels["org.opencontainers.image.version"]}"' in project
+    assert labels["org.opencontainers.image.licenses"] == "MIT"
+    assert labels["org.opencontainers.image.revision"] == "${REVISION}"
+
+
+def test_what_is_copied_is_not_ignored() -> None:
+    allowed = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+        if line.startswith("!")
+    }
+    assert all((ROOT / name).exists() for name in allowed)
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks"}
+    assert packages | {"requirements", "scripts", "docker", "pyproject.toml", "README.md"} <= allowed
+    for text in stages()["build"].all("COPY"):
+        source = text.split()[0]
+        assert source == "." or source.split("/")[0] in allowed
+
+
+def torch_command(build: str, folder: Path) -> tuple[dict[str, str], str]:
+    """What the step that installs torch sets for pip, and its constraint; the installer is a stand-in."""
+    (command,) = [text for text in stages()["build"].all("RUN") if "installer torch" in text]
+    (folder / "scripts").mkdir(parents=True)
+    (folder / "requirements").symlink_to(ROOT / "requirements")
+    stand_in = folder / "scripts" / "install.sh"
+    stand_in.write_text("#!/bin/sh\nenv\n")
+    stand_in.chmod(0o755)
+    constraint = folder / "torch-build.txt"
+    shell = without_mounts(command).replace("/tmp/torch-build.txt", str(constraint))
+    environment = {"PATH": "/usr/bin:/bin", "TORCH_BUILD": build}
+    printed = subprocess.run(
+        ["bash", "-c", shell], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    settings = dict(line.split("=", 1) for line in printed.splitlines() if line.startswith("PIP_"))
+    return settings, constraint.read_text() if constraint.exists() else ""
+
+
+def test_build_of_torch_can_be_chosen(tmp_path: Path) -> None:
+    assert torch_command("", tmp_path / "default") == ({}, "")
+    settings, constraint = torch_command("cu128", tmp_path / "older")
+    assert settings["PIP_EXTRA_INDEX_URL"] == "https://download.pytorch.org/whl/cu128"
+    assert settings["PIP_CONSTRAINT"] == str(tmp_path / "older" / "torch-build.txt")
+    pin = (ROOT / "requirements" / "torch.txt").read_text().splitlines()[-1]
+    assert constraint == f"{pin}+cu128\n"
+
+
+@pytest.mark.parametrize(
+    ("built_for", "base"), [("13.0", "13.0.2"), ("12.8", "12.6.3"), (None, None)], ids=str
+)
+def test_torch_of_the_same_line_passes(built_for: str | None, base: str | None) -> None:
+    assert disagreement(built_for, base) is None
+
+
+@pytest.mark.parametrize(
+    ("built_for", "base", "words"),
+    [
+        ("13.0", "12.8.1", "torch is built for CUDA 13.0, the base image has CUDA 12.8.1"),
+        (None, "13.0.2", "torch is built for no CUDA, the base image has CUDA 13.0.2"),
+        ("13.0", None, "torch is built for CUDA 13.0, the base image has no CUDA"),
+    ],
+)
+def test_torch_of_another_line_fails(built_for: str | None, base: str | None, words: str) -> None:
+    problem = disagreement(built_for, base)
+    assert problem is not None and problem.startswith(words)
+    assert "TORCH_BUILD" in problem

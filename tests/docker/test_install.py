@@ -1,0 +1,65 @@
+"""scripts/install.sh, with a stand-in for Python that notes down how pip is called."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.docker.image import ROOT
+
+SCRIPT = ROOT / "scripts" / "install.sh"
+PINS, TORCH = "--constraint requirements/pins.txt", "--constraint requirements/torch.txt"
+CALLS = {
+    "installer": f"install --quiet {PINS} pip setuptools",
+    "torch": f"install {PINS} --requirement requirements/torch.txt",
+    "packages": f"install --quiet --no-build-isolation {TORCH} --requirement requirements/pins.txt",
+    "opennmt": "install --quiet --no-deps --requirement requirements/opennmt.txt",
+    "project": "install --quiet --no-deps --no-build-isolation --editable .",
+}
+
+
+def install(folder: Path, *steps: str, failing: str = "pip show torch") -> tuple[list[str], int, str]:
+    """What pip is told to install, the exit code, and stderr; `failing` is the call that does not work."""
+    python = folder / "python"
+    python.write_text(
+        "#!/bin/bash\n"
+        f'[ "$PWD" = "{ROOT}" ] || exit 9\n'
+        f'echo "$@" >>"{folder}/calls"\n'
+        f'[[ "$*" != *"{failing.removeprefix("pip ")}"* ]]\n'
+    )
+    python.chmod(0o755)
+    command = ["bash", str(SCRIPT), str(python), *steps]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    lines = (folder / "calls").read_text().splitlines() if (folder / "calls").exists() else []
+    prefix = "-m pip --disable-pip-version-check "
+    assert all(line.startswith(prefix) for line in lines)
+    calls = [line.removeprefix(prefix) for line in lines]
+    return [call for call in calls if call.startswith("install")], result.returncode, result.stderr
+
+
+def test_all_steps_in_order(tmp_path: Path) -> None:
+    assert install(tmp_path) == (list(CALLS.values()), 0, "")
+
+
+@pytest.mark.parametrize("step", CALLS)
+def test_one_step(tmp_path: Path, step: str) -> None:
+    assert install(tmp_path, step) == ([CALLS[step]], 0, "")
+
+
+def test_torch_that_is_there_is_checked_quietly(tmp_path: Path) -> None:
+    calls, status, _ = install(tmp_path, "torch", failing="nothing")
+    assert (calls, status) == ([CALLS["torch"].replace("install", "install --quiet", 1)], 0)
+
+
+def test_nothing_follows_a_step_that_failed(tmp_path: Path) -> None:
+    calls, status, _ = install(tmp_path, failing="requirements/opennmt.txt")
+    assert status == 1
+    assert calls[3:] == [CALLS["opennmt"]]
+
+
+def test_unknown_step(tmp_path: Path) -> None:
+    calls, status, error = install(tmp_path, "pytorch")
+    assert (calls, status) == ([], 2)
+    assert error == "set-up: no step 'pytorch'; there are installer, torch, packages, opennmt and project\n"
