@@ -32,6 +32,7 @@ def quality_size_plot(results: Iterable[dict[str, Any]], path: str | Path, quali
     axes = figure.add_subplot()
     draw_quality_size(axes, results, quality)
     axes.set_ylabel(TITLES[quality])
+    axes.legend(fontsize=8)
     with replacing(Path(path)) as temporary:
         figure.savefig(temporary, format="png", metadata={"Software": None})
 
@@ -40,7 +41,7 @@ def draw_quality_size(axes: Axes, results: Iterable[dict[str, Any]], quality: st
     """Draw quality against embedding parameters on `axes`, for pictures of any kind.
 
     Args:
-        axes: empty; without a label for the quality.
+        axes: empty; they get neither a legend nor a label for the quality.
         results: as for `quality_size_plot`; a row with an empty name gets no label.
         quality: the metric.
     """
@@ -67,4 +68,3 @@ def draw_quality_size(axes: Axes, results: Iterable[dict[str, Any]], quality: st
     axes.margins(x=0.15, y=0.12)
     axes.set_xlabel("embedding parameters (input and output)")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)

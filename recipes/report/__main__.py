@@ -1,4 +1,4 @@
-"""``python -m recipes.report``: the report of all results, in ``runs/report`` unless another folder is named."""
+"""``python -m recipes.report``: the report of all results, in ``runs/report`` or the folder that is named."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ class Task:
     @property
     def quality(self) -> str | None:
         """The measure that its models are judged by: of its results, or else of the papers' figures."""
-        keys = {key for line in self.measured for key in line.measured}
-        return chosen(keys) or chosen({key for line in self.lines for key in paper_of(line)})
+        keys = dict.fromkeys(key for line in self.measured for key in line.measured)
+        return chosen(keys) or chosen(dict.fromkeys(key for line in self.lines for key in paper_of(line)))
 
 
 def report(tasks: Sequence[Task], sizes: Iterable[Figure], left_out: Sequence[LeftOut]) -> list[Block]:
@@ -120,7 +120,9 @@ def _extremes(task: Task, key: str, known: Measure) -> list[str]:
     others = [line for line in there if line.method != "standard"]
     sign = -1 if known.higher_is_better else 1
     best = min(others, key=lambda line: sign * line.measured[key].mean, default=None)
-    cells = [line.measured[key].tell(known.decimals) for line in plain[:1]] or [NOT_RUN]
+    cells = [line.measured[key].tell(known.decimals) for line in plain[:1]]
+    if not cells:
+        cells = [NOT_RUN if any(is_baseline(line.row) for line in task.lines) else NONE]
     if best is None:
         return [*cells, NOT_RUN]
     return [*cells, f"{best.measured[key].tell(known.decimals)} ({best.row}, {_compression(best)})"]
@@ -236,18 +238,22 @@ def _results(task: Task) -> Table:
     if task.quality in keys:
         keys.insert(0, keys.pop(keys.index(task.quality)))
     titles = {key: found for key in keys if (found := measure(key))}
-    columns = ["row", "method", "options", "embedding", "compression", "all parameters"]
-    columns += [known.title for known in titles.values()]
-    columns += ["training minutes"]
+    # What counts most comes first: on a phone the rest is out of sight.
+    columns = ["row", *(known.title for known in list(titles.values())[:1])]
+    columns += ["embedding", "compression", "all parameters"]
+    columns += [known.title for known in list(titles.values())[1:]]
+    columns += ["training minutes", "method", "options"]
     rows = []
     for line in task.measured:
         counts = line.counts
         sizes = [millions(counts[name]) if name in counts else NONE for name in ("embedding", "total")]
-        cells = [line.row, line.method, describe_options({"config": line.config})]
-        cells += [sizes[0], _compression(line).removesuffix(" smaller"), sizes[1]]
-        for key, known in titles.items():
-            cells.append(line.measured[key].tell(known.decimals) if key in line.measured else NONE)
-        rows.append([*cells, _minutes(line)])
+        scores = [
+            line.measured[key].tell(known.decimals) if key in line.measured else NONE
+            for key, known in titles.items()
+        ]
+        cells = [line.row, *scores[:1], sizes[0], _compression(line).removesuffix(" smaller"), sizes[1]]
+        told = describe_options({"config": line.config})
+        rows.append([*cells, *scores[1:], _minutes(line), line.method, told])
     return Table(columns, rows)
 
 

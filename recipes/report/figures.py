@@ -13,12 +13,11 @@ from recipes.report.measures import Measure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.transforms import Bbox
 
 # Inches; narrow, so that letters can still be read on a phone.
 WIDTH, HEIGHT = 4.8, 3.6
 BAR_HEIGHT = 0.26
-# More labels than that lie upon each other.
-MOST_LABELS = 12
 # Drawn in this colour, and replaced by that of the text of a light or a dark page.
 _INK = "#1f2329"
 _STYLE = "<style>svg{color:#1f2329}@media (prefers-color-scheme:dark){svg{color:#e4e7eb}}</style>"
@@ -68,7 +67,7 @@ def draw(paint: Callable[[Axes], None], height: float = HEIGHT) -> str:
 
 
 def quality_size(lines: Sequence[Line], key: str, measure: Measure) -> str:
-    """Quality against size: a marker per method, a label per row where there are few.
+    """Quality against size: a marker per method, a label per row where there is room.
 
     Args:
         lines: with counts and with this measure.
@@ -77,9 +76,8 @@ def quality_size(lines: Sequence[Line], key: str, measure: Measure) -> str:
     """
 
     def paint(axes: Axes) -> None:
-        labels = len(lines) <= MOST_LABELS
-        records = [{**line.as_record(), **({} if labels else {"row": ""})} for line in lines]
-        draw_quality_size(axes, records, key)
+        draw_quality_size(axes, [line.as_record() for line in lines], key)
+        axes.figure.legend(loc="outside lower left", ncols=3, fontsize=8, handletextpad=0.2)
         axes.set_ylabel(measure.title + ("" if measure.higher_is_better else " (lower is better)"))
         for line in lines:
             spread = line.measured[key]
@@ -93,8 +91,22 @@ def quality_size(lines: Sequence[Line], key: str, measure: Measure) -> str:
                     linewidth=0.8,
                     zorder=1,
                 )
+        _hide_overlapping_labels(axes)
 
     return draw(paint)
+
+
+def _hide_overlapping_labels(axes: Axes) -> None:
+    """Hide labels of points that would lie upon earlier ones or reach beyond the picture."""
+    axes.figure.draw_without_rendering()
+    edge = axes.figure.bbox
+    shown: list[Bbox] = []
+    for label in axes.texts:
+        box = label.get_window_extent()
+        if box.x1 > edge.x1 or any(box.overlaps(other) for other in shown):
+            label.set_visible(False)
+        else:
+            shown.append(box)
 
 
 def parts(counts: Mapping[str, Any]) -> dict[str, float]:
@@ -133,6 +145,8 @@ def training_curves(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
         curves: (step, perplexity) by the name of the row.
     """
 
+    from matplotlib.ticker import FuncFormatter
+
     def paint(axes: Axes) -> None:
         styles = ("-", "--", ":", "-.")
         for index, (row, points) in enumerate(curves.items()):
@@ -145,6 +159,8 @@ def training_curves(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
                 linewidth=1.4,
             )
         axes.set_yscale("log")
+        for place in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            place(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.set_xlabel("steps")
         axes.set_ylabel("validation perplexity")
         axes.grid(which="both")

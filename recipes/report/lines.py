@@ -102,9 +102,9 @@ def _newest(runs: Iterable[Found]) -> Found:
     return max(runs, key=_age)
 
 
-def _age(run: Found) -> tuple[str, str]:
-    """When a run was measured; runs of the same time are told apart by their files."""
-    return str(run.record.get("date", "")), run.name
+def _age(run: Found) -> tuple[str, bool, str]:
+    """When a run was measured; of copies the one comes last that has the log of its training beside it."""
+    return str(run.record.get("date", "")), (run.folder / "train.log").exists(), run.name
 
 
 def _settings(run: Found) -> str:

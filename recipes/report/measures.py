@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 NOT_RUN = "not run"
@@ -88,12 +88,13 @@ def _spread(values: list[float]) -> Spread:
     return Spread(statistics.fmean(values), deviation, len(values))
 
 
-def chosen(keys: Collection[str]) -> str | None:
-    """The measure among `keys` that a recipe is judged by."""
-    ordered = [*_PLAIN, *sorted(key for key in keys if key not in _PLAIN)]
-    # Whether similar words stay similar says more than the distance of the vectors.
-    ordered.sort(key=lambda key: key == "relative_error")
-    return next((key for key in ordered if key in keys and measure(key) is not None), None)
+def chosen(keys: Iterable[str]) -> str | None:
+    """The measure among `keys` that a recipe is judged by: of those without an order, the first."""
+    known = [key for key in keys if measure(key) is not None]
+    order = list(_PLAIN)
+    # Between the measures of whole models and those that only say how far vectors are apart.
+    other = order.index("relative_error") - 0.5
+    return min(known, key=lambda key: order.index(key) if key in _PLAIN else other, default=None)
 
 
 def of_paper(key: str, found: Mapping[str, Spread]) -> Spread | None:

@@ -120,7 +120,7 @@ def _table(table: Table) -> str:
     )
     rows = "\n".join(f"<tr>{_cells(row)}</tr>" for row in table.rows)
     return (
-        f'<div class="scroll" role="group" tabindex="0" aria-label="Table: {escape(table.columns[0])} and more">'
+        f'<div class="scroll" role="group" tabindex="0" aria-label="Table by {escape(table.columns[0])}">'
         f"<table><thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
     )
 

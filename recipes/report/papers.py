@@ -50,6 +50,8 @@ def comparison(lines: Sequence[Line]) -> Table:
     """
     keys = [key for key in dict.fromkeys(key for line in lines for key in paper_of(line)) if measure(key)]
     sizes = [key for key in _SIZES if any(key in paper_of(line) for line in lines)]
+    if not any(line.runs for line in lines):
+        return _printed_only(lines, sizes, keys)
     columns = ["row of the paper", "our config"]
     for key in sizes:
         columns += [f"{_SIZES[key][0]}: paper", "ours"]
@@ -61,15 +63,32 @@ def comparison(lines: Sequence[Line]) -> Table:
     rows = []
     for line in lines:
         paper = paper_of(line)
-        found = _SOURCE.fullmatch(paper["source"])
-        assert found is not None
-        cells = [found["row"], f"{line.recipe}/{line.row}"]
+        cells = [_row_of_paper(line), f"{line.recipe}/{line.row}"]
         for key in sizes:
             cells += [f"{paper[key]} M" if key in paper else NONE, _our_size(line, _SIZES[key][1])]
         for key in keys:
             cells += _measures(line, key)
         rows.append([*cells, str(paper.get("hardware", NONE))])
     return Table(columns, rows)
+
+
+def _printed_only(lines: Sequence[Line], sizes: Sequence[str], keys: Sequence[str]) -> Table:
+    """A table of a paper none of whose rows was run: a single column says so."""
+    titles = [_SIZES[key][0] for key in sizes] + [known.title for key in keys if (known := measure(key))]
+    columns = ["row of the paper", *(f"{title}: paper" for title in titles), "ours", "our config"]
+    rows = []
+    for line in lines:
+        paper = paper_of(line)
+        cells = [f"{paper[key]} M" if key in paper else NONE for key in sizes]
+        cells += [_measures(line, key)[0] for key in keys]
+        hardware = str(paper.get("hardware", NONE))
+        rows.append([_row_of_paper(line), *cells, NOT_RUN, f"{line.recipe}/{line.row}", hardware])
+    return Table([*columns, "hardware of the paper"], rows)
+
+
+def _row_of_paper(line: Line) -> str:
+    """What the paper calls a line of `by_table`."""
+    return str(paper_of(line)["source"]).split(": ", 1)[1]
 
 
 def _our_size(line: Line, name: str) -> str:
