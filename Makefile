@@ -7,7 +7,7 @@ BIN := .venv/bin
 PACKAGES := $(patsubst %/__init__.py,%,$(wildcard shared_embeddings/__init__.py nmt/__init__.py lm/__init__.py recipes/__init__.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format pins clean
+.PHONY: help setup demo report test check format pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
@@ -17,6 +17,9 @@ setup: ## make .venv with the pinned packages (every other target does this by i
 
 demo: setup ## train, translate with and compare several small models, about five minutes on two cores
 	@PATH="$(CURDIR)/$(BIN):$$PATH" recipes/quickstart/run.sh
+
+report: setup ## all results beside the papers' figures, in runs/report/report.html (RUNS=... for other runs)
+	@$(BIN)/python -m recipes.report
 
 test: setup ## run the tests (PYTEST_ARGS="-k name" to choose, WORKERS=0 for one process)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shared_embeddings.files import replacing
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 MARKERS = "osD^vP*X<>"
-
-
 TITLES = {"bleu": "BLEU", "perplexity": "test perplexity"}
 
 
@@ -25,6 +26,25 @@ def quality_size_plot(results: Iterable[dict[str, Any]], path: str | Path, quali
     # Not pyplot: it would choose a window system and keep every figure alive.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    draw_quality_size(axes, results, quality)
+    axes.set_ylabel(TITLES[quality])
+    axes.legend(fontsize=8)
+    with replacing(Path(path)) as temporary:
+        figure.savefig(temporary, format="png", metadata={"Software": None})
+
+
+def draw_quality_size(axes: Axes, results: Iterable[dict[str, Any]], quality: str) -> None:
+    """Draw quality against embedding parameters on `axes`, for pictures of any kind.
+
+    Args:
+        axes: empty; they get neither a legend nor a label for the quality.
+        results: as for `quality_size_plot`; a row with an empty name gets no label.
+        quality: the metric.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     by_method: dict[str, list[tuple[float, float, str]]] = {}
@@ -32,9 +52,6 @@ def quality_size_plot(results: Iterable[dict[str, Any]], path: str | Path, quali
         method = (record["config"].get("embedding") or {"method": "standard"})["method"]
         point = (record["counts"]["embedding"], record["metrics"][quality], record["row"])
         by_method.setdefault(method, []).append(point)
-    figure = Figure(figsize=(6.4, 4.0), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
     for index, (method, points) in enumerate(sorted(by_method.items())):
         axes.scatter(
             [size for size, _, _ in points],
@@ -50,8 +67,4 @@ def quality_size_plot(results: Iterable[dict[str, Any]], path: str | Path, quali
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.15, y=0.12)
     axes.set_xlabel("embedding parameters (input and output)")
-    axes.set_ylabel(TITLES[quality])
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    with replacing(Path(path)) as temporary:
-        figure.savefig(temporary, format="png", metadata={"Software": None})

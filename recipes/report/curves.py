@@ -1,0 +1,60 @@
+"""Training curves, read from what a run has left beside its results."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+Curve = list[tuple[int, float]]
+_TAG = "valid/perplexity"
+# Of onmt_train: a line about steps, and below it the validation after them.
+_STEP = re.compile(r"\bStep (\d+)/")
+_VALIDATION = re.compile(r"\bValidation perplexity: (\S+)")
+
+
+def validation_curve(run: Path) -> Curve:
+    """Validation perplexity by step: of ``tensorboard/`` where a run has it, else of ``train.log``.
+
+    A training that was resumed tells some steps twice; the later one counts.
+
+    Args:
+        run: folder of the run.
+
+    Returns:
+        (step, perplexity), the first step first; empty where nothing is told.
+    """
+    points = _of_events(run / "tensorboard") or _of_log(run / "train.log")
+    return sorted(points.items())
+
+
+def _of_events(folder: Path) -> dict[int, float]:
+    """What event files of TensorBoard tell; nothing where there are none or they cannot be read."""
+    if not any(folder.glob("*tfevents*")):
+        return {}
+    from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+
+    # 0: keep all values, not a sample of them.
+    events = EventAccumulator(str(folder), size_guidance={SCALARS: 0})
+    events.Reload()
+    if _TAG not in events.Tags()[SCALARS]:
+        return {}
+    return {event.step: float(event.value) for event in events.Scalars(_TAG)}
+
+
+def _of_log(path: Path) -> dict[int, float]:
+    """What the log of ``onmt_train`` tells; nothing where there is none."""
+    points: dict[int, float] = {}
+    step = 0
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return points
+    for line in lines:
+        if found := _STEP.search(line):
+            step = int(found[1])
+        elif found := _VALIDATION.search(line):
+            try:
+                points[step] = float(found[1])
+            except ValueError:
+                continue
+    return points

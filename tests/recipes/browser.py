@@ -1,0 +1,112 @@
+"""A real browser for tests: Chromium without a window, told what to do over its debugging pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+# A first start on a busy machine takes its time; without an answer for so long (s) the test fails.
+PATIENCE = 120
+
+
+def find_browser() -> str | None:
+    """The program that $BROWSER_FOR_TESTS names, or Chromium where it is installed; None without any."""
+    wanted = os.environ.get("BROWSER_FOR_TESTS")
+    return shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Page:
+    """One page; `events` are all that the browser has reported about it, such as errors."""
+
+    def __init__(self, requests: int, answers: int) -> None:
+        self._requests, self._answers = requests, answers
+        self._received = b""
+        self._number = 0
+        self._session: str | None = None
+        self.events: list[dict[str, Any]] = []
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.send(f"{domain}.enable")
+
+    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a command of the DevTools protocol and return its answer.
+
+        Raises:
+            AssertionError: the browser refuses it.
+        """
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._requests, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                return dict(answer["result"])
+            self.events.append(answer)
+
+    def open(self, path: Path, width: int, dark: bool) -> None:
+        """Show a file as a telephone does that is `width` pixels wide."""
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.send("Emulation.setEmulatedMedia", features=scheme)
+        self.send(
+            "Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=True
+        )
+        self.events.clear()
+        self.send("Page.navigate", url=path.absolute().as_uri())
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self._receive())
+
+    def value(self, expression: str) -> Any:
+        """What an expression of JavaScript gives on the page; promises are waited for."""
+        found = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def _receive(self) -> dict[str, Any]:
+        """The next message of the browser."""
+        while b"\0" not in self._received:
+            block = os.read(self._answers, 1 << 16)
+            assert block, "the browser has ended"
+            self._received += block
+        message, _, self._received = self._received.partition(b"\0")
+        return dict(json.loads(message))
+
+
+@contextmanager
+def browser_page(program: str, profile: Path) -> Iterator[Page]:
+    """A page of a browser that is started for it and ended with it.
+
+    Args:
+        program: of `find_browser`.
+        profile: a folder that the browser may fill.
+    """
+    in_browser, requests = os.pipe()
+    answers, out_browser = os.pipe()
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}"]
+    # Chromium reads commands from descriptor 3 and answers on 4. `timeout` ends one that hangs.
+    shell = f'exec timeout {PATIENCE} "$@" 3<&{in_browser} 4>&{out_browser}'
+    process = subprocess.Popen(
+        ["bash", "-c", shell, "bash", program, "--remote-debugging-pipe", *options],
+        pass_fds=(in_browser, out_browser),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(in_browser)
+    os.close(out_browser)
+    try:
+        yield Page(requests, answers)
+    finally:
+        process.terminate()
+        process.wait()
+        os.close(requests)
+        os.close(answers)

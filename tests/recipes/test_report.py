@@ -1,0 +1,366 @@
+"""The report: what it takes from results files, what it says of them, and whether a browser can show it."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.common.errors import run_main
+from recipes.report import __main__ as command
+from recipes.report.collect import collect, of_runs
+from recipes.report.commands import commands
+from recipes.report.curves import validation_curve
+from recipes.report.document import Block, Heading, Paragraph, Table
+from recipes.report.lines import Line, lines_of
+from recipes.report.markdown import as_markdown
+from recipes.report.measures import chosen, flatten, spreads
+from recipes.report.page import as_page
+from shared_embeddings.ledger import Figure
+from tests.recipes.browser import Page, browser_page, find_browser
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+ROWS = {
+    "common": "train: {}\n",
+    "standard": "embedding: {method: standard}\n",
+    "table1_a": "paper:\n  source: 'DeFINE, Table 1a: R3 <&>'\n  perplexity: 41.17\n"
+    "  parameters_in_millions: 33.02\n"
+    "embedding: {method: define, map_dim: 8}\n",
+    "table1_b": "paper: {source: 'DeFINE, Table 1a: R4', perplexity: 38.01}\n"
+    "embedding: {method: define}\ndistill: {teacher: standard, alpha: 0.1}\n",
+    "table3": "paper: {source: 'ALONE, Table 3: Real', perplexity: 30}\nembedding: {method: alone}\n",
+}
+
+
+@pytest.fixture
+def recipes(tmp_path: Path) -> Path:
+    """A folder with one recipe of four rows and one that has nothing but a script."""
+    folder = tmp_path / "repository" / "recipes"
+    for recipe in ("small_lm", "other"):
+        (folder / recipe / "configs").mkdir(parents=True)
+        (folder / recipe / "README.md").write_text(f"# The {recipe} & friends\n")
+    for name, text in ROWS.items():
+        (folder / "small_lm" / "configs" / f"{name}.yaml").write_text(text)
+    (folder / "small_lm" / "train.sh").touch()
+    (folder / "other" / "run.sh").touch()
+    (folder / "common").mkdir()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two printed sizes in the place of 305 that take seconds."""
+    shared = {"paper": "UnClE", "table": "Table 4", "row": "x", "counted": "total", "indices": False}
+    values = {"printed": "1", "unit": "M", "paper_value": 1e6, "our_value": 1e6, "difference": 0.0}
+    rest: dict[str, Any] = {"quoted": False, "notes": (), "model": None}
+    found = [Figure(**shared, **values, agreement=each, **rest) for each in ("agrees", "differs")]
+    monkeypatch.setattr(command, "figures", lambda: found)
+
+
+def record(row: str = "standard", seed: int = 1, perplexity: float = 50.0, **changes: Any) -> dict[str, Any]:
+    """A results file of a language model."""
+    return {
+        "recipe": "small_lm",
+        "row": row,
+        "config": {"embedding": {"method": "define"}, "seed": seed},
+        "counts": {"embedding": 2_000_000, "output": 500_000, "rest": 6_000_000, "total": 8_000_000}
+        | {"dense_embedding": 8_000_000},
+        "metrics": {"perplexity": perplexity, "training_seconds": 90.0},
+        "data_checksum": "c" * 64,
+        "date": f"2026-01-0{seed}T00:00:00+00:00",
+        "git": {"commit": "f" * 40, "dirty": True},
+        **changes,
+    }
+
+
+def write(folder: Path, content: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+def texts(blocks: list[Block]) -> str:
+    return as_markdown(blocks)
+
+
+def cells(blocks: list[Block], anchor: str) -> list[dict[str, str]]:
+    """The first table behind a heading, as mappings from column to cell."""
+    begin = next(i for i, b in enumerate(blocks) if isinstance(b, Heading) and b.anchor == anchor)
+    table = next(block for block in blocks[begin:] if isinstance(block, Table))
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+class Checker(HTMLParser):
+    """Whether tags are closed in their order, and what the page refers to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.resources: list[str] = []
+        self.images: list[dict[str, str | None]] = []
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.seen.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        if found.get("id"):
+            self.ids.append(str(found["id"]))
+        if tag == "a":
+            self.links.append(str(found["href"]))
+        else:
+            self.resources += [str(found[name]) for name in ("src", "href", "srcset") if name in found]
+        if tag == "img":
+            self.images.append(found)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+
+def checked(page: str) -> Checker:
+    checker = Checker()
+    checker.feed(page)
+    checker.close()
+    assert checker.open == []
+    return checker
+
+
+def test_page_is_whole_and_needs_nothing_else(recipes: Path, tmp_path: Path) -> None:
+    write(recipes / "small_lm" / "results" / "standard", record())
+    write(tmp_path / "runs" / "small_lm" / "a", record("table1_a", perplexity=45.25))
+    page = as_page(command.build(recipes, tmp_path / "runs"))
+    found = checked(page)
+    assert len(found.ids) == len(set(found.ids))
+    assert {link.removeprefix("#") for link in found.links} <= set(found.ids)
+    assert {"define-table-1a", "alone-table-3", "small-lm", "printed-sizes"} <= set(found.ids)
+    assert len(found.images) == 2
+    assert all(image["alt"] for image in found.images)
+    assert found.resources and all(resource.startswith("data:") for resource in found.resources)
+    assert "script" not in found.seen
+    assert found.seen.count("h1") == 1 and "main" in found.seen and "nav" in found.seen
+    assert "url(" not in page and "@import" not in page
+    assert 'name="viewport"' in page and "prefers-color-scheme" in page
+    assert "R3 &lt;&amp;&gt;" in page
+
+
+def test_checker_finds_what_is_wrong() -> None:
+    for page in ("<p><b>x</p></b>", "</p>"):
+        with pytest.raises(AssertionError):
+            checked(page)
+    with pytest.raises(AssertionError):
+        checked("<div><p>x</p>")
+
+
+def test_figures_of_the_paper_beside_ours(recipes: Path, tmp_path: Path) -> None:
+    values = {1: 45.0, 2: 46.0, 3: 44.0}
+    for seed, value in values.items():
+        write(tmp_path / "runs" / "small_lm" / f"a{seed}", record("table1_a", seed, value))
+    blocks = command.build(recipes, tmp_path / "runs")
+    [first, second] = cells(blocks, "define-table-1a")
+    assert first["row of the paper"] == "R3 <&>"
+    assert first["our config"] == "small_lm/table1_a"
+    assert first["test perplexity: paper"] == "41.17"
+    assert first["difference"] == f"{statistics.mean(values.values()) - 41.17:+.2f}" == "+3.83"
+    assert first["total parameters: paper"] == "33.02 M"
+    markdown = texts(blocks)
+    assert "45.00 ± 1.00 (3 seeds)" in markdown
+    assert second["test perplexity: paper"] == "38.01"
+    assert set(second.values()) >= {"not run", "–"}
+    assert [row["ours"] for row in cells(blocks, "alone-table-3")] == ["not run"]
+    assert cells(blocks, "glance")[1]["rows run"] == "1 of 4"
+    [row] = cells(blocks, "small-lm")
+    assert (row["embedding"], row["compression"], row["all parameters"]) == ("2.00 M", "4.0x", "8.00 M")
+    assert row["training minutes"] == "1.5"
+    assert cells(blocks, "printed-sizes") == [
+        {"printed sizes of": "UnClE, Table 4", "agrees": "1", "differs": "1"}
+    ]
+    assert "ffffffffff with changes" in markdown
+
+
+def test_empty_repository_says_so(recipes: Path) -> None:
+    blocks = command.build(recipes, None)
+    assert any(isinstance(b, Paragraph) and "There are no results yet" in b.text for b in blocks)
+    assert checked(as_page(blocks)).images == []
+    assert "left-out" not in as_page(blocks)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"recipe": "small_lm"', "not a results file"),
+        ("[1, 2]", "not a results file"),
+        ('{"recipe": "small_lm", "row": "x"}', "it has no config, counts, metrics, data_checksum"),
+        (record(recipe="theirs"), 'recipe is "theirs"; there is none of this name'),
+        (record(row=3), "row is 3; it must be of type str"),
+        (record(metrics=[1.0]), r"metrics is [1.0]; it must be of type dict"),
+        (record(metrics={}), "metrics is empty"),
+        (record(metrics={"perplexity": math.nan}), "metrics has a number that is not finite"),
+        (record(config={"embedding": "define"}), 'config: embedding is "define"'),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(
+    recipes: Path, tmp_path: Path, content: Any, reason: str
+) -> None:
+    write(tmp_path / "runs" / "small_lm" / "bad", content)
+    write(tmp_path / "runs" / "small_lm" / "good", record())
+    blocks = command.build(recipes, tmp_path / "runs")
+    [left_out] = [block.texts for block in blocks if hasattr(block, "texts")]
+    [text] = left_out
+    assert text.startswith("runs/small_lm/bad/results.json: ") and reason in text
+    assert str(tmp_path) not in texts(blocks)
+    assert cells(blocks, "small-lm")[0]["row"] == "standard"
+
+
+def test_only_runs_alike_are_averaged(recipes: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    write(runs / "small_lm" / "1", record(seed=1, perplexity=10.0))
+    write(runs / "small_lm" / "2", record(seed=2, perplexity=20.0))
+    write(runs / "small_lm" / "old", record(seed=2, perplexity=99.0, date="2025-01-01"))
+    write(runs / "small_lm" / "data", record(seed=3, perplexity=99.0, data_checksum="d", date="2025-01-01"))
+    # A copy of the first is neither another seed nor left out.
+    write(recipes / "small_lm" / "results" / "1", record(seed=1, perplexity=10.0))
+    found, left_out = collect([*of_runs(runs)], ["small_lm"])
+    assert left_out == []
+    lines, replaced = lines_of(recipes / "small_lm", found)
+    [line] = [line for line in lines if line.runs]
+    assert [run.seed for run in line.runs] == [1, 2]
+    assert line.measured["perplexity"].mean == 15.0
+    assert line.measured["perplexity"].deviation == pytest.approx(math.sqrt(50))
+    assert {(one.name, one.reason.split(" ")[0]) for one in replaced} == {
+        ("runs/small_lm/old/results.json", "runs/small_lm/2/results.json"),
+        ("runs/small_lm/data/results.json", "has"),
+    }
+
+
+def test_same_input_gives_the_same_bytes(
+    recipes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "REPOSITORY", recipes.parent)
+    runs = tmp_path / "runs"
+    write(runs / "small_lm" / "1", record())
+    contents = []
+    for name in ("first", "second"):
+        assert run_main("report", command.main, ["--runs", str(runs), "--output", str(tmp_path / name)]) == 0
+        folder = tmp_path / name
+        contents.append({path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")})
+    assert contents[0] == contents[1]
+    assert {str(path) for path in contents[0]} == {
+        "report.md",
+        "report.html",
+        "figures/small_lm-quality.svg",
+        "figures/small_lm-parameters.svg",
+    }
+    capsys.readouterr()
+    assert run_main("report", command.main, ["--runs", str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "file").touch()
+    assert (
+        run_main("report", command.main, ["--runs", str(runs), "--output", str(tmp_path / "file" / "x")]) == 2
+    )
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_measures_of_headlines_and_of_word_similarity() -> None:
+    rouge = {"recall": {"rouge1": {"mean": 31.5, "low": 30}, "signature": "s"}, "f1": {}}
+    similarity = {"LARGE": {"rho": 0.4, "known": 300}, "SMALL": {"rho": None}}
+    flat = flatten({"length_75": rouge, "similarity": similarity, "sentences": 3, "relative_error": 0.2})
+    assert flat == {"rouge1_75": 31.5, "rho LARGE": 0.4, "relative_error": 0.2}
+    assert chosen(["relative_error", "rho LARGE"]) == "rho LARGE"
+    assert chosen(["valid_perplexity", "perplexity"]) == "perplexity"
+    assert chosen(["embedding_in_millions"]) is None
+    assert spreads([flat, {"rho LARGE": 0.6}])["rho LARGE"].mean == 0.5
+    assert spreads([flat])["rho LARGE"].deviation is None
+
+
+def test_curve_of_a_log_that_was_resumed(tmp_path: Path) -> None:
+    lines = [
+        "Step 50/100; ppl: 9",
+        "Validation perplexity: 30.5",
+        "Step 100/100;",
+        "Validation perplexity: 20",
+    ]
+    again = ["Step 50/100; ppl: 9", "Validation perplexity: 29.5", "Validation perplexity: broken"]
+    (tmp_path / "train.log").write_text("\n".join(f"[2026 INFO] {line}" for line in [*lines, *again]))
+    assert validation_curve(tmp_path) == [(50, 29.5), (100, 20.0)]
+    assert validation_curve(tmp_path / "nowhere") == []
+
+
+def test_curve_of_event_files(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = SummaryWriter(str(tmp_path / "tensorboard"))
+    for step, value in ((10, 80.0), (20, 40.0)):
+        writer.add_scalar("valid/perplexity", value, step)
+    writer.close()
+    assert validation_curve(tmp_path) == [(10, 80.0), (20, 40.0)]
+
+
+def test_commands_of_a_row_that_starts_from_another(recipes: Path, tmp_path: Path) -> None:
+    config = {
+        "distill": {"teacher": "standard"},
+        "train_options": ["-seed", "2"],
+        "eval_options": ["-x", "a b"],
+    }
+    write(tmp_path / "runs" / "small_lm" / "b", record("table1_b", 2, config=config))
+    found, _ = collect(of_runs(tmp_path / "runs"), ["small_lm"])
+    lines, _ = lines_of(recipes / "small_lm", found)
+    [line] = [line for line in lines if line.runs]
+    assert commands(recipes / "small_lm", line).splitlines() == [
+        "recipes/small_lm/preprocess.sh",
+        "recipes/small_lm/train.sh standard",
+        "recipes/small_lm/train.sh table1_b -seed 2",
+        "recipes/small_lm/eval.sh table1_b -x 'a b'",
+    ]
+    assert commands(recipes / "other", Line("other", "x", {})) == "recipes/other/run.sh"
+
+
+def test_every_recipe_of_the_repository_is_in_the_report() -> None:
+    blocks = command.build(command.REPOSITORY / "recipes", None)
+    told = {row["task"] for row in cells(blocks, "glance")}
+    scripts = command.REPOSITORY.glob("recipes/*/README.md")
+    assert told == {path.parent.name for path in scripts}
+    assert checked(as_page(blocks)).images
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium found; install one, or name it in BROWSER_FOR_TESTS")
+    with browser_page(program, tmp_path / "profile") as opened:
+        yield opened
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_page_on_a_phone(page: Page, recipes: Path, tmp_path: Path) -> None:
+    write(tmp_path / "runs" / "small_lm" / "1", record("table1_a"))
+    blocks = command.build(recipes, tmp_path / "runs")
+    command.write(blocks, tmp_path / "report")
+    for dark in (False, True):
+        page.open(tmp_path / "report" / "report.html", width=390, dark=dark)
+        page.value("document.querySelectorAll('details').forEach(each => { each.open = true })")
+        assert page.value("document.title") == "Compressed word embeddings: results"
+        assert page.value("innerWidth") == 390
+        assert page.value("document.documentElement.scrollWidth") == 390
+        images = page.value("[...document.images].map(each => each.complete && each.naturalWidth > 0)")
+        assert images == [True, True]
+        ground = page.value("getComputedStyle(document.body).backgroundColor")
+        assert ground == ("rgb(22, 24, 28)" if dark else "rgb(253, 253, 252)")
+        complaints = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+        assert [event for event in page.events if event["method"] in complaints] == []
+        asked = [
+            event["params"]["request"]["url"]
+            for event in page.events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
+        assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
