@@ -13,9 +13,11 @@ import shared_embeddings as se
 from lm.checkpoint import load_model, read_checkpoint, save_state
 from lm.errors import UserError
 from lm.models import LanguageModel
+from lm.quality import perplexity
 from lm.vocabulary import EOS
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.compression_hosts import TiedTable, WordEmbedding, take_over_bias, teacher_table
+from shared_embeddings.compression_quality import Quality, Validation
 from shared_embeddings.storage import StorageError
 from shared_embeddings.token_counts import count_words
 
@@ -122,6 +124,14 @@ class CheckpointModel:
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
         """How often words stand between spaces in texts."""
         return count_words(texts)
+
+    def quality(self, validation: Validation) -> Quality:
+        """The perplexity of a text.
+
+        Raises:
+            ValueError: there is no such text, it is of another vocabulary, or it is too short.
+        """
+        return perplexity(self.module, self.words, validation.one_text())
 
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embedding into the model; gives what else changes with it."""

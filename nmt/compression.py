@@ -20,6 +20,7 @@ from nmt.model import PADDING, SharedGenerator, place_embeddings, unique_state, 
 from nmt.plan import OPTION_NAMES, EmbeddingPlan, check_combinations, check_sizes, method_options, words_of
 from nmt.vocabulary import SENTENCE_MARKS
 from shared_embeddings.compression_hosts import TiedTable, WordEmbedding, take_over_bias, teacher_table
+from shared_embeddings.compression_quality import Quality, Validation
 from shared_embeddings.storage import StorageError
 from shared_embeddings.token_counts import count_words
 
@@ -67,10 +68,11 @@ class CheckpointModel:
         self.module, self.vocabs, _, self.checkpoint = build_from_checkpoint(str(path))
         self.is_safetensors = "model" not in self.checkpoint
         self.options: Namespace = copy.copy(self.checkpoint["opt"])
-        is_language_model = getattr(self.options, "model_task", "seq2seq") == "lm"
-        self.share_inputs = bool(getattr(self.options, "share_embeddings", False)) and not is_language_model
+        self.is_language_model = getattr(self.options, "model_task", "seq2seq") == "lm"
+        is_shared = bool(getattr(self.options, "share_embeddings", False))
+        self.share_inputs = is_shared and not self.is_language_model
         self.share_output = bool(getattr(self.options, "share_decoder_embeddings", False))
-        self.sides = ["target"] if self.share_inputs or is_language_model else ["source", "target"]
+        self.sides = ["target"] if self.share_inputs or self.is_language_model else ["source", "target"]
 
     def embeddings(self) -> list[WordEmbedding]:
         """Return the embedding of each side; one for both sides where they share it."""
@@ -142,6 +144,20 @@ class CheckpointModel:
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
         """Return how often words stand between spaces in texts."""
         return count_words(texts)
+
+    def quality(self, validation: Validation) -> Quality:
+        """Return the BLEU of a text.
+
+        Raises:
+            UserError: the model does not translate.
+            ValueError: the texts are missing, empty or not parallel.
+        """
+        if self.is_language_model:
+            raise UserError(f"model {self.path}: does not translate, and has no BLEU; leave --validation out")
+        from nmt.quality import bleu  # brings OpenNMT's translation with it
+
+        source, target = validation.two_sides()
+        return bleu(self.path, self.module, source, target, validation.subwords)
 
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embeddings of all sides into the model; return what else changes with them."""

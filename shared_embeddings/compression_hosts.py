@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from shared_embeddings.compression_quality import Quality, Validation
 from shared_embeddings.interface import Layer, SharedEmbedding
 
 GROUP = "shared_embeddings.hosts"
@@ -97,6 +98,9 @@ class TrainedModel(Protocol):
 
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
         """How often its words are in texts; ValueError where they cannot be counted."""
+
+    def quality(self, validation: Validation) -> Quality:
+        """How good the model is now; ValueError where that cannot be measured, before any long work."""
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         """Put one embedding per table into the model; returns what else that changes."""
