@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
 import tempfile
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +54,8 @@ def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path, subword
         asked = ["-model", os.fspath(checkpoint), "-src", os.fspath(source), "-output", output]
         parser = onmt.bin.translate._get_parser()
         options = parser.parse_args([*asked, "-beam_size", str(BEAM_SIZE)])
-        translate_file(options, lambda changed: _translate(changed, model))
+        with _quiet():
+            translate_file(options, lambda changed: _translate(changed, model))
         found = [joined(line, subwords) for line in read_lines(output)]
     metric = BLEU(tokenize="none", force=True) if subwords == "none" else BLEU(force=True)
     score = metric.corpus_score(found, [wanted]).score
@@ -79,6 +83,17 @@ def _check_joined(target: Path, lines: list[str], subwords: str) -> None:
                 f"{target}: line {number} has pieces of words, marked {mark}, but --validation-subwords "
                 f"{subwords} compares whole words; give the text as it reads, or leave the option out"
             )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what OpenNMT logs about every translation."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _translate(options: Namespace, model: nn.Module) -> None:

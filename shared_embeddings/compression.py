@@ -158,6 +158,7 @@ def _fit_table(
     return embedding, TableReport(
         name=table.name,
         uses=table.uses,
+        part=table.part,
         parameters=Sizes(table.parameters, found.parameters),
         stored_bytes=Sizes(-(-table.stored_bits // 8), after),
         fit=found,

@@ -77,6 +77,7 @@ class TableReport:
     Attributes:
         name: the host's name of it.
         uses: where the model uses it.
+        part: of an embedding that it is, and that the numbers here are of; None for all of the embedding.
         parameters: of the embedding before and after.
         stored_bytes: of the embedding before, and as it is written; codes have their own bits.
         fit: how well the new embedding reconstructs the table before it is stored.
@@ -87,6 +88,7 @@ class TableReport:
 
     name: str
     uses: tuple[str, ...]
+    part: str | None
     parameters: Sizes
     stored_bytes: Sizes
     fit: FitReport
@@ -195,7 +197,8 @@ def _table_lines(table: TableReport) -> Iterator[str]:
     fit = table.fit
     # Lists of classes and ranks of a large vocabulary would fill the screen.
     options = {name: value for name, value in fit.options.items() if len(str(value)) <= 60}
-    yield f"table {table.name} ({', '.join(table.uses)}): {as_yaml(fit.method, options)}"
+    of_part = "" if table.part is None else f", {table.part}"
+    yield f"table {table.name} ({', '.join(table.uses)}){of_part}: {as_yaml(fit.method, options)}"
     yield _line("  parameters", table.parameters)
     yield _line("  bytes", table.stored_bytes)
     weighted = "" if fit.weighted_error is None else f", weighted by counts {fit.weighted_error:.4f}"
