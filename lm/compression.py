@@ -6,16 +6,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import shared_embeddings as se
 from lm.checkpoint import load_model, read_checkpoint, save_state
 from lm.errors import UserError
 from lm.models import LanguageModel
+from lm.quality import perplexity
 from lm.vocabulary import EOS
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.compression_hosts import TiedTable, WordEmbedding, take_over_bias, teacher_table
+from shared_embeddings.compression_hosts import (
+    TiedTable,
+    WordEmbedding,
+    name_of_part,
+    take_over_bias,
+    teacher_table,
+    with_untrained_part,
+)
+from shared_embeddings.compression_quality import Quality, Validation
 from shared_embeddings.storage import StorageError
 from shared_embeddings.token_counts import count_words
 
@@ -71,7 +79,7 @@ class CheckpointModel:
         Raises:
             UserError: the output is another table than the input.
         """
-        embedding = self.module.embedding
+        embedding = self.module.embedding.word_part()
         try:
             table = teacher_table(embedding, is_scored=True)
         except ValueError as error:
@@ -89,6 +97,7 @@ class CheckpointModel:
                 sentence_marks=(EOS,),
                 parameters=counts["total"],
                 stored_bits=counts["stored_bits"],
+                part=name_of_part(self.module.embedding),
             )
         ]
 
@@ -103,14 +112,7 @@ class CheckpointModel:
         chosen: dict[str, Any] = dict(options)
         if old.output_bias() is not None and chosen.get("output") != "none":
             chosen.setdefault("output_bias", True)
-        with torch.device("meta"):
-            new = se.build(
-                method,
-                num_embeddings=old.num_embeddings,
-                embedding_dim=old.embedding_dim,
-                words=self.words,
-                **chosen,
-            )
+        new = with_untrained_part(old, self.words, method, chosen)
         if not new.has_output or new.score_dim != old.score_dim:
             takes = f"takes {new.score_dim} dimensions" if new.has_output else "has no output side"
             raise UserError(
@@ -123,9 +125,18 @@ class CheckpointModel:
         """How often words stand between spaces in texts."""
         return count_words(texts)
 
+    def quality(self, validation: Validation) -> Quality:
+        """The perplexity of a text.
+
+        Raises:
+            ValueError: there is no such text, it is of another vocabulary, or it is too short.
+        """
+        return perplexity(self.module, self.words, validation.one_text())
+
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embedding into the model; gives what else changes with it."""
-        new, bias = fitted[NAME], self.module.embedding.output_bias()
+        old = self.module.embedding
+        new, bias = old.with_word_part(fitted[NAME]), old.output_bias()
         notes = ["the state of the optimiser and the position in the text are left out"]
         if bias is not None:
             notes += take_over_bias(new, bias)

@@ -19,7 +19,15 @@ from nmt.files import read_checkpoint, save_checkpoint
 from nmt.model import PADDING, SharedGenerator, place_embeddings, unique_state, word_lookup
 from nmt.plan import OPTION_NAMES, EmbeddingPlan, check_combinations, check_sizes, method_options, words_of
 from nmt.vocabulary import SENTENCE_MARKS
-from shared_embeddings.compression_hosts import TiedTable, WordEmbedding, take_over_bias, teacher_table
+from shared_embeddings.compression_hosts import (
+    TiedTable,
+    WordEmbedding,
+    name_of_part,
+    take_over_bias,
+    teacher_table,
+    with_untrained_part,
+)
+from shared_embeddings.compression_quality import Quality, Validation
 from shared_embeddings.storage import StorageError
 from shared_embeddings.token_counts import count_words
 
@@ -67,10 +75,11 @@ class CheckpointModel:
         self.module, self.vocabs, _, self.checkpoint = build_from_checkpoint(str(path))
         self.is_safetensors = "model" not in self.checkpoint
         self.options: Namespace = copy.copy(self.checkpoint["opt"])
-        is_language_model = getattr(self.options, "model_task", "seq2seq") == "lm"
-        self.share_inputs = bool(getattr(self.options, "share_embeddings", False)) and not is_language_model
+        self.is_language_model = getattr(self.options, "model_task", "seq2seq") == "lm"
+        is_shared = bool(getattr(self.options, "share_embeddings", False))
+        self.share_inputs = is_shared and not self.is_language_model
         self.share_output = bool(getattr(self.options, "share_decoder_embeddings", False))
-        self.sides = ["target"] if self.share_inputs or is_language_model else ["source", "target"]
+        self.sides = ["target"] if self.share_inputs or self.is_language_model else ["source", "target"]
 
     def embeddings(self) -> list[WordEmbedding]:
         """Return the embedding of each side; one for both sides where they share it."""
@@ -97,11 +106,12 @@ class CheckpointModel:
         is_scored = side == "target" and self.share_output
         uses = ["source", "target"] if self.share_inputs else [side]
         if isinstance(lookup, se.SharedEmbedding):
+            part = lookup.word_part()
             try:
-                table = teacher_table(lookup, is_scored)
+                table = teacher_table(part, is_scored)
             except ValueError as error:
                 raise UserError(f"{side} embedding: {error}") from error
-            parameters, bits = lookup.counts()["total"], lookup.counts()["stored_bits"]
+            parameters, bits = part.counts()["total"], part.counts()["stored_bits"]
         else:
             assert isinstance(lookup, nn.Embedding)  # upstream has no other
             table = lookup.weight.detach().clone()
@@ -117,6 +127,7 @@ class CheckpointModel:
             sentence_marks=SENTENCE_MARKS,
             parameters=parameters,
             stored_bits=bits,
+            part=name_of_part(lookup) if isinstance(lookup, se.SharedEmbedding) else None,
         )
 
     def _padding(self, side: str) -> int:
@@ -133,15 +144,38 @@ class CheckpointModel:
         settings: dict[str, Any] = {"method": method, **options}
         if is_scored and self._output_bias() is not None and settings.get("output") != "none":
             settings.setdefault("output_bias", True)
-        plan = self._plan({table: settings})
+        plan = self._plan({table: self._settings_of_all(table, settings)})
         stored = self._stored_options(plan)
         check_combinations(plan, stored)
         check_sizes(plan, self._with_sizes(stored), self.vocabs)
         return method_options(table, settings, is_scored)
 
+    def _settings_of_all(self, side: str, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings of the whole embedding of one side out of those of its new part."""
+        old = word_lookup(self.module, side)
+        if not isinstance(old, se.SharedEmbedding) or old.word_part() is old:
+            return settings
+        options = {name: value for name, value in settings.items() if name != "method"}
+        new = with_untrained_part(old, words_of(self.vocabs, side), settings["method"], options)
+        return {"method": new.method, **new.stored_options()}
+
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
         """Return how often words stand between spaces in texts."""
         return count_words(texts)
+
+    def quality(self, validation: Validation) -> Quality:
+        """Return the BLEU of a text.
+
+        Raises:
+            UserError: the model does not translate.
+            ValueError: the texts are missing, empty or not parallel.
+        """
+        if self.is_language_model:
+            raise UserError(f"model {self.path}: does not translate, and has no BLEU; leave --validation out")
+        from nmt.quality import bleu  # brings OpenNMT's translation with it
+
+        source, target = validation.two_sides()
+        return bleu(self.path, self.module, source, target, validation.subwords)
 
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embeddings of all sides into the model; return what else changes with them."""
@@ -151,8 +185,13 @@ class CheckpointModel:
             notes += take_over_bias(fitted["target"], bias)
         if not self.share_output:
             notes.append("the output layer is not tied to an embedding, and stays as it is")
-        self.put_in(fitted)
+        self.put_in({side: self._with_part(side, part) for side, part in fitted.items()})
         return notes
+
+    def _with_part(self, side: str, part: se.SharedEmbedding) -> se.SharedEmbedding:
+        """Return the embedding of one side with a new part in it; one that is all new where it was plain."""
+        old = word_lookup(self.module, side)
+        return old.with_word_part(part) if isinstance(old, se.SharedEmbedding) else part
 
     def put_in(self, embeddings: Mapping[str, se.SharedEmbedding]) -> None:
         """Put embeddings of sides into the model, and their settings into its options."""

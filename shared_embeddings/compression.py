@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shared_embeddings import accounting
 from shared_embeddings.compression_hosts import TiedTable, TrainedModel, find_host
+from shared_embeddings.compression_quality import Validation, checked, compared
 from shared_embeddings.compression_report import (
     CompressionReport,
     Sizes,
@@ -49,6 +50,7 @@ def compress(
     store: str = "fp32",
     counts: Mapping[str, int] | None = None,
     texts: Sequence[Path] | None = None,
+    validation: Validation | None = None,
     seed: int = 0,
     steps: int | None = None,
     force: bool = False,
@@ -66,6 +68,7 @@ def compress(
         store: how the numbers of the embeddings are stored, see `shared_embeddings.storage`.
         counts: how often words occur, for methods that weigh them and for the frequency bands.
         texts: to count the words in, in place of `counts`, as the host divides them.
+        validation: what the quality of the model is measured on, before and after.
         seed: of everything that is drawn.
         steps: of gradient descent, for methods that are fitted by it.
         force: replace files that are there.
@@ -73,7 +76,8 @@ def compress(
         progress: show bars for long fits.
 
     Raises:
-        ValueError: no host knows the file, the paths clash, or the options cannot be.
+        ValueError: no host knows the file, the paths clash, the options cannot be, or the
+            quality cannot be measured.
         OSError: a file cannot be read or written.
     """
     check_store(store)
@@ -94,6 +98,7 @@ def compress(
         )
         for table in tables
     }
+    before = None if validation is None else checked(trained.quality(validation))
     fitted: dict[str, SharedEmbedding] = {}
     reports, missed = [], []
     for table in tables:
@@ -122,6 +127,9 @@ def compress(
         bytes_of_weights=Sizes(weights_before, _bytes_of(written)),
         bytes_in_memory=Sizes(memory_before, memory),
         parameters=Sizes(parameters_before, parameters),
+        quality=None
+        if before is None or validation is None
+        else compared(before, trained.quality(validation)),
         tables=reports,
         notes=notes,
     )
@@ -150,6 +158,7 @@ def _fit_table(
     return embedding, TableReport(
         name=table.name,
         uses=table.uses,
+        part=table.part,
         parameters=Sizes(table.parameters, found.parameters),
         stored_bytes=Sizes(-(-table.stored_bits // 8), after),
         fit=found,

@@ -14,7 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from shared_embeddings.compression_quality import Quality, Validation
 from shared_embeddings.interface import Layer, SharedEmbedding
+from shared_embeddings.registry import build
 
 GROUP = "shared_embeddings.hosts"
 
@@ -22,6 +24,10 @@ GROUP = "shared_embeddings.hosts"
 @dataclasses.dataclass(frozen=True)
 class TiedTable:
     """One table of a trained model, wherever the model uses it.
+
+    Where the output is tied to the map of a DeFINE unit, the table is that map ``(V, n)``: what is stored for
+    the words, as in DeFINE's Table 5. The layers after it stay as they are trained. Every other embedding is
+    replaced as a whole, by what is fitted to its full table, as that is right for both sides.
 
     Attributes:
         name: the host's name of it.
@@ -34,6 +40,7 @@ class TiedTable:
         parameters: of the embedding as it is.
         stored_bits: of the embedding as it is.
         has_output_bias: whether the output has a bias that a new embedding takes over.
+        part: of the embedding that the table is, such as "map of define"; None for all of it.
     """
 
     name: str
@@ -46,6 +53,7 @@ class TiedTable:
     parameters: int
     stored_bits: int
     has_output_bias: bool = False
+    part: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +105,9 @@ class TrainedModel(Protocol):
 
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
         """How often its words are in texts; ValueError where they cannot be counted."""
+
+    def quality(self, validation: Validation) -> Quality:
+        """How good the model is now; ValueError where that cannot be measured, before any long work."""
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         """Put one embedding per table into the model; returns what else that changes."""
@@ -150,6 +161,26 @@ def find_host(model: Path, group: str = GROUP) -> tuple[str, Any]:
         f"model {model}: is cut short, or of no program that this command takes (it takes: {known}); files "
         "that hold more than plain values and tensors are not opened, because they could run code"
     )
+
+
+def name_of_part(embedding: SharedEmbedding) -> str | None:
+    """Which part of an embedding is replaced, see `TiedTable.part`."""
+    return None if embedding.word_part() is embedding else f"map of {embedding.method}"
+
+
+def with_untrained_part(
+    embedding: SharedEmbedding, words: Sequence[str], method: str, options: Mapping[str, Any]
+) -> SharedEmbedding:
+    """What `embedding` becomes with a part of another method, whose parameters take no memory.
+
+    Raises:
+        OptionError: there cannot be such a part.
+    """
+    old = embedding.word_part()
+    sizes = {"num_embeddings": old.num_embeddings, "embedding_dim": old.embedding_dim}
+    with torch.device("meta"):
+        part = build(method, **sizes, padding_idx=old.padding_idx, words=words, **options)
+    return embedding.with_word_part(part)
 
 
 def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from shared_embeddings.compression_quality import QualityReport
 from shared_embeddings.fitting import FitReport
 from shared_embeddings.interface import SharedEmbedding
 from shared_embeddings.suggest import as_yaml
@@ -76,6 +77,7 @@ class TableReport:
     Attributes:
         name: the host's name of it.
         uses: where the model uses it.
+        part: of an embedding that it is, and that the numbers here are of; None for all of the embedding.
         parameters: of the embedding before and after.
         stored_bytes: of the embedding before, and as it is written; codes have their own bits.
         fit: how well the new embedding reconstructs the table before it is stored.
@@ -86,6 +88,7 @@ class TableReport:
 
     name: str
     uses: tuple[str, ...]
+    part: str | None
     parameters: Sizes
     stored_bytes: Sizes
     fit: FitReport
@@ -107,6 +110,7 @@ class CompressionReport:
         bytes_of_weights: of all tensors as they are in memory before, and as they are written after.
         bytes_in_memory: of parameters and buffers.
         parameters: of the whole model.
+        quality: of the model before and as it is written; None where there was no text for that.
         tables: one for each table that was replaced.
         notes: what else changed.
     """
@@ -120,6 +124,7 @@ class CompressionReport:
     bytes_of_weights: Sizes
     bytes_in_memory: Sizes
     parameters: Sizes
+    quality: QualityReport | None
     tables: list[TableReport]
     notes: list[str]
 
@@ -134,6 +139,8 @@ class CompressionReport:
         lines = [f"{self.output}: {self.host} model with {self.method} embeddings in {self.store}"]
         lines += [f"{'':<28}{'before':>16}{'after':>16}{'smaller':>10}"]
         lines += [_line(title, sizes) for title, sizes in rows.items()]
+        if self.quality is not None:
+            lines += _quality_lines(self.quality)
         for table in self.tables:
             lines += ["", *_table_lines(table)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
@@ -179,12 +186,19 @@ def _line(title: str, sizes: Sizes) -> str:
     return f"{title:<28}{sizes.before:>16,}{sizes.after:>16,}{factor:>9.2f}x"
 
 
+def _quality_lines(quality: QualityReport) -> Iterator[str]:
+    """The lines about the quality."""
+    yield f"{quality.measure:<28}{quality.before:>16.2f}{quality.after:>16.2f}"
+    yield f"  {quality.measure} of {quality.how}"
+
+
 def _table_lines(table: TableReport) -> Iterator[str]:
     """The lines about one table."""
     fit = table.fit
     # Lists of classes and ranks of a large vocabulary would fill the screen.
     options = {name: value for name, value in fit.options.items() if len(str(value)) <= 60}
-    yield f"table {table.name} ({', '.join(table.uses)}): {as_yaml(fit.method, options)}"
+    of_part = "" if table.part is None else f", {table.part}"
+    yield f"table {table.name} ({', '.join(table.uses)}){of_part}: {as_yaml(fit.method, options)}"
     yield _line("  parameters", table.parameters)
     yield _line("  bytes", table.stored_bytes)
     weighted = "" if fit.weighted_error is None else f", weighted by counts {fit.weighted_error:.4f}"

@@ -346,6 +346,18 @@ class SharedEmbedding(CachingModule):
         """
         return select_rows(self, ids)
 
+    def word_part(self) -> SharedEmbedding:
+        """The part that has the words, and scores them: this embedding, or the map of a deeper one."""
+        return self
+
+    def with_word_part(self, part: SharedEmbedding) -> SharedEmbedding:
+        """An embedding with another `word_part`, of the same sizes; it shares all else with this one.
+
+        Raises:
+            OptionError: it cannot have such a part.
+        """
+        return part
+
     def stored_options(self) -> dict[str, object]:
         """The options, as plain values, with which `build` makes a module that this one's state_dict fits.
 

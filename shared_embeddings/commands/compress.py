@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from shared_embeddings.commands.arguments import OPTIONS_FOLLOW, Parser, add, read_options
+from shared_embeddings.compression_quality import SUBWORDS, Validation
 from shared_embeddings.storage import STORES
 
 
@@ -21,6 +22,19 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     command.add_argument("--embedding-output", help="the option 'output' of a method, such as table")
     command.add_argument("--token-counts", type=Path, help="a word, a tab and its count on every line")
     command.add_argument("--text", nargs="+", type=Path, help="tokenised text, to count words in instead")
+    command.add_argument("--validation", type=Path, help="a text: shows the perplexity of a language model")
+    command.add_argument(
+        "--validation-source",
+        type=Path,
+        help="a text in the model's tokens: shows the BLEU of a translation model",
+    )
+    command.add_argument("--validation-target", type=Path, help="what its translation should read")
+    command.add_argument(
+        "--validation-subwords",
+        choices=SUBWORDS,
+        default="none",
+        help="pieces of words to join in translations; none: BLEU compares the model's tokens (default)",
+    )
     command.add_argument("--target-ratio", type=float, help="times fewer bytes for the embeddings")
     command.add_argument("--target-bytes", type=int, help="bytes for the embeddings")
     command.add_argument("--store", choices=STORES, default="fp32", help="of the numbers (default: fp32)")
@@ -52,8 +66,17 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
         store=known.store,
         counts=counts,
         texts=known.text,
+        validation=_validation(known),
         seed=known.seed,
         steps=known.fit_steps,
         force=known.force,
         report_file=known.report,
     ).described()
+
+
+def _validation(known: argparse.Namespace) -> Validation | None:
+    """What the quality is measured on, or None where nothing was said about it."""
+    sides = (known.validation_source, known.validation_target)
+    if known.validation is None and sides == (None, None) and known.validation_subwords == "none":
+        return None
+    return Validation(known.validation, *sides, known.validation_subwords)

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.compression_hosts import TiedTable
+from shared_embeddings.compression_quality import Quality, Validation
 from shared_embeddings.hf.entry import ENTRY, place
 from shared_embeddings.hf.folder import model_class, read_config, read_model
+from shared_embeddings.hf.quality import check_causal, perplexity
 from shared_embeddings.hf.saving import check_output, copy_rest, replacing_folder
 from shared_embeddings.hf.tables import WordTable, find_tables
 from shared_embeddings.hf.words import Vocabulary
@@ -113,6 +115,11 @@ class FolderModel:
                 "in one; take another method"
             )
         return chosen
+
+    def quality(self, validation: Validation) -> Quality:
+        """The perplexity of a text; ValueError where the model has none, or the text cannot be used."""
+        check_causal(self.module)
+        return perplexity(self.module, self.vocabulary, validation.one_text())
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         """Put the embeddings into the model, in its type."""

@@ -37,6 +37,18 @@ class Vocabulary:
             return ()
         return tuple(self._tokenizer.convert_ids_to_tokens(self._tokenizer("")["input_ids"]))
 
+    def encode(self, text: str) -> tuple[list[int], list[int]]:
+        """The ids that the tokenizer begins every text with, and those of a text.
+
+        Raises:
+            ValueError: there is no tokenizer.
+        """
+        if self._tokenizer is None:
+            raise ValueError(f"model {self.folder}: has no tokenizer to divide a text with; put it there")
+        first = self._tokenizer("")["input_ids"][:1]
+        begin = first if first == [self._tokenizer.bos_token_id] else []
+        return begin, self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
     def count(self, texts: Sequence[Path]) -> dict[str, int]:
         """How often each word is in texts, as the tokenizer divides them.
 

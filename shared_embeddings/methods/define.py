@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from shared_embeddings.blockwise import Reduction
@@ -24,6 +25,8 @@ from shared_embeddings.options import EmbeddingOptions, OptionError, require, re
 from shared_embeddings.registry import build, expected_count, methods, options, register
 
 _DEFAULT_GROUPS = 4
+# Options of a map that the unit decides about.
+_OF_THE_UNIT = ("output", "output_bias")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +187,35 @@ class DefineEmbedding(SharedEmbedding):
         """Rows ``(n, D)`` for ids ``(n,)``: map, expand, reduce."""
         expanded = self.expansion(self.entry(self.map.rows(ids)))
         return expanded if self.reduction is None else self.reduction(expanded)
+
+    def word_part(self) -> SharedEmbedding:
+        """As in the base class: the map where the output is tied to it."""
+        return self.map if self.options.output == "map" else self
+
+    def with_word_part(self, part: SharedEmbedding) -> SharedEmbedding:
+        """As in the base class; the layers after the map are those of this unit."""
+        if self.options.output != "map":
+            return super().with_word_part(part)
+        # Whether the map has an output side follows from the unit.
+        of_map = {name: value for name, value in part.stored_options().items() if name not in _OF_THE_UNIT}
+        given: dict[str, Any] = {
+            **self.stored_options(),
+            "map": part.method,
+            "map_options": of_map,
+            "output_bias": part.options.output_bias,
+        }
+        with torch.device("meta"):
+            unit: Any = build(
+                self.method,
+                num_embeddings=part.num_embeddings,
+                embedding_dim=self.embedding_dim,
+                padding_idx=part.padding_idx,
+                **given,
+            )
+        unit.map = part
+        for name in ("entry", "expansion", "reduction", "output_projection"):
+            setattr(unit, name, getattr(self, name))
+        return unit.train(self.training)  # type: ignore[no-any-return]
 
     def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """As in the base class, where the map can leave words out."""

@@ -1,0 +1,77 @@
+"""The perplexity of a causal language model of Hugging Face, in windows that overlap.
+
+Axes: ``T`` tokens of a window, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from shared_embeddings.compression_quality import Quality
+from shared_embeddings.hf.library import transformers
+from shared_embeddings.hf.words import Vocabulary
+
+# The longest window, which the scores of all words must fit into memory for.
+_LONGEST = 1024
+
+
+def perplexity(model: Any, vocabulary: Vocabulary, path: Path) -> Quality:
+    """The perplexity of a text: of every token but the first, or of every one where texts have a beginning.
+
+    The text goes through the model in windows; each has half a window of new tokens, which are scored, after
+    half a window of known ones. Every window begins with what the tokenizer begins a text with, if anything.
+
+    Args:
+        model: of transformers, for which `check_causal` found nothing.
+        vocabulary: with its tokenizer.
+        path: a UTF-8 text.
+
+    Raises:
+        ValueError: there is no tokenizer, or no text for it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is no UTF-8 text (byte {error.start}); convert it") from error
+    begin, ids = vocabulary.encode(text)
+    if len(begin) + len(ids) < 2:
+        raise ValueError(f"{path}: has {len(ids)} tokens, too few to predict one; give a longer text")
+    longest = getattr(model.config, "max_position_embeddings", None) or _LONGEST
+    window = min(_LONGEST, int(longest)) - len(begin)
+    nats, targets = _nats(model.eval(), begin, ids, window)
+    how = f"{path}: {targets:,} tokens, in windows of {window + len(begin):,}, at least half of it context"
+    return Quality("perplexity", math.exp(min(nats / targets, 700.0)), how)
+
+
+def check_causal(model: Any) -> None:
+    """Raise ValueError unless the model predicts each token from those before it."""
+    names = transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    kind = type(model).__name__
+    if model.config.is_encoder_decoder or kind not in set(names.values()):
+        raise ValueError(
+            f"{kind} does not predict the next word from those before it, and has no perplexity; leave "
+            "--validation out"
+        )
+
+
+@torch.no_grad()
+def _nats(model: Any, begin: list[int], ids: list[int], window: int) -> tuple[float, int]:
+    """The negative log-probabilities of all targets, summed, and their number."""
+    stride = max(window // 2, 1)
+    nats, targets, done = 0.0, 0, 0 if begin else 1
+    while done < len(ids):
+        # The first window is all new; a later one has what is left of it as context.
+        end = min(len(ids), window if targets == 0 else done + stride)
+        read = begin + ids[max(0, end - window) : end]
+        scores = model(input_ids=torch.tensor([read]), use_cache=False).logits[0]  # (T, V)
+        new = end - done
+        wanted = torch.tensor(ids[done:end])
+        nats += float(F.cross_entropy(scores[-new - 1 : -1].float(), wanted, reduction="sum").double())
+        targets += new
+        done = end
+    return nats, targets
