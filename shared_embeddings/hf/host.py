@@ -122,8 +122,9 @@ class FolderModel:
         return []
 
     def written(self) -> dict[str, Tensor]:
-        """The tensors of the model, each once."""
-        return distinct_state(self.module)
+        """The tensors of the model, each once, but those that its class computes anew."""
+        computed = self.module._keys_to_ignore_on_save or ()
+        return {name: found for name, found in distinct_state(self.module).items() if name not in computed}
 
     def sources(self) -> list[Path]:
         """The folder that the model was read from."""
@@ -136,8 +137,10 @@ class FolderModel:
     def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """Write the folder, with the tokenizer of the one that was read, completely or not at all."""
         check_output(path, force=True)
+        # Of tensors with several names, transformers chooses the one to write.
+        state = {**self.module.state_dict(), **weights}
         with replacing_folder(path) as temporary:
-            self.module.save_pretrained(temporary)
+            self.module.save_pretrained(temporary, state_dict=state)
             copy_rest(self.path, temporary)
 
 

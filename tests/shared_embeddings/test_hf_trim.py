@@ -12,14 +12,22 @@ from typing import Any
 import pytest
 import torch
 
-from shared_embeddings import compression_hosts
+from shared_embeddings import compression_hosts, trim_hosts
 from shared_embeddings.cli import main
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
+from safetensors.torch import load_file  # noqa: E402
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers  # noqa: E402
 
+from shared_embeddings import hf  # noqa: E402
+from shared_embeddings.storage import HEADER  # noqa: E402
+
+HOSTS = {
+    compression_hosts.GROUP: "shared_embeddings.hf.host:Host",
+    trim_hosts.GROUP: "shared_embeddings.hf.trim:Host",
+}
 SYLLABLES = ["ka", "to", "mi", "re", "shu", "lon", "ber", "ti", "na", "ou", "gra", "ph", "ing", "é"]
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
 SEQUENCES = {
@@ -159,7 +167,7 @@ def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         compression_hosts,
         "entry_points",
-        lambda group: [EntryPoint("hf", "shared_embeddings.hf.trim:Host", group)],
+        lambda group: [EntryPoint("hf", HOSTS[group], group)],
     )
 
 
@@ -185,10 +193,14 @@ def save(folder: Path, kind: str, **how: Any) -> Path:
 
 
 def log_probabilities(folder: Path, kind: str, ids: list[int]) -> torch.Tensor:
+    """The log-probabilities ``(T, V)`` of the plain model in a folder of a text."""
+    return said(getattr(transformers, KINDS[kind][2]).from_pretrained(folder).eval(), ids)
+
+
+def said(model: Any, ids: list[int]) -> torch.Tensor:
     """The log-probabilities ``(T, V)`` of a model of a text, which encoder and decoder both read."""
-    model = getattr(transformers, KINDS[kind][2]).from_pretrained(folder).eval()
     given = {"input_ids": torch.tensor([ids])}
-    if KINDS[kind][2] == "AutoModelForSeq2SeqLM":
+    if model.config.is_encoder_decoder:
         given["decoder_input_ids"] = given["input_ids"]
     with torch.no_grad():
         return model(**given).logits[0].log_softmax(dim=-1)
@@ -277,6 +289,61 @@ def test_shards_counts_and_words_to_keep(
     assert found.final_logits_bias.shape == (1, len(trimmed))
 
 
+def compress(*arguments: object) -> int:
+    """The exit status of the command."""
+    return main(["compress", *map(str, arguments)])
+
+
+COMPRESSED = [
+    ("gpt2", ["--method", "projective", "--rank", 4]),
+    ("llama", ["--method", "projective", "--rank", 4, "--store", "int8"]),
+    ("marian", ["--method", "structured", "--num-groups", 2, "--num-clusters", 16, "--fit-steps", 5]),
+]
+
+
+@pytest.mark.parametrize(("kind", "method"), COMPRESSED)
+def test_compressed_models(kind: str, method: list[Any], tmp_path: Path, text: Path) -> None:
+    """Probabilities are those of the compressed model, over the kept words."""
+    model, small, output = save(tmp_path / "model", kind), tmp_path / "small", tmp_path / "trimmed"
+    assert compress("--model", model, "--output", small, *method) == 0
+    assert trim("--model", small, "--text", text, "--output", output) == 0
+    pairs = [map(int, line.split("\t")) for line in (output / "ids.tsv").read_text().splitlines()]
+    new_ids = dict(pairs)
+    old, new = hf.load(small), hf.load(output)
+    ids = transformers.AutoTokenizer.from_pretrained(small)(sentences(1, 1)[0])["input_ids"]
+    expected = said(old, ids)[:, list(new_ids)].log_softmax(dim=-1)
+    found = said(new, [new_ids[token] for token in ids])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    before, after = (load_file(folder / "model.safetensors") for folder in (small, output))
+    assert before.keys() == after.keys()
+    for name, tensor in after.items():
+        if name != HEADER:
+            assert tensor.dtype == before[name].dtype
+    codes = [tensor for name, tensor in after.items() if name.endswith(".codes") and tensor.dim() == 2]
+    assert all(len(table) == len(new_ids) for table in codes)
+    assert new.config.vocab_size == len(new_ids)
+
+
+def test_trimmed_models_are_compressed(tmp_path: Path, text: Path) -> None:
+    """The other order: rows that are left out before the fit do not change a full-rank one."""
+    model, output, small = save(tmp_path / "model", "llama"), tmp_path / "trimmed", tmp_path / "small"
+    assert trim("--model", model, "--text", text, "--output", output) == 0
+    assert compress("--model", output, "--output", small, "--method", "projective", "--rank", 16) == 0
+    ids = transformers.AutoTokenizer.from_pretrained(small)(sentences(1, 1)[0])["input_ids"]
+    expected = log_probabilities(output, "llama", ids)
+    torch.testing.assert_close(said(hf.load(small), ids), expected, rtol=0, atol=1e-4)
+
+
+def test_words_without_rows_of_their_own_stay(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, small, output = save(tmp_path / "model", "gpt2"), tmp_path / "small", tmp_path / "trimmed"
+    method = ["--method", "tensor_train", "--vocab-shape", "20,30", "--dim-shape", "4,4", "--rank", 2]
+    assert compress("--model", model, "--output", small, *method, "--fit-steps", 5) == 0
+    line = refused(capsys, "--model", small, "--text", text, "--output", output)
+    assert "trim the plain model first" in line and not output.exists()
+
+
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The one line that the command prints on stderr for a mistake."""
     capsys.readouterr()
@@ -308,7 +375,7 @@ def test_refusals(
     weights.write_bytes(content[:-100])
     assert "cut short" in refused(capsys, *found)
     weights.rename(model / "pytorch_model.bin")
-    assert "only weights in safetensors" in refused(capsys, *found)
+    assert "pytorch_model.bin is not opened" in refused(capsys, *found)
     config = (model / "config.json").read_text()
     (model / "config.json").write_text(config.replace("{", '{"auto_map": {"AutoModel": "x.Y"},', 1))
     assert "needs code that comes with it" in refused(capsys, *found)
