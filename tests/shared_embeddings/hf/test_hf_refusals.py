@@ -132,6 +132,23 @@ def test_compressed_folders_are_for_load_alone(tmp_path: Path) -> None:
         hf.load(small)
 
 
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_tables_to_look_at(tmp_path: Path, kind: str) -> None:
+    """For analysis: plain tables are the model's own, those of a full-rank model nearly so."""
+    model, same = tmp_path / "model", tmp_path / "same"
+    whole = write(kind, model)
+    assert compress(model, "projective", same, "--rank", DIM) == 0
+    own = {"words": whole.get_input_embeddings()}
+    if kind == "llama":
+        own = {"input": whole.get_input_embeddings(), "output": whole.get_output_embeddings()}
+    for folder in (model, same):
+        found = Host().read(folder).embeddings()
+        assert [embedding.name for embedding in found] == list(own)
+        for embedding in found:
+            assert len(embedding.words) == WORDS
+            torch.testing.assert_close(embedding.table(), own[embedding.name].weight, atol=1e-4, rtol=0)
+
+
 def test_transformers_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("bert", tmp_path / "model")
 
