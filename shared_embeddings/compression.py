@@ -226,7 +226,8 @@ def _within(
     """The options that meet a target for one table."""
     words, width = table.table.shape
     limit = target.limit(table, tables)
-    options = dict(options_within(method, words, width, limit, store, table.has_output_bias))
+    kind = table.table.dtype
+    options = dict(options_within(method, words, width, limit, store, table.has_output_bias, kind))
     if not table.is_scored:
         options.pop("output", None)
     return options

@@ -45,18 +45,26 @@ class Target:
 
 
 def stored_bytes(
-    method: str, num_embeddings: int, embedding_dim: int, options: Options, store: str = "fp32"
+    method: str,
+    num_embeddings: int,
+    embedding_dim: int,
+    options: Options,
+    store: str = "fp32",
+    dtype: torch.dtype = torch.float32,
 ) -> int:
     """The bytes of an embedding of V words in D dimensions in a storage, word codes and scales included.
 
     Allocates no weights.
+
+    Args:
+        dtype: of its floating-point tensors in memory.
 
     Raises:
         OptionError: an impossible option or size.
     """
     sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
     with torch.device("meta"):
-        embedding = build(method, **sizes, **options)  # type: ignore[arg-type]
+        embedding = build(method, **sizes, **options).to(dtype)  # type: ignore[arg-type]
     return -(-accounting.stored_bits(embedding, store) // 8)
 
 
@@ -67,6 +75,7 @@ def options_within(
     limit: int,
     store: str = "fp32",
     output_bias: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Options:
     """The options with the most bytes, of those that `suggest` searches, that take `limit` bytes at most.
 
@@ -75,6 +84,7 @@ def options_within(
         limit: bytes.
         store: how floating-point tensors are stored.
         output_bias: whether a bias for all words is among these bytes.
+        dtype: of floating-point tensors in memory, which they keep unless `store` takes fewer bits.
 
     Raises:
         OptionError: no such method, or none of its options is small enough.
@@ -86,7 +96,7 @@ def options_within(
 
     def size(ladder: Ladder, step: int) -> int:
         options = {**ladder.options_at(step), **bias}
-        return stored_bytes(method, num_embeddings, embedding_dim, options, store)
+        return stored_bytes(method, num_embeddings, embedding_dim, options, store, dtype)
 
     least: int | None = None
     for ladder in STRATEGIES[method].ladders(num_embeddings, embedding_dim):

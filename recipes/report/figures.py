@@ -23,7 +23,7 @@ _INK = "#1f2329"
 _STYLE = "<style>svg{color:#1f2329}@media (prefers-color-scheme:dark){svg{color:#e4e7eb}}</style>"
 # Told apart by people who see few colours, and on light and dark ground; of Okabe and Ito, made darker.
 COLOURS = ["#0a7cc0", "#d9660a", "#0f9d76", "#b8578f", "#b38f00", "#4a9fd0", "#c0392b", "#7a6fd0", "#7f7f7f"]
-_SETTINGS = {
+_SETTINGS: dict[str, Any] = {
     "svg.hashsalt": "report",
     "svg.fonttype": "path",
     "font.size": 9,
@@ -98,8 +98,10 @@ def quality_size(lines: Sequence[Line], key: str, measure: Measure) -> str:
 
 def _hide_overlapping_labels(axes: Axes) -> None:
     """Hide labels of points that would lie upon earlier ones or reach beyond the picture."""
-    axes.figure.draw_without_rendering()
-    edge = axes.figure.bbox
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    edge = figure.bbox
     shown: list[Bbox] = []
     for label in axes.texts:
         box = label.get_window_extent()

@@ -2,7 +2,8 @@
 
 Models are compressed by ``shared-embeddings compress --model DIR --method funnel --rank 64 --output SMALL``.
 What `load` gives is a model of the library transformers as any other: `generate`, `Trainer` and
-`save_pretrained` work, and what `save_pretrained` writes is loaded by `load`, too.
+`save_pretrained` work, and what `save_pretrained` writes is loaded by `load`, too. Numbers that ``--store``
+has packed are unpacked by `load`, and written in the type of the model.
 
     >>> from shared_embeddings import hf
     >>> model = hf.load("small")                          # doctest: +SKIP

@@ -1,15 +1,23 @@
-"""What a folder with a model of Hugging Face says of itself; no weights are read."""
+"""Reading a folder with a model of Hugging Face."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
 from shared_embeddings.files import first_line
 from shared_embeddings.hf.library import transformers
+from shared_embeddings.storage import HEADER, unpack
 
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+GENERATION = "generation_config.json"
 # Weights that transformers reads by unpickling.
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -23,18 +31,48 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(f"model {folder}: has no config.json; name the folder of a model of Hugging Face")
+    return read_json(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a JSON file.
+
+    Raises:
+        ValueError: it is no JSON object.
+        OSError: it cannot be read.
+    """
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"model {path}: is no JSON ({first_line(error)}); copy it anew") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"model {path}: is no JSON object; copy it anew")
-    return config
+        raise ValueError(f"{path}: is no JSON ({first_line(error)}); copy it anew") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: is no JSON object; copy it anew")
+    return content
 
 
-def check_weights(folder: Path) -> None:
-    """Raise ValueError unless the weights are safetensors, which hold no code."""
-    if any((folder / name).is_file() for name in _WEIGHTS):
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files with a model's weights.
+
+    Raises:
+        ValueError: there are none, others could run code, or one is missing.
+    """
+    if (folder / INDEX).is_file():
+        try:
+            names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{folder / INDEX}: is no index of weights; copy it anew") from error
+    else:
+        _refuse_pickled(folder)
+        names = [WEIGHTS]
+    for name in names:
+        if not (folder / name).is_file():
+            raise ValueError(f"model {folder}: has no {name}; name a complete folder")
+    return [folder / name for name in names]
+
+
+def _refuse_pickled(folder: Path) -> None:
+    """Raise ValueError where a folder has weights that are no safetensors in place of such."""
+    if (folder / WEIGHTS).is_file():
         return
     pickled = next((file.name for pattern in _PICKLED for file in sorted(folder.glob(pattern))), None)
     if pickled is not None:
@@ -42,7 +80,6 @@ def check_weights(folder: Path) -> None:
             f"model {folder}: {pickled} is not opened, because it could run code; convert it to safetensors "
             "with save_pretrained"
         )
-    raise ValueError(f"model {folder}: has no {_WEIGHTS[0]}; name a complete folder")
 
 
 def model_class(folder: Path, config: dict[str, Any]) -> Any:
@@ -71,12 +108,15 @@ def read_model(folder: Path, chosen: Any, **settings: Any) -> Any:
     Raises:
         ValueError: the weights cannot be read, or are not those of the model.
     """
-    check_weights(folder)
+    files = weight_files(folder)
     safe = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
     settings = {"dtype": "auto", **settings, **safe, "output_loading_info": True}
     try:
-        model, found = chosen.from_pretrained(folder, **settings)
-    except (RuntimeError, OSError, LookupError, TypeError) as error:
+        if any(HEADER in tensor_names(file) for file in files):
+            model, found = _from_packed(folder, files, chosen, settings)
+        else:
+            model, found = chosen.from_pretrained(folder, **settings)
+    except (RuntimeError, OSError, LookupError, TypeError, SafetensorError) as error:
         raise ValueError(f"model {folder}: cannot be read ({first_line(error)})") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if found[kind]:
@@ -85,3 +125,25 @@ def read_model(folder: Path, chosen: Any, **settings: Any) -> Any:
                 f"{sorted(map(str, found[kind]))[0]}); copy it anew"
             )
     return model
+
+
+def tensor_names(file: Path) -> list[str]:
+    """The names of the tensors in a safetensors file; SafetensorError where it is damaged."""
+    with safe_open(file, "pt") as opened:
+        return list(opened.keys())
+
+
+def _from_packed(
+    folder: Path, files: Sequence[Path], chosen: Any, settings: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """What ``from_pretrained`` gives for a folder whose tensors `shared_embeddings.storage` has packed."""
+    local = {"local_files_only": True, "trust_remote_code": False}
+    named = {"config": chosen.config_class.from_pretrained(folder, **local), **settings}
+    if (folder / GENERATION).is_file():
+        named.setdefault(
+            "generation_config", transformers().GenerationConfig.from_pretrained(folder, **local)
+        )
+    state = unpack({name: tensor for file in files for name, tensor in load_file(file).items()})
+    model, found = chosen.from_pretrained(None, state_dict=state, **named)
+    model.name_or_path = model.config.name_or_path = os.fspath(folder)
+    return model, found

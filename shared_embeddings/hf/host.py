@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.compression_hosts import TiedTable
+from shared_embeddings.compression_hosts import TiedTable, WordEmbedding
 from shared_embeddings.compression_quality import Quality, Validation
 from shared_embeddings.hf.entry import ENTRY, place
 from shared_embeddings.hf.folder import model_class, read_config, read_model
+from shared_embeddings.hf.loading import load
 from shared_embeddings.hf.quality import check_causal, perplexity
 from shared_embeddings.hf.saving import check_output, copy_rest, replacing_folder
 from shared_embeddings.hf.tables import WordTable, find_tables
@@ -58,16 +59,34 @@ class FolderModel:
     def __init__(self, path: Path) -> None:
         self.path = path
         config = read_config(path)
-        if ENTRY in config:
-            raise ValueError(f"model {path}: is compressed already; compress the plain model instead")
         if config.get("quantization_config") is not None:
             raise ValueError(f"model {path}: is quantised; compress the model that it was made from")
-        self.module: Any = read_model(path, model_class(path, config)).eval()
+        self.is_compressed = ENTRY in config
+        self.module: Any = load(path) if self.is_compressed else read_model(path, model_class(path, config))
         self.vocabulary = Vocabulary(path)
-        self._tables: dict[str, WordTable] = {table.name: table for table in find_tables(self.module)}
+        found = [] if self.is_compressed else find_tables(self.module.eval())
+        self._tables: dict[str, WordTable] = {table.name: table for table in found}
+
+    def embeddings(self) -> list[WordEmbedding]:
+        """Its embeddings, whether they are plain tables or not."""
+        modules: dict[str, Any] = {
+            name: nn.Embedding.from_pretrained(table.weight.detach()) for name, table in self._tables.items()
+        }
+        if self.is_compressed:
+            modules = dict(getattr(self.module, ENTRY).items())
+        return [
+            WordEmbedding(name, self.vocabulary.words(module.num_embeddings), module.padding_idx, module)
+            for name, module in modules.items()
+        ]
 
     def tables(self) -> list[TiedTable]:
-        """Its tables: one where the input and the output are tied."""
+        """Its tables: one where the input and the output are tied.
+
+        Raises:
+            ValueError: it has other embeddings already.
+        """
+        if self.is_compressed:
+            raise ValueError(f"model {self.path}: is compressed already; compress the plain model instead")
         return [self._described(table) for table in self._tables.values()]
 
     def _described(self, table: WordTable) -> TiedTable:
@@ -129,8 +148,9 @@ class FolderModel:
         return []
 
     def written(self) -> dict[str, Tensor]:
-        """The tensors of the model, each once."""
-        return distinct_state(self.module)
+        """The tensors of the model, each once, but those that its class computes anew."""
+        computed = self.module._keys_to_ignore_on_save or ()
+        return {name: found for name, found in distinct_state(self.module).items() if name not in computed}
 
     def sources(self) -> list[Path]:
         """The folder that the model was read from."""
@@ -143,8 +163,10 @@ class FolderModel:
     def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """Write the folder, with the tokenizer of the one that was read, completely or not at all."""
         check_output(path, force=True)
+        # Of tensors with several names, transformers chooses the one to write.
+        state = {**self.module.state_dict(), **weights}
         with replacing_folder(path) as temporary:
-            self.module.save_pretrained(temporary)
+            self.module.save_pretrained(temporary, state_dict=state)
             copy_rest(self.path, temporary)
 
 

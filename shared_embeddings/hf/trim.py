@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from shared_embeddings.files import first_line
+from shared_embeddings.hf.entry import ENTRY
+from shared_embeddings.hf.folder import GENERATION, INDEX, model_class, read_config, read_json
+from shared_embeddings.hf.saving import replacing_folder
 from shared_embeddings.hf.token_ids import named_ids, with_new_ids
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
-from shared_embeddings.hf.word_rows import INDEX, SIDES, Weights, word_axes
+from shared_embeddings.hf.word_rows import SIDES, Weights, word_axes
 from shared_embeddings.trim_hosts import Vocabulary
 
 NAME = "tokens"
@@ -33,7 +34,7 @@ class Host:
     def recognises(self, path: Path) -> bool:
         """Whether a folder is a model of transformers."""
         try:
-            return path.is_dir() and "model_type" in _read_json(path / CONFIG)
+            return "model_type" in read_config(path)
         except (ValueError, OSError):
             return False
 
@@ -60,16 +61,17 @@ class TrimmableFolder:
         from transformers import AutoConfig
 
         self.path = path
-        self.settings = _read_json(path / CONFIG)
+        self.settings = read_config(path)
         _check_folder(path, self.settings)
         self.config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         self.rows = int(self.config.get_text_config().vocab_size)
-        self.file = TokenizerFile(_read_json(path / TOKENIZER))
+        self.file = TokenizerFile(read_json(path / TOKENIZER))
         self.tokenizer = _load_tokenizer(path)
         _check_tokens(self.file, self.tokenizer, self.rows)
-        self.weights = Weights(path, word_axes(self.config), self.rows)
+        axes = word_axes(self.config, model_class(path, self.settings))
+        self.weights = Weights(path, axes, self.rows, self.settings)
         self.named = {
-            number for name in _settings_files(path) for number in named_ids(_read_json(path / name))
+            number for name in _settings_files(path) for number in named_ids(read_json(path / name))
         }
         self.beginnings: set[int] = set()
         self.kept: Tensor | None = None
@@ -117,9 +119,10 @@ class TrimmableFolder:
         """Leave out all tokens but those ``(n,)``, and rows that have no token.
 
         Raises:
-            ValueError: the tokenizer cannot do without the others.
+            ValueError: the tokenizer, or an embedding, cannot do without the others.
         """
         self.kept = kept[NAME]
+        self.weights.tables.select(self.kept)
         with tempfile.TemporaryDirectory() as folder:
             self._write_settings(Path(folder))
             self.trimmed = _load_tokenizer(Path(folder))
@@ -163,7 +166,7 @@ class TrimmableFolder:
     def write(self, output: Path, maps: Mapping[Path, str]) -> None:
         """Write the folder with the maps in it, completely or not at all."""
         assert self.kept is not None
-        with _new_folder(output) as folder:
+        with replacing_folder(output) as folder:
             self._write_settings(folder)
             for file in self.path.iterdir():
                 if self._is_copied(file):
@@ -179,7 +182,7 @@ class TrimmableFolder:
         new_ids = {old: new for new, old in enumerate(ids)}
         _write_json(folder / TOKENIZER, self.file.trimmed(ids))
         for name in _settings_files(self.path):
-            settings = with_new_ids(_read_json(self.path / name), new_ids)
+            settings = with_new_ids(read_json(self.path / name), new_ids)
             _write_json(folder / name, self._with_size(settings, len(ids)) if name == CONFIG else settings)
 
     def _with_size(self, settings: dict[str, Any], size: int) -> dict[str, Any]:
@@ -188,7 +191,8 @@ class TrimmableFolder:
         part = settings if text is self.config else settings["text_config"]
         part[text.attribute_map.get("vocab_size", "vocab_size")] = size
         part.update({name: size for name in SIDES if part.get(name) is not None})
-        return settings
+        tables = self.weights.tables.entry
+        return settings if tables is None else {**settings, ENTRY: tables}
 
     def _is_copied(self, file: Path) -> bool:
         """Whether a file goes into the new folder as it is."""
@@ -211,7 +215,7 @@ def _encoded(tokenizer: Any, lines: Sequence[str]) -> list[list[int]]:
 
 def _settings_files(folder: Path) -> list[str]:
     """The names of the files in which settings name tokens by their ids."""
-    names = (CONFIG, "generation_config.json", "tokenizer_config.json")
+    names = (CONFIG, GENERATION, "tokenizer_config.json")
     return [name for name in names if (folder / name).is_file()]
 
 
@@ -267,34 +271,6 @@ def _check_tokens(file: TokenizerFile, tokenizer: Any, rows: int) -> None:
             f"token {odd[0]!r}: is not the same in {TOKENIZER} and in the tokenizer that transformers loads; "
             "write both anew with save_pretrained"
         )
-
-
-@contextmanager
-def _new_folder(path: Path) -> Iterator[Path]:
-    """Give a temporary folder beside `path`; rename it to `path` on success, delete it on any error."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        temporary.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The content of a JSON file.
-
-    Raises:
-        ValueError: it is no JSON object.
-        OSError: it cannot be read.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: is no JSON ({first_line(error)}); copy it anew") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: is no JSON object; copy it anew")
-    return content
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -11,51 +11,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+from shared_embeddings.hf.compressed_rows import CompressedTables, is_of_embeddings
+from shared_embeddings.hf.folder import INDEX, read_json, weight_files
+
 # Settings that say how many words there are, where a model has one for each side.
 SIDES = ("decoder_vocab_size",)
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The files of a model's weights.
-
-    Raises:
-        ValueError: there are none that hold no code, or one is missing.
-    """
-    if (folder / INDEX).is_file():
-        names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-    else:
-        names = [WEIGHTS]
-    for name in names:
-        if not (folder / name).is_file():
-            raise ValueError(
-                f"model {folder}: {name} is missing; only weights in safetensors are read, write them with "
-                "save_pretrained"
-            )
-    return [folder / name for name in names]
-
-
-def word_axes(config: Any) -> dict[str, int | None]:
+def word_axes(config: Any, model_class: Any) -> dict[str, int | None]:
     """The axis of the words of every tensor of a model, by its name; None for a tensor without words.
 
     It is the axis that becomes longer when the configuration has one more word; no weights are allocated.
 
     Args:
         config: of transformers.
+        model_class: of transformers.
 
     Raises:
-        ValueError: the model is of no class of transformers, or has the words on two axes.
+        ValueError: the model has the words on two axes.
     """
-    import transformers
-
-    names = config.architectures or ["none"]
-    model_class = getattr(transformers, names[0], None)
-    if model_class is None:
-        raise ValueError(f"the model is a {names[0]}, which transformers does not have; it cannot be trimmed")
     wider = copy.deepcopy(config)
     text = wider.get_text_config()
     for name in ("vocab_size", *SIDES):
@@ -85,23 +64,31 @@ class Weights:
         folder: of the model.
         axes: what `word_axes` gives.
         rows: V.
+        settings: of ``config.json``, which names the embeddings of a compressed model.
+
+    Attributes:
+        tables: the embeddings of a compressed model.
 
     Raises:
         ValueError: a file is missing or damaged, or it is not known whether a tensor has the words.
     """
 
-    def __init__(self, folder: Path, axes: Mapping[str, int | None], rows: int) -> None:
+    def __init__(
+        self, folder: Path, axes: Mapping[str, int | None], rows: int, settings: Mapping[str, Any]
+    ) -> None:
         self.folder = folder
         self.files = weight_files(folder)
         self.rows = rows
-        self._entries = {name: entry for file in self.files for name, entry in _header(file).items()}
+        headers = {name: entry for file in self.files for name, entry in _header(file).items()}
+        self.tables = CompressedTables(self.files, settings, rows)
+        self._entries = {name: entry for name, entry in headers.items() if not is_of_embeddings(name)}
         self._axes = {
             name: _axis_of(name, entry["shape"], axes, rows) for name, entry in self._entries.items()
         }
 
     def bytes(self, rows: int) -> int:
-        """The bytes of all tensors, with so many rows for words."""
-        total = 0
+        """The bytes of all tensors, with so many rows for words beside the embeddings as they are now."""
+        total = self.tables.bytes()
         for name, entry in self._entries.items():
             begin, end = entry["data_offsets"]
             has_words = self._axes[name] is not None
@@ -109,20 +96,27 @@ class Weights:
         return total
 
     def write(self, folder: Path, kept: Tensor) -> None:
-        """Write the weights with the rows `kept` ``(n,)`` alone into a folder, a file at a time."""
-        from safetensors import safe_open
-        from safetensors.torch import save_file
+        """Write the weights with the rows `kept` ``(n,)`` alone into a folder, a file at a time.
 
+        The tables of a compressed model, which have fewer words already, go into the last file.
+        """
+        where: dict[str, str] = {}
         for file in self.files:
             with safe_open(file, "pt") as opened:
                 tensors = {
-                    name: self._selected(name, opened.get_tensor(name), kept) for name in opened.keys()
+                    name: self._selected(name, opened.get_tensor(name), kept)
+                    for name in opened.keys()
+                    if not is_of_embeddings(name)
                 }
                 metadata = opened.metadata()
-            save_file(tensors, folder / file.name, metadata=metadata)
+            if file == self.files[-1]:
+                tensors.update(self.tables.tensors)
+            safetensors.torch.save_file(tensors, folder / file.name, metadata=metadata)
+            where.update(dict.fromkeys(tensors, file.name))
         if (self.folder / INDEX).is_file():
-            index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
+            index = read_json(self.folder / INDEX)
             index["metadata"] = {**index.get("metadata", {}), "total_size": self.bytes(len(kept))}
+            index["weight_map"] = where
             (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
     def _selected(self, name: str, tensor: Tensor, kept: Tensor) -> Tensor:

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
-from shared_embeddings import compression_hosts
+from shared_embeddings import compression_hosts, trim_hosts
+
+HOSTS = {
+    compression_hosts.GROUP: "shared_embeddings.hf.host:Host",
+    trim_hosts.GROUP: "shared_embeddings.hf.trim:Host",
+}
 
 
 @pytest.fixture(autouse=True)
 def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host of this source tree, whichever one is installed."""
-    point = EntryPoint("hf", "shared_embeddings.hf.host:Host", "shared_embeddings.hosts")
-    monkeypatch.setattr(compression_hosts, "entry_points", lambda group: [point])
+    """The hosts of this source tree, whichever are installed."""
+    monkeypatch.setattr(
+        compression_hosts, "entry_points", lambda group: [EntryPoint("hf", HOSTS[group], group)]
+    )
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """Sentences of few words."""
+    from tests.shared_embeddings.hf.trimming import sentences
+
+    path = tmp_path / "text"
+    path.write_text("\n".join(sentences(30, 1)) + "\n", encoding="utf-8")
+    return path
 
 
 @pytest.fixture(autouse=True)

@@ -128,7 +128,7 @@ def spoken(model: Any) -> Tensor:
         return scores(model)
     torch.manual_seed(5)
     said: Tensor = model.generate(
-        IDS[:1, :3], do_sample=True, max_new_tokens=8, attention_mask=torch.ones(1, 3)
+        IDS[:1, :3], do_sample=True, max_new_tokens=4, attention_mask=torch.ones(1, 3)
     )
     return said
 

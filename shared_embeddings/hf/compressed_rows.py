@@ -1,0 +1,97 @@
+"""The embeddings in a folder with a compressed model, with fewer words.
+
+Axes: ``V`` vocabulary, ``n`` words that are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+from shared_embeddings.hf.entry import ENTRY, entry_of, from_entry
+from shared_embeddings.storage import HEADER, pack, unpack
+
+
+def is_of_embeddings(name: str) -> bool:
+    """Whether a tensor of a file is one of the embeddings, or says how these are packed."""
+    return name == HEADER or name.startswith(f"{ENTRY}.")
+
+
+class CompressedTables:
+    """The embeddings of a folder with a compressed model; there are none in that of a plain one.
+
+    Args:
+        files: of the weights.
+        settings: of ``config.json``.
+        rows: V.
+
+    Raises:
+        ValueError: the embeddings do not fit the configuration.
+    """
+
+    def __init__(self, files: Sequence[Path], settings: Mapping[str, Any], rows: int) -> None:
+        self.tensors = _read(files)
+        self.entry: dict[str, Any] | None = settings.get(ENTRY)
+        self._store = _store_of(self.tensors)
+        if self.entry is None:
+            return
+        self._embeddings, self._placements = from_entry(self.entry)
+        state = unpack(self.tensors)
+        self._types = {name: tensor.dtype for name, tensor in state.items()}
+        for table, embedding in self._embeddings.items():
+            if embedding.num_embeddings != rows:
+                raise ValueError(
+                    f"table '{table}' has {embedding.num_embeddings} words, but the vocabulary {rows}; it "
+                    "cannot be trimmed"
+                )
+            own = f"{ENTRY}.{table}."
+            found = {name.removeprefix(own): part for name, part in state.items() if name.startswith(own)}
+            try:
+                embedding.load_state_dict(found)
+            except RuntimeError as error:
+                raise ValueError(f"table '{table}' does not fit config.json; copy the folder anew") from error
+
+    def select(self, kept: Tensor) -> None:
+        """Leave out all words but those ``(n,)``.
+
+        Raises:
+            ValueError: the method of an embedding cannot leave words out.
+        """
+        if self.entry is None:
+            return
+        embeddings = {name: embedding.select_rows(kept) for name, embedding in self._embeddings.items()}
+        self.entry = entry_of(embeddings, self._placements)
+        state = {
+            f"{ENTRY}.{table}.{name}": tensor.detach().contiguous()
+            for table, embedding in embeddings.items()
+            for name, tensor in embedding.state_dict().items()
+        }
+        # Tensors that were not packed have the type of the model.
+        state = {name: tensor.to(self._types.get(name, tensor.dtype)) for name, tensor in state.items()}
+        self.tensors = pack(state, state, self._store) if HEADER in self.tensors else state
+
+    def bytes(self) -> int:
+        """The bytes of the tensors as they are written."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def _read(files: Sequence[Path]) -> dict[str, Tensor]:
+    """The tensors of the embeddings, as they are in the files."""
+    found = {}
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            found.update({name: opened.get_tensor(name) for name in opened.keys() if is_of_embeddings(name)})
+    return found
+
+
+def _store_of(tensors: Mapping[str, Tensor]) -> str:
+    """The storage of packed floating-point tensors, fp32 where none is packed; `unpack` checks the header."""
+    if HEADER not in tensors:
+        return "fp32"
+    forms = json.loads(bytes(tensors[HEADER].tolist()))["tensors"].values()
+    return next((form["as"] for form in forms if form["as"] != "bits"), "fp32")

@@ -1,0 +1,190 @@
+"""What is no model that can be compressed is refused in one line, and nothing is lost by a failure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+import transformers  # noqa: E402
+
+from shared_embeddings import hf  # noqa: E402
+from shared_embeddings.hf import library  # noqa: E402
+from shared_embeddings.hf.host import Host  # noqa: E402
+from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, compress, write  # noqa: E402
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+    """The one line that the command prints on stderr."""
+    capsys.readouterr()
+    assert compress(*arguments) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("shared-embeddings")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """The files of a folder."""
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def with_settings(folder: Path, **settings: Any) -> Path:
+    """The folder, with other settings in its configuration."""
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+    return folder
+
+
+def test_models_of_other_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = tmp_path / "small"
+    asked = ("standard", small)
+    classifier = transformers.BertForSequenceClassification(transformers.BertConfig(**KINDS["bert"][1]))
+    classifier.save_pretrained(tmp_path / "classifier")
+    assert "has no output embeddings" in refused(capsys, tmp_path / "classifier", *asked)
+    model = tmp_path / "model"
+    write("qwen2", model)
+    plain = json.loads((model / "config.json").read_text())
+    quantised = with_settings(model, quantization_config={"quant_method": "gptq", "bits": 4})
+    assert "is quantised" in refused(capsys, quantised, *asked)
+    (model / "config.json").write_text(json.dumps(plain))
+    with_settings(model, architectures=["Own"], auto_map={"AutoModel": "own.Own"})
+    (model / "own.py").write_text("raise SystemExit('code of the folder was run')")
+    assert "code that comes with a model is not run" in refused(capsys, model, *asked)
+    (model / "config.json").write_text(json.dumps(plain))
+    (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-40])
+    assert "cannot be read" in refused(capsys, model, *asked)
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    assert "pytorch_model.bin is not opened" in refused(capsys, model, *asked)
+    (model / "pytorch_model.bin").unlink()
+    assert "has no model.safetensors" in refused(capsys, model, *asked)
+    assert not small.exists()
+
+
+def test_models_that_take_more_than_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = {**KINDS["qwen2"][1], "model_type": "qwen2"}
+    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    settings = transformers.LlavaConfig(
+        text_config=text,
+        vision_config={"model_type": "clip_vision_model", "image_size": 4, "patch_size": 2, **vision},
+    )
+    transformers.LlavaForConditionalGeneration(settings).save_pretrained(tmp_path / "model")
+    line = refused(capsys, tmp_path / "model", "standard", tmp_path / "small")
+    assert "takes more than text (vision_config)" in line
+
+
+def test_outputs_that_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, small = tmp_path / "model", tmp_path / "small"
+    write("bert", model)
+    before = content(model)
+    assert compress(model, "standard", small) == 0
+    assert "is there already; add --force" in refused(capsys, model, "standard", small)
+    assert "is a file of the model that is read" in refused(capsys, model, "standard", model, "--force")
+    assert "is compressed already" in refused(capsys, small, "standard", tmp_path / "again")
+    assert compress(model, "projective", small, "--rank", 4, "--force") == 0
+    assert hf.load(small).shared_embeddings["words"].method == "projective"
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "letter").write_text("dear")
+    assert "holds no model" in refused(capsys, model, "standard", other, "--force")
+    assert content(other) == {"letter": b"dear"} and content(model) == before
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_full_disk_leaves_all_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    model, small = tmp_path / "model", tmp_path / "small"
+    write("gpt2", model)
+    if is_there:
+        assert compress(model, "standard", small) == 0
+    before = {folder.name: content(folder) for folder in tmp_path.iterdir()}
+
+    def full_disk(tensors: object, path: Path, metadata: object = None) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full_disk)
+    line = refused(capsys, model, "projective", small, "--rank", 4, "--force")
+    assert "No space left" in line
+    assert {folder.name: content(folder) for folder in tmp_path.iterdir()} == before
+
+
+def test_compressed_folders_are_for_load_alone(tmp_path: Path) -> None:
+    model, small = tmp_path / "model", tmp_path / "small"
+    write("llama", model)
+    with pytest.raises(ValueError, match="is a plain model"):
+        hf.load(model)
+    assert compress(model, "projective", small, "--rank", 4) == 0
+    with pytest.raises(RuntimeError):
+        transformers.LlamaForCausalLM.from_pretrained(small)
+    loaded = hf.load(small)
+    with pytest.raises(ValueError, match="cannot be resized"):
+        loaded.resize_token_embeddings(WORDS + 1)
+    with_settings(small, shared_embeddings={"version": 2})
+    with pytest.raises(ValueError, match="has version 2, this program reads 1"):
+        hf.load(small)
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_tables_to_look_at(tmp_path: Path, kind: str) -> None:
+    """For analysis: plain tables are the model's own, those of a full-rank model nearly so."""
+    model, same = tmp_path / "model", tmp_path / "same"
+    whole = write(kind, model)
+    assert compress(model, "projective", same, "--rank", DIM) == 0
+    own = {"words": whole.get_input_embeddings()}
+    if kind == "llama":
+        own = {"input": whole.get_input_embeddings(), "output": whole.get_output_embeddings()}
+    for folder in (model, same):
+        found = Host().read(folder).embeddings()
+        assert [embedding.name for embedding in found] == list(own)
+        for embedding in found:
+            assert len(embedding.words) == WORDS
+            torch.testing.assert_close(embedding.table(), own[embedding.name].weight, atol=1e-4, rtol=0)
+
+
+def test_transformers_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("bert", tmp_path / "model")
+
+    def missing(name: str) -> None:
+        raise ImportError(f"No module named '{name}'")
+
+    monkeypatch.setattr(library, "importlib", SimpleNamespace(import_module=missing))
+    with pytest.raises(ImportError, match=r'pip install "shared-embeddings\[hf\]"'):
+        Host().read(tmp_path / "model")
+
+
+def test_words_and_their_counts_are_the_tokenizers(tmp_path: Path) -> None:
+    model, text = tmp_path / "model", tmp_path / "text"
+    write("bert", model)
+    vocabulary = {word: index for index, word in enumerate(["[UNK]", "[SEP]", "the", "cat", "dog"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A [SEP]", special_tokens=[("[SEP]", 1)]
+    )
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", sep_token="[SEP]"
+    ).save_pretrained(model)
+    text.write_text("the cat the dog\n\nthe bird\n")
+    read = Host().read(model)
+    (table,) = read.tables()
+    assert list(table.words[:6]) == ["[UNK]", "[SEP]", "the", "cat", "dog", "<unused 5>"]
+    assert len(set(table.words)) == WORDS and table.table.shape == (WORDS, DIM)
+    assert table.sentence_marks == ("[SEP]",)
+    assert read.count_text([text]) == {"the": 3, "cat": 1, "dog": 1, "[UNK]": 1}
+    asked = ["--rank", 4, "--text", text, "--report", tmp_path / "report.json"]
+    assert compress(model, "projective", tmp_path / "small", *asked) == 0
+    assert json.loads((tmp_path / "report.json").read_text())["tables"][0]["order"] == "by count"
+    copied = transformers.AutoTokenizer.from_pretrained(tmp_path / "small")
+    assert copied("the dog")["input_ids"] == [2, 4, 1]
+    text.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="is no UTF-8 text"):
+        read.count_text([text])
+    assert torch.equal(read.tables()[0].table, table.table)

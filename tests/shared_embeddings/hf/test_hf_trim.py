@@ -1,0 +1,148 @@
+"""Trimming models of Hugging Face: covered texts are cut as before, kept tokens keep their probabilities."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+
+from tests.shared_embeddings.hf.trimming import (  # noqa: E402
+    KINDS,
+    byte_level,
+    log_probabilities,
+    refused,
+    save,
+    sentences,
+    trim,
+    unigram,
+    wordpiece,
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_covered_texts(kind: str, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, output = save(tmp_path / "model", kind), tmp_path / "trimmed"
+    before = {file.name: file.read_bytes() for file in model.iterdir()}
+    assert trim("--model", model, "--text", text, "--output", output) == 0
+    assert {file.name: file.read_bytes() for file in model.iterdir()} == before
+    assert "100.00% of" in capsys.readouterr().out
+    pairs = [map(int, line.split("\t")) for line in (output / "ids.tsv").read_text().splitlines()]
+    new_ids = dict(pairs)
+    old_ids = list(new_ids)
+    old, new = (transformers.AutoTokenizer.from_pretrained(folder) for folder in (model, output))
+    assert len(new) == len(new_ids) < 0.8 * len(old)
+    assert [new.convert_ids_to_tokens(i) for i in range(len(new))] == old.convert_ids_to_tokens(old_ids)
+    for line in [*sentences(30, 1), "\n".join(sentences(9, 1))]:
+        ids = old(line)["input_ids"]
+        assert new(line)["input_ids"] == [new_ids[token] for token in ids]
+        assert new.decode(new(line)["input_ids"]) == old.decode(ids)
+    ids = old(sentences(1, 1)[0])["input_ids"]
+    expected = log_probabilities(model, kind, ids)[:, old_ids].log_softmax(dim=-1)
+    found = log_probabilities(output, kind, [new_ids[token] for token in ids])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    config = json.loads((output / "config.json").read_text())
+    was = json.loads((model / "config.json").read_text())
+    assert config["vocab_size"] == len(new)
+    for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id", "forced_eos_token_id"):
+        if was.get(name) is not None:
+            assert config[name] == new_ids[was[name]]
+    for name in ("pad", "bos", "eos", "unk", "mask", "sep"):
+        if getattr(old, f"{name}_token_id") is not None:
+            assert getattr(new, f"{name}_token_id") == new_ids[getattr(old, f"{name}_token_id")]
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level, unigram, wordpiece])
+def test_any_text_can_still_be_cut(tokenizer: Callable[[], Any], tmp_path: Path, text: Path) -> None:
+    kind = {byte_level: "gpt2", unigram: "t5", wordpiece: "bert"}[tokenizer]
+    model, output = save(tmp_path / "model", kind), tmp_path / "trimmed"
+    assert trim("--model", model, "--text", text, "--output", output) == 0
+    trimmed = transformers.AutoTokenizer.from_pretrained(output)
+    strange = "Kato 漢字 xyzzy!"
+    ids = trimmed(strange)["input_ids"]
+    assert max(ids) < len(trimmed)
+    if kind == "gpt2":
+        assert trimmed.decode(ids, skip_special_tokens=True) == strange
+    else:
+        assert trimmed.unk_token_id in ids
+
+
+def test_shards_counts_and_words_to_keep(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file
+
+    model, output, keep = (
+        save(tmp_path / "model", "marian", max_shard_size="6KB"),
+        tmp_path / "out",
+        tmp_path / "keep",
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    unused = max(set(tokenizer.get_vocab()) - set(tokenizer.tokenize(text.read_text())) - {"<sep>"}, key=len)
+    keep.write_text(f"{unused}\n", encoding="utf-8")
+    asked = ["--min-count", 5, "--keep", keep, "--keep-first", 7]
+    assert trim("--model", model, "--text", text, "--output", output, *asked) == 0
+    printed = capsys.readouterr().out
+    trimmed = transformers.AutoTokenizer.from_pretrained(output)
+    assert unused in trimmed.get_vocab()
+    assert trimmed.convert_ids_to_tokens(range(7)) == tokenizer.convert_ids_to_tokens(range(7))
+    shards = sorted(output.glob("*.safetensors"))
+    assert len(shards) > 1 and not any("100.00% of" in line for line in printed.splitlines())
+    written = [tensor for shard in shards for tensor in load_file(shard).values()]
+    total = sum(tensor.nbytes for tensor in written)
+    index = json.loads((output / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == total and f"{total:,}  (" in printed
+    # The bad words were the padding and one word that has gone.
+    assert json.loads((output / "generation_config.json").read_text())["bad_words_ids"] == [[0]]
+    found = transformers.MarianMTModel.from_pretrained(output)
+    assert found.final_logits_bias.shape == (1, len(trimmed))
+
+
+def test_refusals(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, output, empty = save(tmp_path / "model", "gpt2"), tmp_path / "out" / "trimmed", tmp_path / "empty"
+    empty.write_text("")
+    asked = ["--model", model, "--output", output]
+    assert "has no word of the vocabulary 'tokens'" in refused(capsys, *asked, "--text", empty)
+    assert "No such file" in refused(capsys, *asked, "--text", tmp_path / "none")
+    found = [*asked, "--text", text]
+    assert "word to keep 'Kato to'" in refused(
+        capsys, *found, "--keep", _file(tmp_path / "words", "Kato to\n")
+    )
+    assert "is there already" in refused(capsys, *found, "--output", model)
+    with monkeypatch.context() as patch:
+        patch.setattr("safetensors.torch.save_file", _full_disk)
+        assert "No space left" in refused(capsys, *found)
+    assert not output.parent.exists() or list(output.parent.iterdir()) == []
+    weights = model / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-100])
+    assert "cut short" in refused(capsys, *found)
+    weights.rename(model / "pytorch_model.bin")
+    assert "pytorch_model.bin is not opened" in refused(capsys, *found)
+    config = (model / "config.json").read_text()
+    (model / "config.json").write_text(config.replace("{", '{"auto_map": {"AutoModel": "x.Y"},', 1))
+    assert "needs code that comes with it" in refused(capsys, *found)
+    (model / "config.json").write_text(config)
+    (model / "tokenizer.json").unlink()
+    assert "its tokenizer is a slow one" in refused(capsys, *found)
+    assert not output.exists()
+
+
+def _file(path: Path, content: str) -> Path:
+    """A new file."""
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def _full_disk(tensors: object, path: Path, metadata: object = None) -> None:
+    """What writing does when there is no room left."""
+    Path(path).write_bytes(b"half")
+    raise OSError(28, "No space left on device")
