@@ -62,7 +62,7 @@ def test_the_map_becomes_codes_and_the_rest_stays(tmp_path: Path) -> None:
     assert found["parameters"] == {"before": WORDS * MAP + WORDS, "after": numbers}
     assert found["stored_bytes"]["after"] == 4 * numbers + WORDS * 4 * 4 // 8
     error = (old.word_part().table() - table).norm() / old.word_part().table().norm()
-    assert found["fit"]["relative_error"] == pytest.approx(float(error), rel=1e-4)
+    assert found["fit"]["relative_error"] == pytest.approx(error.item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("store", ["fp32", "int8"])
