@@ -59,8 +59,6 @@ def test_rows_agree_with_the_ledger_about_embeddings() -> None:
             own = {k: v for k, v in row["embedding"].items() if k != "relu_dropout"}
             if own["method"] in ("alone", "adaptive"):
                 wanted = {"filter": "real", **wanted} if own["method"] == "alone" else wanted
-            if own["method"] == "standard":
-                own.pop("output", None)
             assert own == wanted, (table["table"], row["row"])
             dim = merged(table, row).get("train", {}).get("word_vec_size")
             assert dim in (None, known["embedding"]["embedding_dim"])
