@@ -2,8 +2,8 @@
 
 ``configs/common.yaml`` holds ``average`` (how many checkpoints), ``train`` (options of ``onmt_train``) and
 ``translate`` (options of ``onmt_translate``). ``configs/ROW.yaml`` holds ``embedding``. Any row may hold
-``train`` with options of its own, and ``paper`` with the figures that it stands for. A row that starts from
-another one holds one of
+``train``, ``translate`` and ``average`` of its own, ``paper`` with the figures that it stands for, and
+``data`` and ``batch``, as `recipes.published` explains them. A row that starts from another one holds one of
 
 - ``distill``: ``teacher``, the name of that row, and what else the option ``embedding_distillation`` of
   ``onmt_train`` takes;
@@ -39,6 +39,8 @@ class Row:
         distill: the row that it starts from and how, or ``None``.
         fit: the row that it is fitted to without being trained, or ``None``.
         paper: what the paper reports for it, or ``None``.
+        data: which of the prepared data it takes, or ``None`` where there is one kind only.
+        batch: how large its batches are whatever the number of GPUs, or ``None``.
     """
 
     name: str
@@ -49,6 +51,8 @@ class Row:
     distill: dict[str, Any] | None = None
     fit: dict[str, Any] | None = None
     paper: dict[str, Any] | None = None
+    data: dict[str, Any] | None = None
+    batch: dict[str, Any] | None = None
 
 
 def row_names(configs: Path) -> list[str]:
@@ -75,12 +79,14 @@ def read_row(configs: Path, name: str) -> Row:
     row = _read(
         configs / f"{name}.yaml",
         {"embedding": dict},
-        {"distill": dict, "fit": dict, "paper": dict, "train": dict},
+        {"average": int, "batch": dict, "data": dict, "translate": dict}
+        | {"distill": dict, "fit": dict, "paper": dict, "train": dict},
     )
     if common["average"] < 1:
         raise UserError(f"{configs / COMMON}.yaml: average is {common['average']}; it must be at least 1")
     check_start(configs, name, row)
-    return Row(name=name, **{**common, **row, "train": {**common["train"], **row.get("train", {})}})
+    merged = {part: {**common[part], **row.get(part, {})} for part in ("train", "translate")}
+    return Row(name=name, **{**common, **row, **merged})
 
 
 def check_start(configs: Path, name: str, row: dict[str, Any]) -> None:

@@ -16,7 +16,16 @@ BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text, gzipped when its name ends in ``.gz``.
+    """The lines of `stream_lines`, all at once.
+
+    Raises:
+        UserError: absent, truncated, not gzip, or not UTF-8.
+    """
+    return list(stream_lines(path))
+
+
+def stream_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 text, gzipped when its name ends in ``.gz``, one after the other.
 
     Lines end at line feeds only; a carriage return before it and a byte order mark at the start are dropped,
     and each run of Unicode white space becomes one space.
@@ -24,20 +33,33 @@ def read_lines(path: Path) -> list[str]:
     Raises:
         UserError: absent, truncated, not gzip, or not UTF-8.
     """
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rb") as file:
-            text = file.read().decode("utf-8")
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            yield from decode_lines(file, str(path))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path}: truncated or not gzip ({error}); replace it") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}; convert it") from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
-    lines = text.removeprefix(BYTE_ORDER_MARK).split("\n")
-    if not lines[-1]:
-        lines.pop()
-    return [" ".join(line.split()) for line in lines]
+
+
+def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
+    """The lines of an open file, as `stream_lines` gives them.
+
+    Args:
+        file: gives lines of bytes, with their line ends.
+        name: of the file, for the message.
+
+    Raises:
+        UserError: not UTF-8.
+    """
+    start = 0
+    for raw in file:
+        try:
+            line = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{name}: not UTF-8 at byte {start + error.start}; convert it") from error
+        yield " ".join((line if start else line.removeprefix(BYTE_ORDER_MARK)).split())
+        start += len(raw)
 
 
 def check_pairs(sides: dict[str, list[str]]) -> None:
@@ -60,6 +82,6 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         file.writelines(line + "\n" for line in lines)
 
 
-def with_progress(lines: list[str], what: str) -> Iterator[str]:
+def with_progress(lines: Iterable[str], what: str) -> Iterator[str]:
     """The same lines, under a progress bar."""
     return iter(tqdm(lines, desc=what, unit=" lines", unit_scale=True, mininterval=0.5))

@@ -1,0 +1,126 @@
+"""The content of a recipe's ``data.yaml``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from recipes.common.config import read_yaml
+from recipes.common.errors import UserError
+from recipes.published.sources import FORMATS, Texts
+
+KINDS = ("bpe", "sentencepiece")
+Content = TypeVar("Content")
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """One way to split the text, with its vocabulary: a folder of prepared data.
+
+    Attributes:
+        kind: ``bpe`` (subword-nmt, on Moses tokens) or ``sentencepiece`` (on plain text).
+        size: merges of ``bpe``; words of the model's vocabulary, its markers included, of ``sentencepiece``.
+        model: ``bpe`` or ``unigram``, for ``sentencepiece``.
+        shared_vocabulary: one vocabulary for both languages.
+        classes: numbers of semantic classes to make, for UnClE.
+    """
+
+    kind: str
+    size: int
+    model: str = "unigram"
+    shared_vocabulary: bool = True
+    classes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of ``data.yaml``.
+
+    Attributes:
+        source: source language.
+        target: target language.
+        shard: pairs that are worked on at a time; what is interrupted goes on from the last whole shard.
+        max_words: longest sentence of the training text, in words.
+        max_ratio: how many times longer one side may be than the other.
+        sentences: sentences that SentencePiece learns from, spread evenly over the training text.
+        corpora: texts of training.
+        tests: texts of validation and test.
+        pieces: ways to split the text, by name.
+    """
+
+    source: str
+    target: str
+    shard: int
+    max_words: int
+    max_ratio: float
+    sentences: int
+    corpora: tuple[Texts, ...]
+    tests: tuple[Texts, ...]
+    pieces: dict[str, Pieces]
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Source and target."""
+        return self.source, self.target
+
+
+def read_settings(path: Path) -> Settings:
+    """Read ``data.yaml``.
+
+    Raises:
+        UserError: absent, not YAML, or with a setting that is missing, unknown or impossible.
+    """
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: it must hold {', '.join(field.name for field in fields(Settings))}")
+    parts = {
+        "corpora": tuple(_fill(path, Texts, each) for each in content.get("corpora", ())),
+        "tests": tuple(_fill(path, Texts, each) for each in content.get("tests", ())),
+        "pieces": {name: _fill(path, Pieces, each) for name, each in content.get("pieces", {}).items()},
+    }
+    settings = _fill(path, Settings, {**content, **parts})
+    for name in ("shard", "max_words", "sentences"):
+        if type(getattr(settings, name)) is not int or getattr(settings, name) < 1:
+            raise UserError(
+                f"{path}: {name} is {getattr(settings, name)!r}; wanted a whole number of at least 1"
+            )
+    for texts in (*settings.corpora, *settings.tests):
+        if texts.format not in FORMATS:
+            raise UserError(
+                f"{path}: {texts.name}: format is {texts.format!r}; wanted {' or '.join(FORMATS)}"
+            )
+    for name, pieces in settings.pieces.items():
+        if pieces.kind not in KINDS:
+            raise UserError(f"{path}: {name}: kind is {pieces.kind!r}; wanted {' or '.join(KINDS)}")
+    return settings
+
+
+def smoke_settings(settings: Settings) -> Settings:
+    """The same steps for a generated text of a few hundred pairs."""
+    small = {
+        name: replace(pieces, size=SMOKE_SIZES[pieces.kind], classes=tuple(pieces.classes))
+        for name, pieces in settings.pieces.items()
+    }
+    return replace(settings, shard=100, sentences=500, pieces=small)
+
+
+SMOKE_SIZES = {"bpe": 200, "sentencepiece": 240}
+
+
+def _fill(path: Path, kind: type[Content], given: Any) -> Content:
+    """A dataclass of `kind` from a mapping.
+
+    Raises:
+        UserError: `given` is no mapping, or has keys too many or too few.
+    """
+    if not isinstance(given, dict):
+        raise UserError(f"{path}: {given!r} must be a mapping, see {kind.__name__} in {__name__}")
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    unknown = [str(key) for key in given if key not in known]
+    if unknown:
+        raise UserError(f"{path}: unknown key {unknown[0]!r}; it may be one of {', '.join(sorted(known))}")
+    try:
+        return kind(**{key: tuple(each) if isinstance(each, list) else each for key, each in given.items()})
+    except TypeError as error:
+        raise UserError(f"{path}: {error}") from error

@@ -1,0 +1,95 @@
+"""Train one published row, on any number of GPUs and machines."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+import torch
+
+from recipes.common.checkpoints import complete_checkpoints
+from recipes.common.config import Row, write_yaml
+from recipes.common.errors import UserError, run_main
+from recipes.common.recipe import Recipe
+from recipes.common.tools import run_tool
+from recipes.common.training import Data, train_row
+from recipes.published.rows import Machines, complete_row, prepared_data
+from recipes.published.smoke import SMOKE, smoke_recipe, smoke_row
+from shared_embeddings.files import write_text
+
+USAGE = """usage: train.sh CONFIG [--gpus N] [--machines M --machine I --address A [--port P]] [--smoke]
+                [option of onmt_train ...]
+
+Trains CONFIG in $RUNS/{name}/CONFIG, going on from the newest complete checkpoint if there is one, and
+averages the last checkpoints ($AVERAGE of them, if set). Run preprocess.sh first, and train.sh for the row
+that CONFIG starts from. A step sees as many tokens as in the paper: fewer GPUs accumulate more batches.
+
+  --gpus N      GPUs of this machine, one process on each (default: all; 0: one process on the CPU)
+  --machines M  how many machines, N GPUs each; call this on each, with the same $RUNS on shared storage
+  --machine I   the number of this one, from 0; machine 0 writes
+  --address A   of machine 0
+  --port P      on machine 0 (default: 10000)
+  --smoke       one narrow layer and a few steps, on what preprocess.sh --smoke has made"""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train the row that the command line names."""
+    name, *rest = arguments
+    recipe = Recipe(name)
+    row, given = recipe.parse(USAGE.format(name=name), rest)
+    machines, smoke, options = read_options(given)
+    if smoke:
+        recipe, row = smoke_recipe(recipe), smoke_row(row)
+    row = complete_row(recipe, row)
+    options = [*machines.options(row.batch or {}), *options]
+    data = prepared_data(recipe, row)
+    if machines.machine:
+        join_training(recipe, row, data, machines.machine, options)
+    else:
+        train_row(row, recipe.home / row.name, data, options, how_many(row.average))
+
+
+def read_options(given: Sequence[str]) -> tuple[Machines, bool, list[str]]:
+    """The machines, whether it is a smoke test, and the options that are left for ``onmt_train``.
+
+    Raises:
+        UserError: numbers that do not fit together.
+    """
+    parser = argparse.ArgumentParser(prog="train.sh", add_help=False, allow_abbrev=False)
+    parser.add_argument("--gpus", type=int)
+    parser.add_argument("--machines", type=int, default=1)
+    parser.add_argument("--machine", type=int, default=0)
+    parser.add_argument("--address", default="localhost")
+    parser.add_argument("--port", type=int, default=10000)
+    parser.add_argument(SMOKE, action="store_true")
+    known, rest = parser.parse_known_args(list(given))
+    gpus = known.gpus
+    if gpus is None:
+        gpus = 0 if known.smoke else torch.cuda.device_count()
+    machines = Machines(gpus, known.machines, known.machine, known.address, known.port)
+    machines.check()
+    return machines, known.smoke, rest
+
+
+def join_training(recipe: Recipe, row: Row, data: Data, machine: int, options: Sequence[str]) -> None:
+    """Take part in the training that machine 0 leads and keeps the books of; nothing else is written here."""
+    run = recipe.home / row.name
+    config = run / f"machine_{machine}.yaml"
+    paths = {"save_model": str(run / "checkpoints" / "model")}
+    write_text(config, write_yaml({**data.options, **paths, **row.train, "embedding": row.embedding}))
+    found = complete_checkpoints(run / "checkpoints")
+    resumed = ["-train_from", str(found[-1].path)] if found else []
+    run_tool("onmt_train", ["-config", str(config), *options, *resumed])
+
+
+def how_many(default: int) -> int:
+    """How many checkpoints to average: ``$AVERAGE``, or the row's own number."""
+    given = os.environ.get("AVERAGE") or str(default)
+    if not given.isdecimal() or int(given) < 1:
+        raise UserError(f"AVERAGE is {given!r}; it must be a whole number of at least 1")
+    return int(given)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("train", main))

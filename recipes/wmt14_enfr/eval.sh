@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# Scores one trained row; --help explains.
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
+exec "$PYTHON" -m recipes.published.evaluate wmt14_enfr "$@"

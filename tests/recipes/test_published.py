@@ -1,0 +1,121 @@
+"""The published translation rows: their files, batches, texts and sizes."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from recipes.common.config import read_row, row_names
+from recipes.common.errors import UserError
+from recipes.common.results import REPOSITORY
+from recipes.common.subwords import count_words
+from recipes.published.generate import config_files, merged, read_tables
+from recipes.published.preprocess import clean, shards
+from recipes.published.rows import Machines, batch_size
+from recipes.published.settings import read_settings
+from recipes.published.sources import Texts, locate, read_pairs
+from shared_embeddings.ledger import tables
+
+RECIPES = ("iwslt_pten", "wmt14_ende", "wmt14_enfr")
+
+
+def test_the_files_are_those_of_the_tables() -> None:
+    files = config_files()
+    assert {path: path.read_text(encoding="utf-8") for path in files} == files
+    for recipe in RECIPES:
+        assert {path for path in files if path.parts[-3] == recipe} == set(
+            (REPOSITORY / "recipes" / recipe / "configs").glob("*.yaml")
+        )
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_row_can_be_read_and_has_its_data(recipe: str) -> None:
+    folder = REPOSITORY / "recipes" / recipe
+    settings = read_settings(folder / "data.yaml")
+    names = [texts.name for texts in settings.tests]
+    for name in row_names(folder / "configs"):
+        row = read_row(folder / "configs", name)
+        assert row.data is not None and row.batch is not None
+        pieces = settings.pieces[row.data["pieces"]]
+        assert {row.data["valid"], *row.data["tests"]} <= set(names)
+        if "classes" in row.embedding:
+            assert row.embedding["num_classes"] in pieces.classes
+
+
+def test_rows_agree_with_the_ledger_about_embeddings() -> None:
+    ledger = {(t["paper"], str(t["table"]), row["row"]): row for t in tables() for row in t["rows"]}
+    compared = 0
+    for table in read_tables()["tables"]:
+        for row in table["rows"]:
+            known = ledger.get((table["paper"], table["table"], row["row"]), {}).get("model")
+            if known is None or "classes" in row["embedding"]:
+                continue
+            wanted = {
+                k: v for k, v in known["embedding"].items() if k not in ("num_embeddings", "embedding_dim")
+            }
+            own = {k: v for k, v in row["embedding"].items() if k != "relu_dropout"}
+            if own["method"] in ("alone", "adaptive"):
+                wanted = {"filter": "real", **wanted} if own["method"] == "alone" else wanted
+            assert own == wanted, (table["table"], row["row"])
+            dim = merged(table, row).get("train", {}).get("word_vec_size")
+            assert dim in (None, known["embedding"]["embedding_dim"])
+            assert table["vocabulary"] == known["embedding"]["num_embeddings"]
+            compared += 1
+    assert compared >= 45
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8, 16])
+def test_a_step_has_as_many_tokens_on_any_number_of_gpus(processes: int) -> None:
+    size, accumulated = batch_size({"tokens": 48000, "per_gpu": 6000}, processes)
+    assert size <= 6000
+    assert abs(size * accumulated * processes - 48000) <= accumulated * processes / 2
+
+
+def test_the_second_machine_has_the_later_ranks() -> None:
+    options = Machines(2, 2, 1, "first", 12345).options({"tokens": 4096, "per_gpu": 1024})
+    assert options[options.index("-gpu_ranks") + 1 :][:2] == ["2", "3"]
+    assert options[options.index("-world_size") + 1] == "4"
+    with pytest.raises(UserError, match="--machine is 2 of 2"):
+        Machines(1, 2, 2).check()
+
+
+def test_an_archive_is_read_in_its_formats(tmp_path: Path) -> None:
+    members = {
+        "a/x.pt": "<url>u</url>\num\ndois\n",
+        "a/x.en": "<url>u</url>\none\ntwo\n",
+        "a/t.en.sgm": '<doc>\n<seg id="1">A &amp; B</seg>\n</doc>\n',
+        "a/t.pt.sgm": '<doc>\n<seg id="1"> C </seg>\n</doc>\n',
+    }
+    with tarfile.open(tmp_path / "x.tgz", "w:gz") as archive:
+        for name, text in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    tags = Texts("x", "x.tgz", "", "a/x.pt", "a/x.en", "tags")
+    segments = Texts("t", "x.tgz", "", "a/t.pt.sgm", "a/t.en.sgm", "segments")
+    found = locate(tags, ("pt", "en"), [tmp_path])
+    assert list(read_pairs(found)) == [("um", "one"), ("dois", "two")]
+    assert list(read_pairs(locate(segments, ("pt", "en"), [tmp_path]))) == [("C", "A & B")]
+    (tmp_path / "x.pt").write_text("um\n")
+    (tmp_path / "x.en").write_text("one\ntwo\n")
+    with pytest.raises(UserError, match="the source side ends before line 2"):
+        list(read_pairs(locate(tags, ("pt", "en"), [tmp_path])))
+
+
+def test_pairs_are_cleaned_and_put_into_shards() -> None:
+    settings = read_settings(REPOSITORY / "recipes" / "iwslt_pten" / "data.yaml")
+    pairs = [("a", "b"), ("", "b"), ("a", "b " * 9 + "b"), ("a " * 250 + "a", "b " * 200 + "b"), ("c", "d e")]
+    kept = list(clean(pairs, settings))
+    assert kept == [("a", "b"), ("c", "d e")]
+    assert list(shards(kept * 2, 3)) == [[*kept, kept[0]], [kept[1]]]
+
+
+def test_counting_forgets_the_rarest_words(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("a a a\nb b\nc\nd\n")
+    assert count_words([text], 3) == {"a": 3}
+    assert len(count_words([text], 3)) <= 3
+    assert count_words([text], 9) == {"a": 3, "b": 2, "c": 1, "d": 1}
