@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -10,3 +13,10 @@ import torch
 def _seed() -> None:
     """Start every test from the same random state, whatever ran before it."""
     torch.manual_seed(20201119)
+
+
+@pytest.fixture(autouse=True)
+def _no_handlers_left() -> Iterator[None]:
+    """Take away the handlers of OpenNMT's logger, which would write into the closed streams of a test."""
+    yield
+    logging.getLogger("onmt").handlers.clear()
