@@ -43,7 +43,7 @@ COMMON = "average: 2\ntrain: {train_steps: 10}\ntranslate: {}\n"
     ("common", "row", "said"),
     [
         (COMMON, "embeding: {}\n", "unknown key 'embeding'"),
-        (COMMON, "embedding: {method: funnel}\naverage: 3\n", "unknown key 'average'"),
+        (COMMON, "embedding: {method: funnel}\naverages: 3\n", "unknown key 'averages'"),
         (COMMON, "embedding: {}\ntrain: 3\n", "train is 3; it must be of type dict"),
         (COMMON, "embedding: {}\ndistill: full\n", "distill is 'full'"),
         (COMMON, "embedding: {}\ndistill: {alpha: 0}\n", "teacher is None; it must be one of full"),
