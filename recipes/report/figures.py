@@ -53,7 +53,8 @@ def draw(paint: Callable[[Axes], None], height: float = HEIGHT) -> str:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context({**_SETTINGS, "axes.prop_cycle": cycler(color=COLOURS)}):
+    settings: Any = {**_SETTINGS, "axes.prop_cycle": cycler(color=COLOURS)}
+    with rc_context(settings):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         paint(figure.add_subplot())
         buffer = io.StringIO()
