@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,10 +12,10 @@ from nmt.summarization.rerank import rerank, stop_words
 from nmt.summarization.rouge import METRICS, PRESETS, Report, score_texts
 from recipes.common.config import Row
 from recipes.common.corpus import read_lines, write_lines
-from recipes.common.errors import UserError, run_main
+from recipes.common.errors import run_main
 from recipes.common.evaluation import read_trained, translate, write_evaluation
 from recipes.common.recipe import Recipe
-from recipes.common.training import option_value, train_row
+from recipes.common.training import checkpoints_to_average, option_value, train_row
 
 # How far a length may be from the one that was asked for, as a share of that.
 TOLERANCE = 0.1
@@ -39,10 +38,8 @@ def train(recipe: Recipe, row: Row, options: list[str]) -> None:
     Raises:
         UserError: see `train_row`.
     """
-    average = os.environ.get("AVERAGE") or str(row.average)
-    if not average.isdecimal() or int(average) < 1:
-        raise UserError(f"AVERAGE is {average!r}; it must be a whole number of at least 1")
-    train_row(row, recipe.home / row.name, recipe.training_data(), options, int(average))
+    average = checkpoints_to_average(row.average)
+    train_row(row, recipe.home / row.name, recipe.training_data(), options, average)
 
 
 def evaluate(recipe: Recipe, row: Row, options: list[str]) -> None:

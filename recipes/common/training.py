@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import resource
 import time
 from collections.abc import Iterator, Sequence
@@ -120,6 +121,18 @@ def kept_segments(segments: Sequence[Segment], saved: float) -> list[Segment]:
     """The stretches of training that led to a checkpoint saved at `saved`; what came after it was lost."""
     kept = [segment for segment in segments if segment["started"] < saved]
     return [{**part, "ended": saved if part["ended"] is None else min(part["ended"], saved)} for part in kept]
+
+
+def checkpoints_to_average(default: int) -> int:
+    """How many checkpoints to average: ``$AVERAGE``, or the row's own number.
+
+    Raises:
+        UserError: the variable is no whole number of at least 1.
+    """
+    given = os.environ.get("AVERAGE") or str(default)
+    if not given.isdecimal() or int(given) < 1:
+        raise UserError(f"AVERAGE is {given!r}; it must be a whole number of at least 1")
+    return int(given)
 
 
 def _average(checkpoints: Sequence[Checkpoint], target: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import shared_embeddings as se
-from recipes.common.config import Row, distillation_options, read_row, row_names
+from recipes.common.config import Row, distillation_options
 from recipes.common.errors import UserError
+from recipes.common.recipe import Recipe
 from recipes.common.results import REPOSITORY
 from recipes.common.training import AVERAGED, Data, read_json
 
@@ -33,12 +33,8 @@ def parse(usage: str, arguments: Sequence[str]) -> tuple[Row, list[str]]:
 
     ``--help`` prints `usage` and the configs and exits with 0; without a CONFIG, they go to stderr, with 2.
     """
-    wants_help = any(argument in ("-h", "--help") for argument in arguments[:1])
-    if wants_help or not arguments:
-        text = f"{usage}\n\nCONFIG is one of: {', '.join(row_names(CONFIGS))}"
-        print(text, file=sys.stdout if wants_help else sys.stderr)
-        raise SystemExit(0 if wants_help else 2)
-    return _with_own_files(read_row(CONFIGS, arguments[0])), list(arguments[1:])
+    row, options = Recipe(RECIPE.name).parse(usage, arguments)
+    return _with_own_files(row), options
 
 
 def _with_own_files(row: Row) -> Row:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
-from recipes.common.errors import UserError, run_main
-from recipes.common.training import fit_row, train_row
+from recipes.common.errors import run_main
+from recipes.common.training import checkpoints_to_average, fit_row, train_row
 from recipes.multi30k_ende import rows
 
 USAGE = """usage: train.sh CONFIG [option of onmt_train ...]
@@ -25,15 +24,9 @@ def main(arguments: Sequence[str]) -> None:
         counts = rows.data_folder() / "vocabulary"
         fit_row(row, rows.home() / row.name, data, teacher, counts, options)
         return
-    train_row(rows.with_teacher(row), rows.home() / row.name, data, options, _average(row.average))
-
-
-def _average(default: int) -> int:
-    """How many checkpoints to average."""
-    given = os.environ.get("AVERAGE") or str(default)
-    if not given.isdecimal() or int(given) < 1:
-        raise UserError(f"AVERAGE is {given!r}; it must be a whole number of at least 1")
-    return int(given)
+    train_row(
+        rows.with_teacher(row), rows.home() / row.name, data, options, checkpoints_to_average(row.average)
+    )
 
 
 if __name__ == "__main__":

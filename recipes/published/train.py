@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 
 import torch
 
 from recipes.common.checkpoints import complete_checkpoints
 from recipes.common.config import Row, write_yaml
-from recipes.common.errors import UserError, run_main
+from recipes.common.errors import run_main
 from recipes.common.recipe import Recipe
 from recipes.common.tools import run_tool
-from recipes.common.training import Data, train_row
+from recipes.common.training import Data, checkpoints_to_average, train_row
 from recipes.published.rows import Machines, complete_row, prepared_data
 from recipes.published.smoke import SMOKE, smoke_recipe, smoke_row
 from shared_embeddings.files import write_text
@@ -47,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
     if machines.machine:
         join_training(recipe, row, data, machines.machine, options)
     else:
-        train_row(row, recipe.home / row.name, data, options, how_many(row.average))
+        train_row(row, recipe.home / row.name, data, options, checkpoints_to_average(row.average))
 
 
 def read_options(given: Sequence[str]) -> tuple[Machines, bool, list[str]]:
@@ -81,14 +80,6 @@ def join_training(recipe: Recipe, row: Row, data: Data, machine: int, options: S
     found = complete_checkpoints(run / "checkpoints")
     resumed = ["-train_from", str(found[-1].path)] if found else []
     run_tool("onmt_train", ["-config", str(config), *options, *resumed])
-
-
-def how_many(default: int) -> int:
-    """How many checkpoints to average: ``$AVERAGE``, or the row's own number."""
-    given = os.environ.get("AVERAGE") or str(default)
-    if not given.isdecimal() or int(given) < 1:
-        raise UserError(f"AVERAGE is {given!r}; it must be a whole number of at least 1")
-    return int(given)
 
 
 if __name__ == "__main__":
