@@ -26,7 +26,7 @@ from shared_embeddings import compression_hosts
 from shared_embeddings.cli import main
 from shared_embeddings.storage import HEADER, STORES
 from tests.nmt.conftest import Host, run
-from tests.nmt.test_training import METHODS
+from tests.nmt.test_training import DEFINE_MAP, METHODS
 
 Trained = Callable[..., tuple[Host, Path]]
 STANDARD = {"method": "standard"}
@@ -164,6 +164,48 @@ def test_untied_tables_each_get_an_embedding(trained: Trained, tmp_path: Path) -
         plain = 32 * embedding.num_embeddings * embedding.embedding_dim
         assert 2 * plain / 8 < embedding.counts()["stored_bits"] <= plain / 3
     assert len(host.translate(output)) == 7
+
+
+def test_the_map_of_define_becomes_codes_and_the_rest_stays(trained: Trained, tmp_path: Path) -> None:
+    """DeFINE's Table 5: where the output is tied to the map, the layers of the unit stay as they are."""
+    settings = {"embedding": None, "tgt_embedding": DEFINE_MAP, "share_embeddings": False}
+    host, model = trained(**settings)
+    output, report = tmp_path / "small.pt", tmp_path / "report.json"
+    codes = {"num_codebooks": 2, "codebook_size": 8}
+    compress(
+        model,
+        "compositional_code",
+        output,
+        *spelled(codes),
+        "--fit-steps",
+        20,
+        "--seed",
+        5,
+        "--report",
+        report,
+    )
+    (old, _), (new, after) = (
+        (word_lookup(m, "target"), m)
+        for m in (build_from_checkpoint(str(file))[0] for file in (model, output))
+    )
+    wanted, _ = se.fit(
+        "compositional_code", old.word_part().table(), seed=5, steps=20, padding_idx=1, **codes
+    )
+    table = wanted.codebooks[0][wanted.codes[:, 0].long()] + wanted.codebooks[1][wanted.codes[:, 1].long()]
+    table[old.padding_idx] = 0
+    torch.testing.assert_close(new.word_part().table(), table)
+    assert after.generator.embedding is new
+    states = old.state_dict(), new.state_dict()
+    rest = [name for name in states[0] if not name.startswith("map.")]
+    assert len(rest) > 8 and all(torch.equal(states[1][name], states[0][name]) for name in rest)
+    source, target = json.loads(report.read_text())["tables"]
+    assert (source.get("part"), target["part"]) == (None, "map of define")
+    assert target["uses"] == ["target", "output"]
+    words, dim = old.num_embeddings, DEFINE_MAP["map_dim"]
+    assert target["parameters"] == {"before": words * dim, "after": 2 * 8 * dim}
+    assert len(host.translate(output)) == 7
+    compress(output, "standard", tmp_path / "same.pt")
+    torch.testing.assert_close(scores(tmp_path / "same.pt"), scores(output), atol=1e-4, rtol=0)
 
 
 def without_weights(path: Path) -> int:
