@@ -237,3 +237,37 @@ def block_size(targets: Tensor, words: int) -> int:
     """How many tokens go into one block."""
     smallest, scores = _CPU_BLOCK if targets.device.type == "cpu" else _ACCELERATOR_BLOCK
     return max(1, min(max(smallest, scores // words), targets.size(0)))
+
+
+def blocks_of(tokens: int, size: int) -> Iterator[slice]:
+    """Slices of `size` tokens each, in order; the last one may be shorter."""
+    return (slice(start, min(start + size, tokens)) for start in range(0, tokens, size))
+
+
+def error_dtype(settings: LossSettings, sums: torch.dtype) -> torch.dtype:
+    """The type of the errors in the products that form gradients.
+
+    float16 would lose small probabilities: it has no exponents for them.
+    """
+    return settings.product_dtype if settings.product_dtype == torch.bfloat16 else sums
+
+
+def sum_of_bias(bias: Tensor | None, settings: LossSettings) -> Tensor | float:
+    """The sum of the bias ``(V, ...)`` of all words that count, which label smoothing needs."""
+    if bias is None:
+        return 0.0
+    return bias.sum() if settings.masked_word is None else bias.sum() - bias[settings.masked_word].sum()
+
+
+def finished_bias(gradient: Tensor, weights: Tensor, smoothing: float, settings: LossSettings) -> Tensor:
+    """The gradient ``(V, ...)`` of a bias with the constant part of the smoothed targets.
+
+    Args:
+        gradient: without that part; is overwritten.
+        weights: ``(N, 1)`` of the tokens.
+        smoothing: what label smoothing gives to each word.
+    """
+    gradient.sub_(smoothing * weights.sum())
+    if settings.masked_word is not None:
+        gradient[settings.masked_word] = 0.0
+    return gradient

@@ -26,8 +26,12 @@ from shared_embeddings.blockwise import (
     LossSettings,
     Reduction,
     block_size,
+    blocks_of,
     blockwise_cross_entropy,
+    error_dtype,
+    finished_bias,
     sum_dtype,
+    sum_of_bias,
 )
 
 
@@ -126,7 +130,7 @@ class _Scorer:
         self.smoothing = settings.label_smoothing / tables[0].size(0)
         self.class_sizes = self._count_words()
         self.table_sum = self._sum_of_tables(tables) if settings.label_smoothing else None
-        self.bias_sum = self._sum_of_bias()
+        self.bias_sum = sum_of_bias(self.bias, settings)
         self.block = block_size(hidden, tables[0].size(0))
         self.buffer = hidden.new_empty(tables[0].size(0) * self.block, dtype=self.sum_dtype)
         is_low = settings.product_dtype != self.sum_dtype
@@ -149,17 +153,9 @@ class _Scorer:
         sums = (size @ level.to(self.sum_dtype) for size, level in zip(sizes, levels))
         return torch.cat((total, *sums))
 
-    def _sum_of_bias(self) -> Tensor | float:
-        """The sum of the bias of all words that count, which label smoothing needs."""
-        if self.bias is None:
-            return 0.0
-        masked = self.settings.masked_word
-        return self.bias.sum() if masked is None else self.bias.sum() - self.bias[masked, 0]
-
     def blocks(self) -> Iterator[slice]:
         """The blocks of tokens, in order."""
-        tokens = self.hidden.size(0)
-        return (slice(start, min(start + self.block, tokens)) for start in range(0, tokens, self.block))
+        return blocks_of(self.hidden.size(0), self.block)
 
     def score(self, rows: slice, losses: Tensor, predictions: Tensor) -> Tensor:
         """Fill in the `losses` and `predictions` of the tokens `rows` (n of them).
@@ -214,9 +210,7 @@ class _GradientSums:
     def __init__(self, scorer: _Scorer, weights: Tensor, wants: Sequence[bool]) -> None:
         self.scorer = scorer
         self.weights = weights.unsqueeze(1)
-        low = scorer.settings.product_dtype
-        # float16 would lose small probabilities: it has no exponents for them.
-        self.dtype = low if low == torch.bfloat16 else scorer.sum_dtype
+        self.dtype = error_dtype(scorer.settings, scorer.sum_dtype)
         self.tables = [table.to(self.dtype) for table in scorer.tables]
         wants_hidden, *wants_tables = wants[: len(self.tables) + 1]
         self.of_bias = None if scorer.bias is None or not wants[-1] else torch.zeros_like(scorer.bias)
@@ -278,10 +272,8 @@ class _GradientSums:
         """The gradient ``(V,)`` of the bias with its constant part, where wanted."""
         if self.of_bias is None:
             return None
-        self.of_bias.sub_(self.scorer.smoothing * self.weights.sum())
-        if self.scorer.settings.masked_word is not None:
-            self.of_bias[self.scorer.settings.masked_word] = 0.0
-        return self.of_bias.squeeze(1)
+        scorer = self.scorer
+        return finished_bias(self.of_bias, self.weights, scorer.smoothing, scorer.settings).squeeze(1)
 
     def _lowered(self, errors: Tensor) -> Tensor:
         """The block in the type of the products, in the buffer that the scores no longer need."""

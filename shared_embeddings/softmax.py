@@ -20,8 +20,12 @@ from shared_embeddings.blockwise import (
     LossSettings,
     Reduction,
     block_size,
+    blocks_of,
     blockwise_cross_entropy,
+    error_dtype,
+    finished_bias,
     sum_dtype,
+    sum_of_bias,
 )
 
 
@@ -145,23 +149,15 @@ class _Scorer:
         # An ignored target may be no word at all; any word will do, as its weight is zero.
         self.targets = targets.masked_fill(targets == settings.ignore_index, 0).unsqueeze(1)
         self.smoothing = settings.label_smoothing / words
-        self.bias_sum = self._sum_of_bias()
+        self.bias_sum = sum_of_bias(self.bias, settings)
         self.block = block_size(targets, words)
         self.buffer = factors[0].new_empty((self.block, words), dtype=self.sum_dtype)
         is_low = settings.product_dtype != self.sum_dtype
         self.low_buffer = torch.empty_like(self.buffer, dtype=settings.product_dtype) if is_low else None
 
-    def _sum_of_bias(self) -> Tensor | float:
-        """The sum of the bias of all words that count, which label smoothing needs."""
-        if self.bias is None:
-            return 0.0
-        masked = self.settings.masked_word
-        return self.bias.sum() if masked is None else self.bias.sum() - self.bias[masked]
-
     def blocks(self) -> Iterator[slice]:
         """The blocks of tokens, in order."""
-        tokens = self.targets.size(0)
-        return (slice(start, min(start + self.block, tokens)) for start in range(0, tokens, self.block))
+        return blocks_of(self.targets.size(0), self.block)
 
     def score(self, rows: slice, losses: Tensor, predictions: Tensor) -> Tensor:
         """Fill in the `losses` and `predictions` of the tokens `rows` (n of them).
@@ -208,9 +204,7 @@ class _GradientSums:
     def __init__(self, scorer: _Scorer, weights: Tensor, wants: Sequence[bool]) -> None:
         self.scorer = scorer
         self.weights = weights.unsqueeze(1)
-        low = scorer.settings.product_dtype
-        # float16 would lose small probabilities: it has no exponents for them.
-        self.dtype = low if low == torch.bfloat16 else scorer.sum_dtype
+        self.dtype = error_dtype(scorer.settings, scorer.sum_dtype)
         number = len(scorer.segments)
         self.parts = [
             _SegmentGradient(scorer, segment, self.weights, self.dtype, *wanted)
@@ -237,17 +231,13 @@ class _GradientSums:
         """The gradients by the factors, in their order and shapes, where wanted."""
         for part in self.parts:
             part.finish()
+        scorer = self.scorer
         of_segments = [part.of_hidden for part in self.parts] + [part.of_codes for part in self.parts]
-        return of_segments if self.scorer.bias is None else [*of_segments, self._finished_bias()]
-
-    def _finished_bias(self) -> Tensor | None:
-        """The gradient ``(V,)`` of the bias with its constant part, where wanted."""
+        if scorer.bias is None:
+            return of_segments
         if self.of_bias is None:
-            return None
-        self.of_bias.sub_(self.scorer.smoothing * self.weights.sum())
-        if self.scorer.settings.masked_word is not None:
-            self.of_bias[self.scorer.settings.masked_word] = 0.0
-        return self.of_bias
+            return [*of_segments, None]
+        return [*of_segments, finished_bias(self.of_bias, self.weights, scorer.smoothing, scorer.settings)]
 
     def _lowered(self, errors: Tensor) -> Tensor:
         """The block in the type of the products, in the buffer that the scores no longer need."""
