@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,6 +187,7 @@ def config_file(config: str) -> Path:
     return path
 
 
+@functools.cache
 def in_config(config: str) -> dict[str, str]:
     """What a configuration holds under ``paper``, as text; nothing for cells of a grid.
 
@@ -210,7 +212,7 @@ def markdown(papers: Iterable[Paper]) -> str:
     papers = list(papers)
     parts = [_summary(papers)]
     for paper in papers:
-        parts.append(f"## {paper.title}")
+        parts.append(f"### {paper.title}")
         if paper.reason:
             parts.append(paper.reason)
         for table in paper.parts:
@@ -226,14 +228,14 @@ def _summary(papers: Sequence[Paper]) -> str:
     trained = sum(bool(cell.config) for cell in cells)
     return (
         f"{len(cells)} rows (columns that are models of their own counted one by one) of {tables} tables and "
-        f"of ALONE's Figure 3: {trained} have one of {len(configs)} configurations, {len(cells) - trained} a "
-        "reason why they have none."
+        f"of ALONE's Figure 3: {trained} have one of {len(configs)} configurations or points of the grid, "
+        f"{len(cells) - trained} a reason why they have none."
     )
 
 
 def _table_lines(paper: str, table: PaperTable) -> Iterator[str]:
     """The parts of a table's Markdown."""
-    yield f"### {table.name}: {table.title}"
+    yield f"#### {table.name}: {table.title}"
     if table.reason:
         labels = f" Rows: {'; '.join(table.rows)}." if table.rows else ""
         yield f"Trains nothing of its own: {table.reason}.{labels}"

@@ -14,6 +14,7 @@ from recipes.common.errors import UserError, run_main
 from recipes.glove_reconstruction.grid import read_grid
 from recipes.published import coverage
 from recipes.published.coverage import RECIPES, config_file, in_config, read_coverage, table_of
+from shared_embeddings.ledger import tables
 
 # Rows of each table in print, counted in the papers. Table 7b of DeFINE is a plot.
 ROWS = {
@@ -155,6 +156,23 @@ def test_all_figures_of_a_config_are_in_its_papers_rows(config: str) -> None:
                 printed.setdefault(figure, set()).add(float(value))
     for figure, value in numbers(config).items():
         assert value in printed[figure]
+
+
+def test_sizes_are_those_of_the_ledger() -> None:
+    compared = []
+    for ledger in tables():
+        cells = [
+            cell
+            for paper in PAPERS
+            for table in paper.tables
+            for cell in table.cells
+            if paper.name == ledger["paper"] and ledger["table"] in (table.name, table.name.rstrip("ab"))
+        ]
+        for counted, figure in (("total", "parameters_in_millions"), ("embedding", "embedding_in_millions")):
+            if printed := {cell.figures[figure] for cell in cells if figure in cell.figures}:
+                assert printed == {row["figures"][counted] for row in ledger["rows"]}
+                compared.append((ledger["paper"], ledger["table"]))
+    assert len(compared) == 8
 
 
 @pytest.mark.parametrize("config", CONFIGS)
