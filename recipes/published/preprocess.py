@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -224,9 +226,24 @@ def for_each(processes: int, work: Callable[[Path], None], texts: Sequence[Path]
         for text in tqdm(texts, desc=what, unit=" files"):
             work(text)
         return
-    with ProcessPoolExecutor(processes) as pool:
+    with ProcessPoolExecutor(processes, initializer=end_with_parent) as pool:
         for _ in tqdm(pool.map(work, texts), desc=what, unit=" files", total=len(texts)):
             pass
+
+
+def end_with_parent() -> None:
+    """Let this process end when the one that started it does, even by ``kill -9``.
+
+    It would wait for work, and hold the lock on the data, forever.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def clean(pairs: Iterable[Pair], settings: Settings) -> Iterator[Pair]:
@@ -258,6 +275,12 @@ def concatenate(parts: Sequence[Path], whole: Path) -> None:
         for part in parts:
             with part.open("rb") as opened:
                 shutil.copyfileobj(opened, file, 1 << 20)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the files under temporary names that a killed run has left, which would count as data."""
+    for path in folder.rglob(".*.tmp"):
+        path.unlink()
 
 
 def count_lines(path: Path) -> int:
@@ -312,6 +335,7 @@ def prepare(
         UserError: texts that cannot be read, or another process is at work in the folder.
     """
     with locked(recipe.data / "lock"):
+        remove_unfinished(recipe.data)
         corpora, tests = find_texts(settings, [*folders, recipe.home / "raw"])
         preparation = Preparation(settings, recipe.data, processes)
         preparation.split_text(corpora, tests)

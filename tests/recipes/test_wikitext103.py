@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,19 @@ import torch
 
 import shared_embeddings as se
 from lm import models
+from lm.checkpoint import load_model, save_model
 from lm.config import parse
 from lm.models import LanguageModel
 from recipes.common.config import row_names
 from recipes.common.model_rows import RECIPES, ModelRow, Recipe, read_model_row
+from shared_embeddings import compression_hosts
+from shared_embeddings.compression import compress
 
 LSTM, XL = "wikitext103_lstm", "wikitext103_transformer_xl"
 WORDS = {"data": [str(number) for number in range(267_735)], "data_small": [str(n) for n in range(33_278)]}
 ROWS = [(recipe, row) for recipe in (LSTM, XL) for row in row_names(RECIPES / recipe / "configs")]
-PUBLISHED = [(recipe, row) for recipe, row in ROWS if not row.startswith("small_")]
+CODES = [(recipe, row) for recipe, row in ROWS if row.endswith("_codes")]
+PUBLISHED = [pair for pair in ROWS if not pair[1].startswith("small_") and pair not in CODES]
 SMALL = [(recipe, row) for recipe, row in ROWS if row.startswith("small_")]
 # DeFINE, Tables 1a and 2, in millions: the widest network is R5's, and 8b's takes all of k = 1024.
 CONTEXT = {
@@ -80,6 +85,53 @@ def test_published_rows_have_the_sizes_in_print(recipe: str, name: str) -> None:
     if (recipe, name) in CONTEXT:
         context = millions(model) - millions(model.embedding)
         assert context == pytest.approx(CONTEXT[recipe, name], abs=0.005)
+
+
+@pytest.mark.parametrize(("recipe", "name"), CODES)
+def test_codes_take_as_many_bytes_as_their_heads_say(recipe: str, name: str) -> None:
+    row = read(recipe, name)
+    assert row.fit is not None and row.paper is not None and "Table 5" in row.paper["source"]
+    teacher = build(read(recipe, row.fit["teacher"])).embedding
+    options = {key: value for key, value in row.embedding.items() if key != "method"}
+    replaced = teacher.word_part()
+    with torch.device("meta"):
+        sizes = {"num_embeddings": replaced.num_embeddings, "embedding_dim": replaced.embedding_dim}
+        new = se.build(row.embedding["method"], **sizes, **options)
+    assert new.counts()["total"] == 32 * 16 * replaced.embedding_dim
+    books = 4 * new.counts()["total"]
+    codes = new.counts()["stored_bits"] // 8 - books
+    assert codes == 267_735 * 32 * 4 // 8
+    head = (RECIPES / recipe / "configs" / f"{name}.yaml").read_text()
+    assert f"# Size: {codes / 1e6:.1f} MB of codes, {books / 1e6:.1f} MB of codebooks." in head
+
+
+@pytest.mark.parametrize(("recipe", "name"), CODES)
+def test_codes_take_the_place_of_what_is_stored_for_the_words(
+    recipe: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = EntryPoint("lm", "lm.compression:Host", compression_hosts.GROUP)
+    monkeypatch.setattr(compression_hosts, "entry_points", lambda group: [point])
+    row = read(recipe, name)
+    assert row.fit is not None
+    teacher = read(recipe, row.fit["teacher"])
+    network = {"num_layers": 1, "num_heads": 1, "head_dim": 4, "feed_forward_dim": 8}
+    config = parse({"data": "d", "save": "s", "embedding": teacher.embedding, **teacher.train, **network})
+    words = ["<eos>", "<unk>", *(f"w{number}" for number in range(30))]
+    torch.manual_seed(1)
+    model = models.build("transformer_xl", words, teacher.embedding, config.model_options())
+    stored = {"model": "transformer_xl", "embedding": teacher.embedding, **config.model_options()}
+    save_model(tmp_path / "best.pt", model, words, stored, None)
+    options = {key: value for key, value in row.embedding.items() if key != "method"}
+    small = tmp_path / "small.pt"
+    compress(tmp_path / "best.pt", row.embedding["method"], small, options=options, steps=2, progress=False)
+    new = load_model(small).model
+    assert new.embedding.word_part().method == "compositional_code"
+    assert new.embedding.method == ("define" if "define" in name else "compositional_code")
+    kept = [key for key in model.state_dict() if not key.startswith("embedding.")]
+    if new.embedding.method == "define":
+        kept += [f"embedding.{key}" for key in model.embedding.state_dict() if not key.startswith("map.")]
+    assert len(kept) > 5
+    assert all(torch.equal(new.state_dict()[key], model.state_dict()[key]) for key in kept)
 
 
 @pytest.mark.parametrize(("recipe", "name"), SMALL)
