@@ -87,6 +87,7 @@ class Kind(NamedTuple):
     gradient_sums: Callable[[Any, Tensor, Sequence[bool]], GradientSums]
 
 
+@torch.compiler.disable
 def blockwise_cross_entropy(
     kind: Kind,
     factors: Sequence[Tensor],
@@ -101,7 +102,7 @@ def blockwise_cross_entropy(
     """Cross entropy of the scores that `kind` makes of `factors`, and the best word of every token.
 
     Products run in the type that autocast asks for; softmax, loss and gradients are summed up in at least 32
-    bits, and the loss is returned so.
+    bits, and the loss is returned so. ``torch.compile`` leaves this as it is: it brings its own gradients.
 
     Args:
         factors: hidden states ``(N, R)`` first.
