@@ -22,6 +22,8 @@ SMOKE_HELP = f"a generated text of a few hundred lines, in a folder {SMOKE_FOLDE
 LINES, TEST_LINES = 250, 10
 # Words and semantic classes that a generated text has; merges of byte pairs that can be learned from it.
 WORDS, CLASSES, MERGES = 400, 12, 200
+# Longest translation, in pieces or characters; above the length that headlines are asked for.
+LONGEST = 30
 CUTOFFS = (60, 120, 180)
 # What grows with the vocabulary; `cutoffs` keep their number, and every other option stays as it is.
 _EMBEDDING = {"num_clusters": 16, "min_rank": 2, "num_classes": CLASSES}
@@ -71,7 +73,7 @@ def smoke_row(row: Row) -> Row:
         row,
         embedding=smoke_embedding(row.embedding),
         train={**row.train, **_NETWORK, **_TRAINING, **less},
-        translate={**row.translate, **search, "max_length": 20},
+        translate={**row.translate, **search, "max_length": LONGEST},
         batch=None if row.batch is None else {"tokens": 2 * _BATCH, "per_gpu": _BATCH},
     )
 
