@@ -60,8 +60,8 @@ def read_settings(recipe: Recipe) -> DataSettings:
     content = read_yaml(path)
     if not isinstance(content, dict) or set(content) - {SMALL} != {"dataset", "classes"}:
         raise UserError(f"{path}: it must hold dataset and classes, and nothing else but {SMALL}")
-    for key in content.keys() & {"dataset", SMALL}:
-        if content[key] not in SOURCES:
+    for key in ("dataset", SMALL):
+        if key in content and content[key] not in SOURCES:
             raise UserError(f"{path}: {key} is {content[key]!r}; it may be {', '.join(SOURCES)}")
     if not isinstance(content["classes"], dict):
         raise UserError(f"{path}: classes is {content['classes']!r}; it must be settings by file name")
