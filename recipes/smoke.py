@@ -93,7 +93,8 @@ def run_recipe(recipe: Path, runs: Path) -> Outcome:
         recipe: its folder.
         runs: empty folder that it writes to; a log of each script stays there.
     """
-    started, row = time.monotonic(), None
+    started = time.monotonic()
+    row: str | None = None
     try:
         row = None if (recipe / WHOLE).is_file() else representative_row(recipe)
         faults = (_run(command, runs) for command in commands(recipe, row))

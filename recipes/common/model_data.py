@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,7 +168,11 @@ def main(arguments: Sequence[str]) -> None:
     """Prepare the data of the recipe that the command line names."""
     name, *rest = arguments
     recipe = Recipe(RECIPES / name)
-    ways = {(): prepare, (SMALL,): prepare_small, (SMOKE,): prepare_smoke}
+    ways: dict[tuple[str, ...], Callable[[Recipe], None]] = {
+        (): prepare,
+        (SMALL,): prepare_small,
+        (SMOKE,): prepare_smoke,
+    }
     if tuple(rest) in ways:
         ways[tuple(rest)](recipe)
         return

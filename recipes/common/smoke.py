@@ -39,7 +39,7 @@ _TRAINING: dict[str, Any] = {
 }
 _BATCH = 256
 # Where the settings have them.
-_LESS = {"batch_size": _BATCH, "accum_count": [1]}
+_LESS: dict[str, Any] = {"batch_size": _BATCH, "accum_count": [1]}
 _LESS_SEARCH = {"beam_size": 2, "n_best": 2}
 _SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 

@@ -31,6 +31,7 @@ from recipes.common.smoke import (
 )
 from recipes.published import smoke as published
 from recipes.published.settings import classes_file, read_settings
+from recipes.quickstart import run as quickstart
 from recipes.report.collect import of_runs
 
 NAMES = smoke.recipe_names()
@@ -226,6 +227,18 @@ def test_classes_of_published_rows_are_made(monkeypatch: pytest.MonkeyPatch, tmp
         assert row.embedding["classes"] in made and row.embedding["num_classes"] == CLASSES
         _, row, _ = published.parse(Recipe(name), "usage", [row_name])
         assert row == read_row(configs, row_name)
+
+
+def test_quickstart_is_short_where_nothing_else_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RUNS", str(tmp_path))
+    asked = quickstart.parse([SMOKE])
+    assert asked.output == tmp_path / "quickstart" / "smoke" and asked.rows == "standard,funnel"
+    assert asked.steps == 20 and asked.train < 1000
+    assert quickstart.parse([SMOKE, "--steps", "3"]).steps == 3
+    usual = quickstart.parse([])
+    assert usual.output == tmp_path / "quickstart" and usual.steps is usual.rows is None
 
 
 # Rows and texts
