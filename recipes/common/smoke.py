@@ -54,7 +54,7 @@ class SmokeRecipe(Recipe):
 
 
 def parse(recipe: Recipe, usage: str, arguments: Sequence[str]) -> tuple[Recipe, Row, list[str]]:
-    """As `Recipe.parse`; with ``--smoke`` among the options, the recipe and the row are those of `smoke`.
+    """As `Recipe.parse`, and the recipe; with ``--smoke`` among the options, `SmokeRecipe` and `smoke_row`.
 
     Raises:
         UserError: see `Recipe.parse`.

@@ -12,12 +12,18 @@ from typing import Any
 
 from recipes.common.config import read_yaml
 from recipes.common.errors import UserError, run_main
-from recipes.common.smoke import SMOKE, SMOKE_HELP
+from recipes.common.smoke import SMOKE
 from recipes.common.steps import run_step
 from recipes.glove_reconstruction import source
 from recipes.glove_reconstruction.grid import DATA, RECIPE, home, read_grid
 from recipes.glove_reconstruction.scores import score
-from recipes.glove_reconstruction.smoke import smoke_grid, smoke_home, write_smoke_pairs, write_smoke_vectors
+from recipes.glove_reconstruction.smoke import (
+    SMOKE_DATA_HELP,
+    smoke_grid,
+    smoke_home,
+    write_smoke_pairs,
+    write_smoke_vectors,
+)
 from shared_embeddings.files import sha256, write_text
 from shared_embeddings.token_counts import count_words
 from shared_embeddings.vectors import WordVectors
@@ -106,7 +112,7 @@ def main(arguments: Sequence[str]) -> None:
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--vectors", type=Path, help="vectors of GloVe, word2vec or fastText")
     chosen.add_argument("--glove", choices=sorted(settings["glove"]), help="download these vectors")
-    chosen.add_argument(SMOKE, action="store_true", help=SMOKE_HELP.replace("text", "file of vectors"))
+    chosen.add_argument(SMOKE, action="store_true", help=SMOKE_DATA_HELP)
     parser.add_argument("--limit", type=int, help="read the first so many words of the vectors only")
     parser.add_argument(
         "--text", nargs="+", type=Path, default=[], help="count words in these tokenised texts, to choose by"

@@ -14,6 +14,7 @@ from recipes.common.results import SMOKE_FOLDER
 from recipes.common.smoke import generated_vocabulary
 from recipes.glove_reconstruction.grid import Grid, home
 
+SMOKE_DATA_HELP = f"drawn vectors of a few words, in a folder {SMOKE_FOLDER} of its own"
 SMOKE_GRID_HELP = "cells of a small grid, on what preprocess.sh --smoke has made"
 # Words in the file of vectors, and those of them that are reconstructed.
 WORDS, CHOSEN = 80, 60
