@@ -2,12 +2,13 @@
 PYTHON ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
+RECIPES ?=
 
 BIN := .venv/bin
 PACKAGES := $(patsubst %/__init__.py,%,$(wildcard shared_embeddings/__init__.py nmt/__init__.py lm/__init__.py recipes/__init__.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo report test check format pins clean
+.PHONY: help setup demo report test smoke check format pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
@@ -23,6 +24,9 @@ report: setup ## all results beside the papers' figures, in runs/report/report.h
 
 test: setup ## run the tests (PYTEST_ARGS="-k name" to choose, WORKERS=0 for one process)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+smoke: setup ## the whole way of every recipe on small generated data (RECIPES="ptb_awd_lstm" to choose)
+	@$(BIN)/python -m recipes.smoke $(RECIPES)
 
 check: setup ## lint, formatting and types
 	$(BIN)/python -m ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -15,8 +16,19 @@ from recipes.common.errors import UserError, run_main
 from recipes.common.headlines import describe, encode, read_settings, text_files, write_split
 from recipes.common.moses import Tokenizer
 from recipes.common.recipe import Recipe
+from recipes.common.smoke import (
+    LINES,
+    MERGES,
+    SMOKE,
+    SMOKE_HELP,
+    TEST_LINES,
+    SmokeRecipe,
+    generated_words,
+    sentence,
+)
 from recipes.common.steps import run_step
 from shared_embeddings.download import download, verify
+from shared_embeddings.files import replacing
 
 RECIPE = Recipe("agnews_headline")
 KINDS = {
@@ -85,14 +97,36 @@ def prepare(path: Path, settings: dict[str, Any], folder: Path) -> None:
     describe(folder, references, lengths=settings["lengths"])
 
 
+def smoke_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same steps for a generated table, at one length that its short titles have."""
+    return {**settings, "valid": TEST_LINES, "test": TEST_LINES, "bpe_operations": MERGES, "lengths": [20]}
+
+
+def write_smoke_table(path: Path) -> None:
+    """Write a generated table as AG News is: class, title and description, all in quotation marks."""
+    rows = []
+    for number, words in enumerate(generated_words(LINES, seed=0)):
+        rows.append([number % 4 + 1, f"{sentence(words[:3])} (AP)", f"AP - {sentence(words)} #36;{number}"])
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Prepare AG News below $RUNS/agnews_headline/data, from $DATA_DIR/ag_news or from the network."""
     parser = argparse.ArgumentParser(prog="preprocess.sh", description=main.__doc__)
     default = RECIPE.folder / "data.yaml"
     parser.add_argument("--settings", type=Path, default=default, help="default: %(default)s")
-    settings = read_settings(parser.parse_args(arguments).settings, KINDS)
-    prepare(locate(settings), settings, RECIPE.data)
-    print(f"prepared {RECIPE.data}")
+    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
+    options = parser.parse_args(arguments)
+    recipe, settings = RECIPE, read_settings(options.settings, KINDS)
+    if options.smoke:
+        recipe, settings = SmokeRecipe(recipe.name), smoke_settings(settings)
+        table = recipe.home / "raw" / settings["file"]
+        write_smoke_table(table)
+    else:
+        table = locate(settings)
+    prepare(table, settings, recipe.data)
+    print(f"prepared {recipe.data}")
 
 
 if __name__ == "__main__":

@@ -15,20 +15,22 @@ from recipes.common.corpus import read_lines, write_lines
 from recipes.common.errors import run_main
 from recipes.common.evaluation import read_trained, translate, write_evaluation
 from recipes.common.recipe import Recipe
+from recipes.common.smoke import parse
 from recipes.common.training import checkpoints_to_average, option_value, train_row
 
 # How far a length may be from the one that was asked for, as a share of that.
 TOLERANCE = 0.1
 USAGES = {
-    "train": """usage: train.sh CONFIG [option of onmt_train ...]
+    "train": """usage: train.sh CONFIG [--smoke] [option of onmt_train ...]
 
 Trains CONFIG in $RUNS/{name}/CONFIG, going on from the newest complete checkpoint if there is one, and
-averages the last checkpoints ($AVERAGE of them, if set). Run preprocess.sh first.""",
-    "evaluate": """usage: eval.sh CONFIG [option of onmt_translate ...]
+averages the last checkpoints ($AVERAGE of them, if set). Run preprocess.sh first. With --smoke, a tiny
+network is trained for a few steps in $RUNS/{name}/smoke/CONFIG, on what preprocess.sh --smoke has made.""",
+    "evaluate": """usage: eval.sh CONFIG [--smoke] [option of onmt_translate ...]
 
 Writes headlines of the test set with the averaged model of CONFIG, scores them with ROUGE and writes
 $RUNS/{name}/CONFIG/results.json. A model with length control writes headlines of each length that data.yaml
-names. Run train.sh CONFIG first.""",
+names. Run train.sh CONFIG first; with --smoke, both.""",
 }
 
 
@@ -127,8 +129,7 @@ def tell(scores: dict[str, Any]) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Train or evaluate the row that the command line names."""
     command, name, *rest = arguments
-    recipe = Recipe(name)
-    row, options = recipe.parse(USAGES[command].format(name=name), rest)
+    recipe, row, options = parse(Recipe(name), USAGES[command].format(name=name), rest)
     {"train": train, "evaluate": evaluate}[command](recipe, row, options)
 
 

@@ -2,14 +2,14 @@
 
 The recipe's ``data.yaml`` holds ``dataset``, a name of `lm.datasets.SOURCES`, and ``classes``: the class
 files for UnClE by their names below the recipe's home, each with ``num_classes`` and the ``epochs`` of the
-word vectors.
+word vectors. It may hold ``small``, the dataset of rows with ``data: data_small``.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,15 +19,21 @@ from lm.datasets import SOURCES, locate
 from recipes.common.config import read_yaml
 from recipes.common.errors import UserError, run_main
 from recipes.common.model_rows import RECIPES, Recipe
+from recipes.common.model_smoke import SmokeModelRecipe, write_smoke_corpus
+from recipes.common.smoke import CLASSES, SMOKE, SMOKE_HELP
 from recipes.common.steps import run_step
 from recipes.common.tools import run_module
 from shared_embeddings.classes import make_classes
 
 CLASS_SETTINGS = ("num_classes", "epochs")
-USAGE = """usage: preprocess.sh
+SMALL = "small"
+USAGE = """usage: preprocess.sh [{choices}]
 
-Prepares {dataset}, from $DATA_DIR or else from the network, and the semantic classes of its words in
-$RUNS/{recipe}. What is up to date is not done again."""
+Prepares the texts of $DATA_DIR/{folder}, or of the network, in $RUNS/{recipe}/data, with the semantic
+classes of words that rows take. What is up to date is not done again.
+"""
+SMALL_USAGE = "  small    those of $DATA_DIR/{folder}, in $RUNS/{recipe}/data_small, for the rows small_*"
+SMOKE_USAGE = f"  {SMOKE}  {SMOKE_HELP}, for all rows"
 
 
 class DataSettings(NamedTuple):
@@ -36,10 +42,12 @@ class DataSettings(NamedTuple):
     Attributes:
         dataset: name of the corpus.
         classes: settings of each class file, by its name below the recipe's home.
+        small: name of the corpus for small rows, or None where they take the same.
     """
 
     dataset: str
     classes: Mapping[str, Mapping[str, int]]
+    small: str | None = None
 
 
 def read_settings(recipe: Recipe) -> DataSettings:
@@ -50,10 +58,11 @@ def read_settings(recipe: Recipe) -> DataSettings:
     """
     path = recipe.folder / "data.yaml"
     content = read_yaml(path)
-    if not isinstance(content, dict) or set(content) != set(DataSettings._fields):
-        raise UserError(f"{path}: it must hold {' and '.join(DataSettings._fields)}, and nothing else")
-    if content["dataset"] not in SOURCES:
-        raise UserError(f"{path}: dataset is {content['dataset']!r}; it may be {', '.join(SOURCES)}")
+    if not isinstance(content, dict) or set(content) - {SMALL} != {"dataset", "classes"}:
+        raise UserError(f"{path}: it must hold dataset and classes, and nothing else but {SMALL}")
+    for key in ("dataset", SMALL):
+        if key in content and content[key] not in SOURCES:
+            raise UserError(f"{path}: {key} is {content[key]!r}; it may be {', '.join(SOURCES)}")
     if not isinstance(content["classes"], dict):
         raise UserError(f"{path}: classes is {content['classes']!r}; it must be settings by file name")
     for name, settings in content["classes"].items():
@@ -78,12 +87,56 @@ def prepare(recipe: Recipe) -> None:
         SystemExit: ``lm_prepare`` has found a mistake of the user's and said so itself.
     """
     settings = read_settings(recipe)
-    downloads = recipe.home / "downloads"
-    where: list[str | Path] = ["-output", recipe.data, "-downloads", downloads]
-    run_module("lm.prepare", ["-dataset", settings.dataset, *where])
+    _prepare_dataset(recipe, settings.dataset, recipe.data)
     data_dir = os.environ.get("DATA_DIR")
-    texts = locate(settings.dataset, Path(data_dir) if data_dir else None, downloads)["train"]
-    for name, numbers in settings.classes.items():
+    texts = locate(settings.dataset, Path(data_dir) if data_dir else None, _downloads(recipe))["train"]
+    _make_class_files(recipe, texts, settings.classes)
+
+
+def prepare_small(recipe: Recipe) -> None:
+    """Make the token files of the small rows of a recipe.
+
+    Raises:
+        UserError: small rows have no texts of their own.
+        SystemExit: see `prepare`.
+    """
+    settings = read_settings(recipe)
+    if settings.small is None:
+        raise UserError(f"{recipe.name} has no {SMALL} data; small rows take those of preprocess.sh")
+    _prepare_dataset(recipe, settings.small, recipe.home / f"data_{SMALL}")
+
+
+def prepare_smoke(recipe: Recipe) -> None:
+    """As `prepare`, with a generated text that is laid out as the recipe's.
+
+    ``lm_prepare`` gets it as files, not as the dataset, whose published sizes it has not.
+
+    Raises:
+        UserError, SystemExit: see `prepare`.
+    """
+    recipe, settings = SmokeModelRecipe(recipe.folder), read_settings(recipe)
+    texts = write_smoke_corpus(settings.dataset, recipe.home / "raw")
+    named: list[str | Path] = [part for split, path in texts.items() for part in (f"-{split}", path)]
+    run_module("lm.prepare", [*named, "-output", recipe.data])
+    classes = {name: {"num_classes": CLASSES, "epochs": 1} for name in settings.classes}
+    _make_class_files(recipe, [texts["train"]], classes)
+
+
+def _downloads(recipe: Recipe) -> Path:
+    """Folder of what is downloaded."""
+    return recipe.home / "downloads"
+
+
+def _prepare_dataset(recipe: Recipe, dataset: str, output: Path) -> None:
+    """Make the token files of a well-known corpus."""
+    run_module("lm.prepare", ["-dataset", dataset, "-output", output, "-downloads", _downloads(recipe)])
+
+
+def _make_class_files(
+    recipe: Recipe, texts: Sequence[Path], classes: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Make every class file that is not there or out of date."""
+    for name, numbers in classes.items():
         output = recipe.home / name
         run_step(
             output.stem,
@@ -100,16 +153,32 @@ def _make_classes(texts: Sequence[Path], vocabulary: Path, output: Path, numbers
     print(make_classes(texts, vocabulary, numbers["num_classes"], output, epochs=numbers["epochs"]))
 
 
+def usage(recipe: Recipe) -> str:
+    """What ``--help`` prints."""
+    settings = read_settings(recipe)
+    lines = [SMOKE_USAGE]
+    if settings.small is not None:
+        lines.insert(0, SMALL_USAGE.format(folder=SOURCES[settings.small].folder, recipe=recipe.name))
+    choices = " | ".join([SMALL] * (settings.small is not None) + [SMOKE])
+    first = USAGE.format(choices=choices, folder=SOURCES[settings.dataset].folder, recipe=recipe.name)
+    return "\n".join([first, *lines])
+
+
 def main(arguments: Sequence[str]) -> None:
     """Prepare the data of the recipe that the command line names."""
     name, *rest = arguments
     recipe = Recipe(RECIPES / name)
-    if rest:
-        wants_help = rest[0] in ("-h", "--help")
-        text = USAGE.format(dataset=read_settings(recipe).dataset, recipe=name)
-        print(text, file=sys.stdout if wants_help else sys.stderr)
-        raise SystemExit(0 if wants_help else 2)
-    prepare(recipe)
+    ways: dict[tuple[str, ...], Callable[[Recipe], None]] = {
+        (): prepare,
+        (SMALL,): prepare_small,
+        (SMOKE,): prepare_smoke,
+    }
+    if tuple(rest) in ways:
+        ways[tuple(rest)](recipe)
+        return
+    wants_help = rest[0] in ("-h", "--help")
+    print(usage(recipe), file=sys.stdout if wants_help else sys.stderr)
+    raise SystemExit(0 if wants_help else 2)
 
 
 if __name__ == "__main__":

@@ -18,17 +18,20 @@ from recipes.common.config import distillation_options, row_names, write_yaml
 from recipes.common.errors import UserError, run_main
 from recipes.common.fitting import fit_model
 from recipes.common.model_rows import RECIPES, ModelRow, Recipe, read_model_row, with_own_files
+from recipes.common.model_smoke import SmokeModelRecipe, smoke_model_row
 from recipes.common.results import write_results
+from recipes.common.smoke import SMOKE
 from recipes.common.tools import run_module
 from recipes.common.training import Segment, locked, peak_memory_of_children, read_json
 from shared_embeddings.files import write_text
 
 LAST, BEST = "last.pt", "best.pt"
 SPLITS = ("valid", "test")
-USAGE = """usage: {script} ROW [option of {command} ...]
+USAGE = """usage: {script} ROW [--smoke] [option of {command} ...]
 
 {what}
-Everything is in $RUNS/{recipe}/ROW. ROW is one of: {rows}"""
+Everything is in $RUNS/{recipe}/ROW; with --smoke, which takes a tiny network and what preprocess.sh --smoke
+has made, in $RUNS/{recipe}/smoke/ROW. ROW is one of: {rows}"""
 WHAT = {
     "train": "Trains ROW, going on where it was stopped. Run preprocess.sh first.",
     "evaluate": "Measures ROW on the validation and the test text, writes results.json. Run train.sh first.",
@@ -282,11 +285,14 @@ def main(arguments: Sequence[str]) -> None:
             file=sys.stdout if wants_help else sys.stderr,
         )
         raise SystemExit(0 if wants_help else 2)
-    row = read_model_row(recipe, rest[0])
+    row, options = read_model_row(recipe, rest[0]), rest[1:]
+    if SMOKE in options:
+        recipe, row = SmokeModelRecipe(recipe.folder), smoke_model_row(row)
+        options.remove(SMOKE)
     if task == "train":
-        train_model(recipe, row, rest[1:])
+        train_model(recipe, row, options)
     elif is_first_process():
-        print(f"results: {evaluate_model(recipe, row, rest[1:])}")
+        print(f"results: {evaluate_model(recipe, row, options)}")
 
 
 if __name__ == "__main__":

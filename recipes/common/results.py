@@ -14,6 +14,8 @@ from shared_embeddings.results import provenance, write_record
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUIRED = ("recipe", "row", "config", "counts", "metrics", "data_checksum")
 PACKAGES = ("torch", "OpenNMT-py", "sacrebleu", "shared-embeddings")
+# Folder below a recipe's runs for what its scripts make with --smoke; no result of a row lies there.
+SMOKE_FOLDER = "smoke"
 
 
 def write_results(
@@ -67,7 +69,8 @@ def read_results(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str
     """Read results files, sorted by recipe and row.
 
     Args:
-        source: a folder, searched for ``results.json`` at any depth; or the files.
+        source: a folder, searched for ``results.json`` at any depth but below a folder ``smoke``; or the
+            files.
 
     Raises:
         UserError: a folder or file that is not there, or a file that is not a results file.
@@ -76,10 +79,15 @@ def read_results(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str
         folder = Path(source)
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder of results; run an evaluation first")
-        paths = sorted(folder.rglob("results.json"))
+        paths = sorted(path for path in folder.rglob("results.json") if not is_smoke(path, folder))
     else:
         paths = [Path(path) for path in source]
     return sorted((_read(path) for path in paths), key=lambda record: (record["recipe"], record["row"]))
+
+
+def is_smoke(path: Path, runs: Path) -> bool:
+    """Whether a file below the folder `runs` was made with ``--smoke``, on generated data."""
+    return SMOKE_FOLDER in path.relative_to(runs).parts
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -7,13 +7,15 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from recipes.common.corpus import read_lines, write_lines
 from recipes.common.errors import UserError, run_main
 from recipes.common.headlines import describe, encode, read_settings, text_files, write_split
 from recipes.common.recipe import Recipe
+from recipes.common.smoke import LINES, MERGES, SMOKE, SMOKE_HELP, TEST_LINES, SmokeRecipe, generated_words
 from recipes.common.steps import run_step
-from recipes.gigaword_headline.licensed import Files, check_lengths, locate, read_pairs
+from recipes.gigaword_headline.licensed import TEST_FOLDERS, TRAIN, Files, check_lengths, locate, read_pairs
 
 RECIPE = Recipe("gigaword_headline")
 KINDS = {"bpe_operations": int, "lengths": list, "valid": int, "test": int, "references": int}
@@ -49,23 +51,38 @@ def reference_files(folder: Path, references: int) -> list[Path]:
     return [folder / "text" / f"test.reference.{number}" for number in range(references)]
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Prepare what lies in $DATA_DIR/gigaword below $RUNS/gigaword_headline/data."""
-    parser = argparse.ArgumentParser(prog="preprocess.sh", description=main.__doc__)
-    default = RECIPE.folder / "data.yaml"
-    parser.add_argument("--settings", type=Path, default=default, help="default: %(default)s")
-    settings = read_settings(parser.parse_args(arguments).settings, KINDS)
-    data_dir = os.environ.get("DATA_DIR")
-    if not data_dir:
-        raise UserError("DATA_DIR is not set; it names the folder in which gigaword has the licensed texts")
-    files = locate(Path(data_dir).absolute() / "gigaword", settings["references"])
-    folder, stamps = RECIPE.data, RECIPE.data / "steps"
-    references = reference_files(folder, settings["references"])
-    test_source = folder / "text" / "test.source"
+def smoke_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same steps for generated texts, at one length that their short headlines have."""
+    return {**settings, "bpe_operations": MERGES, "lengths": [20], "valid": TEST_LINES, "test": TEST_LINES}
+
+
+def write_smoke_texts(folder: Path, references: int) -> None:
+    """Write generated texts as the archive of Rush et al. lays out the licensed ones."""
+    for seed, split in enumerate(("train", "valid")):
+        lines = list(generated_words(LINES if split == "train" else TEST_LINES, seed))
+        write_lines(folder / TRAIN[f"{split}.source"][0], (" ".join(words) for words in lines))
+        write_lines(folder / TRAIN[f"{split}.target"][0], (" ".join(words[:3]) for words in lines))
+    tests = list(generated_words(TEST_LINES, seed=2))
+    write_lines(folder / TEST_FOLDERS[0] / "input.txt", (" ".join(words) for words in tests))
+    for number in range(references):
+        path = folder / TEST_FOLDERS[0] / f"task1_ref{number}.txt"
+        write_lines(path, (" ".join(words[number % 3 : 3]) for words in tests))
+
+
+def prepare(folder: Path, settings: dict[str, Any], data: Path) -> None:
+    """All steps from the licensed texts in `folder` to ``data.json`` in `data`.
+
+    Raises:
+        UserError: files are missing, cannot be read or do not fit together.
+    """
+    files = locate(folder, settings["references"])
+    stamps = data / "steps"
+    references = reference_files(data, settings["references"])
+    test_source = data / "text" / "test.source"
     run_step(
         "test",
         stamps,
-        partial(write_test, files, settings["test"], folder),
+        partial(write_test, files, settings["test"], data),
         inputs=[files.sides["test.source"], *files.references],
         outputs=[test_source, *references],
         settings={"test": settings["test"]},
@@ -73,14 +90,33 @@ def main(arguments: Sequence[str]) -> None:
     run_step(
         "training",
         stamps,
-        partial(write_training, files, settings["valid"], folder),
+        partial(write_training, files, settings["valid"], data),
         inputs=[path for name, path in files.sides.items() if name != "test.source"],
-        outputs=[path for path in text_files(folder) if path != test_source],
+        outputs=[path for path in text_files(data) if path != test_source],
         settings={"valid": settings["valid"]},
     )
-    encode(folder, settings["bpe_operations"])
-    describe(folder, references, lengths=settings["lengths"])
-    print(f"prepared {folder}")
+    encode(data, settings["bpe_operations"])
+    describe(data, references, lengths=settings["lengths"])
+    print(f"prepared {data}")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Prepare what lies in $DATA_DIR/gigaword below $RUNS/gigaword_headline/data."""
+    parser = argparse.ArgumentParser(prog="preprocess.sh", description=main.__doc__)
+    default = RECIPE.folder / "data.yaml"
+    parser.add_argument("--settings", type=Path, default=default, help="default: %(default)s")
+    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
+    options = parser.parse_args(arguments)
+    settings = read_settings(options.settings, KINDS)
+    if options.smoke:
+        recipe, settings = SmokeRecipe(RECIPE.name), smoke_settings(settings)
+        write_smoke_texts(recipe.home / "raw", settings["references"])
+        prepare(recipe.home / "raw", settings, recipe.data)
+        return
+    data_dir = os.environ.get("DATA_DIR")
+    if not data_dir:
+        raise UserError("DATA_DIR is not set; it names the folder in which gigaword has the licensed texts")
+    prepare(Path(data_dir).absolute() / "gigaword", settings, RECIPE.data)
 
 
 if __name__ == "__main__":

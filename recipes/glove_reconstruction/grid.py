@@ -16,6 +16,9 @@ from recipes.common.results import REPOSITORY
 from shared_embeddings.compression_targets import options_within
 
 RECIPE = Path(__file__).parent
+# Folders below that of everything that the recipe writes.
+DATA, CELLS = "data", "cells"
+FIT_STEPS = "fit_steps"
 SCHEDULES = ("constant", "cosine")
 _TRAINING: dict[str, type] = {"epochs": int, "batch_size": int, "learning_rate": float, "schedule": str}
 # Of a plain table nothing is left to reconstruct; ALONE has rows of its own.
@@ -44,13 +47,18 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The content of ``grid.yaml``, which explains each part."""
+    """The content of ``grid.yaml``, which explains each part.
+
+    ``fit_steps``, which it may lack, are those of methods that are fitted by gradient descent; without it,
+    each takes its own number.
+    """
 
     words: int
     alone: dict[str, dict[str, Any]]
     hidden: list[int]
     seeds: list[int]
     training: dict[str, Any]
+    fit_steps: int | None = None
 
     def rows(self) -> list[str]:
         """The rows of the table: those of ALONE, then the other methods."""
@@ -110,8 +118,8 @@ def read_grid(path: Path) -> Grid:
         UserError: absent, not YAML, or a part that is missing, unknown or impossible; it is named.
     """
     content = read_yaml(path)
-    wanted = {field.name for field in dataclasses.fields(Grid)}
-    if not isinstance(content, dict) or set(content) != wanted:
+    wanted = {field.name for field in dataclasses.fields(Grid)} - {FIT_STEPS}
+    if not isinstance(content, dict) or set(content) - {FIT_STEPS} != wanted:
         raise UserError(f"{path}: it must hold {', '.join(sorted(wanted))}, and nothing else")
     for name in ("hidden", "seeds"):
         values = content[name]
@@ -119,6 +127,9 @@ def read_grid(path: Path) -> Grid:
             raise UserError(f"{path}: {name} is {values!r}; it must be a list of whole numbers")
     if type(content["words"]) is not int or content["words"] < 2:
         raise UserError(f"{path}: words is {content['words']!r}; it must be a whole number of at least 2")
+    steps = content.get(FIT_STEPS, 1)
+    if type(steps) is not int or steps < 1:
+        raise UserError(f"{path}: {FIT_STEPS} is {steps!r}; it must be a whole number of at least 1")
     rows = content["alone"]
     if not isinstance(rows, dict) or any(not isinstance(row, dict) for row in rows.values()):
         raise UserError(f"{path}: alone is {rows!r}; it must be options by row")
@@ -143,8 +154,3 @@ def _check_training(where: str, training: Any) -> None:
 def home() -> Path:
     """Folder of everything that this recipe writes: ``$RUNS/glove_reconstruction``."""
     return Path(os.environ.get("RUNS") or REPOSITORY / "runs").absolute() / RECIPE.name
-
-
-def data_folder() -> Path:
-    """Folder of the prepared data."""
-    return home() / "data"

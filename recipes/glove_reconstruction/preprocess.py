@@ -12,10 +12,18 @@ from typing import Any
 
 from recipes.common.config import read_yaml
 from recipes.common.errors import UserError, run_main
+from recipes.common.smoke import SMOKE
 from recipes.common.steps import run_step
 from recipes.glove_reconstruction import source
-from recipes.glove_reconstruction.grid import RECIPE, data_folder, home, read_grid
+from recipes.glove_reconstruction.grid import DATA, RECIPE, home, read_grid
 from recipes.glove_reconstruction.scores import score
+from recipes.glove_reconstruction.smoke import (
+    SMOKE_DATA_HELP,
+    smoke_grid,
+    smoke_home,
+    write_smoke_pairs,
+    write_smoke_vectors,
+)
 from shared_embeddings.files import sha256, write_text
 from shared_embeddings.token_counts import count_words
 from shared_embeddings.vectors import WordVectors
@@ -23,9 +31,22 @@ from shared_embeddings.word_pairs import read_pairs
 
 
 def prepare(
-    vectors: Path, words: int, pairs: Sequence[Path], texts: Sequence[Path], limit: int | None
+    folder: Path,
+    vectors: Path,
+    words: int,
+    pairs: Sequence[Path],
+    texts: Sequence[Path] = (),
+    limit: int | None = None,
 ) -> None:
     """Choose the words, copy the pairs and write ``data.json``, which describes both.
+
+    Args:
+        folder: of the prepared data.
+        vectors: file of word vectors.
+        words: how many of them are reconstructed.
+        pairs: files of two words and a score on a line.
+        texts: words are counted in these, to choose by; without any, those that come first are chosen.
+        limit: how many words of the vectors are read.
 
     Raises:
         UserError: a file cannot be used.
@@ -37,7 +58,6 @@ def prepare(
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     chosen = source.most_frequent(every, words, counts)
-    folder = data_folder()
     source.write_source(chosen, folder / "source.npz")
     kept = folder / "pairs"
     shutil.rmtree(kept, ignore_errors=True)
@@ -57,6 +77,7 @@ def prepare(
     }
     write_text(folder / "data.json", json.dumps(description, indent=2) + "\n")
     _print(chosen, description)
+    print(f"prepared {folder}")
 
 
 def _print(chosen: WordVectors, description: Mapping[str, Any]) -> None:
@@ -64,7 +85,6 @@ def _print(chosen: WordVectors, description: Mapping[str, Any]) -> None:
     print(f"{len(chosen.words):,} words, the first: {', '.join(chosen.words[:8])}")
     for name, result in description["source"].items():
         print(f"{name}: rho {result['rho']}, {result['known']} of {result['pairs']} pairs known")
-    print(f"prepared {data_folder()}")
 
 
 def _own_vectors(settings: Mapping[str, Any]) -> Path:
@@ -92,6 +112,7 @@ def main(arguments: Sequence[str]) -> None:
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--vectors", type=Path, help="vectors of GloVe, word2vec or fastText")
     chosen.add_argument("--glove", choices=sorted(settings["glove"]), help="download these vectors")
+    chosen.add_argument(SMOKE, action="store_true", help=SMOKE_DATA_HELP)
     parser.add_argument("--limit", type=int, help="read the first so many words of the vectors only")
     parser.add_argument(
         "--text", nargs="+", type=Path, default=[], help="count words in these tokenised texts, to choose by"
@@ -100,6 +121,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--grid", type=Path, default=RECIPE / "grid.yaml", help="default: %(default)s")
     options = parser.parse_args(arguments)
     grid = read_grid(options.grid)
+    if options.smoke:
+        raw, small = smoke_home() / "raw", smoke_grid(grid)
+        pairs = write_smoke_pairs(raw, settings["pairs"]["files"])
+        prepare(smoke_home() / DATA, write_smoke_vectors(raw), small.words, pairs)
+        return
     vectors = options.vectors
     if vectors is not None and not vectors.is_file():
         raise UserError(f"vectors {vectors}: no such file; check the path")
@@ -108,7 +134,7 @@ def main(arguments: Sequence[str]) -> None:
     if vectors is None:
         vectors = _own_vectors(settings["skipgram"])
     pairs = options.pairs or source.locate_pairs(settings["pairs"]["files"], settings["pairs"]["url"])
-    prepare(vectors, grid.words, pairs, options.text, options.limit)
+    prepare(home() / DATA, vectors, grid.words, pairs, options.text, options.limit)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,15 @@ from typing import Any
 from recipes.common.errors import UserError, run_main
 from recipes.common.plot import MARKERS
 from recipes.common.results import read_results
+from recipes.common.smoke import SMOKE
 from recipes.common.table import Column, markdown_table, update_readme
-from recipes.glove_reconstruction.grid import RECIPE, Grid, home, read_grid
-from shared_embeddings.files import replacing
+from recipes.glove_reconstruction.grid import CELLS, RECIPE, Grid, home, read_grid
+from recipes.glove_reconstruction.smoke import SMOKE_GRID_HELP, smoke_grid, smoke_home
+from shared_embeddings.files import replacing, write_text
 
 Record = dict[str, Any]
 FIGURE = "figure3.png"
+MARKER = "results"
 
 
 def summaries(grid: Grid, records: Sequence[Record]) -> list[Record]:
@@ -143,30 +146,45 @@ def main(arguments: Sequence[str]) -> None:
     """Put the measured cells into the README's table, and draw Figure 3 beside it from those of ALONE."""
     parser = argparse.ArgumentParser(prog="eval.sh", description=main.__doc__)
     parser.add_argument(
-        "--results", type=Path, default=home() / "cells", help="folder of results (default: %(default)s)"
+        "--results", type=Path, default=home() / CELLS, help="folder of results (default: %(default)s)"
     )
     parser.add_argument(
         "--readme", type=Path, default=RECIPE / "README.md", help="with the markers (default: %(default)s)"
     )
+    parser.add_argument(SMOKE, action="store_true", help=f"{SMOKE_GRID_HELP}, and their README")
     parser.add_argument("--grid", type=Path, default=RECIPE / "grid.yaml", help="default: %(default)s")
     options = parser.parse_args(arguments)
     grid = read_grid(options.grid)
-    records = read_results(options.results)
+    if options.smoke:
+        readme = smoke_home() / "README.md"
+        write_text(readme, f"<!-- BEGIN {MARKER} -->\n<!-- END {MARKER} -->\n")
+        write_report(smoke_grid(grid), smoke_home() / CELLS, readme)
+    else:
+        write_report(grid, options.results, options.readme)
+
+
+def write_report(grid: Grid, results: Path, readme: Path) -> None:
+    """Put the cells of a grid that have results into a README, and draw the figure beside it.
+
+    Raises:
+        UserError: there are no results of this grid, or they are of different source vectors.
+    """
+    records = read_results(results)
     if not records:
-        raise UserError(f"{options.results}: no results; run train.sh first")
+        raise UserError(f"{results}: no results; run train.sh first")
     if len({record["data_checksum"] for record in records}) > 1:
-        raise UserError(f"{options.results}: has results of different source vectors; sort them apart")
+        raise UserError(f"{results}: has results of different source vectors; sort them apart")
     source = records[0]["metrics"]["source_similarity"]
     summary = summaries(grid, records)
     if not any(record["metrics"] for record in summary):
-        raise UserError(f"{options.results}: has results of other cells than {options.grid}; name its grid")
+        raise UserError(f"{results}: has results of other cells than the grid's; name theirs with --grid")
     dimensions = records[0]["counts"]["table"] // grid.words
     text = table(summary, source, dimensions)
     if any(record["metrics"] and record["config"]["row"] in grid.alone for record in summary):
-        draw_figure(summary, source, grid, options.readme.parent / FIGURE)
+        draw_figure(summary, source, grid, readme.parent / FIGURE)
         text += f"\n![Spearman's rho against the width]({FIGURE})\n"
-    update_readme(options.readme, "results", text)
-    print(f"wrote the results into {options.readme}")
+    update_readme(readme, MARKER, text)
+    print(f"wrote the results into {readme}")
 
 
 if __name__ == "__main__":

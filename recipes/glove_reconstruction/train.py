@@ -16,9 +16,11 @@ from tqdm import tqdm
 import shared_embeddings as se
 from recipes.common.errors import UserError, run_main
 from recipes.common.results import write_results
+from recipes.common.smoke import SMOKE
 from recipes.common.training import read_json
-from recipes.glove_reconstruction.grid import RECIPE, Cell, Grid, data_folder, home, read_grid
+from recipes.glove_reconstruction.grid import CELLS, DATA, FIT_STEPS, RECIPE, Cell, Grid, home, read_grid
 from recipes.glove_reconstruction.scores import score
+from recipes.glove_reconstruction.smoke import SMOKE_GRID_HELP, smoke_grid, smoke_home
 from recipes.glove_reconstruction.source import read_source
 from shared_embeddings.fitting import report
 from shared_embeddings.vectors import WordVectors
@@ -67,8 +69,16 @@ def fit_alone(
     return embedding.eval()
 
 
-def run_cell(grid: Grid, cell: Cell, words: WordVectors, data: Mapping[str, Any]) -> None:
-    """Fit one cell, measure it and write its results."""
+def run_cell(folder: Path, grid: Grid, cell: Cell, words: WordVectors, data: Mapping[str, Any]) -> Path:
+    """Fit one cell, measure it and write its results; returns their file.
+
+    Args:
+        folder: of everything that the recipe writes.
+        grid: of the cell.
+        cell: what is fitted.
+        words: the source vectors.
+        data: the description of the data.
+    """
     teacher = torch.from_numpy(words.vectors)
     config = wanted_config(grid, cell, teacher)
     method, options = config["embedding"]["method"], dict(config["embedding"])
@@ -77,14 +87,14 @@ def run_cell(grid: Grid, cell: Cell, words: WordVectors, data: Mapping[str, Any]
     if cell.row in grid.alone:
         embedding = fit_alone(teacher, options, grid.training, cell.name)
     else:
-        embedding, _ = se.fit(method, teacher, seed=cell.seed, **options)
+        embedding, _ = se.fit(method, teacher, seed=cell.seed, steps=grid.fit_steps, **options)
         embedding.eval()
     found = report(embedding, teacher, seconds=time.perf_counter() - started)
     with torch.no_grad():
         reconstructed = WordVectors(words.words, embedding.table().numpy())
-    tests = [read_pairs(data_folder() / "pairs" / name) for name in data["pairs"]]
+    tests = [read_pairs(folder / DATA / "pairs" / name) for name in data["pairs"]]
     write_results(
-        folder_of(cell) / RESULTS,
+        results_of(folder, cell),
         recipe=RECIPE.name,
         row=cell.name,
         config=config,
@@ -98,21 +108,24 @@ def run_cell(grid: Grid, cell: Cell, words: WordVectors, data: Mapping[str, Any]
         },
         data_checksum=data["checksum"],
     )
+    return results_of(folder, cell)
 
 
 def wanted_config(grid: Grid, cell: Cell, teacher: Tensor) -> dict[str, Any]:
     """Everything that decides about the outcome of a cell."""
     config = {**vars(cell), "embedding": grid.embedding(cell, *teacher.shape)}
-    return {**config, "training": grid.training} if cell.row in grid.alone else config
+    if cell.row in grid.alone:
+        return {**config, "training": grid.training}
+    return config if grid.fit_steps is None else {**config, FIT_STEPS: grid.fit_steps}
 
 
-def is_done(grid: Grid, cell: Cell, teacher: Tensor, data: Mapping[str, Any]) -> bool:
-    """Whether a cell has results.
+def is_done(folder: Path, grid: Grid, cell: Cell, teacher: Tensor, data: Mapping[str, Any]) -> bool:
+    """Whether a cell has results in `folder`, that of everything that the recipe writes.
 
     Raises:
         UserError: they are of other settings or other vectors.
     """
-    path = folder_of(cell) / RESULTS
+    path = results_of(folder, cell)
     found = read_json(path)
     if found is None:
         return False
@@ -142,21 +155,21 @@ def _possible(grid: Grid, cells: Sequence[Cell], teacher: Tensor) -> list[Cell]:
     return possible
 
 
-def folder_of(cell: Cell) -> Path:
-    """Where a cell is kept."""
-    return home() / "cells" / cell.name
+def results_of(folder: Path, cell: Cell) -> Path:
+    """The results file of a cell; `folder` is that of everything that the recipe writes."""
+    return folder / CELLS / cell.name / RESULTS
 
 
-def prepared() -> tuple[WordVectors, dict[str, Any]]:
-    """The source vectors and the description of the data.
+def prepared(folder: Path) -> tuple[WordVectors, dict[str, Any]]:
+    """The source vectors in the `folder` of the prepared data, and the description of the data.
 
     Raises:
         UserError: they are not prepared.
     """
-    data = read_json(data_folder() / "data.json")
+    data = read_json(folder / "data.json")
     if data is None:
-        raise UserError(f"{data_folder()}: no prepared vectors; run preprocess.sh")
-    return read_source(data_folder() / "source.npz"), data
+        raise UserError(f"{folder}: no prepared vectors; run preprocess.sh")
+    return read_source(folder / "source.npz"), data
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -165,20 +178,22 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("cells", nargs="*", default=["*"], help="names or patterns, 'alone_real-*-0'; all")
     parser.add_argument("--list", action="store_true", help="only list the cells")
     parser.add_argument("--grid", type=Path, default=RECIPE / "grid.yaml", help="default: %(default)s")
+    parser.add_argument(SMOKE, action="store_true", help=SMOKE_GRID_HELP)
     options = parser.parse_args(arguments)
-    grid = read_grid(options.grid)
+    grid, folder = read_grid(options.grid), home()
+    if options.smoke:
+        grid, folder = smoke_grid(grid), smoke_home()
     cells = grid.chosen(options.cells)
     if options.list:
         print("\n".join(cell.name for cell in cells))
         return
-    words, data = prepared()
+    words, data = prepared(folder / DATA)
     teacher = torch.from_numpy(words.vectors)
     cells = _possible(grid, cells, teacher)
-    left = [cell for cell in cells if not is_done(grid, cell, teacher, data)]
+    left = [cell for cell in cells if not is_done(folder, grid, cell, teacher, data)]
     print(f"{len(cells)} cells, {len(cells) - len(left)} of them have results", flush=True)
     for cell in left:
-        run_cell(grid, cell, words, data)
-        print(f"{cell.name}: wrote {folder_of(cell) / RESULTS}", flush=True)
+        print(f"{cell.name}: wrote {run_cell(folder, grid, cell, words, data)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,17 @@ from recipes.common.errors import run_main
 from recipes.common.evaluation import evaluate_row
 from recipes.multi30k_ende import rows
 
-USAGE = """usage: eval.sh CONFIG [option of onmt_translate ...]
+USAGE = """usage: eval.sh CONFIG [--smoke] [option of onmt_translate ...]
 
 Translates test_2016_flickr with the averaged model of CONFIG, undoes subwords and tokenisation, scores with
-sacreBLEU and writes $RUNS/multi30k_ende/CONFIG/results.json. Run train.sh CONFIG first."""
+sacreBLEU and writes $RUNS/multi30k_ende/CONFIG/results.json. Run train.sh CONFIG first; with --smoke,
+both."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Evaluate the row that the command line names."""
-    row, options = rows.parse(USAGE, arguments)
-    evaluate_row(rows.RECIPE.name, row, rows.home() / row.name, rows.data_folder(), options)
+    recipe, row, options = rows.parse(USAGE, arguments)
+    evaluate_row(recipe.name, row, recipe.home / row.name, recipe.data, options)
 
 
 if __name__ == "__main__":

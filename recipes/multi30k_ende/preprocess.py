@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,21 @@ from recipes.common.config import read_yaml
 from recipes.common.corpus import check_pairs, read_lines, with_progress, write_lines
 from recipes.common.errors import UserError, run_main
 from recipes.common.moses import Tokenizer
+from recipes.common.smoke import (
+    CLASSES,
+    LINES,
+    MERGES,
+    SMOKE,
+    SMOKE_HELP,
+    TEST_LINES,
+    SmokeRecipe,
+    generated_pairs,
+)
 from recipes.common.steps import run_step
-from recipes.multi30k_ende.rows import RECIPE, data_folder, home
+from recipes.multi30k_ende.rows import RECIPE
 from shared_embeddings.classes import make_classes
 from shared_embeddings.download import download, verify
-from shared_embeddings.files import sha256, write_text
+from shared_embeddings.files import replacing, sha256, write_text
 
 
 @dataclass(frozen=True)
@@ -185,16 +196,38 @@ def describe(settings: Settings, folder: Path) -> dict[str, Any]:
     }
 
 
+def smoke_settings(settings: Settings) -> Settings:
+    """The same steps for a generated text, of which no checksum is known beforehand."""
+    return replace(settings, bpe_operations=MERGES, num_classes=CLASSES, sha256={})
+
+
+def write_smoke_texts(settings: Settings, folder: Path) -> None:
+    """Write generated pairs as the raw files of all splits."""
+    for seed, split in enumerate(settings.splits):
+        pairs = list(generated_pairs(LINES if split == "train" else TEST_LINES, seed))
+        for side, language in enumerate(settings.languages):
+            text = "".join(f"{pair[side]}\n" for pair in pairs)
+            with replacing(folder / settings.raw_name(split, language)) as temporary:
+                temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
 def main(arguments: Sequence[str]) -> None:
     """Prepare Multi30k below $RUNS/multi30k_ende/data, from $DATA_DIR/multi30k or from the network."""
     parser = argparse.ArgumentParser(prog="preprocess.sh", description=main.__doc__)
-    parser.add_argument("--settings", type=Path, default=RECIPE / "data.yaml", help="default: %(default)s")
+    parser.add_argument(
+        "--settings", type=Path, default=RECIPE.folder / "data.yaml", help="default: %(default)s"
+    )
+    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
     options = parser.parse_args(arguments)
-    settings = read_settings(options.settings)
+    recipe, settings = RECIPE, read_settings(options.settings)
     data_dir = os.environ.get("DATA_DIR")
-    raw = locate_raw(settings, Path(data_dir) / "multi30k" if data_dir else None, home() / "raw")
-    prepare(settings, raw, data_folder())
-    print(f"prepared {data_folder()}")
+    own = Path(data_dir) / "multi30k" if data_dir else None
+    if options.smoke:
+        recipe, settings = SmokeRecipe(recipe.name), smoke_settings(settings)
+        own = recipe.home / "raw"
+        write_smoke_texts(settings, own)
+    prepare(settings, locate_raw(settings, own, recipe.home / "raw"), recipe.data)
+    print(f"prepared {recipe.data}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from recipes.common.evaluation import read_trained, translate, write_evaluation
 from recipes.common.recipe import Recipe
 from recipes.published.pieces import joiner
 from recipes.published.rows import complete_row, data_folder
-from recipes.published.smoke import SMOKE, smoke_recipe, smoke_row
+from recipes.published.smoke import parse
 
 USAGE = """usage: eval.sh CONFIG [--smoke] [option of onmt_translate ...]
 
@@ -24,11 +24,7 @@ sacreBLEU and writes $RUNS/{name}/CONFIG/results.json. Run train.sh CONFIG first
 def main(arguments: Sequence[str]) -> None:
     """Evaluate the row that the command line names."""
     name, *rest = arguments
-    recipe = Recipe(name)
-    row, options = recipe.parse(USAGE.format(name=name), rest)
-    if SMOKE in options:
-        recipe, row = smoke_recipe(recipe), smoke_row(row)
-        options.remove(SMOKE)
+    recipe, row, options = parse(Recipe(name), USAGE.format(name=name), rest)
     evaluate(recipe, complete_row(recipe, row), options)
 
 

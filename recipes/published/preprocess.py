@@ -25,11 +25,12 @@ from recipes.common import subwords
 from recipes.common.corpus import stream_lines, write_lines
 from recipes.common.errors import UserError, run_main
 from recipes.common.recipe import Recipe
+from recipes.common.smoke import SMOKE, SMOKE_HELP, SmokeRecipe
 from recipes.common.steps import run_step
 from recipes.common.training import locked
 from recipes.published import pieces as splitting
-from recipes.published.settings import Pieces, Settings, read_settings, smoke_settings
-from recipes.published.smoke import SMOKE, smoke_recipe, write_smoke_texts
+from recipes.published.settings import Pieces, Settings, classes_file, read_settings
+from recipes.published.smoke import smoke_settings, write_smoke_texts
 from recipes.published.sources import Located, Pair, Texts, locate, plain_files, read_pairs
 from shared_embeddings.classes import make_classes
 from shared_embeddings.files import replacing, sha256, write_text
@@ -186,7 +187,7 @@ class Preparation:
         texts = [home / f"{TRAIN}.{language}" for language in self.settings.languages]
         vocabulary = home / "vocabulary"
         for number in pieces.classes:
-            output = home / f"classes_{number}.npz"
+            output = home / classes_file(number)
             run_step(
                 f"{name}-{output.stem}",
                 self.stamps,
@@ -308,14 +309,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("pieces", nargs="*", help="which of the pieces in data.yaml to make (default: all)")
     parser.add_argument("--processes", type=int, default=1, help="shards at a time (default: %(default)s)")
     parser.add_argument("--settings", type=Path, help="another file than the recipe's data.yaml")
-    parser.add_argument(SMOKE, action="store_true", help="a generated text of a few hundred pairs")
+    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
     options = parser.parse_args(arguments)
     recipe = Recipe(options.recipe)
     settings = read_settings(options.settings or recipe.folder / "data.yaml")
     data_dir = os.environ.get("DATA_DIR")
     folders = [Path(data_dir).absolute() / recipe.name] if data_dir else []
     if options.smoke:
-        settings, recipe = smoke_settings(settings), smoke_recipe(recipe)
+        settings, recipe = smoke_settings(settings), SmokeRecipe(recipe.name)
         folders = [recipe.home / "raw"]
         write_smoke_texts(folders[0], settings)
     unknown = [name for name in options.pieces if name not in settings.pieces]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,16 +96,9 @@ def read_settings(path: Path) -> Settings:
     return settings
 
 
-def smoke_settings(settings: Settings) -> Settings:
-    """The same steps for a generated text of a few hundred pairs."""
-    small = {
-        name: replace(pieces, size=SMOKE_SIZES[pieces.kind], classes=tuple(pieces.classes))
-        for name, pieces in settings.pieces.items()
-    }
-    return replace(settings, shard=100, sentences=500, pieces=small)
-
-
-SMOKE_SIZES = {"bpe": 200, "sentencepiece": 240}
+def classes_file(number: int) -> str:
+    """Name of the file of so many semantic classes."""
+    return f"classes_{number}.npz"
 
 
 def _fill(path: Path, kind: type[Content], given: Any) -> Content:

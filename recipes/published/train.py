@@ -11,10 +11,11 @@ from recipes.common.checkpoints import complete_checkpoints
 from recipes.common.config import Row, write_yaml
 from recipes.common.errors import run_main
 from recipes.common.recipe import Recipe
+from recipes.common.smoke import SmokeRecipe
 from recipes.common.tools import run_tool
 from recipes.common.training import Data, checkpoints_to_average, train_row
 from recipes.published.rows import Machines, complete_row, prepared_data
-from recipes.published.smoke import SMOKE, smoke_recipe, smoke_row
+from recipes.published.smoke import parse
 from shared_embeddings.files import write_text
 
 USAGE = """usage: train.sh CONFIG [--gpus N] [--machines M --machine I --address A [--port P]] [--smoke]
@@ -29,17 +30,15 @@ that CONFIG starts from. A step sees as many tokens as in the paper: fewer GPUs 
   --machine I   the number of this one, from 0; machine 0 writes
   --address A   of machine 0
   --port P      on machine 0 (default: 10000)
-  --smoke       one narrow layer and a few steps, on what preprocess.sh --smoke has made"""
+  --smoke       one narrow layer and a few steps on the CPU, on what preprocess.sh --smoke has made"""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Train the row that the command line names."""
     name, *rest = arguments
-    recipe = Recipe(name)
-    row, given = recipe.parse(USAGE.format(name=name), rest)
-    machines, smoke, options = read_options(given)
-    if smoke:
-        recipe, row = smoke_recipe(recipe), smoke_row(row)
+    recipe, row, given = parse(Recipe(name), USAGE.format(name=name), rest)
+    gpus = 0 if isinstance(recipe, SmokeRecipe) else torch.cuda.device_count()
+    machines, options = read_options(given, gpus)
     row = complete_row(recipe, row)
     options = [*machines.options(row.batch or {}), *options]
     data = prepared_data(recipe, row)
@@ -49,26 +48,26 @@ def main(arguments: Sequence[str]) -> None:
         train_row(row, recipe.home / row.name, data, options, checkpoints_to_average(row.average))
 
 
-def read_options(given: Sequence[str]) -> tuple[Machines, bool, list[str]]:
-    """The machines, whether it is a smoke test, and the options that are left for ``onmt_train``.
+def read_options(given: Sequence[str], gpus: int) -> tuple[Machines, list[str]]:
+    """The machines, and the options that are left for ``onmt_train``.
+
+    Args:
+        given: the command line after the row.
+        gpus: how many this machine uses where it does not say.
 
     Raises:
         UserError: numbers that do not fit together.
     """
     parser = argparse.ArgumentParser(prog="train.sh", add_help=False, allow_abbrev=False)
-    parser.add_argument("--gpus", type=int)
+    parser.add_argument("--gpus", type=int, default=gpus)
     parser.add_argument("--machines", type=int, default=1)
     parser.add_argument("--machine", type=int, default=0)
     parser.add_argument("--address", default="localhost")
     parser.add_argument("--port", type=int, default=10000)
-    parser.add_argument(SMOKE, action="store_true")
     known, rest = parser.parse_known_args(list(given))
-    gpus = known.gpus
-    if gpus is None:
-        gpus = 0 if known.smoke else torch.cuda.device_count()
-    machines = Machines(gpus, known.machines, known.machine, known.address, known.port)
+    machines = Machines(known.gpus, known.machines, known.machine, known.address, known.port)
     machines.check()
-    return machines, known.smoke, rest
+    return machines, rest
 
 
 def join_training(recipe: Recipe, row: Row, data: Data, machine: int, options: Sequence[str]) -> None:

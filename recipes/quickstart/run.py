@@ -27,7 +27,8 @@ from recipes.common.config import Row, read_row, row_names, write_yaml
 from recipes.common.corpus import read_lines, write_lines
 from recipes.common.errors import UserError, run_main
 from recipes.common.plot import quality_size_plot
-from recipes.common.results import REPOSITORY, write_results
+from recipes.common.results import REPOSITORY, SMOKE_FOLDER, write_results
+from recipes.common.smoke import LINES, SMOKE, SMOKE_HELP, TEST_LINES
 from recipes.common.training import locked, read_json
 from recipes.quickstart import report
 from recipes.quickstart.corpus import SIZES
@@ -41,6 +42,14 @@ RECIPE = Path(__file__).parent
 CONFIGS = RECIPE / "configs"
 BASELINE = "standard"
 EXAMPLES = 4
+# What --smoke takes where nothing else is given: two models of few steps.
+SMOKE_DEFAULTS = {
+    "train": LINES,
+    "valid": TEST_LINES,
+    "test": TEST_LINES,
+    "steps": 20,
+    "rows": "standard,funnel",
+}
 # More threads than these do not make such small models faster.
 MAXIMUM_THREADS = 4
 
@@ -294,6 +303,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=_positive, help="trainings side by side (default: one per core)")
     parser.add_argument("--output", type=Path, default=default, help="folder (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="do everything again")
+    parser.add_argument(SMOKE, action="store_true", help=f"{SMOKE_HELP}: two models of a few steps")
+    if SMOKE in arguments:
+        parser.set_defaults(**SMOKE_DEFAULTS, output=default / SMOKE_FOLDER)
     return parser.parse_args(arguments)
 
 

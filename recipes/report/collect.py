@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.errors import UserError
-from recipes.common.results import read_results
+from recipes.common.results import is_smoke, read_results
 
 FILE = "results.json"
 Record = dict[str, Any]
@@ -63,9 +63,10 @@ def committed(recipes: Path) -> Iterator[tuple[Path, str]]:
 
 
 def of_runs(runs: Path) -> Iterator[tuple[Path, str]]:
-    """Results files below the folder that recipes write to, as (path, name)."""
+    """Results files below the folder that recipes write to, as (path, name), without those of ``--smoke``."""
     for path in sorted(runs.glob(f"*/**/{FILE}")):
-        yield path, f"{runs.name}/{path.relative_to(runs).as_posix()}"
+        if not is_smoke(path, runs):
+            yield path, f"{runs.name}/{path.relative_to(runs).as_posix()}"
 
 
 def collect(files: Iterable[tuple[Path, str]], recipes: Iterable[str]) -> tuple[list[Found], list[LeftOut]]:

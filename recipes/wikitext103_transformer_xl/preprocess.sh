@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
 # Prepares the data; --help explains.
 set -euo pipefail
-exec "$(dirname -- "${BASH_SOURCE[0]}")/../common/wikitext103.sh" wikitext103_transformer_xl "$@"
+source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
+exec "$PYTHON" -m recipes.common.model_data wikitext103_transformer_xl "$@"

@@ -262,6 +262,10 @@ def test_classes_are_of_the_vocabulary_and_made_once(
         ("dataset: ptb", "must hold dataset and classes"),
         ("{dataset: ptb, classes: {}, lower: true}", "must hold dataset and classes"),
         ("{dataset: penn, classes: {}}", "dataset is 'penn'; it may be ptb, wikitext2, wikitext103"),
+        (
+            "{dataset: ptb, classes: {}, small: penn}",
+            "small is 'penn'; it may be ptb, wikitext2, wikitext103",
+        ),
         ("{dataset: ptb, classes: [a]}", r"classes is \['a'\]"),
         ("{dataset: ptb, classes: {a: 3}}", "classes a: wanted num_classes and epochs"),
         ("{dataset: ptb, classes: {a: {num_classes: 0, epochs: 1}}}", "num_classes is 0"),
@@ -272,6 +276,11 @@ def test_other_settings_are_refused(recipe: Recipe, content: str, said: str) -> 
     (recipe.folder / "data.yaml").write_text(content)
     with pytest.raises(UserError, match=said):
         read_settings(recipe)
+
+
+def test_recipe_without_small_data_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main("preprocess", model_data.main, ["ptb_awd_lstm", "small"]) == 2
+    assert capsys.readouterr().err.startswith("preprocess: ptb_awd_lstm has no small data; ")
 
 
 def test_arguments_are_refused_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,7 @@ def test_from_vectors_to_the_readme(setting: Setting, capsys: pytest.CaptureFixt
     assert records["alone_real-40-1"]["counts"]["embedding"] == parameters
     assert records["alone_real-40-1"]["config"]["embedding"]["seed"] == 1
     assert records["structured-40-0"]["counts"]["stored_bits"] <= 32 * parameters
+    assert "fit_steps" not in records["structured-40-0"]["config"]
     # A rank above D is a table in other words.
     found = records["projective-40-0"]["metrics"]
     assert found["relative_error"] < 1.0 and found["similarity"]["set"]["known"] == 55
@@ -172,6 +173,7 @@ def test_methods_get_the_bytes_of_alone() -> None:
         ({"alone": {"funnel": {}}}, "which is a method"),
         ({"training": {"epochs": 1}}, "training: it must hold"),
         ({"training": {**GRID["training"], "learning_rate": 0}}, "learning_rate is 0"),
+        ({"fit_steps": 0}, "fit_steps is 0"),
         ({"more": 1}, "and nothing else"),
     ],
 )

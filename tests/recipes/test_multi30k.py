@@ -52,7 +52,7 @@ class Corpus:
         (self.raw / name).write_bytes(gzip.compress(text.encode(), mtime=0))
 
     def configure(self, **changes: Any) -> None:
-        settings = yaml.safe_load((preprocess.RECIPE / "data.yaml").read_text())
+        settings = yaml.safe_load((preprocess.RECIPE.folder / "data.yaml").read_text())
         checksums = {path.name: sha256(path) for path in self.raw.iterdir()}
         settings.update(bpe_operations=40, num_classes=3, sha256=checksums, **changes)
         self.settings.write_text(yaml.safe_dump(settings, sort_keys=False))
@@ -189,7 +189,7 @@ def test_wrong_settings_are_refused(
 def run_script(name: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run one of the recipe's scripts from another folder, with this environment's Python."""
     return subprocess.run(
-        [preprocess.RECIPE / name, *arguments],
+        [preprocess.RECIPE.folder / name, *arguments],
         cwd=folder,
         env={**os.environ, "VIRTUAL_ENV": str(Path(sys.executable).parents[1]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -213,7 +213,11 @@ def test_scripts_work_from_any_folder(small: Corpus, tmp_path: Path) -> None:
 
 def test_training_before_preprocessing_is_refused(small: Corpus, tmp_path: Path) -> None:
     early = run_script("train.sh", "standard", folder=tmp_path)
-    assert early.returncode == 2 and early.stderr.count("\n") == 1 and "run preprocess.sh" in early.stderr
+    assert (
+        early.returncode == 2
+        and early.stderr.count("\n") == 1
+        and "multi30k_ende/preprocess.sh" in early.stderr
+    )
 
 
 def test_words_are_put_together_again() -> None:
@@ -255,14 +259,14 @@ def test_rows_differ_in_their_embedding_only(name: str) -> None:
 def test_distilled_row_needs_its_teacher(small: Corpus) -> None:
     row = read_row(rows.CONFIGS, "funnel_4x_distilled")
     with pytest.raises(UserError, match="standard, which is not trained; run train.sh standard"):
-        rows.with_teacher(row)
+        rows.with_teacher(rows.RECIPE, row)
     model = small.runs / "multi30k_ende" / "standard" / AVERAGED
     model.parent.mkdir(parents=True)
     model.touch()
-    train = rows.with_teacher(row).train
+    train = rows.with_teacher(rows.RECIPE, row).train
     assert train == {**row.train, "embedding_distillation": {"teacher": str(model), "alpha": 0.01}}
     scratch = read_row(rows.CONFIGS, "funnel_4x")
-    assert rows.with_teacher(scratch) == scratch
+    assert rows.with_teacher(rows.RECIPE, scratch) == scratch
 
 
 TINY = (

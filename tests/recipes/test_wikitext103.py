@@ -161,7 +161,7 @@ def test_scripts_explain_themselves(recipe: str) -> None:
     python = Path(sys.prefix)
     environment = {**os.environ, "VIRTUAL_ENV": str(python)}
     for script, told in (
-        ("preprocess.sh", "WikiText-2"),
+        ("preprocess.sh", "$DATA_DIR/wikitext-2, in $RUNS"),
         ("train.sh", "small_define"),
         ("eval.sh", "small_define"),
     ):
