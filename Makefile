@@ -26,7 +26,8 @@ test: setup ## run the tests (PYTEST_ARGS="-k name" to choose, WORKERS=0 for one
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 smoke: setup ## the whole way of every recipe on small generated data (RECIPES="ptb_awd_lstm" to choose)
-	@$(BIN)/python -m recipes.smoke $(RECIPES)
+	@names=$$($(BIN)/python -m recipes.smoke --list $(RECIPES)) && printf '%s\n' $$names | \
+	  xargs -n 1 -P $(if $(filter 0,$(WORKERS)),1,$(WORKERS)) $(BIN)/python -m recipes.smoke
 
 check: setup ## lint, formatting and types
 	$(BIN)/python -m ruff check .

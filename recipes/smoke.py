@@ -183,8 +183,14 @@ def main(arguments: Sequence[str]) -> None:
     """Run preprocess.sh, train.sh and eval.sh of every recipe with --smoke; exit with 1 if one fails."""
     parser = argparse.ArgumentParser(prog="python -m recipes.smoke", description=main.__doc__)
     parser.add_argument("recipes", nargs="*", help="names of folders (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the names alone")
+    options = parser.parse_args(arguments)
+    recipes = chosen(options.recipes)
+    if options.list:
+        print("\n".join(recipe.name for recipe in recipes))
+        return
     failed = []
-    for recipe in chosen(parser.parse_args(arguments).recipes):
+    for recipe in recipes:
         with tempfile.TemporaryDirectory(prefix=f"smoke-{recipe.name}-") as runs:
             outcome = run_recipe(recipe, Path(runs))
         print(tell(outcome), flush=True)

@@ -246,7 +246,8 @@ def test_rows_state_their_size(name: str, tmp_path: Path) -> None:
 def test_rows_differ_in_their_embedding_only(name: str) -> None:
     """But for smaller networks, and rows that train from a trained model on in fewer steps of other sizes."""
     row, standard = read_row(rows.CONFIGS, name), read_row(rows.CONFIGS, "standard")
-    assert (row.translate, row.average) == (standard.translate, standard.average)
+    assert row.translate == standard.translate
+    assert row.average == standard.average or row.distill or row.fit
     differing = {key for key in {**row.train, **standard.train} if row.train[key] != standard.train[key]}
     schedule = {"train_steps", "learning_rate", "warmup_steps"}
     if row.distill:

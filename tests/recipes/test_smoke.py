@@ -183,6 +183,11 @@ def test_command_ends_with_1_and_names_what_failed(
     smoke.main([])
 
 
+def test_list_has_the_names_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    smoke.main(["--list", "wmt14_enfr", "quickstart"])
+    assert capsys.readouterr().out == "wmt14_enfr\nquickstart\n"
+
+
 # Runs of their own
 
 
