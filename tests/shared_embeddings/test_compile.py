@@ -1,6 +1,6 @@
 """Every method inside ``torch.compile``: the same vectors, losses and gradients, in training and without.
 
-The backend runs what was captured as it stands, so that this is about what is captured, and needs no compiler.
+The backend runs what was captured as it stands: this is about what is captured, and needs no compiler.
 """
 
 from __future__ import annotations
