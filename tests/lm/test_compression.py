@@ -189,7 +189,7 @@ def _check_ties(path: Path) -> None:
     sides = ((embedding(ids), embedding.input_parameters()), (scored, embedding.output_parameters()))
     assert embedding.counts()["shared"] > 0
     for values, parameters in sides:
-        weights = torch.linspace(-1, 1, values.numel()).view(values.shape)
+        weights = torch.linspace(-1, 2, values.numel()).view(values.shape)
         gradients = torch.autograd.grad((values * weights).sum(), list(parameters))
         assert all(bool(gradient.any()) for gradient in gradients)
 

@@ -56,7 +56,7 @@ WANTED = [4, 2, 0, 6, 1, 3]
 def counting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Host, Path]:
     """A trained model of ALONE whose decoder has the length difference."""
     host = counting_host(tmp_path_factory.mktemp("counting"))
-    checkpoint = host.train("model", **COUNTING, train_steps=100, save_checkpoint_steps=50)
+    checkpoint = host.train("model", **COUNTING, train_steps=200, save_checkpoint_steps=50)
     return host, checkpoint
 
 
@@ -183,7 +183,7 @@ def test_checkpoints_go_on_are_averaged_and_released(counting: tuple[Host, Path]
     host, checkpoint = counting
     first = host.folder / "model_step_50.pt"
     more = ("-train_from", str(checkpoint))
-    longer = host.train("longer", *more, **COUNTING, train_steps=102, save_checkpoint_steps=102)
+    longer = host.train("longer", *more, **COUNTING, train_steps=202, save_checkpoint_steps=202)
     average, released = host.folder / "average.pt", host.folder / "released.pt"
     run("onmt_average_models", "-models", str(checkpoint), str(longer), "-output", str(average))
     run("onmt_release_model", "-model", str(checkpoint), "-output", str(released))
