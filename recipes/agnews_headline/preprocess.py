@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import os
 from collections.abc import Sequence
@@ -19,11 +18,10 @@ from recipes.common.recipe import Recipe
 from recipes.common.smoke import (
     LINES,
     MERGES,
-    SMOKE,
-    SMOKE_HELP,
     TEST_LINES,
     SmokeRecipe,
     generated_words,
+    preprocess_options,
     sentence,
 )
 from recipes.common.steps import run_step
@@ -113,11 +111,7 @@ def write_smoke_table(path: Path) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Prepare AG News below $RUNS/agnews_headline/data, from $DATA_DIR/ag_news or from the network."""
-    parser = argparse.ArgumentParser(prog="preprocess.sh", description=main.__doc__)
-    default = RECIPE.folder / "data.yaml"
-    parser.add_argument("--settings", type=Path, default=default, help="default: %(default)s")
-    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
-    options = parser.parse_args(arguments)
+    options = preprocess_options(RECIPE, main.__doc__, arguments)
     recipe, settings = RECIPE, read_settings(options.settings, KINDS)
     if options.smoke:
         recipe, settings = SmokeRecipe(recipe.name), smoke_settings(settings)

@@ -6,6 +6,7 @@ Each row keeps the method of its embedding; what is counted in words of the voca
 
 from __future__ import annotations
 
+import argparse
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -63,6 +64,17 @@ def parse(recipe: Recipe, usage: str, arguments: Sequence[str]) -> tuple[Recipe,
     if SMOKE not in options:
         return recipe, row, options
     return SmokeRecipe(recipe.name), smoke_row(row), [option for option in options if option != SMOKE]
+
+
+def preprocess_options(
+    recipe: Recipe, description: str | None, arguments: Sequence[str]
+) -> argparse.Namespace:
+    """The options ``settings``, a file, and ``smoke`` of a preprocess.sh that has no others."""
+    parser = argparse.ArgumentParser(prog="preprocess.sh", description=description)
+    default = recipe.folder / "data.yaml"
+    parser.add_argument("--settings", type=Path, default=default, help="default: %(default)s")
+    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
+    return parser.parse_args(arguments)
 
 
 def smoke_row(row: Row) -> Row:

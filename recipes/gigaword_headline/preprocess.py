@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -13,7 +12,14 @@ from recipes.common.corpus import read_lines, write_lines
 from recipes.common.errors import UserError, run_main
 from recipes.common.headlines import describe, encode, read_settings, text_files, write_split
 from recipes.common.recipe import Recipe
-from recipes.common.smoke import LINES, MERGES, SMOKE, SMOKE_HELP, TEST_LINES, SmokeRecipe, generated_words
+from recipes.common.smoke import (
+    LINES,
+    MERGES,
+    TEST_LINES,
+    SmokeRecipe,
+    generated_words,
+    preprocess_options,
+)
 from recipes.common.steps import run_step
 from recipes.gigaword_headline.licensed import TEST_FOLDERS, TRAIN, Files, check_lengths, locate, read_pairs
 
@@ -102,11 +108,7 @@ def prepare(folder: Path, settings: dict[str, Any], data: Path) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Prepare what lies in $DATA_DIR/gigaword below $RUNS/gigaword_headline/data."""
-    parser = argparse.ArgumentParser(prog="preprocess.sh", description=main.__doc__)
-    default = RECIPE.folder / "data.yaml"
-    parser.add_argument("--settings", type=Path, default=default, help="default: %(default)s")
-    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
-    options = parser.parse_args(arguments)
+    options = preprocess_options(RECIPE, main.__doc__, arguments)
     settings = read_settings(options.settings, KINDS)
     if options.smoke:
         recipe, settings = SmokeRecipe(RECIPE.name), smoke_settings(settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import json
@@ -22,11 +21,10 @@ from recipes.common.smoke import (
     CLASSES,
     LINES,
     MERGES,
-    SMOKE,
-    SMOKE_HELP,
     TEST_LINES,
     SmokeRecipe,
     generated_pairs,
+    preprocess_options,
 )
 from recipes.common.steps import run_step
 from recipes.multi30k_ende.rows import RECIPE
@@ -213,12 +211,7 @@ def write_smoke_texts(settings: Settings, folder: Path) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Prepare Multi30k below $RUNS/multi30k_ende/data, from $DATA_DIR/multi30k or from the network."""
-    parser = argparse.ArgumentParser(prog="preprocess.sh", description=main.__doc__)
-    parser.add_argument(
-        "--settings", type=Path, default=RECIPE.folder / "data.yaml", help="default: %(default)s"
-    )
-    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
-    options = parser.parse_args(arguments)
+    options = preprocess_options(RECIPE, main.__doc__, arguments)
     recipe, settings = RECIPE, read_settings(options.settings)
     data_dir = os.environ.get("DATA_DIR")
     own = Path(data_dir) / "multi30k" if data_dir else None
