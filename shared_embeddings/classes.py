@@ -284,14 +284,7 @@ def make_classes(
         ImportError: gensim, scikit-learn or (for a figure) matplotlib is not installed.
     """
     words = read_vocabulary(vocab_file)
-    # What would fail in the end should fail before the training.
-    _kmeans()
-    _check_target(output)
-    if figure is not None:
-        _figure()
-        _check_target(figure)
-    if num_classes > len(words):
-        raise ValueError(f"num_classes is {num_classes}, more than the {len(words)} words; lower it")
+    _check_before_work(len(words), num_classes, output, figure)
     vectors = train_word_vectors(texts, words, dim, window, epochs, seed)
     settings = {
         "texts": [os.path.basename(text) for text in texts],
@@ -299,9 +292,49 @@ def make_classes(
         **{"num_classes": num_classes, "dim": dim, "window": window, "epochs": epochs, "seed": seed},
     }
     made = WordClasses(words, *cluster(vectors, num_classes, seed), vectors, settings)
+    return _write(made, output, figure)
+
+
+def regroup(classes: Path, num_classes: int, output: Path, seed: int = 0, figure: Path | None = None) -> str:
+    """Make another number of classes from the word vectors of a class file, without the texts.
+
+    The file is the one that `make_classes` would make with that number and the settings of `classes`, if
+    `seed` is also the one of these.
+
+    Args:
+        classes: the file that the vectors are taken from.
+        num_classes, output, figure: as in `make_classes`.
+        seed: of the first centres.
+
+    Returns:
+        What was made, in words and as a histogram.
+
+    Raises:
+        ValueError, ImportError: as in the functions that this calls.
+    """
+    known = WordClasses.load(classes)
+    _check_before_work(len(known.words), num_classes, output, figure)
+    clusters = cluster(known.vectors, num_classes, seed)
+    settings = {**known.settings, "num_classes": num_classes, "seed": seed}
+    return _write(WordClasses(known.words, *clusters, known.vectors, settings), output, figure)
+
+
+def _check_before_work(words: int, num_classes: int, output: Path, figure: Path | None) -> None:
+    """Raise at once what would otherwise be raised in the end."""
+    _kmeans()
+    _check_target(output)
+    if figure is not None:
+        _figure()
+        _check_target(figure)
+    if num_classes > words:
+        raise ValueError(f"num_classes is {num_classes}, more than the {words} words; lower it")
+
+
+def _write(made: WordClasses, output: Path, figure: Path | None) -> str:
+    """Write a class file and its figure, and tell what it holds."""
     made.save(output)
     lines = [describe_sizes(made)]
-    unseen = int((~vectors.any(axis=1)).sum())
+    unseen = int((~made.vectors.any(axis=1)).sum())
     if unseen:
         lines.append(
             f"words that never occur in the texts: {unseen:,}, in class {class_of_unseen(made.centres)}"

@@ -21,9 +21,9 @@ from recipes.common.errors import UserError, run_main
 from recipes.common.model_rows import RECIPES, Recipe
 from recipes.common.model_smoke import SmokeModelRecipe, write_smoke_corpus
 from recipes.common.smoke import CLASSES, SMOKE, SMOKE_HELP
-from recipes.common.steps import run_step
+from recipes.common.steps import run_step, tell
 from recipes.common.tools import run_module
-from shared_embeddings.classes import make_classes
+from shared_embeddings.classes import make_classes, regroup
 
 CLASS_SETTINGS = ("num_classes", "epochs")
 SMALL = "small"
@@ -135,22 +135,22 @@ def _prepare_dataset(recipe: Recipe, dataset: str, output: Path) -> None:
 def _make_class_files(
     recipe: Recipe, texts: Sequence[Path], classes: Mapping[str, Mapping[str, int]]
 ) -> None:
-    """Make every class file that is not there or out of date."""
+    """Make every class file that is not there or out of date; one training of word vectors serves several."""
+    trained: dict[int, Path] = {}
     for name, numbers in classes.items():
         output = recipe.home / name
+        first = trained.setdefault(numbers["epochs"], output)
+        make = partial(make_classes, texts, recipe.data / VOCABULARY, epochs=numbers["epochs"])
+        if output != first:
+            make = partial(regroup, first)
         run_step(
             output.stem,
             recipe.data / "steps",
-            partial(_make_classes, texts, recipe.data / VOCABULARY, output, numbers),
-            inputs=[*texts, recipe.data / VOCABULARY],
+            partial(tell, partial(make, num_classes=numbers["num_classes"], output=output)),
+            inputs=[*texts, recipe.data / VOCABULARY] if output == first else [first],
             outputs=[output],
             settings=numbers,
         )
-
-
-def _make_classes(texts: Sequence[Path], vocabulary: Path, output: Path, numbers: Mapping[str, int]) -> None:
-    """Make one class file, and print what is in it."""
-    print(make_classes(texts, vocabulary, numbers["num_classes"], output, epochs=numbers["epochs"]))
 
 
 def usage(recipe: Recipe) -> str:

@@ -42,6 +42,11 @@ def run_step(
     write_text(stamp, json.dumps({**key, "outputs": _checksums(outputs)}, indent=2) + "\n")
 
 
+def tell(work: Callable[[], str]) -> None:
+    """Do `work`, and print what it says."""
+    print(work(), flush=True)
+
+
 def _checksums(paths: Sequence[Path]) -> dict[str, str | None]:
     """Checksum by file name; ``None`` where the file is absent."""
     return {path.name: sha256(path) if path.is_file() else None for path in paths}

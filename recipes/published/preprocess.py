@@ -26,13 +26,13 @@ from recipes.common.corpus import stream_lines, write_lines
 from recipes.common.errors import UserError, run_main
 from recipes.common.recipe import Recipe
 from recipes.common.smoke import SMOKE, SMOKE_HELP, SmokeRecipe
-from recipes.common.steps import run_step
+from recipes.common.steps import run_step, tell
 from recipes.common.training import locked
 from recipes.published import pieces as splitting
 from recipes.published.settings import Pieces, Settings, classes_file, read_settings
 from recipes.published.smoke import smoke_settings, write_smoke_texts
 from recipes.published.sources import Located, Pair, Texts, locate, plain_files, read_pairs
-from shared_embeddings.classes import make_classes
+from shared_embeddings.classes import make_classes, regroup
 from shared_embeddings.files import replacing, sha256, write_text
 
 TRAIN = "train"
@@ -182,17 +182,20 @@ class Preparation:
             run_step(f"{name}-{part}", self.stamps, write, inputs=inputs, outputs=outputs, settings={})
 
     def _make_classes(self, name: str, pieces: Pieces) -> None:
-        """The files of semantic classes."""
+        """The files of semantic classes; word vectors are trained for the first one and serve the others."""
         home = self.folder / name
         texts = [home / f"{TRAIN}.{language}" for language in self.settings.languages]
         vocabulary = home / "vocabulary"
-        for number in pieces.classes:
-            output = home / classes_file(number)
+        files = [home / classes_file(number) for number in pieces.classes]
+        for number, output in zip(pieces.classes, files, strict=True):
+            first = output == files[0]
+            make = partial(make_classes, texts, vocabulary, number, output)
+            regrouped = partial(regroup, files[0], number, output)
             run_step(
                 f"{name}-{output.stem}",
                 self.stamps,
-                partial(tell_classes, texts, vocabulary, number, output),
-                inputs=[*texts, vocabulary],
+                partial(tell, make if first else regrouped),
+                inputs=[*texts, vocabulary] if first else [files[0]],
                 outputs=[output],
                 settings={"classes": number},
             )
@@ -214,11 +217,6 @@ class Preparation:
             "checksum": hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest(),
             "files": checksums,
         }
-
-
-def tell_classes(texts: Sequence[Path], vocabulary: Path, number: int, output: Path) -> None:
-    """Make a file of classes, and print what it holds."""
-    print(make_classes(texts, vocabulary, number, output))
 
 
 def for_each(processes: int, work: Callable[[Path], None], texts: Sequence[Path], what: str) -> None:

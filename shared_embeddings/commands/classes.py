@@ -7,32 +7,57 @@ from pathlib import Path
 
 from shared_embeddings.commands.arguments import Parser, add
 
+# Settings of the word vectors: default and meaning.
+_SKIP_GRAM = {
+    "dim": (100, "width of the word vectors"),
+    "window": (5, "words of context each side"),
+    "epochs": (5, "passes over the text"),
+}
+
 
 def register(commands: argparse._SubParsersAction[Parser]) -> None:
     """Add the command."""
     command = add(commands, "classes", "group the words of a vocabulary into semantic classes", _classes)
-    command.add_argument("--text", required=True, nargs="+", type=Path, help="tokenised text files")
-    command.add_argument("--vocab", required=True, type=Path, help="vocabulary, one word a line")
+    source = command.add_mutually_exclusive_group(required=True)
+    source.add_argument("--text", nargs="+", type=Path, help="tokenised text files")
+    source.add_argument(
+        "--vectors-of",
+        type=Path,
+        metavar="CLASSES",
+        help="take the word vectors of this .npz file of classes",
+    )
+    command.add_argument("--vocab", type=Path, help="vocabulary, one word a line (with --text)")
     command.add_argument("--num-classes", required=True, type=int, help="a bit less than a tenth of V")
     command.add_argument("--output", required=True, type=Path, help="the .npz file to write")
-    command.add_argument("--dim", type=int, default=100, help="width of the word vectors (default: 100)")
-    command.add_argument("--window", type=int, default=5, help="words of context each side (default: 5)")
-    command.add_argument("--epochs", type=int, default=5, help="passes over the text (default: 5)")
+    for name, (default, told) in _SKIP_GRAM.items():
+        command.add_argument(f"--{name}", type=int, help=f"{told} (with --text; default: {default})")
     command.add_argument("--seed", type=int, default=0, help="(default: 0)")
     command.add_argument("--figure", type=Path, help="draw the sizes of the classes into this PNG file")
 
 
 def _classes(known: argparse.Namespace, _: list[str]) -> str:
-    from shared_embeddings.classes import make_classes
+    from shared_embeddings.classes import make_classes, regroup
 
+    given = {
+        name: getattr(known, name) for name in ("vocab", *_SKIP_GRAM) if getattr(known, name) is not None
+    }
+    if known.vectors_of is not None:
+        if given:
+            raise ValueError(
+                f"--{next(iter(given))} has no effect with --vectors-of: the word vectors are those of "
+                f"{known.vectors_of}; leave it out"
+            )
+        return regroup(known.vectors_of, known.num_classes, known.output, known.seed, known.figure)
+    if known.vocab is None:
+        raise ValueError("--text needs --vocab, the words that get a class")
+    del given["vocab"]
+    how = {name: given.get(name, default) for name, (default, _) in _SKIP_GRAM.items()}
     return make_classes(
         known.text,
         known.vocab,
         known.num_classes,
         known.output,
-        dim=known.dim,
-        window=known.window,
-        epochs=known.epochs,
         seed=known.seed,
         figure=known.figure,
+        **how,
     )

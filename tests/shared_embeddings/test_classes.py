@@ -26,6 +26,7 @@ from shared_embeddings.classes import (
     make_classes,
     out_of_vocabulary_row,
     read_vocabulary,
+    regroup,
 )
 from shared_embeddings.skipgram import train_word_vectors
 
@@ -474,6 +475,24 @@ def test_the_same_file_twice(text: Path, vocabulary_file: Path, tmp_path: Path) 
         files.append(WordClasses.load(tmp_path / name))
     assert np.array_equal(files[0].classes, files[1].classes)
     assert np.array_equal(files[0].vectors, files[1].vectors)
+
+
+def test_another_number_of_classes_without_the_texts(
+    text: Path, vocabulary_file: Path, tmp_path: Path
+) -> None:
+    three, four, regrouped = (tmp_path / f"{name}.npz" for name in ("three", "four", "regrouped"))
+    for number, path in ((3, three), (4, four)):
+        make_classes([text], vocabulary_file, number, path, dim=5, epochs=1, seed=2)
+    report = regroup(three, 4, regrouped, seed=2)
+    made, wanted = WordClasses.load(regrouped), WordClasses.load(four)
+    assert "14 words in 4 classes" in report and str(regrouped) in report
+    assert made.words == wanted.words and made.settings == wanted.settings
+    for part in ("classes", "centres", "vectors"):
+        assert np.array_equal(getattr(made, part), getattr(wanted, part)), part
+    with pytest.raises(ValueError, match="more than the 14 words"):
+        regroup(three, 15, regrouped)
+    with pytest.raises(ValueError, match="none.npz"):
+        regroup(tmp_path / "none.npz", 3, regrouped)
 
 
 def test_what_cannot_be_fails_before_the_training(

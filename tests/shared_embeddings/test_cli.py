@@ -76,6 +76,11 @@ def test_classes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "5 words in 2 classes" in out and "never occur in the texts: 1," in out
     assert WordClasses.load(output).num_classes == 2
     assert figure.read_bytes().startswith(b"\x89PNG")
+    other = tmp_path / "other.npz"
+    out = printed(
+        capsys, "classes", "--vectors-of", str(output), "--num-classes", "3", "--output", str(other)
+    )
+    assert "5 words in 3 classes" in out and WordClasses.load(other).num_classes == 3
     options = {"unique_dim": 3, "classes": str(output)}
     assert se.build("uncle", num_embeddings=5, embedding_dim=8, **options).counts()["total"] == 25
 
@@ -96,6 +101,12 @@ def test_classes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
             ["classes", "--text", "none", "--vocab", "none", "--num-classes", "2", "--output", "o.npz"],
             ["none"],
         ),
+        (["classes", "--text", "none", "--num-classes", "2", "--output", "o.npz"], ["--vocab"]),
+        (
+            ["classes", "--vectors-of", "c.npz", "--num-classes", "2", "--output", "o.npz", "--dim", "4"],
+            ["--dim", "c.npz"],
+        ),
+        (["classes", "--vectors-of", "c.npz", "--num-classes", "2", "--output", "o.npz"], ["c.npz"]),
         ([], ["COMMAND"]),
         (["guess"], ["guess"]),
     ],

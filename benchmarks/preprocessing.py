@@ -1,0 +1,195 @@
+"""Peak memory of a recipe's preprocessing, step by step, on a generated text of published size.
+
+Words are drawn by Zipf's law from a vocabulary for each language; a word of rank r is r written in syllables,
+so that frequent words are short. `preprocess.sh` runs in a process of its own, which is watched.
+
+    python -m benchmarks.preprocessing --folder DIR --output benchmarks/results/preprocessing.json \\
+        --readme benchmarks/README.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from recipes.common.corpus import write_lines
+from recipes.common.recipe import Recipe
+from recipes.common.table import update_readme
+from recipes.published.settings import Settings, read_settings
+from shared_embeddings.files import write_text
+
+# Parts of syllables; those of the two languages differ, so that the languages share no long words.
+ONSETS = {0: "b c d f g h l m n p r s t v w st".split(), 1: "b d f g h k l m n r s t w z sch br".split()}
+VOWELS = {0: "a e i o u ea".split(), 1: "a e i o u ä ö ü ei".split()}
+CODAS = {0: ["", "n", "r", "s"], 1: ["", "n", "r", "st"]}
+BLOCK = 10_000
+_SECONDS_BETWEEN_LOOKS = 0.02
+_STEP = re.compile(r"^(\S+): (running|up to date)$")
+# Shards of one step count as one.
+_SHARD = re.compile(r"(train-|text-)\d+")
+
+
+class Language:
+    """A vocabulary of made-up words in the order of their frequency, and sentences of it.
+
+    Args:
+        side: 0 for the source, 1 for the target.
+        vocab_size: different words.
+        words: mean words in a sentence; the lengths are those of a Poisson law, plus one.
+        seed: of all draws.
+    """
+
+    def __init__(self, side: int, vocab_size: int, words: int, seed: int) -> None:
+        self.syllables = ["".join(parts) for parts in product(ONSETS[side], VOWELS[side], CODAS[side])]
+        np.random.default_rng(side).shuffle(self.syllables)
+        self.words = words
+        self._random = np.random.default_rng([seed, side])
+        self._cumulative = np.cumsum(1.0 / (np.arange(vocab_size) + 2.7))
+        self._cumulative /= self._cumulative[-1]
+
+    def word(self, rank: int) -> str:
+        """The word of a rank, from 0 on: no two are the same."""
+        size = len(self.syllables)
+        text = self.syllables[rank % size]
+        while rank >= size:
+            rank = rank // size - 1
+            text = self.syllables[rank % size] + text
+        return text
+
+    def sentences(self) -> Iterator[str]:
+        """Sentences without end."""
+        while True:
+            lengths = 1 + self._random.poisson(self.words - 1, BLOCK)
+            ranks = np.searchsorted(self._cumulative, self._random.random(int(lengths.sum())))
+            start = 0
+            for length in lengths:
+                yield " ".join(map(self.word, ranks[start : start + length])) + "."
+                start += length
+
+
+def write_corpus(folder: Path, settings: Settings, pairs: int, languages: tuple[Language, Language]) -> None:
+    """Write ``train.LANGUAGE`` and the test sets, as plain files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for code, language in zip(settings.languages, languages, strict=True):
+        sentences = language.sentences()
+        for texts in settings.tests:
+            write_lines(folder / f"{texts.name}.{code}", islice(sentences, 100))
+        bar = tqdm(islice(sentences, pairs), desc=f"train.{code}", total=pairs, unit=" lines", mininterval=1)
+        write_lines(folder / f"train.{code}", bar)
+
+
+def watch(command: list[str], environment: dict[str, str]) -> tuple[dict[str, int], int]:
+    """Run a preprocessing.
+
+    Returns:
+        The largest memory that was seen during each step, in bytes, in the order of the steps, and the
+        largest of all, which the system kept.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    seen: dict[str, int] = {}
+    step = ["start"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+
+        def look() -> None:
+            while process.poll() is None:
+                resident = _resident(process.pid)
+                seen[step[0]] = max(seen.get(step[0], 0), resident)
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+        looker = threading.Thread(target=look, daemon=True)
+        looker.start()
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if found := _STEP.match(line):
+                step[0] = _SHARD.sub(r"\1*", found[1])
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        looker.join()
+    if process.returncode:
+        raise SystemExit(f"preprocessing ended with {process.returncode}")
+    return seen, usage.ru_maxrss * 1024
+
+
+def _resident(pid: int) -> int:
+    """Memory of a process in bytes; 0 when it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def as_table(record: dict[str, Any]) -> str:
+    """The steps with their memory, the largest of all, and what the text was."""
+    lines = ["| step | peak memory, MiB |", "| --- | --: |"]
+    lines += [f"| {step} | {peak / 2**20:,.0f} |" for step, peak in record["steps"].items()]
+    lines.append(f"| all | {record['peak_bytes'] / 2**20:,.0f} |")
+    told = (
+        f"{record['recipe']}, {', '.join(record['pieces'])}: {record['pairs']:,} pairs of {record['words']} "
+        f"words on average, up to {record['vocab_size']:,} different words in each language; one process."
+    )
+    return "\n".join([told, "", *lines])
+
+
+def main() -> None:
+    """Read the arguments, generate, preprocess, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recipe", default="wmt14_ende")
+    parser.add_argument("--pieces", nargs="+", help="(default: all of data.yaml)")
+    parser.add_argument("--pairs", type=int, default=4_500_000, help="(default: %(default)s)")
+    parser.add_argument("--words", type=int, default=12, help="in a sentence, mean (default: %(default)s)")
+    parser.add_argument(
+        "--vocab-size", type=int, default=3_000_000, help="of a language (default: %(default)s)"
+    )
+    parser.add_argument("--folder", type=Path, required=True, help="for all data; some GB")
+    parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
+    parser.add_argument("--readme", type=Path, help="put the table between the markers of this file")
+    options = parser.parse_args()
+    settings = read_settings(Recipe(options.recipe).folder / "data.yaml")
+    pieces = options.pieces or list(settings.pieces)
+    raw = options.folder.absolute() / "raw"
+    languages = (
+        Language(0, options.vocab_size, options.words, seed=1),
+        Language(1, options.vocab_size, options.words, seed=1),
+    )
+    write_corpus(raw / options.recipe, settings, options.pairs, languages)
+    environment = {**os.environ, "DATA_DIR": str(raw), "RUNS": str(options.folder.absolute() / "runs")}
+    command = [sys.executable, "-m", "recipes.published.preprocess", options.recipe, *pieces]
+    steps, peak = watch(command, environment)
+    record = {
+        "recipe": options.recipe,
+        "pieces": pieces,
+        "pairs": options.pairs,
+        "words": options.words,
+        "vocab_size": options.vocab_size,
+        "steps": steps,
+        "peak_bytes": peak,
+    }
+    text = as_table(record)
+    print(text)
+    if options.output:
+        write_text(options.output, json.dumps(record, indent=2) + "\n")
+    if options.readme:
+        update_readme(options.readme, "preprocessing", text)
+
+
+if __name__ == "__main__":
+    main()
