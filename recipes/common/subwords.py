@@ -6,6 +6,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable
+from heapq import nsmallest
 from pathlib import Path
 
 from subword_nmt.apply_bpe import BPE
@@ -25,7 +26,7 @@ MOST_LEARNED_FROM = 250_000
 def learn(texts: Iterable[Path], codes: Path, operations: int) -> None:
     """Learn `operations` merges on all `texts` together and write them to `codes`."""
     counts = count_words(texts, MOST_COUNTED)
-    frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_LEARNED_FROM]
+    frequent = nsmallest(MOST_LEARNED_FROM, counts.items(), key=lambda item: (-item[1], item[0]))
     words = io.StringIO("".join(f"{word} {count}\n" for word, count in sorted(frequent)))
     del counts, frequent
     learned = io.StringIO()
