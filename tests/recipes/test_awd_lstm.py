@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -31,6 +32,7 @@ from recipes.common.model_data import read_settings
 from recipes.common.model_rows import RECIPES, Recipe, read_model_row
 from recipes.common.model_runs import as_options
 from shared_embeddings.classes import WordClasses
+from shared_embeddings.skipgram import train_word_vectors
 
 NAMES = ("ptb_awd_lstm", "wikitext2_awd_lstm")
 SCRIPTS = ("preprocess.sh", "train.sh", "eval.sh")
@@ -221,11 +223,14 @@ TEXT = "the {a} eats a {b}\na {b} sees the {a}\n"
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    """A recipe whose corpus is small, with two class files."""
+    """A recipe whose corpus is small, with three class files."""
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
     folder = tmp_path / "small_lm"
     folder.mkdir()
-    classes = "data/classes.npz: {num_classes: 4, epochs: 2}, data/few.npz: {num_classes: 2, epochs: 1}"
+    classes = (
+        "data/classes.npz: {num_classes: 4, epochs: 2}, data/few.npz: {num_classes: 2, epochs: 1}, "
+        "data/many.npz: {num_classes: 5, epochs: 2}"
+    )
     (folder / "data.yaml").write_text(f"dataset: ptb\nclasses: {{{classes}}}\n")
     texts = {split: [tmp_path / f"{split}.txt"] for split in SPLITS}
     for [path] in texts.values():
@@ -253,7 +258,26 @@ def test_classes_are_of_the_vocabulary_and_made_once(
     assert re.findall(r"\w+: up to date", capsys.readouterr().out) == [
         "classes: up to date",
         "few: up to date",
+        "many: up to date",
     ]
+
+
+def test_word_vectors_are_trained_once_for_all_classes_of_the_same_epochs(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = []
+
+    def train(*arguments: Any, **options: Any) -> np.ndarray:
+        trained.append(arguments)
+        return train_word_vectors(*arguments, **options)
+
+    monkeypatch.setattr("shared_embeddings.classes.train_word_vectors", train)
+    model_data.prepare(recipe)
+    files = [WordClasses.load(recipe.home / "data" / f"{name}.npz") for name in ("classes", "few", "many")]
+    assert len(trained) == 2
+    assert [made.num_classes for made in files] == [4, 2, 5]
+    assert np.array_equal(files[0].vectors, files[2].vectors)
+    assert not np.array_equal(files[0].vectors, files[1].vectors)
 
 
 @pytest.mark.parametrize(
