@@ -70,7 +70,7 @@ def fit_row(row: Row, run: Path, data: Data, teacher: Path, counts: Path, option
     """Fit the embedding of a row that is not trained, in a copy of its teacher's model.
 
     Args:
-        row: what to fit.
+        row: what to fit, with its ``fit``.
         run: gets ``model_averaged.pt``, ``fit.json`` and ``training.json``.
         data: what the teacher was trained on.
         teacher: its model.
@@ -84,7 +84,8 @@ def fit_row(row: Row, run: Path, data: Data, teacher: Path, counts: Path, option
         raise UserError(f"{row.name} is only fitted, not trained: {options[0]} has no effect; leave it out")
     with locked(run / "lock"):
         started = time.time()
-        fit_model(teacher, row.embedding, counts, row.train.get("seed", 0), run / AVERAGED)
+        seed, steps = row.train.get("seed", 0), (row.fit or {}).get("fit_steps")
+        fit_model(teacher, row.embedding, counts, seed, run / AVERAGED, steps)
         books = {"settings": {"embedding": row.embedding}, "data_checksum": data.checksum, "finished": 0}
         books |= {"options": [], "seconds": round(time.time() - started, 1)}
         books |= {"peak_memory_mib": peak_memory_of_children()}

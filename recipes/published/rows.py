@@ -27,7 +27,8 @@ def prepared_data(recipe: Recipe, row: Row) -> Data:
     folder, taken = data_folder(recipe, row), row.data or {}
     description = read_json(folder / "data.json")
     if description is None:
-        raise UserError(f"{folder}: no prepared data; run preprocess.sh {folder.name}")
+        command = recipe.command("preprocess.sh", folder.name)
+        raise UserError(f"{folder}: no prepared data; run {command}")
     languages = {"src": description["source"], "tgt": description["target"]}
     corpora = {
         part: {f"path_{side}": str(folder / f"{name}.{language}") for side, language in languages.items()}
@@ -56,7 +57,8 @@ def complete_row(recipe: Recipe, row: Row) -> Row:
     teacher = row.distill["teacher"]
     model = recipe.home / teacher / AVERAGED
     if not model.exists():
-        raise UserError(f"{row.name} starts from {teacher}, which is not trained; run train.sh {teacher}")
+        command = recipe.command("train.sh", teacher)
+        raise UserError(f"{row.name} starts from {teacher}, which is not trained; run {command}")
     return replace(row, train={**row.train, **distillation_options(row.distill, model)})
 
 
