@@ -48,7 +48,7 @@ def train_row(row: Row, run: Path, data: Data, options: Sequence[str], average: 
         UserError: another process trains this row, or the run was started with other settings or data.
     """
     settings = {**row.train, "embedding": row.embedding}
-    target = _steps(option_value(options, "train_steps") or settings.get("train_steps"))
+    target = target_step(row, options)
     checkpoints = run / "checkpoints"
     paths = {"save_model": str(checkpoints / "model"), "log_file": str(run / "train.log")}
     with locked(run / "lock") as lock:
@@ -170,8 +170,13 @@ def option_value(options: Sequence[str], name: str) -> str | None:
     return value
 
 
-def _steps(value: Any) -> int:
-    """A number of training steps, from the configuration or the command line."""
+def target_step(row: Row, options: Sequence[str]) -> int:
+    """The step up to which a row is trained: that of the command line, or its own.
+
+    Raises:
+        UserError: it is no whole number of at least 1.
+    """
+    value = option_value(options, "train_steps") or row.train.get("train_steps")
     if not str(value).isdecimal() or int(value) < 1:
         raise UserError(f"train_steps is {value!r}; it must be a whole number of at least 1")
     return int(value)

@@ -12,6 +12,10 @@ from recipes.common.errors import UserError
 from recipes.common.recipe import Recipe
 from recipes.common.training import AVERAGED, Data, read_json
 
+# How long machines wait for each other: they start apart, and the first one validates alone. Upstream's 60
+# seconds are for the processes of one machine.
+PATIENCE_SECONDS = 1800
+
 
 def data_folder(recipe: Recipe, row: Row) -> Path:
     """Folder of the data that a row takes."""
@@ -101,6 +105,7 @@ class Machines(NamedTuple):
             options += ["-world_size", str(world), "-gpu_ranks", *ranks]
         if self.machines > 1:
             options += ["-master_ip", self.address, "-master_port", str(self.port)]
+            options += ["-timeout", str(PATIENCE_SECONDS)]
         return options
 
 
