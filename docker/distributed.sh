@@ -8,7 +8,8 @@ usage() {
 usage: distributed COMMAND [argument ...]
 
 COMMAND is one of
-  recipes/NAME/train.sh ROW   of language models: on all machines; of translation models: on one machine
+  recipes/NAME/train.sh ROW   of language models and of published translation models: on all machines;
+                              of other translation models: on one machine
   lm_train, onmt_train        on all machines
 
 Run the same line on every machine, with these variables:
@@ -64,6 +65,9 @@ case $1 in
         [ -f "$project/$1" ] || fail "there is no $1; there are $(cd "$project" && echo recipes/*/train.sh)"
         if grep -q TORCHRUN "$project/$1"; then
             TORCHRUN=$torchrun exec "$project/$1" "${@:2}"
+        elif grep -q recipes.published.train "$project/$1"; then
+            exec "$project/$1" "${@:2}" --gpus "$gpus" --machines "$nodes" --machine "$node_rank" \
+                --address "$master" --port "$port"
         fi
         [ "$nodes" = 1 ] || fail "$1 trains on one machine only; on several use onmt_train with its configuration"
         exec "$project/$1" "${@:2}" "${onmt_options[@]}"

@@ -60,7 +60,7 @@ def prepare_student(
         if distillation.network_start == "teacher":
             _copy_from(model, teacher, distillation.teacher)
         if distillation.embedding_start == "fit":
-            lines = _fit(model, teacher, options, vocabulary, group)
+            lines = _fit(model, teacher, options, vocabulary, group, distillation.fit_steps)
     freeze(model, [model.embedding], distillation.freeze)
     if teacher is None or distillation.alpha == 0:
         return None, lines
@@ -123,9 +123,18 @@ def _network(model: LanguageModel) -> dict[str, Tensor]:
 
 
 def _fit(
-    model: LanguageModel, teacher: Trained, options: TrainingOptions, vocabulary: Vocabulary, group: Group
+    model: LanguageModel,
+    teacher: Trained,
+    options: TrainingOptions,
+    vocabulary: Vocabulary,
+    group: Group,
+    steps: int | None,
 ) -> list[str]:
-    """Replace the embedding of a model by one that is fitted to the teacher's table; gives lines about it."""
+    """Replace the embedding of a model by one that is fitted to the teacher's table, in `steps` if given.
+
+    Returns:
+        Lines about it.
+    """
     settings: dict[str, Any] = dict(options.embedding)
     old = teacher.model.embedding
     bias = old.output_bias() if old.has_linear_scores else None
@@ -137,6 +146,7 @@ def _fit(
         words=vocabulary.words,
         token_counts=torch.tensor(vocabulary.counts).clamp(min=1),
         seed=options.seed,
+        steps=steps,
         progress=group.is_first,
         **settings,
     )

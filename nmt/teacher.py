@@ -123,7 +123,7 @@ def prepare_student(
     if is_new and distillation.network_start == "teacher":
         _copy_network(model, teacher)
     if is_new and distillation.embedding_start == "fit":
-        _fit_embeddings(model, teacher, plan, opt, vocabs)
+        _fit_embeddings(model, teacher, plan, opt, vocabs, distillation.fit_steps)
         freeze(model, shared_embeddings_of(model), distillation.freeze)
     if distillation.alpha == 0:
         return None
@@ -133,9 +133,14 @@ def prepare_student(
 
 
 def _fit_embeddings(
-    model: Any, teacher: Teacher, plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]
+    model: Any,
+    teacher: Teacher,
+    plan: EmbeddingPlan,
+    opt: Namespace,
+    vocabs: dict[str, Any],
+    steps: int | None,
 ) -> None:
-    """Replace the embeddings of a model by ones that are fitted to the teacher's tables."""
+    """Replace the embeddings of a model by ones fitted to the teacher's tables, in `steps` if given."""
     place = next(model.parameters())
     is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
     fitted = {}
@@ -151,6 +156,7 @@ def _fit_embeddings(
             words=words,
             token_counts=token_counts(words, _vocabulary_file(opt, side)),
             seed=opt.seed,
+            steps=steps,
             progress=is_first,
             **method_options(side, settings, with_output=is_scored),
         )

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from recipes.common.config import read_content, row_names
 from recipes.common.errors import UserError, run_main
@@ -25,6 +25,8 @@ from recipes.common.smoke import SMOKE
 RECIPES = Path(__file__).parent
 # The scripts that take a row where a recipe has any, in the order in which they are run.
 PREPROCESS, ROW_SCRIPTS = "preprocess.sh", ("train.sh", "eval.sh")
+# Ways in which a row starts from another one that is trained.
+STARTS = ("fit", "distill")
 # Of recipes that do everything at once.
 WHOLE = "run.sh"
 # So that a script that does not end is told, too, even on a busy machine.
@@ -39,13 +41,13 @@ class Outcome(NamedTuple):
 
     Attributes:
         recipe: its name.
-        row: what was trained; nothing for a recipe that has no rows to choose from.
+        rows: what was trained, in order; nothing for a recipe that has no rows to choose from.
         seconds: how long it took.
         fault: what went wrong, on several lines; None if all went well.
     """
 
     recipe: str
-    row: str
+    rows: list[str]
     seconds: float
     fault: str | None
 
@@ -57,32 +59,38 @@ def recipe_names(folder: Path = RECIPES) -> list[str]:
     )
 
 
-def representative_row(recipe: Path) -> str | None:
-    """The first row that compresses an embedding and starts from no other row.
+def rows_to_run(recipe: Path) -> list[str]:
+    """The rows that are trained and evaluated, in order; none for a recipe without rows to choose from.
 
-    Where there is none, it is the first one; None for a recipe without rows to choose from.
+    They are the first one that compresses an embedding and starts from no other row, or the first one where
+    there is none; then the first of each way to start from a trained row, behind that row.
 
     Raises:
         UserError: a row that cannot be read.
     """
     configs = recipe / "configs"
-    names = row_names(configs)
-    for name in names:
-        content = read_content(configs / f"{name}.yaml")
-        starts = "distill" in content or "fit" in content
-        if not starts and content["embedding"]["method"] != "standard":
-            return name
-    return names[0] if names else None
+    contents = {name: read_content(configs / f"{name}.yaml") for name in row_names(configs)}
+    rows = [name for name, content in contents.items() if _compresses_from_scratch(content)] or [*contents]
+    rows = rows[:1]
+    for way in STARTS:
+        for name in [name for name, content in contents.items() if way in content][:1]:
+            rows += [contents[name][way]["teacher"], name]
+    return list(dict.fromkeys(rows))
 
 
-def commands(recipe: Path, row: str | None) -> list[list[str]]:
-    """The command lines of a recipe's whole way, in order."""
+def _compresses_from_scratch(content: Mapping[str, Any]) -> bool:
+    """Whether a row has another embedding than a plain table, and starts from no other row."""
+    return content["embedding"]["method"] != "standard" and not any(way in content for way in STARTS)
+
+
+def commands(recipe: Path, rows: Sequence[str]) -> list[list[str]]:
+    """The command lines of a recipe's whole way, in order; without rows, each script is called once."""
     if (recipe / WHOLE).is_file():
         return [[str(recipe / WHOLE), SMOKE]]
-    rows = [] if row is None else [row]
+    chosen_rows = [[row] for row in rows] or [[]]
     return [
         [str(recipe / PREPROCESS), SMOKE],
-        *([str(recipe / script), *rows, SMOKE] for script in ROW_SCRIPTS),
+        *([str(recipe / script), *row, SMOKE] for row in chosen_rows for script in ROW_SCRIPTS),
     ]
 
 
@@ -94,14 +102,14 @@ def run_recipe(recipe: Path, runs: Path) -> Outcome:
         runs: empty folder that it writes to; a log of each script stays there.
     """
     started = time.monotonic()
-    row: str | None = None
+    rows: list[str] = []
     try:
-        row = None if (recipe / WHOLE).is_file() else representative_row(recipe)
-        faults = (_run(command, runs) for command in commands(recipe, row))
-        fault = next((fault for fault in faults if fault), None) or misplaced(runs / recipe.name)
+        rows = [] if (recipe / WHOLE).is_file() else rows_to_run(recipe)
+        faults = (_run(command, runs) for command in commands(recipe, rows))
+        fault = next((fault for fault in faults if fault), None) or misplaced(runs / recipe.name, rows)
     except UserError as error:
         fault = str(error)
-    return Outcome(recipe.name, row or "", time.monotonic() - started, fault)
+    return Outcome(recipe.name, rows, time.monotonic() - started, fault)
 
 
 def _run(command: Sequence[str], runs: Path) -> str | None:
@@ -145,17 +153,19 @@ def _wait_for(command: Sequence[str], output: IO[str], environment: Mapping[str,
             raise
 
 
-def misplaced(home: Path) -> str | None:
+def misplaced(home: Path, rows: Sequence[str]) -> str | None:
     """What is wrong with the place of a recipe's files, or None.
 
     Args:
         home: folder of everything that the recipe has written.
+        rows: which rows it has evaluated; empty where there are none to choose from.
     """
     beside = sorted(path.name for path in home.glob("*") if path.name != SMOKE_FOLDER)
     if beside:
         return f"wrote {', '.join(beside)} beside its folder {SMOKE_FOLDER}, where real runs lie"
-    if not list((home / SMOKE_FOLDER).rglob("results.json")):
-        return f"wrote no results.json below its folder {SMOKE_FOLDER}"
+    for folder in [f"{SMOKE_FOLDER}/{row}" for row in rows] or [SMOKE_FOLDER]:
+        if not list((home / folder).rglob("results.json")):
+            return f"wrote no results.json below its folder {folder}"
     return None
 
 
@@ -175,7 +185,7 @@ def chosen(names: Sequence[str], folder: Path = RECIPES) -> list[Path]:
 def tell(outcome: Outcome) -> str:
     """A line about a recipe, and below it what went wrong."""
     state = "ok" if outcome.fault is None else "failed"
-    line = f"{outcome.recipe:<26} {outcome.seconds:5.0f} s  {state:<6}  {outcome.row}".rstrip()
+    line = f"{outcome.recipe:<26} {outcome.seconds:5.0f} s  {state:<6}  {', '.join(outcome.rows)}".rstrip()
     return line if outcome.fault is None else f"{line}\n    " + outcome.fault.replace("\n", "\n    ")
 
 

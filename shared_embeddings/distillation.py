@@ -41,6 +41,7 @@ class Distillation:
         embedding_start: ``fit`` to the teacher's table, or ``random`` as when training from scratch.
         network_start: every other parameter from the ``teacher``, or ``random``.
         freeze: what is not trained: ``none``, ``embedding``, or ``network`` (all but the embedding).
+        fit_steps: of gradient descent, for methods that are fitted by it; a good number when left out.
     """
 
     teacher: str
@@ -48,6 +49,7 @@ class Distillation:
     embedding_start: Start = "fit"
     network_start: NetworkStart = "teacher"
     freeze: Freeze = "none"
+    fit_steps: int | None = None
 
 
 CHOICES = {"embedding_start": Start, "network_start": NetworkStart, "freeze": Freeze}
@@ -75,6 +77,9 @@ def parse_distillation(given: Mapping[str, Any]) -> Distillation:
         if key in given and given[key] not in get_args(choices):
             wanted = " or ".join(get_args(choices))
             raise OptionError(f"{OPTION}: {key} is {given[key]!r}; it must be {wanted}")
+    steps = given.get("fit_steps", 1)
+    if type(steps) is not int or steps < 1:
+        raise OptionError(f"{OPTION}: fit_steps is {steps!r}; it must be a whole number of at least 1")
     distillation = Distillation(**{**given, "alpha": float(alpha)})
     _check_effects(distillation)
     return distillation
@@ -89,6 +94,11 @@ def _check_effects(distillation: Distillation) -> None:
     if distillation.freeze == "embedding" and distillation.alpha > 0:
         raise OptionError(
             f"{OPTION}: alpha: {distillation.alpha} has no effect with freeze: embedding; remove one of them"
+        )
+    if distillation.embedding_start == "random" and distillation.fit_steps is not None:
+        raise OptionError(
+            f"{OPTION}: fit_steps: {distillation.fit_steps} has no effect with embedding_start: random; "
+            "remove one of them"
         )
     nothing_fitted = distillation.embedding_start == "random" and distillation.alpha == 0
     if nothing_fitted and distillation.network_start == "random":

@@ -7,8 +7,8 @@
 
 - ``distill``: ``teacher``, the name of that row, and what else the option ``embedding_distillation`` of
   ``onmt_train`` takes;
-- ``fit``: ``teacher``, the name of that row, whose embedding is replaced by one that is fitted to it. The row
-  is not trained.
+- ``fit``: ``teacher``, the name of that row, whose embedding is replaced by one that is fitted to it, and
+  perhaps ``fit_steps``, of methods that are fitted by gradient descent. The row is not trained.
 
 ``like: ROW`` takes from that row what this one does not say itself; a row that is fitted takes no training.
 """
@@ -103,8 +103,8 @@ def check_start(configs: Path, name: str, row: dict[str, Any]) -> None:
         for other in ("distill", "train"):
             if other in row:
                 raise UserError(f"{path}: {other} has no effect on a row that is only fitted; remove it")
-        for key in row["fit"].keys() - {"teacher"}:
-            raise UserError(f"{path}: fit: unknown key {key!r}; it may hold teacher")
+        for key in row["fit"].keys() - {"teacher", "fit_steps"}:
+            raise UserError(f"{path}: fit: unknown key {key!r}; it may hold teacher and fit_steps")
     others = [other for other in row_names(configs) if other != name]
     for way in ("distill", "fit"):
         teacher = row.get(way, {}).get("teacher")

@@ -12,6 +12,7 @@ from recipes.common.config import Row, write_yaml
 from recipes.common.corpus import read_lines, write_lines
 from recipes.common.errors import UserError
 from recipes.common.moses import Tokenizer
+from recipes.common.recipe import Recipe
 from recipes.common.results import write_results
 from recipes.common.subwords import join
 from recipes.common.tools import run_tool
@@ -31,42 +32,42 @@ class Trained(NamedTuple):
     training: dict[str, Any]
 
 
-def evaluate_row(recipe: str, row: Row, run: Path, data: Path, options: list[str]) -> Path:
-    """Score the averaged model in `run` on the test set in `data`; returns the results file.
+def evaluate_row(recipe: Recipe, row: Row, options: list[str]) -> Path:
+    """Score the averaged model of a row on the recipe's test set; returns the results file.
 
     Args:
-        recipe: name of the recipe.
-        row: what was trained.
-        run: its folder; gets the translations and ``results.json``.
-        data: folder of the prepared data, with ``data.json``.
+        recipe: whose row it is.
+        row: what was trained; its folder gets the translations and ``results.json``.
         options: further options of ``onmt_translate``, as on its command line.
 
     Raises:
         UserError: the row is not trained, or not on these data, or they are not prepared.
     """
-    trained = read_trained(row, run, data)
+    run, data = recipe.home / row.name, recipe.data
+    trained = read_trained(recipe, row, data)
     speed = translate(row, run, data / f"test.{trained.data['source']}", options)
     tokenizer = Tokenizer(trained.data["target"])
     lines = [tokenizer.detokenize(join(line)) for line in read_lines(run / "test.subwords")]
     write_lines(run / "test.translation", lines)
     scores = corpus_scores(lines, read_lines(data / "test.reference"))
-    write_evaluation(recipe, row, run, trained, {**scores, "tokens_per_second": speed}, options)
+    write_evaluation(recipe.name, row, run, trained, {**scores, "tokens_per_second": speed}, options)
     print(f"{row.name}: BLEU {scores['bleu']:.1f}, chrF {scores['chrf']:.1f}, {speed:.0f} tokens/s")
     return run / "results.json"
 
 
-def read_trained(row: Row, run: Path, data: Path) -> Trained:
-    """What is known about a trained row and its data.
+def read_trained(recipe: Recipe, row: Row, data: Path) -> Trained:
+    """What is known about a trained row of `recipe` and its data, which lie in the folder `data`.
 
     Raises:
         UserError: the row is not trained, or not on these data, or they are not prepared.
     """
     description = read_json(data / "data.json")
     if description is None:
-        raise UserError(f"{data}: no prepared data; run preprocess.sh")
+        raise UserError(f"{data}: no prepared data; run {recipe.command('preprocess.sh')}")
+    run = recipe.home / row.name
     training = read_json(run / "training.json")
     if not (run / AVERAGED).exists() or not training or training["finished"] is None:
-        raise UserError(f"{run}: not trained to the end; run train.sh {row.name}")
+        raise UserError(f"{run}: not trained to the end; run {recipe.command('train.sh', row.name)}")
     if training.get("data_checksum", description["checksum"]) != description["checksum"]:
         raise UserError(f"{run}: trained on other data than {data} holds now; move it away and train again")
     return Trained(description, training)

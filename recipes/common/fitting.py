@@ -11,7 +11,14 @@ from recipes.common.tools import run_module
 REPORT = "fit.json"
 
 
-def fit_model(teacher: Path, embedding: dict[str, Any], counts: Path, seed: int, output: Path) -> None:
+def fit_model(
+    teacher: Path,
+    embedding: dict[str, Any],
+    counts: Path,
+    seed: int,
+    output: Path,
+    steps: int | None = None,
+) -> None:
     """Write a copy of a trained model with an embedding that is fitted to its own.
 
     This is ``shared-embeddings compress``, whose report goes into ``fit.json`` beside the copy.
@@ -22,6 +29,7 @@ def fit_model(teacher: Path, embedding: dict[str, Any], counts: Path, seed: int,
         counts: a word, a tab and its count on every line.
         seed: of what is drawn.
         output: the copy.
+        steps: of methods that are fitted by gradient descent; a good number when left out.
 
     Raises:
         UserError: the command failed.
@@ -30,6 +38,8 @@ def fit_model(teacher: Path, embedding: dict[str, Any], counts: Path, seed: int,
     arguments: list[str | Path] = ["compress", "--model", teacher, "--method", embedding["method"]]
     arguments += ["--token-counts", counts, "--seed", str(seed), "--force"]
     arguments += ["--output", output, "--report", output.with_name(REPORT)]
+    if steps is not None:
+        arguments += ["--fit-steps", str(steps)]
     for name, value in embedding.items():
         if name != "method":
             text = value if isinstance(value, str) else json.dumps(value)

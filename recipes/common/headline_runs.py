@@ -51,7 +51,7 @@ def evaluate(recipe: Recipe, row: Row, options: list[str]) -> None:
         UserError: the row is not trained, or not on these data, or they are not prepared.
     """
     run = recipe.home / row.name
-    trained = read_trained(row, run, recipe.data)
+    trained = read_trained(recipe, row, recipe.data)
     references = [read_lines(recipe.data / name) for name in trained.data["references"]]
     metrics: dict[str, Any] = {}
     speeds = []

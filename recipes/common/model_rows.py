@@ -7,7 +7,7 @@
 - ``distill``: ``teacher``, the name of the row that it starts from, and what else the option
   ``embedding_distillation`` of ``lm_train`` takes;
 - ``fit``: ``teacher``, the name of the row whose embedding is replaced by one that is fitted to it, without
-  any training;
+  any training, and perhaps ``fit_steps``, of methods that are fitted by gradient descent;
 - ``train``: options of ``lm_train`` that differ from the common ones;
 - ``finetune``: options of a second training from the best model of the first, where they differ from those;
 - ``evaluate``: options of ``lm_eval``;
@@ -64,6 +64,10 @@ class Recipe(NamedTuple):
     def data(self) -> Path:
         """Folder of the prepared data, for rows that name no other."""
         return self.home / DATA
+
+    def command(self, script: str, *arguments: str) -> str:
+        """The command line of one of its scripts, for a message that tells somebody to run it."""
+        return " ".join([f"recipes/{self.name}/{script}", *arguments])
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def train_model(recipe: Recipe, row: ModelRow, options: Sequence[str]) -> None:
         UserError: the data are not prepared, the row that this one starts from is not trained, another
             process trains this row, or training failed.
     """
-    checksum = _prepared(recipe.home / row.data)["checksum"]
+    checksum = _prepared(recipe, row)["checksum"]
     run = recipe.home / row.name
     if row.fit is not None:
         _fit(recipe, row, run, options, checksum)
@@ -90,7 +90,8 @@ def _fit(recipe: Recipe, row: ModelRow, run: Path, options: Sequence[str], check
         _write_books(run, [segment], checksum, options)
         embedding = with_own_files(recipe, row.embedding)
         counts = recipe.home / row.data / "vocabulary.tsv"
-        fit_model(teacher, embedding, counts, row.train.get("seed", 0), run / BEST)
+        seed, steps = row.train.get("seed", 0), row.fit.get("fit_steps")
+        fit_model(teacher, embedding, counts, seed, run / BEST, steps)
         segment["ended"] = time.time()
         _write_books(run, [segment], checksum, options)
 
@@ -106,7 +107,7 @@ def _trained_folders(recipe: Recipe, row: ModelRow) -> list[Path]:
     books = [read_json(folder / "training.json") for folder in folders]
     is_there = (folders[-1] / BEST).exists() and all(books)
     if not is_there or any(_is_cut_short(part) for part in books if part is not None):
-        raise UserError(f"{run}: not trained to the end; run train.sh {row.name}")
+        raise UserError(f"{run}: not trained to the end; run {recipe.command('train.sh', row.name)}")
     return folders
 
 
@@ -178,7 +179,7 @@ def evaluate_model(recipe: Recipe, row: ModelRow, options: Sequence[str]) -> Pat
         UserError: the row is not trained, or not on these data, or they are not prepared.
     """
     data, run = recipe.home / row.data, recipe.home / row.name
-    description = _prepared(data)
+    description = _prepared(recipe, row)
     folders = _trained_folders(recipe, row)
     model = folders[-1] / BEST
     books = [dict(read_json(folder / "training.json") or {}) for folder in folders]
@@ -259,11 +260,12 @@ def is_first_process() -> bool:
     return int(os.environ.get("RANK", 0)) == 0
 
 
-def _prepared(data: Path) -> dict[str, Any]:
-    """What ``lm_prepare`` says of the data in a folder."""
+def _prepared(recipe: Recipe, row: ModelRow) -> dict[str, Any]:
+    """What ``lm_prepare`` says of the data of a row."""
+    data = recipe.home / row.data
     description = read_json(data / "data.json")
     if description is None:
-        raise UserError(f"{data}: no prepared data; run preprocess.sh")
+        raise UserError(f"{data}: no prepared data; run {recipe.command('preprocess.sh')}")
     return dict(description)
 
 

@@ -11,7 +11,15 @@ from lm.datasets import SOURCES
 from recipes.common.corpus import write_lines
 from recipes.common.model_rows import DATA, ModelRow, Recipe
 from recipes.common.results import SMOKE_FOLDER
-from recipes.common.smoke import LINES, TEST_LINES, generated_words, sentence, smoke_embedding
+from recipes.common.smoke import (
+    LINES,
+    SMOKE,
+    TEST_LINES,
+    generated_words,
+    sentence,
+    smoke_embedding,
+    smoke_start,
+)
 
 # What is smaller than in any row, where the row's model has it.
 _LESS: dict[str, Any] = {
@@ -39,6 +47,10 @@ class SmokeModelRecipe(Recipe):
         """``$RUNS/RECIPE/smoke``."""
         return super().home / SMOKE_FOLDER
 
+    def command(self, script: str, *arguments: str) -> str:
+        """As `Recipe.command`, with ``--smoke``."""
+        return super().command(script, *arguments, SMOKE)
+
 
 def smoke_model_row(row: ModelRow) -> ModelRow:
     """The same row with a narrow network, an embedding for a small vocabulary, and two short epochs.
@@ -52,6 +64,8 @@ def smoke_model_row(row: ModelRow) -> ModelRow:
         train=_smaller(row.train),
         finetune=None if row.finetune is None else _smaller(row.finetune),
         evaluate=_less(row.evaluate),
+        distill=smoke_start(row.distill),
+        fit=smoke_start(row.fit),
     )
 
 

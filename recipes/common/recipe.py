@@ -34,6 +34,10 @@ class Recipe(NamedTuple):
         """Folder of the prepared data."""
         return self.home / "data"
 
+    def command(self, script: str, *arguments: str) -> str:
+        """The command line of one of its scripts, for a message that tells somebody to run it."""
+        return " ".join([f"recipes/{self.name}/{script}", *arguments])
+
     def parse(self, usage: str, arguments: Sequence[str]) -> tuple[Row, list[str]]:
         """Take the command line ``CONFIG [option ...]`` apart.
 
@@ -58,7 +62,7 @@ class Recipe(NamedTuple):
         """
         description = read_json(self.data / "data.json")
         if description is None:
-            raise UserError(f"{self.data}: no prepared data; run recipes/{self.name}/preprocess.sh")
+            raise UserError(f"{self.data}: no prepared data; run {self.command('preprocess.sh')}")
         return dict(description)
 
     def training_data(self) -> Data:

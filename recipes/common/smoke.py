@@ -38,6 +38,8 @@ _TRAINING: dict[str, Any] = {
     "bucket_size": 256,
     "num_workers": 0,
 }
+# Of methods that are fitted to a trained table by gradient descent.
+FIT_STEPS = 20
 _BATCH = 256
 # Where the settings have them.
 _LESS: dict[str, Any] = {"batch_size": _BATCH, "accum_count": [1]}
@@ -52,6 +54,10 @@ class SmokeRecipe(Recipe):
     def home(self) -> Path:
         """``$RUNS/NAME/smoke``."""
         return super().home / SMOKE_FOLDER
+
+    def command(self, script: str, *arguments: str) -> str:
+        """As `Recipe.command`, with ``--smoke``."""
+        return super().command(script, *arguments, SMOKE)
 
 
 def parse(recipe: Recipe, usage: str, arguments: Sequence[str]) -> tuple[Recipe, Row, list[str]]:
@@ -87,7 +93,16 @@ def smoke_row(row: Row) -> Row:
         train={**row.train, **_NETWORK, **_TRAINING, **less},
         translate={**row.translate, **search, "max_length": LONGEST},
         batch=None if row.batch is None else {"tokens": 2 * _BATCH, "per_gpu": _BATCH},
+        distill=smoke_start(row.distill),
+        fit=smoke_start(row.fit),
     )
+
+
+def smoke_start(start: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a row says of the row that it starts from, with few steps of a fit where there is one."""
+    if start is None or start.get("embedding_start") == "random":
+        return start
+    return {**start, "fit_steps": FIT_STEPS}
 
 
 def smoke_embedding(embedding: dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def train_row(row: Row, run: Path, data: Data, options: Sequence[str], average: 
         UserError: another process trains this row, or the run was started with other settings or data.
     """
     settings = {**row.train, "embedding": row.embedding}
-    target = _steps(option_value(options, "train_steps") or settings.get("train_steps"))
+    target = target_step(row, options)
     checkpoints = run / "checkpoints"
     paths = {"save_model": str(checkpoints / "model"), "log_file": str(run / "train.log")}
     with locked(run / "lock") as lock:
@@ -70,7 +70,7 @@ def fit_row(row: Row, run: Path, data: Data, teacher: Path, counts: Path, option
     """Fit the embedding of a row that is not trained, in a copy of its teacher's model.
 
     Args:
-        row: what to fit.
+        row: what to fit, with its ``fit``.
         run: gets ``model_averaged.pt``, ``fit.json`` and ``training.json``.
         data: what the teacher was trained on.
         teacher: its model.
@@ -84,7 +84,8 @@ def fit_row(row: Row, run: Path, data: Data, teacher: Path, counts: Path, option
         raise UserError(f"{row.name} is only fitted, not trained: {options[0]} has no effect; leave it out")
     with locked(run / "lock"):
         started = time.time()
-        fit_model(teacher, row.embedding, counts, row.train.get("seed", 0), run / AVERAGED)
+        seed, steps = row.train.get("seed", 0), (row.fit or {}).get("fit_steps")
+        fit_model(teacher, row.embedding, counts, seed, run / AVERAGED, steps)
         books = {"settings": {"embedding": row.embedding}, "data_checksum": data.checksum, "finished": 0}
         books |= {"options": [], "seconds": round(time.time() - started, 1)}
         books |= {"peak_memory_mib": peak_memory_of_children()}
@@ -169,8 +170,13 @@ def option_value(options: Sequence[str], name: str) -> str | None:
     return value
 
 
-def _steps(value: Any) -> int:
-    """A number of training steps, from the configuration or the command line."""
+def target_step(row: Row, options: Sequence[str]) -> int:
+    """The step up to which a row is trained: that of the command line, or its own.
+
+    Raises:
+        UserError: it is no whole number of at least 1.
+    """
+    value = option_value(options, "train_steps") or row.train.get("train_steps")
     if not str(value).isdecimal() or int(value) < 1:
         raise UserError(f"train_steps is {value!r}; it must be a whole number of at least 1")
     return int(value)

@@ -18,7 +18,7 @@ both."""
 def main(arguments: Sequence[str]) -> None:
     """Evaluate the row that the command line names."""
     recipe, row, options = rows.parse(USAGE, arguments)
-    evaluate_row(recipe.name, row, recipe.home / row.name, recipe.data, options)
+    evaluate_row(recipe, row, options)
 
 
 if __name__ == "__main__":

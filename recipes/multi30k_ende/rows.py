@@ -54,5 +54,6 @@ def teacher_model(recipe: Recipe, row: Row, teacher: str) -> Path:
     """
     model = recipe.home / teacher / AVERAGED
     if not model.exists():
-        raise UserError(f"{row.name} starts from {teacher}, which is not trained; run train.sh {teacher}")
+        command = recipe.command("train.sh", teacher)
+        raise UserError(f"{row.name} starts from {teacher}, which is not trained; run {command}")
     return model

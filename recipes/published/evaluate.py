@@ -35,7 +35,7 @@ def evaluate(recipe: Recipe, row: Row, options: list[str]) -> None:
         UserError: the row is not trained, or not on these data, or they are not prepared.
     """
     run, folder = recipe.home / row.name, data_folder(recipe, row)
-    trained = read_trained(row, run, folder)
+    trained = read_trained(recipe, row, folder)
     source, target = trained.data["source"], trained.data["target"]
     join = joiner(trained.data["kind"], target)
     metrics: dict[str, Any] = {}

@@ -12,6 +12,10 @@ from recipes.common.errors import UserError
 from recipes.common.recipe import Recipe
 from recipes.common.training import AVERAGED, Data, read_json
 
+# How long machines wait for each other: they start apart, and the first one validates alone. Upstream's 60
+# seconds are for the processes of one machine.
+PATIENCE_SECONDS = 1800
+
 
 def data_folder(recipe: Recipe, row: Row) -> Path:
     """Folder of the data that a row takes."""
@@ -27,7 +31,8 @@ def prepared_data(recipe: Recipe, row: Row) -> Data:
     folder, taken = data_folder(recipe, row), row.data or {}
     description = read_json(folder / "data.json")
     if description is None:
-        raise UserError(f"{folder}: no prepared data; run preprocess.sh {folder.name}")
+        command = recipe.command("preprocess.sh", folder.name)
+        raise UserError(f"{folder}: no prepared data; run {command}")
     languages = {"src": description["source"], "tgt": description["target"]}
     corpora = {
         part: {f"path_{side}": str(folder / f"{name}.{language}") for side, language in languages.items()}
@@ -56,7 +61,8 @@ def complete_row(recipe: Recipe, row: Row) -> Row:
     teacher = row.distill["teacher"]
     model = recipe.home / teacher / AVERAGED
     if not model.exists():
-        raise UserError(f"{row.name} starts from {teacher}, which is not trained; run train.sh {teacher}")
+        command = recipe.command("train.sh", teacher)
+        raise UserError(f"{row.name} starts from {teacher}, which is not trained; run {command}")
     return replace(row, train={**row.train, **distillation_options(row.distill, model)})
 
 
@@ -99,6 +105,7 @@ class Machines(NamedTuple):
             options += ["-world_size", str(world), "-gpu_ranks", *ranks]
         if self.machines > 1:
             options += ["-master_ip", self.address, "-master_port", str(self.port)]
+            options += ["-timeout", str(PATIENCE_SECONDS)]
         return options
 
 

@@ -13,7 +13,7 @@ from recipes.common.errors import run_main
 from recipes.common.recipe import Recipe
 from recipes.common.smoke import SmokeRecipe
 from recipes.common.tools import run_tool
-from recipes.common.training import Data, checkpoints_to_average, train_row
+from recipes.common.training import Data, checkpoints_to_average, read_json, target_step, train_row
 from recipes.published.rows import Machines, complete_row, prepared_data
 from recipes.published.smoke import parse
 from shared_embeddings.files import write_text
@@ -71,12 +71,19 @@ def read_options(given: Sequence[str], gpus: int) -> tuple[Machines, list[str]]:
 
 
 def join_training(recipe: Recipe, row: Row, data: Data, machine: int, options: Sequence[str]) -> None:
-    """Take part in the training that machine 0 leads and keeps the books of; nothing else is written here."""
+    """Take part in the training that machine 0 leads and keeps the books of; nothing else is written here.
+
+    One that is at its end already is not joined: machine 0 would not come.
+    """
     run = recipe.home / row.name
+    found = complete_checkpoints(run / "checkpoints")
+    books = read_json(run / "training.json") or {}
+    if found and books.get("finished") == target_step(row, options):
+        print(f"{row.name}: trained to step {books['finished']} before", flush=True)
+        return
     config = run / f"machine_{machine}.yaml"
     paths = {"save_model": str(run / "checkpoints" / "model")}
     write_text(config, write_yaml({**data.options, **paths, **row.train, "embedding": row.embedding}))
-    found = complete_checkpoints(run / "checkpoints")
     resumed = ["-train_from", str(found[-1].path)] if found else []
     run_tool("onmt_train", ["-config", str(config), *options, *resumed])
 

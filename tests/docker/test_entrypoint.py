@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from recipes.published.rows import Machines
+from recipes.published.train import read_options
 from tests.docker.image import DOCKER, ROOT
 
 RECIPE = "recipes/ptb_awd_lstm/train.sh"
@@ -119,6 +121,15 @@ def test_language_models_go_through_torchrun(commands: Path) -> None:
     assert result.stdout == f"{launcher}lm.train -config a.yaml\n"
     result = enter(commands, "distributed", RECIPE, "small_funnel", **where)
     assert result.stdout == f"{launcher}recipes.common.model_runs train ptb_awd_lstm small_funnel\n"
+
+
+def test_recipe_of_a_published_translation_model(commands: Path) -> None:
+    where = {"NODES": "2", "NODE_RANK": "1", "GPUS_PER_NODE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "7"}
+    result = enter(commands, "distributed", "recipes/wmt14_ende/train.sh", "row", "-seed", "3", **where)
+    words = result.stdout.split()
+    assert words[:6] == ["python", "-m", "recipes.published.train", "wmt14_ende", "row", "-seed"]
+    machines, rest = read_options(words[5:], gpus=9)
+    assert machines == Machines(4, 2, 1, "a", 7) and rest == ["-seed", "3"]
 
 
 def test_recipe_of_a_translation_model(commands: Path) -> None:

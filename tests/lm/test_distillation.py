@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -33,8 +32,13 @@ Student = Callable[..., Trained]
 
 @pytest.fixture(autouse=True)
 def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradient descent of a few steps, where a fit is by gradient descent."""
-    monkeypatch.setattr(se, "fit", functools.partial(se.fit, steps=60))
+    """Gradient descent of a few steps, where a fit is by gradient descent and says nothing else."""
+    fit = se.fit
+
+    def short(*arguments: Any, steps: int | None, **options: Any) -> Any:
+        return fit(*arguments, steps=steps or 60, **options)
+
+    monkeypatch.setattr(se, "fit", short)
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +128,19 @@ def test_fitted_sizes_are_stored_and_the_teacher_is_not(
         name for name in torch.load(teacher.parent / "best.pt", weights_only=True) if "teacher" in name
     ]
     assert begun.config["embedding"] == {"method": "group_reduce", **wanted.stored_options()}
+
+
+def test_length_of_the_fit_is_handed_on(student: Student, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    fit = se.fit
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        asked.append(options["steps"])
+        return fit(*arguments, **options)
+
+    monkeypatch.setattr(se, "fit", noted)
+    student(PROJECTIVE, d_fit_steps=7, **STILL)
+    assert asked == [7]
 
 
 def test_random_starts(student: Student, teacher: Path, data: Path, tmp_path: Path) -> None:
@@ -221,6 +238,8 @@ def test_two_processes_are_one_with_the_doubled_batch(data: Path, teacher: Path,
         ({"teacher": "x", "alpha": 1}, "alpha is 1; it must be a number from 0 to below 1"),
         ({"teacher": "x", "freeze": "all"}, "freeze is 'all'; it must be none or embedding or network"),
         ({"teacher": "x", "alpha": 0.1, "freeze": "embedding"}, "alpha: 0.1 has no effect"),
+        ({"teacher": "x", "fit_steps": 0}, "fit_steps is 0; it must be a whole number of at least 1"),
+        ({"teacher": "x", "fit_steps": 2, "embedding_start": "random"}, "fit_steps: 2 has no effect"),
     ],
 )
 def test_wrong_options_are_refused(option: dict[str, Any], said: str) -> None:

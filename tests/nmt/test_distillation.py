@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from argparse import Namespace
 from collections.abc import Callable
@@ -36,8 +35,13 @@ STILL = {"train_steps": 1, "learning_rate": 0.0}
 
 @pytest.fixture(autouse=True)
 def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradient descent of a few steps, where a fit is by gradient descent."""
-    monkeypatch.setattr(se, "fit", functools.partial(se.fit, steps=60))
+    """Gradient descent of a few steps, where a fit is by gradient descent and says nothing else."""
+    fit = se.fit
+
+    def short(*arguments: Any, steps: int | None, **options: Any) -> Any:
+        return fit(*arguments, steps=steps or 60, **options)
+
+    monkeypatch.setattr(se, "fit", short)
 
 
 def distilled(host: Host, teacher: Path, embedding: dict[str, Any], **options: Any) -> Path:
@@ -123,6 +127,22 @@ def test_each_side_is_fitted_to_its_own_table(trained: Trained, host: Host) -> N
         assert missed[side] < 0.7 * missed[other]
     assert torch.equal(weights(student)["generator.weight"], weights(teacher)["generator.weight"])
     assert torch.equal(weights(student)["generator.bias"], weights(teacher)["generator.bias"])
+
+
+def test_length_of_the_fit_is_handed_on(
+    trained: Trained, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    fit = se.fit
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        asked.append(options["steps"])
+        return fit(*arguments, **options)
+
+    monkeypatch.setattr(se, "fit", noted)
+    _, teacher = trained(embedding=STANDARD)
+    distilled(host, teacher, PROJECTIVE, d_fit_steps=7, **STILL)
+    assert asked == [7]
 
 
 def test_random_starts(trained: Trained, host: Host) -> None:

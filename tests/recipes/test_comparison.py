@@ -137,7 +137,9 @@ def test_what_the_fit_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     text = " ".join(asked)
     assert text.startswith("shared_embeddings.cli compress --model t.pt --method define --token-counts c.tsv")
     assert "--seed 5 " in text and f"--report {tmp_path / 'fit.json'}" in text
-    assert text.endswith("--embedding-output table --map_dim 3 --shape [2, 3]")
+    assert text.endswith("--embedding-output table --map_dim 3 --shape [2, 3]") and "--fit-steps" not in text
+    fitting.fit_model(Path("t.pt"), embedding, Path("c.tsv"), 5, tmp_path / "best.pt", 7)
+    assert "--fit-steps 7 --embedding-output table" in " ".join(asked)
 
 
 SMALL_MODEL = """
@@ -158,7 +160,7 @@ def test_fitted_language_model_is_where_the_distilled_one_starts(
     write_corpus(tmp_path / "corpus").rename(recipe.data)
     (configs / "common.yaml").write_text(SMALL_MODEL)
     row = read_model_row(recipe, "f_4x_fitted")
-    with pytest.raises(UserError, match="starts from standard; .* run train.sh standard"):
+    with pytest.raises(UserError, match="starts from standard; .* run recipes/.*/train.sh standard"):
         train_model(recipe, row, [])
     train_model(recipe, read_model_row(recipe, "standard"), [])
     with pytest.raises(UserError, match="only fitted, not trained: -steps has no effect"):

@@ -140,7 +140,9 @@ def test_distilled_row_starts_from_its_teacher(recipe: Recipe, commands: Command
         "embedding: {method: funnel, rank: 3}\ndistill: {teacher: small_tuned, alpha: 0.2}\n"
     )
     row = read_model_row(recipe, "small_row")
-    with pytest.raises(UserError, match="starts from small_tuned; .* run train.sh small_tuned"):
+    with pytest.raises(
+        UserError, match="starts from small_tuned; .* run recipes/recipe/train.sh small_tuned"
+    ):
         train_model(recipe, row, [])
     train_model(recipe, read_model_row(recipe, "small_tuned"), [])
     train_model(recipe, row, [])
@@ -234,7 +236,7 @@ def test_other_data_are_noticed(recipe: Recipe, commands: Commands) -> None:
     with pytest.raises(UserError, match="other data"):
         evaluate_model(recipe, row, [])
     (recipe.data / "data.json").unlink()
-    with pytest.raises(UserError, match="run preprocess.sh"):
+    with pytest.raises(UserError, match="run recipes/recipe/preprocess.sh"):
         train_model(recipe, row, [])
 
 

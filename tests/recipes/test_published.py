@@ -78,6 +78,8 @@ def test_the_second_machine_has_the_later_ranks() -> None:
     options = Machines(2, 2, 1, "first", 12345).options({"tokens": 4096, "per_gpu": 1024})
     assert options[options.index("-gpu_ranks") + 1 :][:2] == ["2", "3"]
     assert options[options.index("-world_size") + 1] == "4"
+    assert int(options[options.index("-timeout") + 1]) > 60
+    assert "-timeout" not in Machines(2).options({"tokens": 4096, "per_gpu": 1024})
     with pytest.raises(UserError, match="--machine is 2 of 2"):
         Machines(1, 2, 2).check()
 

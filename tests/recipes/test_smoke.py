@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ import shared_embeddings as se
 from lm.corpus import prepare
 from lm.datasets import SOURCES
 from recipes import smoke
+from recipes.common import model_runs
 from recipes.common.config import Row, read_row, row_names
-from recipes.common.errors import UserError
+from recipes.common.errors import UserError, run_main
+from recipes.common.evaluation import read_trained
 from recipes.common.model_rows import ModelRow, read_model_row
 from recipes.common.model_rows import Recipe as ModelRecipe
 from recipes.common.model_smoke import SmokeModelRecipe, smoke_model_row, write_smoke_corpus
@@ -21,6 +24,7 @@ from recipes.common.recipe import Recipe
 from recipes.common.results import is_smoke, read_results
 from recipes.common.smoke import (
     CLASSES,
+    FIT_STEPS,
     SMOKE,
     WORDS,
     SmokeRecipe,
@@ -29,7 +33,9 @@ from recipes.common.smoke import (
     parse,
     smoke_row,
 )
+from recipes.multi30k_ende import train as multi30k
 from recipes.published import smoke as published
+from recipes.published import train as published_training
 from recipes.published.settings import classes_file, read_settings
 from recipes.quickstart import run as quickstart
 from recipes.report.collect import of_runs
@@ -76,26 +82,38 @@ def test_every_folder_with_scripts_and_a_readme_is_a_recipe(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", WITH_ROWS)
-def test_representative_row_compresses_and_starts_from_nothing(name: str) -> None:
+def test_first_row_compresses_and_starts_from_nothing(name: str) -> None:
     folder = smoke.RECIPES / name
-    found = smoke.representative_row(folder)
+    found = smoke.rows_to_run(folder)[0]
     assert found in row_names(folder / "configs")
     row = any_row(name, found)
     assert row.embedding["method"] != "standard" and row.distill is None and row.fit is None
 
 
+@pytest.mark.parametrize("name", WITH_ROWS)
+def test_rows_of_each_way_to_start_from_another_stand_behind_it(name: str) -> None:
+    found = smoke.rows_to_run(smoke.RECIPES / name)
+    assert len(found) == len(set(found))
+    ways = set()
+    for number, row in enumerate(any_row(name, row_name) for row_name in found):
+        ways |= {way for way, start in (("fit", row.fit), ("distill", row.distill)) if start is not None}
+        for start in (row.fit, row.distill):
+            assert start is None or start["teacher"] in found[:number]
+    files = [(smoke.RECIPES / name / "configs" / f"{row}.yaml").read_text()
+             for row in row_names(smoke.RECIPES / name / "configs")]  # fmt: skip
+    assert ways == {way for way in ("fit", "distill") if any(f"\n{way}: " in text for text in files)}
+
+
 def test_scripts_are_called_in_order_with_a_row_where_there_are_rows() -> None:
     def told(name: str) -> list[list[str]]:
         folder = smoke.RECIPES / name
-        found = smoke.commands(folder, smoke.representative_row(folder))
+        found = smoke.commands(folder, smoke.rows_to_run(folder))
         return [[Path(script).name, *rest] for script, *rest in found]
 
-    row = smoke.representative_row(smoke.RECIPES / "ptb_awd_lstm")
-    assert row is not None
+    rows = smoke.rows_to_run(smoke.RECIPES / "ptb_awd_lstm")
     assert told("ptb_awd_lstm") == [
         ["preprocess.sh", SMOKE],
-        ["train.sh", row, SMOKE],
-        ["eval.sh", row, SMOKE],
+        *([script, row, SMOKE] for row in rows for script in ("train.sh", "eval.sh")),
     ]
     assert told("glove_reconstruction") == [
         [script, SMOKE] for script in ("preprocess.sh", "train.sh", "eval.sh")
@@ -106,7 +124,7 @@ def test_scripts_are_called_in_order_with_a_row_where_there_are_rows() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_scripts_and_readme_tell_of_the_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert SMOKE in (smoke.RECIPES / name / "README.md").read_text(encoding="utf-8")
-    for script, *_ in smoke.commands(smoke.RECIPES / name, None):
+    for script, *_ in smoke.commands(smoke.RECIPES / name, []):
         found = re.search(r" -m (recipes\.\S+) (.*)\"\$@\"$", Path(script).read_text(), re.MULTILINE)
         assert found, script
         module, arguments = importlib.import_module(found[1]), found[2].split()
@@ -152,10 +170,30 @@ def test_outcome_tells_what_went_wrong(
     runs = tmp_path / "runs"
     runs.mkdir()
     outcome = smoke.run_recipe(recipe(tmp_path / "small", **scripts), runs)
-    assert (outcome.recipe, outcome.row, outcome.fault) == ("small", "", fault)
+    assert (outcome.recipe, outcome.rows, outcome.fault) == ("small", [], fault)
     assert not (runs / "trained").exists()
     line = smoke.tell(outcome).splitlines()[0]
     assert re.fullmatch(r"small +\d+ s  (ok|failed)", line) and line.endswith("ok") == (fault is None)
+
+
+def test_every_row_has_results_of_its_own(tmp_path: Path) -> None:
+    folder = recipe(tmp_path / "small", train="mkdir -p $RUNS/small/smoke/$1",
+                    eval="test $1 = fitted || echo '{}' > $RUNS/small/smoke/$1/results.json")  # fmt: skip
+    (folder / "configs").mkdir()
+    for name, start in {
+        "fitted": "fit: {teacher: table}",
+        "funnel": "",
+        "table": "",
+        "trained": "distill: {teacher: table}",
+    }.items():
+        text = f"embedding: {{method: {'standard' if name == 'table' else 'funnel'}}}\n{start}\n"
+        (folder / "configs" / f"{name}.yaml").write_text(text)
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    outcome = smoke.run_recipe(folder, runs)
+    assert outcome.rows == ["funnel", "table", "fitted", "trained"]
+    assert outcome.fault == "wrote no results.json below its folder smoke/fitted"
+    assert smoke.tell(outcome).splitlines()[0].endswith("failed  funnel, table, fitted, trained")
 
 
 def test_script_that_is_not_there_and_one_that_does_not_end(
@@ -218,6 +256,61 @@ def test_option_chooses_the_recipe_and_leaves_the_others() -> None:
     assert type(recipe) is Recipe and row == read_row(real.folder / "configs", "uncle_4x")
 
 
+FITTED, DISTILLED = "small_funnel_fitted", "small_funnel_distilled"
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (model_runs.main, ["train", "ptb_awd_lstm", FITTED]),
+        (model_runs.main, ["train", "ptb_awd_lstm", DISTILLED]),
+        (multi30k.main, ["funnel_4x_fitted"]),
+        (multi30k.main, ["funnel_4x_distilled"]),
+        (published_training.main, ["iwslt_pten", "distilled_table3_distilled"]),
+    ],
+)
+def test_missing_data_and_then_a_missing_teacher_are_told_with_the_command(
+    main: Callable[[Sequence[str]], None],
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The command says --smoke where that was asked for, and does not where it was not."""
+    monkeypatch.setenv("RUNS", str(tmp_path))
+    *_, name, row_name = ["multi30k_ende", *arguments]
+    row = any_row(name, row_name)
+    teacher = (row.fit or row.distill or {})["teacher"]
+    for options, folder in (([SMOKE], tmp_path / name / "smoke"), ([], tmp_path / name)):
+        if name not in TRANSLATION:
+            assert run_main("train", main, [*arguments, *options]) == 2
+            error = capsys.readouterr().err
+            assert error.endswith(" ".join(["", f"recipes/{name}/preprocess.sh", *options]) + "\n")
+            assert error.count("\n") == 1
+        (folder / "data").mkdir(parents=True)
+        (folder / "data" / "data.json").write_text('{"source": "a", "target": "b", "checksum": "c"}')
+        assert run_main("train", main, [*arguments, *options]) == 2
+        error = capsys.readouterr().err
+        assert f"{row_name} starts from {teacher}" in error and error.count("\n") == 1
+        assert error.endswith(" ".join(["", f"recipes/{name}/train.sh", teacher, *options]) + "\n")
+
+
+def test_missing_training_is_told_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNS", str(tmp_path))
+    for recipe, command in (
+        (Recipe("multi30k_ende"), "recipes/multi30k_ende/{} standard"),
+        (SmokeRecipe("multi30k_ende"), "recipes/multi30k_ende/{} standard --smoke"),
+    ):
+        row = read_row(recipe.folder / "configs", "standard")
+        missing = command.replace(" standard", "").format("preprocess.sh")
+        with pytest.raises(UserError, match=f"no prepared data; run {missing}$"):
+            read_trained(recipe, row, recipe.data)
+        recipe.data.mkdir(parents=True)
+        (recipe.data / "data.json").write_text('{"checksum": "c"}')
+        with pytest.raises(UserError, match=f"not trained to the end; run {command.format('train.sh')}$"):
+            read_trained(recipe, row, recipe.data)
+
+
 def test_classes_of_published_rows_are_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RUNS", str(tmp_path))
     name = "wmt14_ende"
@@ -262,6 +355,9 @@ def test_every_row_keeps_its_method_and_fits_a_small_vocabulary(name: str) -> No
             embedding["method"], num_embeddings=WORDS // 2, embedding_dim=width, **options
         )
         assert 0 < count
+        for start, real in ((after.fit, before.fit), (after.distill, before.distill)):
+            fitted = real is not None and real.get("embedding_start") != "random"
+            assert start == ({**real, "fit_steps": FIT_STEPS} if real is not None and fitted else real)
         if "cutoffs" in old:
             assert len(embedding["cutoffs"]) == len(old["cutoffs"])
         assert embedding.get("num_classes", CLASSES) == CLASSES
