@@ -176,7 +176,7 @@ def target_step(row: Row, options: Sequence[str]) -> int:
     Raises:
         UserError: it is no whole number of at least 1.
     """
-    value = option_value(options, "train_steps") or row.train.get("train_steps")
+    value: Any = option_value(options, "train_steps") or row.train.get("train_steps")
     if not str(value).isdecimal() or int(value) < 1:
         raise UserError(f"train_steps is {value!r}; it must be a whole number of at least 1")
     return int(value)
