@@ -19,6 +19,8 @@ RECIPE = Path(__file__).parent
 # Folders below that of everything that the recipe writes.
 DATA, CELLS = "data", "cells"
 FIT_STEPS = "fit_steps"
+# Parts that a grid may lack.
+_OPTIONAL = {FIT_STEPS, "learning_rates"}
 SCHEDULES = ("constant", "cosine")
 _TRAINING: dict[str, type] = {"epochs": int, "batch_size": int, "learning_rate": float, "schedule": str}
 # Of a plain table nothing is left to reconstruct; ALONE has rows of its own.
@@ -49,8 +51,8 @@ class Cell:
 class Grid:
     """The content of ``grid.yaml``, which explains each part.
 
-    ``fit_steps``, which it may lack, are those of methods that are fitted by gradient descent; without it,
-    each takes its own number.
+    It may lack ``fit_steps``, those of methods that are fitted by gradient descent (without it, each takes its
+    own number), and ``learning_rates``, those of rows of ALONE that take another one than ``training`` has.
     """
 
     words: int
@@ -59,6 +61,12 @@ class Grid:
     seeds: list[int]
     training: dict[str, Any]
     fit_steps: int | None = None
+    learning_rates: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def training_of(self, row: str) -> dict[str, Any]:
+        """The settings of the training of a row of ALONE."""
+        rate = self.learning_rates.get(row, self.training["learning_rate"])
+        return {**self.training, "learning_rate": rate}
 
     def rows(self) -> list[str]:
         """The rows of the table: those of ALONE, then the other methods."""
@@ -118,8 +126,8 @@ def read_grid(path: Path) -> Grid:
         UserError: absent, not YAML, or a part that is missing, unknown or impossible; it is named.
     """
     content = read_yaml(path)
-    wanted = {field.name for field in dataclasses.fields(Grid)} - {FIT_STEPS}
-    if not isinstance(content, dict) or set(content) - {FIT_STEPS} != wanted:
+    wanted = {field.name for field in dataclasses.fields(Grid)} - _OPTIONAL
+    if not isinstance(content, dict) or set(content) - _OPTIONAL != wanted:
         raise UserError(f"{path}: it must hold {', '.join(sorted(wanted))}, and nothing else")
     for name in ("hidden", "seeds"):
         values = content[name]
@@ -136,6 +144,11 @@ def read_grid(path: Path) -> Grid:
     if clash := sorted(set(rows) & set(se.methods())):
         raise UserError(f"{path}: alone has a row {clash[0]!r}, which is a method; name it otherwise")
     _check_training(f"{path}: training", content["training"])
+    rates = content.get("learning_rates", {})
+    if not isinstance(rates, dict) or not set(rates) <= set(rows):
+        raise UserError(f"{path}: learning_rates is {rates!r}; it must be numbers by row of alone")
+    for row, rate in rates.items():
+        _check_training(f"{path}: learning_rates: {row}", {**content["training"], "learning_rate": rate})
     return Grid(**content)
 
 

@@ -85,7 +85,7 @@ def run_cell(folder: Path, grid: Grid, cell: Cell, words: WordVectors, data: Map
     del options["method"]
     started = time.perf_counter()
     if cell.row in grid.alone:
-        embedding = fit_alone(teacher, options, grid.training, cell.name)
+        embedding = fit_alone(teacher, options, config["training"], cell.name)
     else:
         embedding, _ = se.fit(method, teacher, seed=cell.seed, steps=grid.fit_steps, **options)
         embedding.eval()
@@ -115,7 +115,7 @@ def wanted_config(grid: Grid, cell: Cell, teacher: Tensor) -> dict[str, Any]:
     """Everything that decides about the outcome of a cell."""
     config = {**vars(cell), "embedding": grid.embedding(cell, *teacher.shape)}
     if cell.row in grid.alone:
-        return {**config, "training": grid.training}
+        return {**config, "training": grid.training_of(cell.row)}
     return config if grid.fit_steps is None else {**config, FIT_STEPS: grid.fit_steps}
 
 

@@ -110,6 +110,17 @@ def test_measured_cells_are_passed_over(setting: Setting, capsys: pytest.Capture
     assert "is of other settings" in capsys.readouterr().err
 
 
+def test_a_row_of_alone_may_have_a_learning_rate_of_its_own(setting: Setting) -> None:
+    setting.configure(learning_rates={"alone_fixed": 0.02})
+    assert setting.prepare() == 0
+    assert setting.run(train, "alone_*-16-0") == 0
+    rates = {
+        row: json.loads(setting.results(f"{row}-16-0").read_text())["config"]["training"]["learning_rate"]
+        for row in ("alone_real", "alone_fixed")
+    }
+    assert rates == {"alone_real": 0.01, "alone_fixed": 0.02}
+
+
 def test_fit_of_alone_is_seeded_and_lowers_the_loss() -> None:
     teacher = torch.randn(30, 8)
     options = {"hidden_dim": 60, "seed": 3}
@@ -173,6 +184,8 @@ def test_methods_get_the_bytes_of_alone() -> None:
         ({"alone": {"funnel": {}}}, "which is a method"),
         ({"training": {"epochs": 1}}, "training: it must hold"),
         ({"training": {**GRID["training"], "learning_rate": 0}}, "learning_rate is 0"),
+        ({"learning_rates": {"none": 0.1}}, "learning_rates is {'none': 0.1}"),
+        ({"learning_rates": [0.1]}, r"learning_rates is \[0.1\]"),
         ({"fit_steps": 0}, "fit_steps is 0"),
         ({"more": 1}, "and nothing else"),
     ],
