@@ -51,8 +51,8 @@ class Cell:
 class Grid:
     """The content of ``grid.yaml``, which explains each part.
 
-    It may lack ``fit_steps``, those of methods that are fitted by gradient descent (without it, each takes its
-    own number), and ``learning_rates``, those of rows of ALONE that take another one than ``training`` has.
+    It may lack ``fit_steps``, of methods that are fitted by gradient descent (without it, each takes its own
+    number), and ``learning_rates``, of rows of ALONE that take another one than ``training`` has.
     """
 
     words: int
