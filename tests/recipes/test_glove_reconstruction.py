@@ -185,7 +185,7 @@ def test_methods_get_the_bytes_of_alone() -> None:
         ({"training": {"epochs": 1}}, "training: it must hold"),
         ({"training": {**GRID["training"], "learning_rate": 0}}, "learning_rate is 0"),
         ({"learning_rates": {"none": 0.1}}, "learning_rates is {'none': 0.1}"),
-        ({"learning_rates": [0.1]}, r"learning_rates is \[0.1\]"),
+        ({"learning_rates": [0.1]}, "learning_rates is [0.1]"),
         ({"fit_steps": 0}, "fit_steps is 0"),
         ({"more": 1}, "and nothing else"),
     ],
