@@ -36,10 +36,8 @@ ONSETS = {0: "b c d f g h l m n p r s t v w st".split(), 1: "b d f g h k l m n r
 VOWELS = {0: "a e i o u ea".split(), 1: "a e i o u ä ö ü ei".split()}
 CODAS = {0: ["", "n", "r", "s"], 1: ["", "n", "r", "st"]}
 BLOCK = 10_000
-_SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_BETWEEN_LOOKS = 0.05
 _STEP = re.compile(r"^(\S+): (running|up to date)$")
-# Shards of one step count as one.
-_SHARD = re.compile(r"(train-|text-)\d+")
 
 
 class Language:
@@ -91,12 +89,11 @@ def write_corpus(folder: Path, settings: Settings, pairs: int, languages: tuple[
         write_lines(folder / f"train.{code}", bar)
 
 
-def watch(command: list[str], environment: dict[str, str]) -> tuple[dict[str, int], int]:
+def watch(command: list[str], environment: dict[str, str]) -> dict[str, int]:
     """Run a preprocessing.
 
     Returns:
-        The largest memory that was seen during each step, in bytes, in the order of the steps, and the
-        largest of all, which the system kept.
+        The largest memory that was seen during each part, see `part_of`, in bytes and in order.
 
     Raises:
         SystemExit: it failed.
@@ -108,8 +105,7 @@ def watch(command: list[str], environment: dict[str, str]) -> tuple[dict[str, in
 
         def look() -> None:
             while process.poll() is None:
-                resident = _resident(process.pid)
-                seen[step[0]] = max(seen.get(step[0], 0), resident)
+                seen[step[0]] = max(seen.get(step[0], 0), _memory(process.pid))
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
 
         looker = threading.Thread(target=look, daemon=True)
@@ -117,22 +113,28 @@ def watch(command: list[str], environment: dict[str, str]) -> tuple[dict[str, in
         for line in process.stdout:
             print(line, end="", flush=True)
             if found := _STEP.match(line):
-                step[0] = _SHARD.sub(r"\1*", found[1])
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+                step[0] = part_of(found[1])
+        process.wait()
         looker.join()
     if process.returncode:
         raise SystemExit(f"preprocessing ended with {process.returncode}")
-    return seen, usage.ru_maxrss * 1024
+    return seen
 
 
-def _resident(pid: int) -> int:
-    """Memory of a process in bytes; 0 when it has ended."""
+def part_of(step: str) -> str:
+    """What a step counts as: learning pieces by itself, all others by what stands before the file's name."""
+    return step if step.endswith("-learn") else step.split("-")[0]
+
+
+def _memory(pid: int) -> int:
+    """Memory of a process and its children in bytes, what they share counted once; 0 when it has ended."""
     try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
         return 0
+    found = re.search(r"^Pss: +(\d+) kB", rollup, re.MULTILINE)
+    return 1024 * int(found[1] if found else 0) + sum(_memory(int(child)) for child in children)
 
 
 def as_table(record: dict[str, Any]) -> str:
@@ -173,7 +175,7 @@ def main() -> None:
     write_corpus(raw / options.recipe, settings, options.pairs, languages)
     environment = {**os.environ, "DATA_DIR": str(raw), "RUNS": str(options.folder.absolute() / "runs")}
     command = [sys.executable, "-m", "recipes.published.preprocess", options.recipe, *pieces]
-    steps, peak = watch(command, environment)
+    steps = watch(command, environment)
     record = {
         "recipe": options.recipe,
         "pieces": pieces,
@@ -181,7 +183,7 @@ def main() -> None:
         "words": options.words,
         "vocab_size": options.vocab_size,
         "steps": steps,
-        "peak_bytes": peak,
+        "peak_bytes": max(steps.values()),
     }
     text = as_table(record)
     print(text)

@@ -141,6 +141,7 @@ class Preparation:
             learn = partial(splitting.learn_sentencepiece, texts, model, pieces, self.settings.sentences)
         told = {"kind": pieces.kind, "size": pieces.size, "model": pieces.model}
         told["sentences"] = str(self.settings.sentences)
+        learn = partial(in_own_process, learn)
         run_step(f"{name}-learn", self.stamps, learn, inputs=texts, outputs=[model], settings=told)
         split = partial(self._split_into_pieces, name, model)
         for_each(self.processes, split, [*self.test_files(origin), *texts], name)
@@ -228,6 +229,12 @@ def for_each(processes: int, work: Callable[[Path], None], texts: Sequence[Path]
     with ProcessPoolExecutor(processes, initializer=end_with_parent) as pool:
         for _ in tqdm(pool.map(work, texts), desc=what, unit=" files", total=len(texts)):
             pass
+
+
+def in_own_process(work: Callable[[], None]) -> None:
+    """Do `work` in a process that ends with it, so that all of its memory is free again."""
+    with ProcessPoolExecutor(1, initializer=end_with_parent) as pool:
+        pool.submit(work).result()
 
 
 def end_with_parent() -> None:
