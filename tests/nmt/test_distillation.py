@@ -38,7 +38,7 @@ def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradient descent of a few steps, where a fit is by gradient descent and says nothing else."""
     fit = se.fit
 
-    def short(*arguments: Any, steps: int | None, **options: Any) -> Any:
+    def short(*arguments: Any, steps: int | None = None, **options: Any) -> Any:
         return fit(*arguments, steps=steps or 60, **options)
 
     monkeypatch.setattr(se, "fit", short)
