@@ -7,11 +7,11 @@ from pathlib import Path
 
 from shared_embeddings.commands.arguments import Parser, add
 
-# Settings of the word vectors: default and meaning.
+# Settings of the word vectors, which texts alone need.
 _SKIP_GRAM = {
-    "dim": (100, "width of the word vectors"),
-    "window": (5, "words of context each side"),
-    "epochs": (5, "passes over the text"),
+    "dim": "width of the word vectors (with --text; default: 100)",
+    "window": "words of context each side (with --text; default: 5)",
+    "epochs": "passes over the text (with --text; default: 5)",
 }
 
 
@@ -29,8 +29,8 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     command.add_argument("--vocab", type=Path, help="vocabulary, one word a line (with --text)")
     command.add_argument("--num-classes", required=True, type=int, help="a bit less than a tenth of V")
     command.add_argument("--output", required=True, type=Path, help="the .npz file to write")
-    for name, (default, told) in _SKIP_GRAM.items():
-        command.add_argument(f"--{name}", type=int, help=f"{told} (with --text; default: {default})")
+    for name, told in _SKIP_GRAM.items():
+        command.add_argument(f"--{name}", type=int, help=told)
     command.add_argument("--seed", type=int, default=0, help="(default: 0)")
     command.add_argument("--figure", type=Path, help="draw the sizes of the classes into this PNG file")
 
@@ -50,14 +50,13 @@ def _classes(known: argparse.Namespace, _: list[str]) -> str:
         return regroup(known.vectors_of, known.num_classes, known.output, known.seed, known.figure)
     if known.vocab is None:
         raise ValueError("--text needs --vocab, the words that get a class")
-    del given["vocab"]
-    how = {name: given.get(name, default) for name, (default, _) in _SKIP_GRAM.items()}
+    vocabulary = given.pop("vocab")
     return make_classes(
         known.text,
-        known.vocab,
+        vocabulary,
         known.num_classes,
         known.output,
         seed=known.seed,
         figure=known.figure,
-        **how,
+        **given,
     )
