@@ -180,6 +180,32 @@ def test_the_scale_of_the_table_does_not_matter(method: str, changes: dict[str, 
         assert scaled.loss == pytest.approx(found.loss * scale, rel=1e-4)
 
 
+@pytest.mark.parametrize("method", ["funnel", "group_reduce"])
+def test_scale_of_the_table_is_borne_by_lifted_codes(method: str) -> None:
+    """Not by the basis, which Adam would then move by more than the table in every step."""
+    settings = {"activation": "relu", "steps": 20}
+    large, _ = fitted(method, **settings)
+    small, _ = fitted(method, teacher=clustered_table() * 2.0**-10, **settings)
+    large_basis, large_codes = factors(large)
+    small_basis, small_codes = factors(small)
+    torch.testing.assert_close(large_basis, small_basis, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(large_codes * 2.0**-10, small_codes, rtol=1e-3, atol=1e-6)
+
+
+def test_scale_of_the_table_is_borne_by_the_basis_behind_a_tanh() -> None:
+    settings = {"activation": "tanh", "steps": 20}
+    large, _ = fitted("funnel", **settings)
+    small, _ = fitted("funnel", teacher=clustered_table() * 2.0**-10, **settings)
+    torch.testing.assert_close(large.codes, small.codes, rtol=1e-3, atol=1e-4)
+
+
+def factors(embedding: se.SharedEmbedding) -> tuple[Tensor, Tensor]:
+    """The basis and the codes of a funnel, or of the first group of a group_reduce."""
+    if hasattr(embedding, "bases"):
+        return embedding.bases[0], embedding.codes[0]
+    return embedding.basis, embedding.codes
+
+
 def test_descent_keeps_the_best_that_it_saw() -> None:
     table = torch.randn(300, 20, generator=torch.Generator().manual_seed(2))
     _, start = se.fit("funnel", table, rank=8, steps=1, learning_rate=1e-9, progress=False)
