@@ -103,6 +103,7 @@ def test_tied_tensors_are_stored_once_and_loaded_into_both(tmp_path: Path) -> No
         (lambda path: torch.save({"format": checkpoint.FORMAT, "version": 9}, path), "version 9"),
         (lambda path: torch.save({"format": checkpoint.FORMAT, "version": 1}, path), "has no config"),
         (lambda path: path.write_bytes(pickle.dumps({"a": 1}, protocol=4)), "cut short"),
+        (lambda path: path.write_bytes(pickle.dumps({"a": 1.5}, protocol=2)[:-8]), "cut short"),
         (lambda path: torch.jit.script(nn.Linear(2, 2)).save(str(path)), "cut short"),
         (lambda path: torch.save({"opt": argparse.Namespace()}, path), "read; it is cut short"),
     ],
