@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
+import struct
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +24,7 @@ from shared_embeddings.storage import StorageError, unpack
 
 FORMAT = "shared-embeddings-lm"
 VERSION = 1
+_PARTS = ("config", "words", "model", "training")
 
 
 class Trained(NamedTuple):
@@ -116,19 +120,26 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not os.path.isfile(path):
         raise UserError(f"checkpoint {path}: no such file; check the path")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except UNREADABLE as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of kinds of files that it then refuses
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except (*UNREADABLE, struct.error, AssertionError) as error:
+        # Of a pickle that may hold code, torch says how to run that.
+        reason = "" if isinstance(error, pickle.UnpicklingError) else f" ({first_line(error)})"
         raise UserError(
-            f"checkpoint {path}: cannot be read ({first_line(error)}); it is cut short, or not a checkpoint "
-            "of lm_train; take another one"
+            f"checkpoint {path}: cannot be read{reason}; it is cut short, or not a checkpoint of lm_train; "
+            "take another one"
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"checkpoint {path}: is of another program; take one that lm_train wrote")
-    if content["version"] != VERSION:
+    if content.get("version") != VERSION:
         raise UserError(
-            f"checkpoint {path}: has version {content['version']}, this program reads {VERSION}; use the "
+            f"checkpoint {path}: has version {content.get('version')}, this program reads {VERSION}; use the "
             "program that wrote it"
         )
+    for part in _PARTS:
+        if part not in content:
+            raise UserError(f"checkpoint {path}: has no {part}; take one that lm_train wrote")
     try:
         return {**content, "model": unpack(content["model"])}
     except StorageError as error:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 
+import torch
 import yaml
 
 import shared_embeddings as se
 from lm.errors import UserError
 from shared_embeddings.download import DownloadError
+from shared_embeddings.files import first_line
 
 USER_ERRORS = (UserError, DownloadError, se.OptionError, OSError, yaml.YAMLError)
 
@@ -40,14 +43,38 @@ def generate() -> None:
 
 
 def _run(command: str, module: str) -> None:
-    """Call ``main(arguments)`` of a module; exit with 2 after a user's mistake, with 130 when interrupted."""
+    """Call ``main(arguments)`` of a module.
+
+    Exit with 2 after a user's mistake, with 130 when interrupted, with 141 when nobody reads the output.
+    """
     try:
         importlib.import_module(module).main(sys.argv[1:])
-    except USER_ERRORS as error:
-        if os.environ.get("LM_TRACEBACK"):
+    except BrokenPipeError:
+        # What is left to be written goes nowhere, or Python complains of it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    except (*USER_ERRORS, MemoryError, RuntimeError, UnicodeEncodeError) as error:
+        message = _message(error)
+        if message is None or os.environ.get("LM_TRACEBACK"):
             raise
-        print(f"{command}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{command}: {' '.join(message.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print(f"{command}: interrupted; run the same command again to go on", file=sys.stderr)
         sys.exit(130)
+
+
+def _message(error: Exception) -> str | None:
+    """What a user is told about an error; None where it is no mistake of the user's."""
+    if isinstance(error, OSError) and error.strerror:
+        place = "" if error.filename is None else f"{error.filename}: "
+        return f"{place}{error.strerror}; check the path, its permissions and the room on the disk"
+    if isinstance(error, USER_ERRORS):
+        return str(error)
+    if isinstance(error, UnicodeEncodeError):
+        odd = error.object[error.start : error.end]
+        return f"the output's encoding {error.encoding} has no {odd!r}; set PYTHONIOENCODING=utf-8"
+    # On a CPU torch has no class of its own for it.
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+        return f"not enough memory ({first_line(error)}); make batches, segments or the model smaller"
+    return None

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from lm import models
 from lm.errors import UserError
 from lm.optim import OPTIMIZERS
+from lm.randomness import SEEDS
 from lm.schedules import SCHEDULES
 from shared_embeddings.distillation import OPTION, check_seed, parse_distillation
 from shared_embeddings.options import parse_options, require, require_at_least
@@ -94,6 +95,7 @@ class TrainingOptions:
             (self.epochs is None) != (self.steps is None),
             f"'epochs' is {self.epochs} and 'steps' is {self.steps}; give exactly one of them",
         )
+        require(self.seed < SEEDS, f"option 'seed' is {self.seed}, but it must be below 2**63; lower it")
         require(
             self.clip_norm is None or self.clip_norm > 0,
             f"option 'clip_norm' is {self.clip_norm}, but it must be above 0; raise it, or set it to null",

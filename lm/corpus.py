@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import repeat
@@ -86,7 +87,8 @@ def prepare(
         each), and ``checksum``, SHA-256 over the latter.
 
     Raises:
-        UserError: a text cannot be read, has fewer than two tokens, or not the published size.
+        UserError: `folder` is a file, or a text cannot be read, has fewer than two tokens, or not the
+            published size.
     """
     made_from = {
         "format": FORMAT,
@@ -95,6 +97,8 @@ def prepare(
         "settings": {**limits._asdict(), "lower": lower},
         "sources": {split: _sources(texts[split]) for split in SPLITS},
     }
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"output {folder}: is a file, but it must be a folder; give another path")
     found = _read_description(folder)
     if found is not None and _is_current(found, made_from, folder):
         return found
@@ -218,9 +222,9 @@ def _check_published(name: str, published: Published, tokens: Mapping[str, int],
 
 
 def _progress(what: str, texts: Texts) -> Any:
-    """A bar over the bytes of all texts."""
+    """A bar over the bytes of all texts, on a terminal."""
     size = sum(path.stat().st_size for split in SPLITS for path in texts[split])
-    return tqdm(total=size, desc=what, unit="B", unit_scale=True)
+    return tqdm(total=size, desc=what, unit="B", unit_scale=True, disable=not sys.stderr.isatty())
 
 
 def _sources(paths: Sequence[Path]) -> list[dict[str, str]]:

@@ -53,6 +53,8 @@ def main(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(list(arguments))
     reading = Reading(options.target_length, options.context_length, options.chunk_length, options.batch_size)
     reading.check()
+    if options.output is not None and options.output.is_dir():
+        raise UserError(f"output {options.output}: is a folder, but it must be a file; name one in it")
     pointer = None
     if options.pointer is not None:
         pointer = PointerOptions.parse(parse_yaml(options.pointer, "-pointer"))

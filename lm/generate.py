@@ -10,6 +10,7 @@ from lm.arguments import Parser, add_device, chosen_device
 from lm.checkpoint import load_model
 from lm.errors import UserError
 from lm.generation import Sampling, generate
+from lm.randomness import SEEDS
 from lm.vocabulary import EOS, Vocabulary
 
 SEPARATOR = "---"
@@ -31,6 +32,12 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(list(arguments))
     if options.samples < 1:
         raise UserError(f"samples is {options.samples}, but it must be at least 1; raise it")
+    if not -SEEDS <= options.seed < SEEDS:
+        raise UserError(f"seed is {options.seed}, but it must be from -2**63 to below 2**63")
+    try:
+        options.prompt.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"prompt {options.prompt!r} is not UTF-8; convert it") from None
     if options.samples > 1 and options.temperature == 0:
         raise UserError("samples has no effect with temperature 0: all texts would be the same; leave it out")
     trained = load_model(options.model, chosen_device(options.device))

@@ -41,7 +41,6 @@ class Sampling(NamedTuple):
             raise UserError("top_k has no effect with temperature 0; give one of them")
 
 
-@torch.no_grad()
 def generate(
     model: LanguageModel, prompt: Sequence[int], length: int, sampling: Sampling, seed: int
 ) -> Iterator[int]:
@@ -60,7 +59,14 @@ def generate(
     sampling.check()
     if length < 1:
         raise UserError(f"length is {length}, but it must be at least 1; raise it")
-    generator = torch.Generator().manual_seed(seed)
+    return _words(model, prompt, length, sampling, torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def _words(
+    model: LanguageModel, prompt: Sequence[int], length: int, sampling: Sampling, generator: torch.Generator
+) -> Iterator[int]:
+    """What `generate` gives, with random numbers of `generator`."""
     device = next(model.parameters()).device
     with evaluating(model):
         state = model.initial_state(1)
@@ -97,5 +103,6 @@ def choose(log_probs: Tensor, sampling: Sampling, generator: torch.Generator) ->
         best = log_probs.topk(sampling.top_k).indices
         log_probs = torch.full_like(log_probs, -torch.inf).index_copy_(0, best, log_probs[best])
     # The highest is subtracted first: a small temperature would take all of them out of range.
-    weights = ((log_probs - log_probs.max()) / sampling.temperature).exp()
+    temperature = max(sampling.temperature, torch.finfo(log_probs.dtype).tiny)
+    weights = ((log_probs - log_probs.max()) / temperature).exp()
     return int(torch.multinomial(weights, 1, generator=generator))

@@ -147,7 +147,7 @@ def is_stalled(scores: Sequence[float], nonmono: int) -> bool:
 def draw_length(base: int, generator: random.Random) -> int:
     """The length of a segment: `base`, or half of it with probability 0.05, plus normal noise; at least 5.
 
-    From AWD-LSTM, section 5.1 there; short texts keep their own length, where `base` is below 5.
+    From AWD-LSTM, section 4.1, with the numbers of section 5; below 5, `base` is itself the shortest length.
     """
     mean = base if generator.random() < 0.95 else base / 2
     return max(min(5, base), int(generator.gauss(mean, 5)))

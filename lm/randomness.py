@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+# Seeds are below it: torch takes twice as many, and what counts on from a seed has the rest.
+SEEDS = 2**63
+
 
 def random_states() -> dict[str, Any]:
     """The states of Python's, NumPy's and torch's generators, and of the current CUDA device's."""

@@ -19,7 +19,7 @@ from lm.distributed import Group, joined, local_rank
 from lm.errors import UserError
 from lm.parameters import parameter_table
 from lm.progress import Report, Silence
-from lm.resuming import restore_run, save_run
+from lm.resuming import BEST, LAST, clear_remains, restore_run, save_run
 from lm.training import Trainer
 from lm.yaml_input import from_arguments
 from shared_embeddings.files import write_text
@@ -57,7 +57,9 @@ def train(config: Configuration, group: Group) -> None:
     corpus = load_corpus(Path(options.data))
     words, checksum = corpus.vocabulary.words, corpus.description["checksum"]
     folder = Path(options.save)
-    last, best = folder / "last.pt", folder / "best.pt"
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"save {folder}: is a file, but it must be a folder; give another path")
+    last, best = folder / LAST, folder / BEST
     embedding = options.embedding
     if options.embedding_distillation is not None and last.exists():
         embedding = read_checkpoint(last)["config"]["embedding"]  # with the options that the fit has chosen
@@ -65,13 +67,13 @@ def train(config: Configuration, group: Group) -> None:
     model = models.build(options.model, words, embedding, config.model_options()).to(group.device)
     reconstruction, lines = prepare_student(model, options, corpus.vocabulary, group, not last.exists())
     if options.start_from is not None and not last.exists():
-        start = Path(options.start_from)
-        load_state(model, read_checkpoint(start)["model"], start)
+        _start_from(Path(options.start_from), model, words)
     torch.manual_seed(options.seed + group.rank)  # dropout differs between processes
     trainer = Trainer(config, model.train(), corpus.train, corpus.valid, group, reconstruction)
     if last.exists():
         restore_run(last, trainer, settings, checksum)
     if group.is_first:
+        clear_remains(folder)
         write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
     report = (
         Report(folder, trainer.step, trainer.total_tokens, trainer.tokens) if group.is_first else Silence()
@@ -91,8 +93,30 @@ def train(config: Configuration, group: Group) -> None:
     try:
         trainer.run(report, save, save_best)
         report.line(f"finished after step {trainer.step}; the best model is {best}")
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UserError(
+            f"save {folder}: cannot be written ({error.strerror or error}); what was saved before is "
+            "unchanged; make room on the disk and run the same command again to go on"
+        ) from error
     finally:
         report.close()
+
+
+def _start_from(path: Path, model: models.LanguageModel, words: Sequence[str]) -> None:
+    """Give a new model the parameters of a checkpoint.
+
+    Raises:
+        UserError: it cannot be read, has other words, or is of another model.
+    """
+    content = read_checkpoint(path)
+    if content["words"] != list(words):
+        raise UserError(
+            f"start_from: the vocabulary of {path} ({len(content['words'])} words) is not that of the data "
+            f"({len(words)} words); use the data that it was trained with"
+        )
+    load_state(model, content["model"], path)
 
 
 def _beginning(trainer: Trainer, words: int) -> str:

@@ -67,6 +67,9 @@ def _build_embedding(
             f"embedding: 'method' is {method!r}, but it must be one of {', '.join(se.methods())}; name one"
         )
     options = {name: value for name, value in settings.items() if name != "method"}
+    for name in options:
+        if not isinstance(name, str):
+            raise UserError(f"embedding: {name!r} is no name of an option; write 'name: value'")
     for name in _SET_BY_THE_MODEL:
         if name in options:
             raise UserError(

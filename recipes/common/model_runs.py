@@ -32,6 +32,11 @@ USAGE = """usage: {script} ROW [--smoke] [option of {command} ...]
 {what}
 Everything is in $RUNS/{recipe}/ROW; with --smoke, which takes a tiny network and what preprocess.sh --smoke
 has made, in $RUNS/{recipe}/smoke/ROW. ROW is one of: {rows}"""
+# Options that the scripts set themselves: with others, a result would not be that of its row.
+OWN_OPTIONS = {
+    "train": ("config", "data", "embedding", "save"),
+    "evaluate": ("data", "model", "output", "split"),
+}
 WHAT = {
     "train": "Trains ROW, going on where it was stopped. Run preprocess.sh first.",
     "evaluate": "Measures ROW on the validation and the test text, writes results.json. Run train.sh first.",
@@ -264,9 +269,17 @@ def _prepared(recipe: Recipe, row: ModelRow) -> dict[str, Any]:
     """What ``lm_prepare`` says of the data of a row."""
     data = recipe.home / row.data
     description = read_json(data / "data.json")
-    if description is None:
+    if not isinstance(description, dict) or "checksum" not in description:
         raise UserError(f"{data}: no prepared data; run {recipe.command('preprocess.sh')}")
-    return dict(description)
+    return description
+
+
+def _check_options(options: Sequence[str], own: Sequence[str]) -> None:
+    """Raise `UserError` for an option of the command line that the script sets itself."""
+    for option in options:
+        name = option.lstrip("-").partition("=")[0]
+        if option.startswith("-") and name in own:
+            raise UserError(f"-{name} is what the row and $RUNS decide; leave it out")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -288,6 +301,7 @@ def main(arguments: Sequence[str]) -> None:
         )
         raise SystemExit(0 if wants_help else 2)
     row, options = read_model_row(recipe, rest[0]), rest[1:]
+    _check_options(options, OWN_OPTIONS[task])
     if SMOKE in options:
         recipe, row = SmokeModelRecipe(recipe.folder), smoke_model_row(row)
         options.remove(SMOKE)

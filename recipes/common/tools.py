@@ -34,8 +34,15 @@ def run_module(name: str, arguments: Sequence[str | Path], keep_open: Sequence[i
 
 
 def _run(name: str, command: Sequence[str | Path], keep_open: Sequence[int]) -> None:
-    """Run a command to its end."""
-    status = subprocess.run(command, pass_fds=keep_open).returncode
+    """Run a command to its end; when interrupted, to where it has saved what it has."""
+    with subprocess.Popen(command, pass_fds=keep_open) as process:
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            # It may have had the same Ctrl-C, of which the first SIGTERM is told apart.
+            process.terminate()
+            process.wait()
+            raise
     if status == 2:
         raise SystemExit(2)
     if status:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -21,6 +22,8 @@ DATA, CELLS = "data", "cells"
 FIT_STEPS = "fit_steps"
 # Parts that a grid may lack.
 _OPTIONAL = {FIT_STEPS, "learning_rates"}
+# Options of ALONE that a cell says itself.
+_OF_THE_CELL = ("hidden_dim", "seed")
 SCHEDULES = ("constant", "cosine")
 _TRAINING: dict[str, type] = {"epochs": int, "batch_size": int, "learning_rate": float, "schedule": str}
 # Of a plain table nothing is left to reconstruct; ALONE has rows of its own.
@@ -143,6 +146,13 @@ def read_grid(path: Path) -> Grid:
         raise UserError(f"{path}: alone is {rows!r}; it must be options by row")
     if clash := sorted(set(rows) & set(se.methods())):
         raise UserError(f"{path}: alone has a row {clash[0]!r}, which is a method; name it otherwise")
+    for row, options in rows.items():
+        for name in options:
+            if not isinstance(name, str) or name in _OF_THE_CELL:
+                raise UserError(
+                    f"{path}: alone: {row}: {name!r} is not for a row to set; it may set options of alone "
+                    f"other than {' and '.join(_OF_THE_CELL)}"
+                )
     _check_training(f"{path}: training", content["training"])
     rates = content.get("learning_rates", {})
     if not isinstance(rates, dict) or not set(rates) <= set(rows):
@@ -158,7 +168,7 @@ def _check_training(where: str, training: Any) -> None:
         raise UserError(f"{where}: it must hold {', '.join(_TRAINING)}, and nothing else")
     for name, kind in _TRAINING.items():
         value = training[name]
-        if type(value) is not kind or (isinstance(value, (int, float)) and value <= 0):
+        if type(value) is not kind or (isinstance(value, (int, float)) and not 0 < value < math.inf):
             raise UserError(f"{where}: {name} is {value!r}; it must be a {kind.__name__} above 0")
     if training["schedule"] not in SCHEDULES:
         raise UserError(f"{where}: schedule is {training['schedule']!r}; it must be {' or '.join(SCHEDULES)}")

@@ -58,6 +58,8 @@ def prepare(
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     chosen = source.most_frequent(every, words, counts)
+    # Written last, so that what is interrupted is not taken for what was prepared before.
+    (folder / "data.json").unlink(missing_ok=True)
     source.write_source(chosen, folder / "source.npz")
     kept = folder / "pairs"
     shutil.rmtree(kept, ignore_errors=True)

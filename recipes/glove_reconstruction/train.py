@@ -188,6 +188,11 @@ def main(arguments: Sequence[str]) -> None:
         print("\n".join(cell.name for cell in cells))
         return
     words, data = prepared(folder / DATA)
+    if len(words.words) != grid.words:
+        raise UserError(
+            f"{folder / DATA}: {len(words.words)} words are prepared, the grid has 'words: {grid.words}'; "
+            "run preprocess.sh with this grid"
+        )
     teacher = torch.from_numpy(words.vectors)
     cells = _possible(grid, cells, teacher)
     left = [cell for cell in cells if not is_done(folder, grid, cell, teacher, data)]

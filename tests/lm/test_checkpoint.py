@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import pickle
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -99,15 +101,24 @@ def test_tied_tensors_are_stored_once_and_loaded_into_both(tmp_path: Path) -> No
         (lambda path: torch.save({"opt": 1}, path), "another program"),
         (lambda path: torch.save(torch.zeros(2), path), "another program"),
         (lambda path: torch.save({"format": checkpoint.FORMAT, "version": 9}, path), "version 9"),
+        (lambda path: torch.save({"format": checkpoint.FORMAT, "version": 1}, path), "has no config"),
+        (lambda path: path.write_bytes(pickle.dumps({"a": 1}, protocol=4)), "cut short"),
+        (lambda path: path.write_bytes(pickle.dumps({"a": 1.5}, protocol=2)[:-8]), "cut short"),
+        (lambda path: torch.jit.script(nn.Linear(2, 2)).save(str(path)), "cut short"),
+        (lambda path: torch.save({"opt": argparse.Namespace()}, path), "read; it is cut short"),
     ],
 )
-def test_files_that_are_no_checkpoint_are_named(tmp_path: Path, damage: Any, word: str) -> None:
+def test_files_that_are_no_checkpoint_are_named(
+    tmp_path: Path, damage: Any, word: str, recwarn: pytest.WarningsRecorder
+) -> None:
     path = tmp_path / "model.pt"
     save_model(path, built(EMBEDDINGS[0]), WORDS, config(EMBEDDINGS[0]), None)
     damage(path)
+    recwarn.clear()
     with pytest.raises(UserError, match=word) as refusal:
         load_model(path)
     assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
+    assert not recwarn.list, "a warning is another line on stderr"
 
 
 class Evil:

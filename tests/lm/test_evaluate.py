@@ -175,6 +175,14 @@ def test_data_that_are_none(
     assert message in one_line(capsys.readouterr().err, "lm_eval")
 
 
+def test_results_are_no_folder(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, data = home / "model.pt", home / "corpus" / "data"
+    assert run("lm_eval", "-model", model, "-data", data, "-output", tmp_path) == 2
+    captured = capsys.readouterr()
+    assert "is a folder, but it must be a file" in one_line(captured.err, "lm_eval")
+    assert not captured.out, "the text was read before"
+
+
 def test_a_split_of_a_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = home / "corpus" / "test.txt"
     assert run("lm_eval", "-model", home / "model.pt", "-data", data, "-split", "test") == 2

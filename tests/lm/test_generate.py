@@ -86,7 +86,9 @@ def test_lines(parts: tuple[list[str], list[str]], expected: str, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-length", 0], "length is 0"),
+        (["-length", 0, "-prompt", "a b"], "length is 0"),
+        (["-seed", 2**63], "seed is 9223372036854775808"),
+        (["-prompt", "a \udcff"], "is not UTF-8"),
         (["-temperature", -1], "temperature is -1"),
         (["-temperature", "nan"], "temperature is nan"),
         (["-top_k", 0], "top_k is 0"),

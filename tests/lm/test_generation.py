@@ -61,6 +61,7 @@ def frequencies(number: int = 2000, **how: Any) -> list[float]:
         ({"top_k": 9}, [0.5, 0.25, 0.15, 0.1]),
         ({"temperature": 0.5}, [p * p / 0.345 for p in (0.5, 0.25, 0.15, 0.1)]),
         ({"temperature": 1e-9}, [1, 0, 0, 0]),
+        ({"temperature": 1e-300}, [1, 0, 0, 0]),
         ({"temperature": 0.0}, [1, 0, 0, 0]),
         ({"forbidden": (0,)}, [0, 0.5, 0.3, 0.2]),
         ({"forbidden": (0,), "top_k": 1}, [0, 1, 0, 0]),

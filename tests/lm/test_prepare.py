@@ -62,6 +62,8 @@ def test_mistakes_give_one_line_and_status_2(
         "-downloads given without -dataset": [*arguments, "-downloads", "here"],
         "-train and -valid and -test not given": arguments[:2],
         "invalid choice: 'wikitext'": [*arguments, "-dataset", "wikitext"],
+        "0 tokens; the train text needs": [*arguments, "-train", "/dev/null"],
+        "is a file, but it must be a folder": [*arguments, "-output", arguments[3]],
     }
     for said, line in cases.items():
         assert run(line, monkeypatch) == 2, said

@@ -391,6 +391,51 @@ def test_a_start_of_another_shape_is_refused(data: Path, tmp_path: Path) -> None
         run(settings(data, tmp_path / "second", steps=1, **changes))
 
 
+def test_a_start_with_other_words_is_refused(data: Path, tmp_path: Path) -> None:
+    run(settings(data, tmp_path / "first", steps=1))
+    first = tmp_path / "first/best.pt"
+    content = torch.load(first, weights_only=True)
+    content["words"] = content["words"][::-1]
+    torch.save(content, first)
+    with pytest.raises(UserError, match="start_from: the vocabulary of .* is not that of the data"):
+        run(settings(data, tmp_path / "second", steps=1, start_from=str(first)))
+
+
+def test_what_killed_processes_have_left_is_cleared_away(data: Path, tmp_path: Path) -> None:
+    values = settings(data, tmp_path / "run", steps=1)
+    run(values)
+    before = {path.name for path in (tmp_path / "run").iterdir()}
+    for name in (".last.pt.7.tmp", ".best.pt.7.tmp", "notes.tmp"):
+        (tmp_path / "run" / name).write_bytes(b"half")
+    run({**values, "steps": 2})
+    assert {path.name for path in (tmp_path / "run").iterdir()} == before | {"notes.tmp"}
+
+
+def test_a_run_in_a_file_is_refused(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("notes")
+    with pytest.raises(UserError, match="run: is a file, but it must be a folder"):
+        run(settings(data, tmp_path / "run"))
+    assert (tmp_path / "run").read_text() == "notes"
+
+
+def test_a_full_disk_is_told_and_leaves_what_was_saved(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = settings(data, tmp_path / "run", steps=5)
+    run(values)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(UserError) as refusal:
+        patch.setattr("lm.checkpoint.save_tensors", fail)
+        run({**values, "steps": 10})
+    assert f"save {tmp_path / 'run'}: cannot be written (No space left on device)" in str(refusal.value)
+    assert load_model(tmp_path / "run/last.pt").training["step"] == 5  # type: ignore[index]
+    run({**values, "steps": 10})
+    assert load_model(tmp_path / "run/last.pt").training["step"] == 10  # type: ignore[index]
+
+
 # Losing the way
 
 
@@ -447,6 +492,9 @@ def test_the_command_trains_and_says_what(
         ({"embedding": {"method": "funel"}}, "funnel"),
         ({"start_from": "nothing.pt"}, "nothing.pt"),
         ({"device": "cuda"}, "cuda"),
+        ({"embedding": {"method": "standard", 1: 2}}, "embedding: 1 is no name"),
+        ({"seed": 2**63}, "seed"),
+        ({"hidden_dim": 10**8}, "not enough memory"),
     ],
 )
 def test_mistakes_are_one_line(

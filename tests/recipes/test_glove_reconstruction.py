@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -184,6 +186,11 @@ def test_methods_get_the_bytes_of_alone() -> None:
         ({"alone": {"funnel": {}}}, "which is a method"),
         ({"training": {"epochs": 1}}, "training: it must hold"),
         ({"training": {**GRID["training"], "learning_rate": 0}}, "learning_rate is 0"),
+        ({"training": {**GRID["training"], "learning_rate": math.nan}}, "learning_rate is nan"),
+        ({"training": {**GRID["training"], "learning_rate": math.inf}}, "learning_rate is inf"),
+        ({"alone": {"alone_real": {"hidden_dim": 3}}}, "alone_real: 'hidden_dim' is not for a row to set"),
+        ({"alone": {"alone_real": {"seed": 3}}}, "alone_real: 'seed' is not for a row to set"),
+        ({"alone": {"alone_real": {1: 3}}}, "alone_real: 1 is not for a row to set"),
         ({"learning_rates": {"none": 0.1}}, "learning_rates is {'none': 0.1}"),
         ({"learning_rates": [0.1]}, "learning_rates is [0.1]"),
         ({"fit_steps": 0}, "fit_steps is 0"),
@@ -206,6 +213,12 @@ def test_mistakes_on_the_command_line(setting: Setting, capsys: pytest.CaptureFi
     assert setting.run(train, "alone_real-17-0") == 2
     assert "no cell is called 'alone_real-17-0'" in capsys.readouterr().err
     assert setting.run(report, "--readme", setting.folder / "README.md") == 2
+    setting.configure(words=50)
+    assert setting.run(train, "alone_real-16-0") == 2
+    assert "60 words are prepared, the grid has 'words: 50'" in capsys.readouterr().err
+    setting.configure(alone={"alone_real": {"filter": "reel"}})
+    assert setting.run(train, "alone_real-16-0") == 2
+    assert "must be one of real, binary" in capsys.readouterr().err
     # The groups of DeFINE's smallest unit take more than such a small ALONE.
     setting.configure(hidden=[4])
     assert setting.run(train, "define-4-0") == 2
@@ -213,6 +226,20 @@ def test_mistakes_on_the_command_line(setting: Setting, capsys: pytest.CaptureFi
     setting.vectors.write_text("a 1 2\nb 3\n")
     assert setting.prepare() == 2
     assert "line 2 has 1 numbers" in capsys.readouterr().err
+
+
+def test_interrupted_preparation_is_not_taken_for_the_one_before(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert setting.prepare() == 0
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "copyfile", interrupt)
+    assert setting.prepare("--limit", 70) == 130
+    assert setting.run(train, "alone_real-16-0") == 2
+    assert "no prepared vectors; run preprocess.sh" in capsys.readouterr().err
 
 
 def test_script_lists_the_cells() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,8 @@ import yaml
 
 from recipes.common import model_runs
 from recipes.common.config import row_names
-from recipes.common.errors import UserError
-from recipes.common.model_rows import Recipe, read_model_row, with_own_files
+from recipes.common.errors import UserError, run_main
+from recipes.common.model_rows import RECIPES, Recipe, read_model_row, with_own_files
 from recipes.common.model_runs import as_options, evaluate_model, train_model
 from recipes.common.results import read_results
 from recipes.common.table import markdown_table, rows_of
@@ -238,6 +241,77 @@ def test_other_data_are_noticed(recipe: Recipe, commands: Commands) -> None:
     (recipe.data / "data.json").unlink()
     with pytest.raises(UserError, match="run recipes/recipe/preprocess.sh"):
         train_model(recipe, row, [])
+
+
+def test_what_are_no_prepared_data_is_said(recipe: Recipe) -> None:
+    for text in ("[1]", '{"files": {}}', "half"):
+        (recipe.data / "data.json").write_text(text)
+        with pytest.raises(UserError, match="no prepared data; run recipes/recipe/preprocess.sh"):
+            train_model(recipe, read_model_row(recipe, "table1"), [])
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        ("train", ["-save", "elsewhere"]),
+        ("train", ["-seed", "3", "--data=other"]),
+        ("train", ["-embedding", "{method: standard}"]),
+        ("train", ["-config", "own.yaml"]),
+        ("evaluate", ["-split", "valid"]),
+        ("evaluate", ["-model", "best.pt"]),
+    ],
+)
+def test_options_that_would_make_it_another_row_are_refused(
+    task: str, options: list[str], recipe: Recipe, monkeypatch: pytest.MonkeyPatch, commands: Commands
+) -> None:
+    monkeypatch.setattr(model_runs, "RECIPES", recipe.folder.parent)
+    train_model(recipe, read_model_row(recipe, "table1"), [])
+    done = len(commands.calls)
+    with pytest.raises(UserError, match="is what the row and \\$RUNS decide; leave it out"):
+        model_runs.main([task, recipe.name, "table1", *options])
+    assert len(commands.calls) == done
+    model_runs.main([task, recipe.name, "table1", "-device", "cpu"])
+    assert len(commands.calls) > done
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(model_runs, "RECIPES", recipe.folder.parent)
+    (recipe.home / "table1").write_text("notes")
+    assert run_main("recipe", model_runs.main, ["train", recipe.name, "table1"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"recipe: {recipe.home / 'table1'}: File exists; ") and told.count("\n") == 1
+
+
+SAVES_AT_THE_END = """
+import pathlib, signal, sys, time
+
+def save(number, frame):
+    time.sleep(1)
+    pathlib.Path(sys.argv[1]).write_text("saved")
+    sys.exit(130)
+
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print("started", flush=True)
+time.sleep(60)
+"""
+
+
+def test_an_interrupted_command_may_save_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(SAVES_AT_THE_END)
+    parent = "from recipes.common.tools import run_module; import sys; run_module('child', sys.argv[1:])"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{RECIPES.parent}"}
+    command = [sys.executable, "-c", parent, str(tmp_path / "file")]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert (tmp_path / "file").read_text() == "saved"
 
 
 def test_options_as_a_command_line_gives_them() -> None:
