@@ -45,6 +45,23 @@ def test_every_row_can_be_read_and_has_its_data(recipe: str) -> None:
             assert row.embedding["num_classes"] in pieces.classes
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_rows_train_as_their_papers_print(recipe: str) -> None:
+    """DeFINE takes OpenNMT-py's recommended settings, the others those of Vaswani et al. (2017).
+
+    There, the learning rate is D**-0.5 * min(step**-0.5, step * 4000**-1.5) without a factor, and dropout is
+    on sub-layers and on the sums with the positions, not on the attention.
+    """
+    names = ("learning_rate", "warmup_steps", "adam_beta2", "attention_dropout", "dropout", "label_smoothing")
+    for name in row_names(REPOSITORY / "recipes" / recipe / "configs"):
+        train = read_row(REPOSITORY / "recipes" / recipe / "configs", name).train
+        wanted = [1.0, 4000, 0.98, [0.0], [0.1], 0.1]
+        if name.startswith("define_"):
+            wanted = [2.0, 8000, 0.998, [0.1], [0.1], 0.1]
+        assert [train[option] for option in names] == wanted, name
+        assert train["decay_method"] == "noam"
+
+
 def test_rows_agree_with_the_ledger_about_embeddings() -> None:
     ledger = {(t["paper"], str(t["table"]), row["row"]): row for t in tables() for row in t["rows"]}
     compared = 0
