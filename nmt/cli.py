@@ -55,9 +55,12 @@ def _command(function: Callable[[], None]) -> Callable[[], None]:
 
 def _told_by_another_process(error: Exception) -> UserError | None:
     """Return the mistake of the user that a spawned process, or a worker of a data loader, hands over as the
-    text of a traceback; its last line is the innermost one.
+    text of a traceback, which ends with what was raised first. A worker's has the type of that.
     """
-    found = re.findall(r"^(?:nmt\.errors\.UserError|[\w.]*OptionError): (.*)$", str(error), re.MULTILINE)
+    text = str(error)
+    found = re.findall(r"^(?:nmt\.errors\.UserError|[\w.]*OptionError): (.*)$", text, re.MULTILINE)
+    if not found and isinstance(error, USER_ERRORS) and "Traceback (most recent call last)" in text:
+        found = re.findall(r"^[\w.]+: (.*)$", text, re.MULTILINE)
     return UserError(found[-1]) if found else None
 
 

@@ -17,8 +17,8 @@ def run_main(
 ) -> int:
     """Run `main` on the command line and return the exit status.
 
-    A `UserError` or a `DownloadError` becomes one line on stderr and status 2; an interruption becomes one
-    line and status 130.
+    A `UserError`, a `DownloadError`, or a file that cannot be read or written becomes one line on stderr and
+    status 2; an interruption becomes one line and status 130.
 
     Args:
         program: what the line starts with.
@@ -29,6 +29,10 @@ def run_main(
         main(sys.argv[1:] if arguments is None else arguments)
     except (UserError, DownloadError) as error:
         print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{program}: {where}{error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{program}: interrupted; run the same command again to go on", file=sys.stderr)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from nmt import cli
 from nmt.files import check_output, read_checkpoint
 from tests.nmt.conftest import Host, run
 
@@ -59,6 +60,25 @@ def test_a_line_that_is_not_utf8_is_found(workers: int, host: Host, refusal: Ref
     config = host.config("model", embedding=FUNNEL, num_workers=workers)
     line = refusal("onmt_train", "-config", str(config))
     assert line.endswith(f"data: corpus: {path}: line 5 is not UTF-8 (invalid start byte); convert it")
+
+
+def test_any_mistake_in_a_worker_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        "Caught FileNotFoundError in DataLoader worker process 0.\n"
+        "Original Traceback (most recent call last):\n"
+        '  File "worker.py", line 1, in load\n'
+        "FileNotFoundError: [Errno 2] No such file or directory: 'train.src'\n"
+    )
+
+    @cli._command
+    def fail() -> None:
+        raise FileNotFoundError(text)
+
+    with pytest.raises(SystemExit) as stop:
+        fail()
+    assert stop.value.code == 2
+    told = capsys.readouterr().err
+    assert told.endswith(": [Errno 2] No such file or directory: 'train.src'\n") and "Traceback" not in told
 
 
 def test_the_mark_of_features_is_text_where_there_are_none(host: Host) -> None:
