@@ -1,4 +1,4 @@
-"""Checks of options before any work starts: numbers, devices, and the configuration of the server."""
+"""Checks of options before any work starts: numbers, files, devices, and the configuration of the server."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ TRAINING = {
     "train_steps": 0,
 }
 TRANSLATION = {"beam_size": 1, "n_best": 1, "batch_size": 1, "max_length": 1}
+SUBWORD_FILES = ("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab")
 WARMED_UP = ("noam", "noamwd", "rsqrt")
 
 
@@ -46,6 +47,18 @@ def check_training_numbers(opt: Namespace) -> None:
     """
     warmup = {"warmup_steps": 1} if opt.decay_method in WARMED_UP else {}
     check_numbers(opt, {**TRAINING, **warmup})
+
+
+def check_subword_files(opt: Namespace) -> None:
+    """Check that the files of the subword transforms are there.
+
+    Raises:
+        UserError: names the first that is not.
+    """
+    for name in SUBWORD_FILES:
+        path = getattr(opt, name, None)
+        if path and not Path(path).is_file():
+            raise UserError(f"{name}: no such file: {path}; check the path")
 
 
 def check_processes(opt: Namespace) -> None:

@@ -131,7 +131,7 @@ def _check_training(opt: Namespace) -> None:
     from onmt.utils.parse import ArgumentParser
 
     from nmt import distillation
-    from nmt.checks import check_processes, check_training_numbers
+    from nmt.checks import check_processes, check_subword_files, check_training_numbers
     from nmt.data import check_targets
     from nmt.files import check_output, read_checkpoint
     from nmt.plan import OPTION_NAMES, check_combinations, check_sizes, parse_settings, read_plan
@@ -143,6 +143,7 @@ def _check_training(opt: Namespace) -> None:
         check_targets(corpora)
     check_positions(opt)
     check_training_numbers(opt)
+    check_subword_files(opt)
     check_processes(opt)
     check_output("save_model", f"{opt.save_model}_step_1.pt")
     for name in ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]:
@@ -218,11 +219,12 @@ def translate() -> None:
     """``onmt_translate``: translate a file."""
     import onmt.bin.translate
 
-    from nmt.checks import TRANSLATION, check_numbers
+    from nmt.checks import TRANSLATION, check_numbers, check_subword_files
     from nmt.translation import translate_file
 
     opt = _parse(onmt.bin.translate._get_parser())
     check_numbers(opt, TRANSLATION)
+    check_subword_files(opt)
     translate_file(opt, onmt.bin.translate.translate)
 
 
@@ -234,6 +236,7 @@ def build_vocab() -> None:
     import onmt.bin.build_vocab
     import onmt.bin.train
 
+    from nmt.checks import check_subword_files
     from nmt.files import check_output
 
     of_training = {
@@ -243,6 +246,7 @@ def build_vocab() -> None:
     }
     opt = _parse(onmt.bin.build_vocab._get_parser(), known_elsewhere=of_training)
     _check_data(opt)
+    check_subword_files(opt)
     sides = ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]
     for side in sides:
         path = getattr(opt, side)

@@ -245,6 +245,18 @@ def test_a_search_for_nothing_is_refused(option: str, trained: Trained, refusal:
     assert f"{option}: 0 is too small; wanted at least 1" in line
 
 
+@pytest.mark.parametrize("name", ["onmt_train", "onmt_build_vocab", "onmt_translate"])
+def test_a_subword_model_that_is_not_there_is_named(name: str, trained: Trained, refusal: Refusal) -> None:
+    host, checkpoint = trained(embedding=FUNNEL)
+    arguments = ["-config", str(host.config("new", embedding=FUNNEL))]
+    if name == "onmt_translate":
+        arguments = ["-model", str(checkpoint), "-src", str(host.folder / "test.src")]
+    elif name == "onmt_build_vocab":
+        arguments += ["-save_data", str(host.folder / "samples")]
+    options = ["-transforms", "sentencepiece", "-src_subword_model", "/nowhere.model"]
+    assert "src_subword_model: no such file: /nowhere.model" in refusal(name, *arguments, *options)
+
+
 def test_a_gpu_that_is_not_there_is_refused(trained: Trained, refusal: Refusal) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     number = torch.cuda.device_count()
