@@ -125,7 +125,7 @@ def test_a_byte_order_mark_is_no_text(trained: Trained) -> None:
         ({"decay_method": "noam", "warmup_steps": 0}, "warmup_steps: 0 is too small"),
         ({"world_size": 2}, "world_size: 2, but gpu_ranks names no process of this machine"),
         ({"embedding": {**FUNNEL, "embedding_dim": 8}}, "embedding_dim follows from word_vec_size; remove"),
-        ({"embedding": {**FUNNEL, 5: 3}}, "embedding: 5 is no option; write it like"),
+        ({"embedding": dict([*FUNNEL.items(), (5, 3)])}, "embedding: 5 is no option; write it like"),
     ],
     ids=lambda value: str(value)[:40],
 )
