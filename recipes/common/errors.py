@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from shared_embeddings.download import DownloadError
+from shared_embeddings.options import OptionError
 
 
 class UserError(Exception):
@@ -17,8 +18,8 @@ def run_main(
 ) -> int:
     """Run `main` on the command line and return the exit status.
 
-    A `UserError`, a `DownloadError`, or a file that cannot be read or written becomes one line on stderr and
-    status 2; an interruption becomes one line and status 130.
+    A `UserError`, a `DownloadError`, impossible options of an embedding and what the operating system refuses
+    become one line on stderr and status 2; an interruption becomes one line and status 130.
 
     Args:
         program: what the line starts with.
@@ -27,14 +28,18 @@ def run_main(
     """
     try:
         main(sys.argv[1:] if arguments is None else arguments)
-    except (UserError, DownloadError) as error:
-        print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"{program}: {where}{error.strerror or error}", file=sys.stderr)
+    except (UserError, DownloadError, OptionError, OSError) as error:
+        print(f"{program}: {' '.join(_message(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{program}: interrupted; run the same command again to go on", file=sys.stderr)
         return 130
     return 0
+
+
+def _message(error: Exception) -> str:
+    """What a user is told about an error."""
+    if isinstance(error, OSError) and error.strerror:
+        place = "" if error.filename is None else f"{error.filename}: "
+        return f"{place}{error.strerror}; check the path, its permissions and the room on the disk"
+    return str(error)
