@@ -163,7 +163,7 @@ def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:
         fp32: store the means in single precision.
 
     Raises:
-        UserError: the checkpoints hold different tensors.
+        UserError: the checkpoints hold different tensors, or are of different vocabularies.
     """
     result: dict[str, Any] = {}
     sums: list[dict[str, Tensor]] = []
@@ -174,6 +174,8 @@ def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:
             sums = [{name: _as_sum(tensor) for name, tensor in part.items()} for part in parts]
             kinds = [{name: tensor.dtype for name, tensor in part.items()} for part in parts]
             continue
+        if checkpoint["vocab"] != result["vocab"]:
+            raise UserError(f"{path}: has another vocabulary than {paths[0]}; average one model's own")
         for total, part in zip(sums, parts, strict=True):
             _add_part(total, part, path, paths[0])
     for key, total, dtypes in zip(("model", "generator"), sums, kinds, strict=True):

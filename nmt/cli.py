@@ -10,6 +10,7 @@ import argparse
 import copy
 import difflib
 import functools
+import glob
 import os
 import random
 import re
@@ -24,6 +25,8 @@ import yaml
 import shared_embeddings as se
 from nmt.errors import UserError
 
+# How words begin that are in no vocabulary file: transforms put them in, or they fill up the last multiple.
+NOT_IN_FILES = ("｟", "averyunlikelytoken")
 USER_ERRORS = (UserError, se.OptionError, OSError, AssertionError, ValueError, yaml.YAMLError)
 
 
@@ -41,18 +44,24 @@ def _command(function: Callable[[], None]) -> Callable[[], None]:
         except KeyboardInterrupt:
             print(f"{name}: interrupted", file=sys.stderr)
             sys.exit(130)
-        except USER_ERRORS as error:
-            _fail(name, error)
         except Exception as error:
-            # A spawned process hands its exception over as the text of a traceback.
-            found = re.search(
-                r"^(?:nmt\.errors\.UserError|[\w.]*OptionError): (.*)$", str(error), re.MULTILINE
-            )
-            if found is None:
+            told = _told_by_another_process(error)
+            if told is None and not isinstance(error, USER_ERRORS):
                 raise
-            _fail(name, UserError(found.group(1)))
+            _fail(name, told or error)
 
     return run
+
+
+def _told_by_another_process(error: Exception) -> UserError | None:
+    """Return the mistake of the user that a spawned process, or a worker of a data loader, hands over as the
+    text of a traceback, which ends with what was raised first. A worker's has the type of that.
+    """
+    text = str(error)
+    found = re.findall(r"^(?:nmt\.errors\.UserError|[\w.]*OptionError): (.*)$", text, re.MULTILINE)
+    if not found and isinstance(error, USER_ERRORS) and "Traceback (most recent call last)" in text:
+        found = re.findall(r"^[\w.]+: (.*)$", text, re.MULTILINE)
+    return UserError(found[-1]) if found else None
 
 
 def _fail(name: str, error: BaseException) -> None:
@@ -99,16 +108,18 @@ def _is_number(text: str) -> bool:
     return re.fullmatch(r"-\d+(\.\d+)?", text) is not None
 
 
-def _check_data(opt: Namespace) -> None:
-    """Check the corpora that the option ``data`` names.
+def _check_data(opt: Namespace) -> dict[str, dict[str, Any]]:
+    """Check the corpora that the option ``data`` names; returns them.
 
     Raises:
         UserError: see `nmt.data.check_corpora`.
     """
     from nmt.data import check_corpora
+    from nmt.plan import parse_text
 
-    corpora = yaml.safe_load(opt.data) if isinstance(opt.data, str) else opt.data
+    corpora = parse_text("data", opt.data, "{corpus: {path_src: train.en, path_tgt: train.de}}")
     check_corpora(corpora)
+    return corpora  # type: ignore[no-any-return]
 
 
 def _check_training(opt: Namespace) -> None:
@@ -117,27 +128,30 @@ def _check_training(opt: Namespace) -> None:
     Raises:
         UserError: names the option, what is wrong with it, and what to do.
     """
-    import torch
     from onmt.utils.parse import ArgumentParser
 
     from nmt import distillation
-    from nmt.files import read_checkpoint
+    from nmt.checks import check_processes, check_subword_files, check_training_numbers
+    from nmt.data import check_targets
+    from nmt.files import check_output, read_checkpoint
     from nmt.plan import OPTION_NAMES, check_combinations, check_sizes, parse_settings, read_plan
     from nmt.summarization.length_control import check_positions
     from nmt.vocabulary import read_vocabulary
 
-    _check_data(opt)
+    corpora = _check_data(opt)
+    if opt.model_task == "seq2seq":
+        check_targets(corpora)
     check_positions(opt)
-    if opt.gpu_ranks and not torch.cuda.is_available() and opt.gpu_backend != "gloo":
-        raise UserError(
-            f"gpu_ranks: {opt.gpu_ranks}, but torch finds no CUDA device; remove gpu_ranks and "
-            "world_size, or set gpu_backend: gloo to train several processes on the CPU"
-        )
+    check_training_numbers(opt)
+    check_subword_files(opt)
+    check_processes(opt)
+    check_output("save_model", f"{opt.save_model}_step_1.pt")
+    for name in ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]:
+        read_vocabulary(getattr(opt, name) or f"({name} is not set)", 1)
     if opt.train_from:
-        read_checkpoint(opt.train_from)
-    else:
-        for name in ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]:
-            read_vocabulary(getattr(opt, name) or f"({name} is not set)", 1)
+        checkpoint = read_checkpoint(opt.train_from)
+        if not opt.update_vocab:
+            _check_same_words(opt, checkpoint["vocab"])
     for name in OPTION_NAMES:
         setattr(opt, name, parse_settings(name, getattr(opt, name)))
     plan = read_plan(opt)
@@ -166,6 +180,26 @@ def _new_vocabularies(opt: Namespace) -> dict[str, Any]:
     return build_vocab(prepared, specials)  # type: ignore[no-any-return]
 
 
+def _check_same_words(opt: Namespace, found: dict[str, Any]) -> None:
+    """Refuse vocabulary files that lack words of the checkpoint that training goes on from.
+
+    Upstream takes the checkpoint's own words, so that texts of another vocabulary would read ``<unk>`` only.
+    The files may hold more words: those of a model that was trimmed, for instance.
+
+    Raises:
+        UserError: names a side, and a word of the checkpoint that the files lack.
+    """
+    vocabs = _new_vocabularies(opt)
+    for side in ("src", "tgt"):
+        words = [word for word in found.get(side) or () if not word.startswith(NOT_IN_FILES)]
+        lacking = [word for word in words if word not in vocabs[side]]
+        if lacking:
+            raise UserError(
+                f"{side}_vocab: lacks {len(lacking)} of the {len(words)} words of the checkpoint "
+                f"{opt.train_from}, such as {lacking[0]!r}; give the vocabulary that it was trained with"
+            )
+
+
 @_command
 def train() -> None:
     """``onmt_train``: train a translation model."""
@@ -185,9 +219,12 @@ def translate() -> None:
     """``onmt_translate``: translate a file."""
     import onmt.bin.translate
 
+    from nmt.checks import TRANSLATION, check_numbers, check_subword_files
     from nmt.translation import translate_file
 
     opt = _parse(onmt.bin.translate._get_parser())
+    check_numbers(opt, TRANSLATION)
+    check_subword_files(opt)
     translate_file(opt, onmt.bin.translate.translate)
 
 
@@ -199,6 +236,9 @@ def build_vocab() -> None:
     import onmt.bin.build_vocab
     import onmt.bin.train
 
+    from nmt.checks import check_subword_files
+    from nmt.files import check_output
+
     of_training = {
         string.lstrip("-")
         for action in onmt.bin.train._get_parser()._actions
@@ -206,21 +246,31 @@ def build_vocab() -> None:
     }
     opt = _parse(onmt.bin.build_vocab._get_parser(), known_elsewhere=of_training)
     _check_data(opt)
+    check_subword_files(opt)
     sides = ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]
     for side in sides:
         path = getattr(opt, side)
         if not path:
             raise UserError(f"{side}: is not set; name the file to write")
+        check_output(side, path)
         if os.path.exists(path) and not opt.overwrite:
             raise UserError(f"{side}: {path} is there already; add -overwrite, or name another file")
     wanted = {side: getattr(opt, side) for side in sides}
+    if len(set(wanted.values())) < len(sides):
+        raise UserError(
+            f"tgt_vocab: {opt.tgt_vocab} is the file of src_vocab, too; name another one, or set "
+            "share_vocab: true"
+        )
     fresh = {side: f"{path}.incomplete-{os.getpid()}" for side, path in wanted.items()}
     for side, path in fresh.items():
         setattr(opt, side, path)
     try:
         onmt.bin.build_vocab.build_vocab_main(opt)
         for side, path in fresh.items():
-            for file in Path(path).parent.glob(Path(path).name + "*"):
+            if not os.path.getsize(path):
+                raise UserError(f"{side}: would be empty; data has no pair with text on both sides")
+        for side, path in fresh.items():
+            for file in Path(path).parent.glob(glob.escape(Path(path).name) + "*"):
                 file.replace(str(file).replace(path, wanted[side]))
     finally:
         for path in fresh.values():
@@ -231,13 +281,14 @@ def build_vocab() -> None:
 def average_models() -> None:
     """``onmt_average_models``: average the weights of several checkpoints of one model."""
     from nmt.checkpoint import average_checkpoints
-    from nmt.files import save_checkpoint
+    from nmt.files import check_output, save_checkpoint
 
     parser = argparse.ArgumentParser(description="Average the weights of several checkpoints of one model")
     parser.add_argument("-models", "-m", "--models", nargs="+", required=True, help="checkpoints")
     parser.add_argument("-output", "-o", "--output", required=True, help="checkpoint to write")
     parser.add_argument("-fp32", "-f", "--fp32", action="store_true", help="store in single precision")
     opt = _parse(parser)
+    check_output("output", opt.output)
     save_checkpoint(average_checkpoints(opt.models, opt.fp32), opt.output)
 
 
@@ -246,19 +297,24 @@ def release_model() -> None:
     """``onmt_release_model``: keep what translation needs only, or export to CTranslate2."""
     from nmt.checkpoint import strip_checkpoint
     from nmt.export import export_ctranslate2
-    from nmt.files import save_checkpoint
+    from nmt.files import check_output, save_checkpoint
 
     parser = argparse.ArgumentParser(description="Release a translation model")
     parser.add_argument("--model", "-m", "-model", required=True, help="checkpoint")
     parser.add_argument("--output", "-o", "-output", required=True, help="file, or directory for CTranslate2")
     parser.add_argument("--format", "-format", choices=["pytorch", "ctranslate2"], default="pytorch")
     parser.add_argument(
-        "--quantization", "-q", choices=["int8", "int16", "float16", "int8_float16"], help="for CTranslate2"
+        "--quantization",
+        "-q",
+        "-quantization",
+        choices=["int8", "int16", "float16", "int8_float16"],
+        help="for CTranslate2",
     )
     opt = _parse(parser)
     if opt.format == "pytorch":
         if opt.quantization:
             raise UserError("quantization: has an effect with --format ctranslate2 only; remove it")
+        check_output("output", opt.output)
         save_checkpoint(strip_checkpoint(opt.model), opt.output)
     else:
         export_ctranslate2(opt.model, opt.output, opt.quantization)
@@ -269,5 +325,8 @@ def server() -> None:
     """``onmt_server``: serve translations over HTTP."""
     import onmt.bin.server
 
+    from nmt.checks import check_server_config
+
     opt = _parse(onmt.bin.server._get_parser())
+    check_server_config(opt.model_config)
     onmt.bin.server.start(opt.model_config, opt.url_root, opt.ip, opt.port, opt.debug)

@@ -9,18 +9,21 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from onmt.constants import CorpusName
 from onmt.inputters.dynamic_iterator import DynamicDatasetIter
 from onmt.inputters.text_corpus import ParallelCorpus
 from onmt.utils.logging import logger
 
 from nmt.errors import UserError
 
+BYTE_ORDER_MARK = "\ufeff"
+
 
 def clean_line(line: str) -> str:
     """Return a line with each run of white space of any kind (no-break, tab, carriage return) as one
-    space.
+    space, and without the mark that some editors put at the start of a text.
     """
-    return " ".join(line.split())
+    return " ".join(line.removeprefix(BYTE_ORDER_MARK).split())
 
 
 def count_lines(path: str) -> int:
@@ -71,7 +74,39 @@ def check_corpora(corpora: Any) -> None:
         paths = {side: corpus[side] for side in ("path_src", "path_tgt", "path_align") if corpus.get(side)}
         if not paths and not corpus.get("path_txt"):
             raise UserError(f"data: {name}: has no path_src; name the files of each corpus")
+        for side, path in paths.items():
+            if not isinstance(path, str):
+                raise UserError(f"data: {name}: {side} is {path!r}; wanted the path of one file")
         check_parallel(name, paths) if paths else None
+    _check_weights(corpora)
+
+
+def _check_weights(corpora: dict[str, dict[str, Any]]) -> None:
+    """Check that training has a corpus to read.
+
+    Raises:
+        UserError: a weight is no whole number, or nothing but validation has one above 0.
+    """
+    weights = {name: corpus.get("weight", 1) for name, corpus in corpora.items()}
+    for name, weight in weights.items():
+        if type(weight) is not int or weight < 0:
+            raise UserError(f"data: {name}: weight is {weight!r}; wanted a whole number of at least 0")
+    if not any(weight for name, weight in weights.items() if name != CorpusName.VALID):
+        raise UserError(
+            "data: there is no corpus to train on; name one with a weight of at least 1 beside "
+            f"`{CorpusName.VALID}`"
+        )
+
+
+def check_targets(corpora: dict[str, dict[str, Any]]) -> None:
+    """Check that every corpus has a target: upstream takes the source in its place and trains to copy.
+
+    Raises:
+        UserError: names the corpus without one.
+    """
+    for name, corpus in corpora.items():
+        if not corpus.get("path_tgt"):
+            raise UserError(f"data: {name}: has no path_tgt; name the file of its targets")
 
 
 class CleanCorpus(ParallelCorpus):  # type: ignore[misc]
@@ -94,11 +129,20 @@ class CleanCorpus(ParallelCorpus):  # type: ignore[misc]
                     continue
                 yield example
         except UnicodeDecodeError as error:
-            raise UserError(
-                f"data: {self.id}: a line is not UTF-8 ({error.reason}); convert the files"
-            ) from error
+            raise UserError(f"data: {self.id}: {self._undecodable()} ({error.reason}); convert it") from error
         if empty:
             logger.warning(f"{self.id}: left out {empty} pairs with an empty side")
+
+    def _undecodable(self) -> str:
+        """Say which line of which file is not UTF-8."""
+        for path in filter(None, (self.src, self.tgt, self.align)):
+            with open(path, "rb") as file:
+                for number, line in enumerate(file, 1):
+                    try:
+                        line.decode("utf-8")
+                    except UnicodeDecodeError:
+                        return f"{path}: line {number} is not UTF-8"
+        return "a line is not UTF-8"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -80,6 +81,8 @@ def export_ctranslate2(path: str, output: str, quantization: str | None) -> None
 
     import ctranslate2
 
+    if os.path.isfile(output):
+        raise UserError(f"output: {output} is a file; CTranslate2 wants a folder, name another one")
     checkpoint = dense_checkpoint(path)
     if has_length_control(checkpoint["opt"]):
         raise UserError(

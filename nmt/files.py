@@ -20,6 +20,29 @@ from shared_embeddings.files import UNREADABLE, first_line, save_tensors
 from shared_embeddings.storage import StorageError, unpack
 
 
+def check_output(option: str, path: str | os.PathLike[str]) -> None:
+    """Refuse a file that could not be written, before the work whose result goes there; makes its folder.
+
+    Args:
+        option: the name of the option, for messages.
+        path: of the file.
+
+    Raises:
+        UserError: it is a folder, or its own folder cannot be made or written to.
+    """
+    folder = Path(path).parent
+    if Path(path).is_dir():
+        raise UserError(f"{option}: {path} is a folder; name a file")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{option}: the folder {folder} cannot be made ({error.strerror}); name another one"
+        ) from error
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{option}: the folder {folder} cannot be written to; name another one")
+
+
 def write_atomically(path: str | os.PathLike[str], write: Callable[[str], None]) -> None:
     """Call ``write`` with a temporary name beside ``path``, then rename it to ``path``.
 

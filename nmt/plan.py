@@ -21,6 +21,14 @@ from nmt.errors import UserError
 OPTION_NAMES = ("embedding", "src_embedding", "tgt_embedding")
 EXAMPLE = "{method: funnel, rank: 64}"
 
+# What an embedding is built with beside its options, and where it comes from.
+GIVEN_BY = {
+    "num_embeddings": "the vocabulary",
+    "words": "the vocabulary",
+    "padding_idx": "the vocabulary",
+    "embedding_dim": "word_vec_size",
+}
+
 # Upstream options that would act on a plain table which is not there, and what to do instead.
 REFUSED = {
     "freeze_word_vecs_enc": "it would freeze an untrained embedding; remove it",
@@ -100,13 +108,18 @@ def parse_settings(name: str, value: Any) -> dict[str, Any] | None:
         value: a mapping, its YAML or Python spelling as a string, or ``None``.
 
     Raises:
-        UserError: the text is not a mapping, or names no method.
+        UserError: the text is not a mapping, or names no method; or a key is no option.
     """
     settings = parse_text(name, value, EXAMPLE)
     if settings is None:
         return None
     if not isinstance(settings, dict) or not isinstance(settings.get("method"), str):
         raise UserError(f"{name}: {value!r} does not name a method; write it like {EXAMPLE}")
+    for key in settings:
+        if not isinstance(key, str):
+            raise UserError(f"{name}: {key!r} is no option; write it like {EXAMPLE}")
+        if key in GIVEN_BY:
+            raise UserError(f"{name}: {key} follows from {GIVEN_BY[key]}; remove it")
     return dict(settings)
 
 

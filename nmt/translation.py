@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nmt.data import check_parallel, clean_line
 from nmt.errors import UserError
-from nmt.files import write_atomically
+from nmt.files import check_output, write_atomically
 from nmt.summarization.length_control import read_desired_lengths
 
 
@@ -46,8 +46,10 @@ def translate_file(opt: Namespace, translate: Callable[[Namespace], None]) -> No
         translate: translates the files that the options name.
 
     Raises:
-        UserError: a file is missing or not UTF-8, or source, target and desired lengths are not parallel.
+        UserError: a file is missing, not UTF-8 or cannot be written, or source, target and desired lengths
+            are not parallel.
     """
+    check_output("output", opt.output)
     if not os.path.isfile(opt.src):
         raise UserError(f"src: no such file: {opt.src}")
     sides = {"src": opt.src, **({"tgt": opt.tgt} if opt.tgt else {})}

@@ -21,6 +21,7 @@ bin.train.single_main                       `nmt.training.run`
 bin.train.spawned_train                     spawned processes import this package before upstream
 inputters.dynamic_iterator.DynamicDataset… likewise the workers of a data loader
 inputters.text_corpus.ParallelCorpus        white space of every kind, empty lines, bad UTF-8
+inputters.text_utils.parse_features *       text without features may hold the mark in front of them
 inputters.inputter._read_vocab_file         errors that name the file and the line
 modules.embeddings.PositionalEncoding       sentences longer than its table get a longer one
 utils.misc.use_gpu *                        several processes on a CPU over gloo
@@ -31,7 +32,7 @@ translate.TranslationBuilder.from_batch      scores of beam search can be writte
 inference_engine.InferenceEnginePY          models with copy attention translate
 utils.distributed.all_gather_list *         likewise: upstream's works on a GPU only
 opts.translate_opts *                       adds ``desired_length`` and ``desired_lengths``
-translate.translator.build_translator *     its lengths are checked against the model
+translate.translator.build_translator *     its lengths are checked against the model, its GPU is there
 translate.translator.Translator.translate…  each batch asks for its own lengths
 models.model.NMTModel.forward               in training, those of its targets
 decoders.transformer.Transformer…init_state lengths follow the rows of the decoder's state
@@ -62,6 +63,7 @@ import onmt.inputters
 import onmt.inputters.dynamic_iterator
 import onmt.inputters.inputter
 import onmt.inputters.text_corpus
+import onmt.inputters.text_utils
 import onmt.model_builder
 import onmt.models.model
 import onmt.models.model_saver
@@ -84,6 +86,7 @@ from torch import Tensor, nn
 
 from nmt import distillation
 from nmt.checkpoint import load_weights, read_safetensors, split_generator, write_step
+from nmt.checks import check_gpu
 from nmt.data import Batches, CleanCorpus
 from nmt.errors import UserError
 from nmt.files import allow_checkpoint_types, reading_checkpoint, with_plain_tensors
@@ -144,6 +147,7 @@ def install() -> None:
     onmt.bin.train.spawned_train = spawned_training
     onmt.inputters.dynamic_iterator.DynamicDatasetIter = Batches
     onmt.inputters.text_corpus.ParallelCorpus = CleanCorpus
+    _replace_everywhere(onmt.inputters.text_utils, "parse_features", _only_with_features)
     onmt.inputters.inputter._read_vocab_file = read_vocabulary
     _replace(onmt.modules.embeddings.PositionalEncoding, "forward", _with_growing_table)
     _replace_everywhere(onmt.utils.misc, "use_gpu", _only_with_cuda)
@@ -422,6 +426,17 @@ def _with_chunked_loss(original: Any) -> Any:
     return forward
 
 
+def _only_with_features(original: Any) -> Any:
+    """Take a line as it is where no features are asked for; upstream refuses the mark that separates them."""
+
+    def parse_features(line: str, n_feats: int = 0, defaults: Any = None) -> tuple[str, list[str] | None]:
+        if n_feats == 0:
+            return line.strip("\n"), None
+        return original(line, n_feats, defaults)  # type: ignore[no-any-return]
+
+    return parse_features
+
+
 def _with_growing_table(original: Any) -> Any:
     """Extend the sinusoids when a sentence is longer than their table."""
 
@@ -563,9 +578,10 @@ def _with_length_options(original: Any) -> Any:
 
 
 def _with_desired_lengths(original: Any) -> Any:
-    """Tell a translator the lengths that the options ask for."""
+    """Tell a translator the lengths that the options ask for; the GPU that they ask for must be there."""
 
     def build_translator(opt: Namespace, *args: Any, **kwargs: Any) -> Any:
+        check_gpu(opt)
         translator = original(opt, *args, **kwargs)
         length_control.prepare_translator(translator, opt)
         return translator

@@ -175,11 +175,18 @@ def _read_lines(path: str) -> list[str]:
     """Return the lines of a vocabulary file, of which there is at least one.
 
     Raises:
-        UserError: the file is missing or empty.
+        UserError: the file is missing, empty, or not UTF-8.
     """
     if not Path(path).is_file():
         raise UserError(f"vocabulary {path}: no such file; make it with onmt_build_vocab")
-    lines = Path(path).read_bytes().decode("utf-8", errors="strict").split("\n")
+    try:
+        # "-sig": some editors put a byte order mark at the start.
+        lines = Path(path).read_bytes().decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"vocabulary {path}: is not UTF-8 at byte {error.start}; convert it, or make it again with "
+            "onmt_build_vocab"
+        ) from error
     lines = [line.rstrip("\r") for line in lines]
     if lines and lines[-1] == "":
         lines.pop()

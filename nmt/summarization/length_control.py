@@ -155,7 +155,7 @@ def read_desired_lengths(opt: Namespace, lines: int) -> int | list[int] | None:
         raise UserError("desired_length: has no effect beside desired_lengths; remove one of the two")
     if not Path(path).is_file():
         raise UserError(f"desired_lengths: no such file: {path}")
-    texts = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    texts = Path(path).read_text(encoding="utf-8-sig", errors="replace").splitlines()
     if len(texts) != lines:
         raise UserError(f"desired_lengths: {path} has {len(texts)} lines, the source {lines}; wanted as many")
     lengths = []

@@ -63,6 +63,8 @@ class Settings:
             raise UserError(f"tokens is {self.tokens!r}; it must be one of {', '.join(TOKENS)}")
         if self.cut_bytes is not None and self.cut_bytes < 1:
             raise UserError(f"bytes is {self.cut_bytes}; it must be at least 1")
+        if self.seed < 0:
+            raise UserError(f"seed is {self.seed}; it must be at least 0")
         if self.stemming and self.tokens != "ascii":
             raise UserError(f"stemming is for English; with tokens {self.tokens}, turn it off")
 

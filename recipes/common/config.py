@@ -121,7 +121,7 @@ def read_yaml(path: Path) -> Any:
     """The content of a YAML file.
 
     Raises:
-        UserError: it cannot be read, or is not YAML.
+        UserError: it cannot be read, is not UTF-8, or is not YAML.
     """
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -129,6 +129,8 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path}: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}; convert it") from error
 
 
 def read_content(path: Path) -> Any:

@@ -13,6 +13,7 @@ from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
 from recipes.common.corpus import stream_lines, with_progress, write_lines
+from recipes.common.errors import UserError
 from shared_embeddings.files import write_text
 
 SEPARATOR = "@@"
@@ -24,8 +25,14 @@ MOST_LEARNED_FROM = 250_000
 
 
 def learn(texts: Iterable[Path], codes: Path, operations: int) -> None:
-    """Learn `operations` merges on all `texts` together and write them to `codes`."""
+    """Learn `operations` merges on all `texts` together and write them to `codes`.
+
+    Raises:
+        UserError: there is nothing to merge.
+    """
     counts = count_words(texts, MOST_COUNTED)
+    if all(len(word) == 1 for word in counts):
+        raise UserError("byte pairs cannot be learned: no word has two characters; give more text")
     frequent = nsmallest(MOST_LEARNED_FROM, counts.items(), key=lambda item: (-item[1], item[0]))
     words = io.StringIO("".join(f"{word} {count}\n" for word, count in sorted(frequent)))
     del counts, frequent

@@ -81,7 +81,8 @@ def _common_text(common: dict[str, Any], own: dict[str, Any]) -> str:
         "translate": {**common["translate"], **own.get("translate", {})},
     }
     head = "# Settings of all rows: what a row does not say itself. train.sh fills in data and paths."
-    return "\n".join([head, MADE, _yaml(content)])
+    notes = [line for note in common["notes"] for line in _comment(note)]
+    return "\n".join([head, *notes, MADE, _yaml(content)])
 
 
 def _row_text(paper: str, table: dict[str, Any], row: dict[str, Any]) -> str:

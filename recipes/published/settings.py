@@ -11,6 +11,7 @@ from recipes.common.errors import UserError
 from recipes.published.sources import FORMATS, Texts
 
 KINDS = ("bpe", "sentencepiece")
+MODELS = ("bpe", "unigram")
 Content = TypeVar("Content")
 
 
@@ -74,17 +75,21 @@ def read_settings(path: Path) -> Settings:
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: it must hold {', '.join(field.name for field in fields(Settings))}")
+    for name, kind in (("corpora", list), ("tests", list), ("pieces", dict)):
+        if not isinstance(content.get(name), kind) or not content[name]:
+            raise UserError(
+                f"{path}: {name} is {content.get(name)!r}; wanted a {kind.__name__} with something in it"
+            )
     parts = {
-        "corpora": tuple(_fill(path, Texts, each) for each in content.get("corpora", ())),
-        "tests": tuple(_fill(path, Texts, each) for each in content.get("tests", ())),
-        "pieces": {name: _fill(path, Pieces, each) for name, each in content.get("pieces", {}).items()},
+        "corpora": tuple(_fill(path, Texts, each) for each in content["corpora"]),
+        "tests": tuple(_fill(path, Texts, each) for each in content["tests"]),
+        "pieces": {name: _fill(path, Pieces, each) for name, each in content["pieces"].items()},
     }
     settings = _fill(path, Settings, {**content, **parts})
     for name in ("shard", "max_words", "sentences"):
-        if type(getattr(settings, name)) is not int or getattr(settings, name) < 1:
-            raise UserError(
-                f"{path}: {name} is {getattr(settings, name)!r}; wanted a whole number of at least 1"
-            )
+        _check_number(f"{path}: {name}", getattr(settings, name))
+    if type(settings.max_ratio) not in (int, float) or settings.max_ratio < 1:
+        raise UserError(f"{path}: max_ratio is {settings.max_ratio!r}; wanted a number of at least 1")
     for texts in (*settings.corpora, *settings.tests):
         if texts.format not in FORMATS:
             raise UserError(
@@ -93,7 +98,24 @@ def read_settings(path: Path) -> Settings:
     for name, pieces in settings.pieces.items():
         if pieces.kind not in KINDS:
             raise UserError(f"{path}: {name}: kind is {pieces.kind!r}; wanted {' or '.join(KINDS)}")
+        if pieces.model not in MODELS:
+            raise UserError(f"{path}: {name}: model is {pieces.model!r}; wanted {' or '.join(MODELS)}")
+        _check_number(f"{path}: {name}: size", pieces.size)
+        if not isinstance(pieces.classes, tuple):
+            raise UserError(f"{path}: {name}: classes is {pieces.classes!r}; wanted a list of numbers")
+        for number in pieces.classes:
+            _check_number(f"{path}: {name}: classes", number)
     return settings
+
+
+def _check_number(where: str, number: Any) -> None:
+    """Refuse what is no whole number of at least 1.
+
+    Raises:
+        UserError: says `where` it is.
+    """
+    if type(number) is not int or number < 1:
+        raise UserError(f"{where} is {number!r}; wanted a whole number of at least 1")
 
 
 def classes_file(number: int) -> str:

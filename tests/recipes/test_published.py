@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from recipes.common.config import read_row, row_names
-from recipes.common.errors import UserError
+from recipes.common.config import read_row, read_yaml, row_names
+from recipes.common.errors import UserError, run_main
 from recipes.common.results import REPOSITORY
-from recipes.common.subwords import count_words
+from recipes.common.subwords import count_words, learn
+from recipes.published import preprocess
 from recipes.published.generate import config_files, merged, read_tables
 from recipes.published.preprocess import clean, shards
 from recipes.published.rows import Machines, batch_size
@@ -45,6 +48,23 @@ def test_every_row_can_be_read_and_has_its_data(recipe: str) -> None:
             assert row.embedding["num_classes"] in pieces.classes
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_rows_train_as_their_papers_print(recipe: str) -> None:
+    """DeFINE takes OpenNMT-py's recommended settings, the others those of Vaswani et al. (2017).
+
+    There, the learning rate is D**-0.5 * min(step**-0.5, step * 4000**-1.5) without a factor, and dropout is
+    on sub-layers and on the sums with the positions, not on the attention.
+    """
+    names = ("learning_rate", "warmup_steps", "adam_beta2", "attention_dropout", "dropout", "label_smoothing")
+    for name in row_names(REPOSITORY / "recipes" / recipe / "configs"):
+        train = read_row(REPOSITORY / "recipes" / recipe / "configs", name).train
+        wanted = [1.0, 4000, 0.98, [0.0], [0.1], 0.1]
+        if name.startswith("define_"):
+            wanted = [2.0, 8000, 0.998, [0.1], [0.1], 0.1]
+        assert [train[option] for option in names] == wanted, name
+        assert train["decay_method"] == "noam"
+
+
 def test_rows_agree_with_the_ledger_about_embeddings() -> None:
     ledger = {(t["paper"], str(t["table"]), row["row"]): row for t in tables() for row in t["rows"]}
     compared = 0
@@ -65,6 +85,55 @@ def test_rows_agree_with_the_ledger_about_embeddings() -> None:
             assert table["vocabulary"] == known["embedding"]["num_embeddings"]
             compared += 1
     assert compared >= 45
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"corpora": None}, "corpora is None; wanted a list with something in it"),
+        ({"tests": "x"}, "tests is 'x'; wanted a list"),
+        ({"pieces": [1]}, r"pieces is \[1\]; wanted a dict"),
+        ({"pieces": {}}, r"pieces is \{\}; wanted a dict with something in it"),
+        ({"max_ratio": "x"}, "max_ratio is 'x'; wanted a number of at least 1"),
+        ({"pieces": {"a": {"kind": "bpe", "size": "x"}}}, "a: size is 'x'; wanted a whole number"),
+        ({"pieces": {"a": {"kind": "sentencepiece", "size": 9, "model": "word"}}}, "model is 'word'; wanted"),
+        ({"pieces": {"a": {"kind": "bpe", "size": 9, "classes": 3}}}, "classes is 3; wanted a list"),
+        (
+            {"pieces": {"a": {"kind": "bpe", "size": 9, "classes": [0]}}},
+            "classes is 0; wanted a whole number",
+        ),
+    ],
+)
+def test_settings_are_refused(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
+    content = read_yaml(REPOSITORY / "recipes" / "iwslt_pten" / "data.yaml")
+    path = tmp_path / "data.yaml"
+    path.write_text(yaml.safe_dump({**content, **changed}))
+    with pytest.raises(UserError, match=said):
+        read_settings(path)
+
+
+def test_settings_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data.yaml"
+    path.write_bytes(b"source: \xff\n")
+    with pytest.raises(UserError, match="data.yaml: not UTF-8 at byte 8"):
+        read_settings(path)
+
+
+def test_a_place_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RUNS", str(tmp_path / "file"))
+    assert run_main("preprocess", preprocess.main, ["iwslt_pten"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1 and told[0].startswith(f"preprocess: {tmp_path / 'file'}")
+
+
+def test_byte_pairs_need_words(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("a b c\n")
+    with pytest.raises(UserError, match="no word has two characters; give more text"):
+        learn([text], tmp_path / "codes", 10)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 8, 16])

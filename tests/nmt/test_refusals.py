@@ -1,0 +1,310 @@
+"""Mistakes that used to end in a traceback, in a line that told nothing, or in a model of the wrong thing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmt import cli
+from nmt.files import check_output, read_checkpoint
+from tests.nmt.conftest import Host, run
+
+FUNNEL = {"method": "funnel", "rank": 4}
+Trained = Callable[..., tuple[Host, Path]]
+Refusal = Callable[..., str]
+
+
+def corpora(host: Host, **changed: Any) -> dict[str, Any]:
+    """A training corpus, some of its settings changed; ``None`` takes one out."""
+    corpus = {**host._corpus("train"), **changed}
+    return {"corpus": {key: value for key, value in corpus.items() if value is not None}}
+
+
+# Data
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"path_tgt": None}, "data: corpus: has no path_tgt; name the file of its targets"),
+        ({"path_src": [1]}, "data: corpus: path_src is [1]; wanted the path of one file"),
+        ({"weight": 0}, "data: there is no corpus to train on; name one with a weight of at least 1"),
+        ({"weight": 1.5}, "data: corpus: weight is 1.5; wanted a whole number of at least 0"),
+        ({"weight": "two"}, "data: corpus: weight is 'two'; wanted a whole number"),
+    ],
+)
+def test_a_corpus_is_refused(changed: dict[str, Any], said: str, host: Host, refusal: Refusal) -> None:
+    config = host.config("model", embedding=FUNNEL, data=corpora(host, **changed))
+    assert said in refusal("onmt_train", "-config", str(config))
+
+
+def test_data_without_a_training_corpus_are_refused(host: Host, refusal: Refusal) -> None:
+    for data in ({}, {"valid": host._corpus("valid")}):
+        config = host.config("model", embedding=FUNNEL, data=data)
+        assert "there is no corpus to train on" in refusal("onmt_train", "-config", str(config))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_line_that_is_not_utf8_is_found(workers: int, host: Host, refusal: Refusal) -> None:
+    """Also where a worker of the data loader finds it, whose mistake comes as the text of a traceback."""
+    path = host.folder / "train.tgt"
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([*lines[:4], b"\xff", *lines[5:]]))
+    config = host.config("model", embedding=FUNNEL, num_workers=workers)
+    line = refusal("onmt_train", "-config", str(config))
+    assert line.endswith(f"data: corpus: {path}: line 5 is not UTF-8 (invalid start byte); convert it")
+
+
+def test_any_mistake_in_a_worker_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        "Caught FileNotFoundError in DataLoader worker process 0.\n"
+        "Original Traceback (most recent call last):\n"
+        '  File "worker.py", line 1, in load\n'
+        "FileNotFoundError: [Errno 2] No such file or directory: 'train.src'\n"
+    )
+
+    @cli._command
+    def fail() -> None:
+        raise FileNotFoundError(text)
+
+    with pytest.raises(SystemExit) as stop:
+        fail()
+    assert stop.value.code == 2
+    told = capsys.readouterr().err
+    assert told.endswith(": [Errno 2] No such file or directory: 'train.src'\n") and "Traceback" not in told
+
+
+def test_the_mark_of_features_is_text_where_there_are_none(host: Host) -> None:
+    text = ["w1￨w2 w3"] * 90
+    for name in ("train.src", "train.tgt", "test.src"):
+        host.write(name, text)
+    (host.folder / "vocab").unlink()
+    config = host.config("model", embedding=FUNNEL, train_steps=2, save_checkpoint_steps=2)
+    samples = str(host.folder / "samples")
+    run("onmt_build_vocab", "-config", str(config), "-n_sample", "-1", "-save_data", samples)
+    assert (host.folder / "vocab").read_text(encoding="utf-8").split() == ["w1￨w2", "180", "w3", "180"]
+    run("onmt_train", "-config", str(config))
+    assert len(host.translate(host.folder / "model_step_2.pt")) == 90
+
+
+def test_a_byte_order_mark_is_no_text(trained: Trained) -> None:
+    host, checkpoint = trained(embedding=FUNNEL)
+    plain, marked = "w1 w2\n", "\ufeffw1 w2\n"
+    for name, text in (("plain", plain), ("marked", marked)):
+        (host.folder / name).write_text(text, encoding="utf-8")
+    options = ("-min_length", "1")
+    assert host.translate(checkpoint, *options, source="plain") == host.translate(
+        checkpoint, *options, source="marked"
+    )
+    vocabulary = host.folder / "vocab"
+    (host.folder / "marked_vocab").write_text("\ufeff" + vocabulary.read_text(), encoding="utf-8")
+    fresh = host.train("fresh", embedding=FUNNEL, src_vocab=str(host.folder / "marked_vocab"))
+    assert read_checkpoint(fresh)["vocab"]["src"] == read_checkpoint(checkpoint)["vocab"]["src"]
+
+
+# Options of training
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"valid_steps": 0}, "valid_steps: 0 is too small; wanted at least 1"),
+        ({"report_every": 0}, "report_every: 0 is too small"),
+        ({"bucket_size": 0}, "bucket_size: 0 is too small"),
+        ({"batch_size": -3}, "batch_size: -3 is too small"),
+        ({"accum_count": [0]}, "accum_count: 0 is too small"),
+        ({"heads": 0}, "heads: 0 is too small"),
+        ({"train_steps": -1}, "train_steps: -1 is too small; wanted at least 0"),
+        ({"decay_method": "noam", "warmup_steps": 0}, "warmup_steps: 0 is too small"),
+        ({"world_size": 2}, "world_size: 2, but gpu_ranks names no process of this machine"),
+        ({"embedding": {**FUNNEL, "embedding_dim": 8}}, "embedding_dim follows from word_vec_size; remove"),
+        ({"embedding": dict([*FUNNEL.items(), (5, 3)])}, "embedding: 5 is no option; write it like"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_training_is_refused(options: dict[str, Any], said: str, host: Host, refusal: Refusal) -> None:
+    config = host.config("model", **{"embedding": FUNNEL, **options})
+    assert said in refusal("onmt_train", "-config", str(config))
+    assert not list(host.folder.glob("*.pt"))
+
+
+def test_more_processes_than_gpus_are_refused(
+    host: Host, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    config = host.config("model", embedding=FUNNEL, world_size=2, gpu_ranks=[0, 1])
+    line = refusal("onmt_train", "-config", str(config))
+    assert "gpu_ranks: [0, 1], but torch finds 1 CUDA devices" in line
+
+
+def test_a_vocabulary_that_is_not_utf8_is_named(host: Host, refusal: Refusal) -> None:
+    path = host.folder / "vocab"
+    path.write_bytes(b"w1\t5\n\xff\t3\n")
+    line = refusal("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
+    assert f"vocabulary {path}: is not UTF-8 at byte 5" in line
+
+
+def test_resuming_with_another_vocabulary_is_refused(trained: Trained, host: Host, refusal: Refusal) -> None:
+    _, checkpoint = trained(embedding=FUNNEL)
+    words = (host.folder / "vocab").read_text().splitlines()
+    other = host.write("other", [*words[1:], "x1\t2"])
+    config = host.config("again", embedding=FUNNEL, src_vocab=str(other), train_steps=7)
+    line = refusal("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
+    assert f"src_vocab: lacks 1 of the 84 words of the checkpoint {checkpoint}, such as 'w0'" in line
+    more = host.write("more", [*words, "x1\t2"])
+    config = host.config("again", embedding=FUNNEL, src_vocab=str(more), train_steps=7)
+    run("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
+    assert (host.folder / "again_step_7.pt").is_file()
+
+
+# Places to write to
+
+
+def test_no_work_is_done_for_a_file_that_cannot_be_written(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+) -> None:
+    import onmt.bin.translate
+
+    host, checkpoint = trained(embedding=FUNNEL)
+    monkeypatch.setattr(onmt.bin.translate, "translate", lambda opt: pytest.fail("it translates"))
+    monkeypatch.setattr("onmt.train_single.build_model", lambda *args: pytest.fail("it trains"))
+    monkeypatch.setattr("nmt.checkpoint.average_checkpoints", lambda *args: pytest.fail("it averages"))
+    file = str(host.folder / "test.src")
+    for path, said in ((str(host.folder), "is a folder; name a file"), (f"{file}/x", "cannot be made")):
+        for command, *arguments in (
+            ("onmt_translate", "-model", str(checkpoint), "-src", file),
+            ("onmt_average_models", "-models", str(checkpoint)),
+            ("onmt_release_model", "-model", str(checkpoint)),
+        ):
+            line = refusal(command, *arguments, "-output", path)
+            assert "output: " in line and said in line
+    config = host.config("model", embedding=FUNNEL, save_model=f"{file}/model")
+    assert "save_model: the folder" in refusal("onmt_train", "-config", str(config))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    with pytest.raises(ValueError, match="cannot be written to; name another one"):
+        check_output("output", tmp_path / "file")
+
+
+def test_a_file_is_no_place_for_ctranslate2(trained: Trained, refusal: Refusal) -> None:
+    host, checkpoint = trained(embedding=FUNNEL)
+    output = host.write("taken", ["kept"])
+    arguments = ["-model", str(checkpoint), "-output", str(output), "-format", "ctranslate2"]
+    line = refusal("onmt_release_model", *arguments, "-quantization", "int8")
+    assert f"output: {output} is a file" in line
+    assert output.read_text() == "kept\n"
+
+
+# Vocabularies
+
+
+def test_a_vocabulary_with_brackets_in_its_name_is_written(host: Host) -> None:
+    config = host.config("model", src_vocab=str(host.folder / "vocab[1]"))
+    samples = str(host.folder / "samples")
+    run("onmt_build_vocab", "-config", str(config), "-n_sample", "-1", "-save_data", samples)
+    assert len((host.folder / "vocab[1]").read_text().splitlines()) == 80
+    assert not list(host.folder.glob("*incomplete*"))
+
+
+def test_one_file_for_two_vocabularies_is_refused(host: Host, refusal: Refusal) -> None:
+    path = str(host.folder / "new")
+    config = host.config("model", share_vocab=False, src_vocab=path, tgt_vocab=path)
+    line = refusal("onmt_build_vocab", "-config", str(config), "-save_data", str(host.folder / "samples"))
+    assert f"tgt_vocab: {path} is the file of src_vocab, too" in line and "share_vocab" in line
+
+
+def test_an_empty_vocabulary_is_not_written(host: Host, refusal: Refusal) -> None:
+    for side in ("src", "tgt"):
+        host.write(f"train.{side}", [""] * 90)
+    path = host.folder / "new"
+    config = host.config("model", src_vocab=str(path))
+    arguments = ["-config", str(config), "-n_sample", "-1", "-save_data", str(host.folder / "samples")]
+    assert "src_vocab: would be empty; data has no pair" in refusal("onmt_build_vocab", *arguments)
+    assert not path.exists() and not list(host.folder.glob("*incomplete*"))
+
+
+# Options of translation, and several models
+
+
+@pytest.mark.parametrize("option", ["beam_size", "n_best", "max_length", "batch_size"])
+def test_a_search_for_nothing_is_refused(option: str, trained: Trained, refusal: Refusal) -> None:
+    host, checkpoint = trained(embedding=FUNNEL)
+    arguments = ["-model", str(checkpoint), "-src", str(host.folder / "test.src"), f"-{option}", "0"]
+    line = refusal("onmt_translate", *arguments, "-output", str(host.folder / "none"))
+    assert f"{option}: 0 is too small; wanted at least 1" in line
+
+
+@pytest.mark.parametrize("name", ["onmt_train", "onmt_build_vocab", "onmt_translate"])
+def test_a_subword_model_that_is_not_there_is_named(name: str, trained: Trained, refusal: Refusal) -> None:
+    host, checkpoint = trained(embedding=FUNNEL)
+    arguments = ["-config", str(host.config("new", embedding=FUNNEL))]
+    if name == "onmt_translate":
+        arguments = ["-model", str(checkpoint), "-src", str(host.folder / "test.src")]
+    elif name == "onmt_build_vocab":
+        arguments += ["-save_data", str(host.folder / "samples")]
+    options = ["-transforms", "sentencepiece", "-src_subword_model", "/nowhere.model"]
+    assert "src_subword_model: no such file: /nowhere.model" in refusal(name, *arguments, *options)
+
+
+def test_a_gpu_that_is_not_there_is_refused(trained: Trained, refusal: Refusal) -> None:
+    host, checkpoint = trained(embedding=FUNNEL)
+    number = torch.cuda.device_count()
+    arguments = ["-model", str(checkpoint), "-src", str(host.folder / "test.src"), "-gpu", str(number)]
+    line = refusal("onmt_translate", *arguments, "-output", str(host.folder / "none"))
+    assert f"gpu: {number}, but torch finds {number} CUDA devices" in line
+
+
+def test_models_of_different_vocabularies_have_no_mean(
+    trained: Trained, tmp_path: Path, refusal: Refusal
+) -> None:
+    _, checkpoint = trained(embedding=FUNNEL)
+    saved = read_checkpoint(checkpoint)
+    words = saved["vocab"]["src"]
+    saved["vocab"] = {**saved["vocab"], "src": words[::-1], "tgt": words[::-1]}
+    other, mean = tmp_path / "other.pt", tmp_path / "mean.pt"
+    torch.save(saved, other)
+    line = refusal("onmt_average_models", "-models", str(checkpoint), str(other), "-output", str(mean))
+    assert f"{other}: has another vocabulary than {checkpoint}" in line
+    assert not mean.exists()
+
+
+# The server
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[]", "has no list of models; write it like"),
+        ("{}", "has no list of models"),
+        ('{"models": "x"}', "has no list of models"),
+        ("{a", "is not JSON"),
+    ],
+)
+def test_a_configuration_of_the_server_is_refused(
+    content: str, said: str, tmp_path: Path, refusal: Refusal
+) -> None:
+    path = tmp_path / "server.json"
+    path.write_text(content)
+    line = refusal("onmt_server", "--model_config", str(path))
+    assert f"model_config: {path}: " in line and said in line
+
+
+def test_a_gpu_that_the_server_lacks_is_refused(trained: Trained, tmp_path: Path, refusal: Refusal) -> None:
+    _, checkpoint = trained(embedding=FUNNEL)
+    shutil.copy(checkpoint, tmp_path / "model.pt")
+    number = torch.cuda.device_count()
+    model = {"id": 1, "model": "model.pt", "load": True, "opt": {"gpu": number}}
+    path = tmp_path / "server.json"
+    path.write_text(json.dumps({"models_root": str(tmp_path), "models": [model]}))
+    assert f"gpu: {number}, but torch finds" in refusal("onmt_server", "--model_config", str(path))
