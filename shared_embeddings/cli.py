@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not known.takes_options:
             _refuse(rest)
         print(known.run(known, rest))
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, ImportError, OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
             return 0
