@@ -123,7 +123,8 @@ def product_quantisation(
     codes, centroids = [], []
     pieces = table.detach().float().cpu().view(words, num_groups, -1).unbind(1)
     for group, piece in enumerate(tqdm(pieces, desc="k-means", disable=not progress)):
-        means = KMeans(num_clusters, n_init=1, random_state=seed + group)
+        # Any whole number is a seed elsewhere; this takes 32 bits without a sign.
+        means = KMeans(num_clusters, n_init=1, random_state=(seed + group) % 2**32)
         codes.append(torch.from_numpy(means.fit_predict(piece.contiguous().numpy())).long())
         centroids.append(torch.from_numpy(means.cluster_centers_))
     return torch.stack(codes, dim=1).to(table.device), torch.stack(centroids).to(table)
@@ -166,7 +167,7 @@ def learn_codes(
     scaled = scaled / scaled.square().mean().sqrt().clamp(min=1e-12)
     with torch.random.fork_rng(devices=[table.device] if table.is_cuda else []), torch.enable_grad():
         torch.manual_seed(seed)
-        coder = _AutoEncoder(table.size(1), num_codebooks, codebook_size).to(table.device)
+        coder = _AutoEncoder(table.size(1), num_codebooks, codebook_size).to(scaled)
         optimizer = torch.optim.Adam(coder.parameters(), lr=_AUTOENCODER_RATE)
         for _ in tqdm(range(steps), desc="codes", disable=not progress):
             words = torch.randint(len(scaled), (_AUTOENCODER_BATCH,), device=scaled.device)
