@@ -131,8 +131,8 @@ class DefineEmbedding(SharedEmbedding):
 
     What the paper leaves open follows the authors' later code: a linear layer n -> n with a bias comes before
     the group transforms, and its output is the input that they are linked to; every group has its own
-    weights; a bias, layer normalisation and GELU follow each group transform; the reduction is linear with a
-    bias.
+    weights (see `GroupLinear`); a bias, layer normalisation and GELU follow each group transform; the
+    reduction is linear with a bias.
     """
 
     options: DefineOptions
