@@ -195,13 +195,13 @@ def frequency_groups(
     Each group has an equal share of all running text. The last group has the minimum rank, the others one in
     proportion to the average frequency of their words: ``min_rank * average / average of the last``; but none
     more than `max_rank`, or than at which the factors are as large as the group's own table,
-    ``V_g * D / (V_g + D)``.
+    ``V_g * D / (V_g + D)`` rounded up.
 
     Args:
         frequencies: ``(V,)`` from the highest to the lowest, positive, in any unit.
         num_groups: from 1 to V.
         min_rank, max_rank: `max_rank` is D / 2 when left out, with which the published settings of Distilled
-            Embedding give the published sizes (within 5 %).
+            Embedding give the published sizes (within 5 %), or `min_rank` where that is more.
         dim: D.
     """
     words = len(frequencies)
@@ -215,7 +215,7 @@ def frequency_groups(
     ends.append(words)
     sizes = tuple(end - start for start, end in pairwise(ends))
     averages = [float(np.mean(frequencies[start:end])) for start, end in pairwise(ends)]
-    highest = max(dim // 2, 1) if max_rank is None else max_rank
+    highest = max(dim // 2, min_rank) if max_rank is None else max_rank
     ranks = tuple(
         min(round(min_rank * average / averages[-1]), highest, math.ceil(size * dim / (size + dim)))
         for size, average in zip(sizes, averages)
