@@ -96,6 +96,19 @@ def test_sizes_that_memory_does_not_hold(
     assert "15.0 GiB" in refused(capsys, "params", "--method", "uncle", *SIZES, *asked)
 
 
+def test_wrong_paths_are_named_with_what_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    asked = ["compress", "--model", "model", "--method", "standard", "--output", "small", "--token-counts"]
+    for wrong, reason in (
+        (tmp_path / "none", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+        (file / "below", "Not a directory"),
+    ):
+        line = refused(capsys, *asked, str(wrong))
+        assert line == f"shared-embeddings: {wrong}: {reason}; check the path\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
