@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shared_embeddings.files import replacing
+from shared_embeddings.files import can_be_made, replacing
 from shared_embeddings.skipgram import Path, train_word_vectors
 
 if TYPE_CHECKING:
@@ -195,11 +195,10 @@ def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
         seed: of the first centres.
 
     Raises:
-        ValueError: more classes than different vectors, or numbers that are not finite.
+        ValueError: more classes than different vectors, an impossible seed, or numbers that are not finite.
         ImportError: scikit-learn is not installed.
     """
-    if num_classes < 1:
-        raise ValueError(f"num_classes is {num_classes}, but it must be at least 1; raise it")
+    _check_settings(num_classes, seed)
     if not np.isfinite(vectors).all():
         raise ValueError("word vectors hold numbers that are not finite; train them anew")
     seen = vectors.any(axis=1)
@@ -284,7 +283,7 @@ def make_classes(
         ImportError: gensim, scikit-learn or (for a figure) matplotlib is not installed.
     """
     words = read_vocabulary(vocab_file)
-    _check_before_work(len(words), num_classes, output, figure)
+    _check_before_work(len(words), num_classes, seed, [*texts, vocab_file], output, figure)
     vectors = train_word_vectors(texts, words, dim, window, epochs, seed)
     settings = {
         "texts": [os.path.basename(text) for text in texts],
@@ -313,19 +312,29 @@ def regroup(classes: Path, num_classes: int, output: Path, seed: int = 0, figure
         ValueError, ImportError: as in the functions that this calls.
     """
     known = WordClasses.load(classes)
-    _check_before_work(len(known.words), num_classes, output, figure)
+    _check_before_work(len(known.words), num_classes, seed, [], output, figure)
     clusters = cluster(known.vectors, num_classes, seed)
     settings = {**known.settings, "num_classes": num_classes, "seed": seed}
     return _write(WordClasses(known.words, *clusters, known.vectors, settings), output, figure)
 
 
-def _check_before_work(words: int, num_classes: int, output: Path, figure: Path | None) -> None:
+def _check_settings(num_classes: int, seed: int) -> None:
+    """Raise ValueError for a number of classes, or a seed, that cannot be."""
+    if num_classes < 1:
+        raise ValueError(f"num_classes is {num_classes}, but it must be at least 1; raise it")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed is {seed}, but it must be at least 0 and below 2**32; choose another number")
+
+
+def _check_before_work(
+    words: int, num_classes: int, seed: int, inputs: Sequence[Path], output: Path, figure: Path | None
+) -> None:
     """Raise at once what would otherwise be raised in the end."""
     _kmeans()
-    _check_target(output)
+    _check_targets(output, figure, inputs)
     if figure is not None:
         _figure()
-        _check_target(figure)
+    _check_settings(num_classes, seed)
     if num_classes > words:
         raise ValueError(f"num_classes is {num_classes}, more than the {words} words; lower it")
 
@@ -453,14 +462,15 @@ def _figure() -> Any:
     return Figure
 
 
-def _check_target(path: Path) -> None:
-    """Raise ValueError unless a file of this name can be written."""
-    folder = os.path.dirname(os.path.abspath(path))
-    existing = folder
-    while not os.path.lexists(existing):
-        existing = os.path.dirname(existing)
-    if os.path.isdir(path) or not os.path.isdir(existing) or not os.access(existing, os.W_OK):
-        raise ValueError(f"output {path}: cannot be written; give a file in a folder that can")
+def _check_targets(output: Path, figure: Path | None, inputs: Sequence[Path]) -> None:
+    """Raise ValueError unless files of these names can be written, and are none that are read."""
+    taken = {os.path.realpath(path) for path in inputs}
+    for path in (output,) if figure is None else (output, figure):
+        if os.path.isdir(path) or not can_be_made(path):
+            raise ValueError(f"output {path}: cannot be written; give a file in a folder that can")
+        if os.path.realpath(path) in taken:
+            raise ValueError(f"output {path}: is another file of this command; name a new one")
+        taken.add(os.path.realpath(path))
 
 
 def _without_count(line: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from shared_embeddings.commands import catalogue, classes, compress, correlation, similarity, trim
 from shared_embeddings.commands.arguments import USER_ERROR, Parser
 
+_WRONG_PATH = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 when it worked, 2 with one line on stderr for a mistake of the user."""
@@ -17,16 +19,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not known.takes_options:
             _refuse(rest)
         print(known.run(known, rest))
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, ImportError, OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
             return 0
-        print(f"{parser.prog}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{parser.prog}: {_in_one_line(error)}", file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted; nothing was left half-written", file=sys.stderr)
         return 130
     return 0
+
+
+def _in_one_line(error: Exception) -> str:
+    """What an error says, in one line; where it is about a path, that first, and what to do."""
+    if isinstance(error, _WRONG_PATH) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; check the path"
+    return " ".join(str(error).split())
 
 
 def _parser() -> Parser:

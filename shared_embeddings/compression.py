@@ -26,7 +26,7 @@ from shared_embeddings.compression_report import (
     relative_error,
 )
 from shared_embeddings.compression_targets import Target, options_within
-from shared_embeddings.files import bytes_on_disk, first_line, write_text
+from shared_embeddings.files import bytes_on_disk, can_be_made, first_line, write_text
 from shared_embeddings.fitting import fit
 from shared_embeddings.interface import SharedEmbedding
 from shared_embeddings.options import OptionError
@@ -250,16 +250,22 @@ def _checked_options(
 
 
 def _check_paths(inputs: Sequence[Path], outputs: Sequence[Path], report: Path | None, force: bool) -> None:
-    """Refuse to write over the input, or over anything unless `force`; models may be folders."""
+    """Refuse to write over the input, over anything unless `force`, or where nothing can be written.
+
+    Models may be folders.
+    """
     read = {file.resolve() for file in inputs}
     is_folder = any(file.is_dir() for file in inputs)
     written = [*outputs, *([] if report is None else [report])]
     for file in written:
-        if file.resolve() in read or any(file.resolve() in source.parents for source in read):
+        place = file.resolve()
+        if any(place == source or place in source.parents or source in place.parents for source in read):
             raise ValueError(f"output {file}: is a file of the model that is read; name another one")
         if file.is_dir() and (file == report or not is_folder):
             raise ValueError(f"output {file}: is a folder; name a file")
         if file.exists() and not force:
             raise ValueError(f"output {file}: is there already; add --force, or name another file")
+        if not can_be_made(file):
+            raise ValueError(f"output {file}: cannot be written; name a file in a folder that can")
     if len({file.resolve() for file in written}) < len(written):
         raise ValueError(f"output {report}: is both the model and its report; name two files")

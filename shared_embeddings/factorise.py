@@ -123,7 +123,8 @@ def product_quantisation(
     codes, centroids = [], []
     pieces = table.detach().float().cpu().view(words, num_groups, -1).unbind(1)
     for group, piece in enumerate(tqdm(pieces, desc="k-means", disable=not progress)):
-        means = KMeans(num_clusters, n_init=1, random_state=seed + group)
+        # Any whole number is a seed elsewhere; this takes 32 bits without a sign.
+        means = KMeans(num_clusters, n_init=1, random_state=(seed + group) % 2**32)
         codes.append(torch.from_numpy(means.fit_predict(piece.contiguous().numpy())).long())
         centroids.append(torch.from_numpy(means.cluster_centers_))
     return torch.stack(codes, dim=1).to(table.device), torch.stack(centroids).to(table)
@@ -166,7 +167,7 @@ def learn_codes(
     scaled = scaled / scaled.square().mean().sqrt().clamp(min=1e-12)
     with torch.random.fork_rng(devices=[table.device] if table.is_cuda else []), torch.enable_grad():
         torch.manual_seed(seed)
-        coder = _AutoEncoder(table.size(1), num_codebooks, codebook_size).to(table.device)
+        coder = _AutoEncoder(table.size(1), num_codebooks, codebook_size).to(scaled)
         optimizer = torch.optim.Adam(coder.parameters(), lr=_AUTOENCODER_RATE)
         for _ in tqdm(range(steps), desc="codes", disable=not progress):
             words = torch.randint(len(scaled), (_AUTOENCODER_BATCH,), device=scaled.device)
@@ -194,13 +195,13 @@ def frequency_groups(
     Each group has an equal share of all running text. The last group has the minimum rank, the others one in
     proportion to the average frequency of their words: ``min_rank * average / average of the last``; but none
     more than `max_rank`, or than at which the factors are as large as the group's own table,
-    ``V_g * D / (V_g + D)``.
+    ``V_g * D / (V_g + D)`` rounded up.
 
     Args:
         frequencies: ``(V,)`` from the highest to the lowest, positive, in any unit.
         num_groups: from 1 to V.
         min_rank, max_rank: `max_rank` is D / 2 when left out, with which the published settings of Distilled
-            Embedding give the published sizes (within 5 %).
+            Embedding give the published sizes (within 5 %), or `min_rank` where that is more.
         dim: D.
     """
     words = len(frequencies)
@@ -214,7 +215,7 @@ def frequency_groups(
     ends.append(words)
     sizes = tuple(end - start for start, end in pairwise(ends))
     averages = [float(np.mean(frequencies[start:end])) for start, end in pairwise(ends)]
-    highest = max(dim // 2, 1) if max_rank is None else max_rank
+    highest = max(dim // 2, min_rank) if max_rank is None else max_rank
     ranks = tuple(
         min(round(min_rank * average / averages[-1]), highest, math.ceil(size * dim / (size + dim)))
         for size, average in zip(sizes, averages)

@@ -40,6 +40,14 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def can_be_made(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a folder for `path`, or one can be made, in which files can be written."""
+    folder = os.path.dirname(os.path.abspath(path))
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    return os.path.isdir(folder) and os.access(folder, os.W_OK)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` as UTF-8 with unchanged line ends, completely or not at all."""
     with replacing(path) as temporary:

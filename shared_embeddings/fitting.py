@@ -12,6 +12,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -84,11 +85,11 @@ class FitTask:
     progress: bool
 
     def build(self) -> Any:
-        """A new embedding with the options that were asked for, on the teacher's device."""
+        """A new embedding with the options that were asked for, in the teacher's type and on its device."""
         return self.build_with(self.options)
 
     def build_with(self, options: dict[str, Any]) -> Any:
-        """A new embedding of the method with other options, on the teacher's device."""
+        """A new embedding of the method with other options, in the teacher's type and on its device."""
         vocabulary, width = self.teacher.shape
         module = build(
             self.method,
@@ -97,7 +98,7 @@ class FitTask:
             padding_idx=self.padding_idx,
             **options,
         )
-        return module.to(self.teacher.device)
+        return module.to(self.teacher.device, self.teacher.dtype)
 
     def words(self) -> Tensor:
         """The ids of all words that have a vector."""
@@ -113,6 +114,9 @@ class FitTask:
         return dataclasses.replace(self, teacher=self.teacher / scale), scale
 
 
+# Whatever the caller computes without gradients, a fit needs them.
+@torch.inference_mode(False)
+@torch.enable_grad()
 def fit(
     method: str,
     teacher: Tensor,
@@ -145,16 +149,19 @@ def fit(
 
     Raises:
         OptionError: as in `build`.
-        ValueError: a teacher that is no finite table, or counts that do not fit it.
+        ValueError: a teacher that is no finite table, counts that do not fit it, or steps or a seed that
+            cannot be.
     """
     # The fitters need what is defined here.
     from shared_embeddings import fitters
 
     embedding_class = method_class(method)
-    if steps is not None and steps < 1:
-        raise ValueError(f"steps is {steps}, but gradient descent needs at least 1")
+    if steps is not None and (not isinstance(steps, Integral) or steps < 1):
+        raise ValueError(f"steps is {steps!r}, but gradient descent needs a whole number of at least 1")
+    if not isinstance(seed, Integral) or not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed is {seed!r}, but it must be a whole number of at most 64 bits")
     table = _checked_teacher(teacher, padding_idx)
-    counts = _checked_counts(token_counts, table.size(0))
+    counts = _checked_counts(token_counts, table)
     given = dict(options)
     if words is not None:
         given = options_for_words(embedding_class, given, words, table.size(0))
@@ -275,7 +282,8 @@ def _checked_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
         shape = tuple(teacher.shape) if isinstance(teacher, Tensor) else type(teacher).__name__
         raise ValueError(f"the teacher is {shape}, but it must be a table of words by dimensions")
     table = teacher.detach().float().clone()
-    if padding_idx is not None and 0 <= padding_idx < len(table):
+    # What is no word is for `build` to refuse.
+    if isinstance(padding_idx, Integral) and 0 <= padding_idx < len(table):
         table[padding_idx] = 0.0
     broken = (~table.isfinite()).any(dim=1).nonzero().flatten()
     if len(broken):
@@ -286,14 +294,14 @@ def _checked_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
     return table
 
 
-def _checked_counts(token_counts: Tensor | None, vocabulary: int) -> Tensor | None:
-    """Counts as a double tensor ``(V,)``, or ValueError."""
+def _checked_counts(token_counts: Tensor | None, table: Tensor) -> Tensor | None:
+    """Counts as a double tensor ``(V,)`` where the table ``(V, D)`` is, or ValueError."""
     if token_counts is None:
         return None
-    counts = torch.as_tensor(token_counts).double()
-    if counts.shape != (vocabulary,):
+    counts = torch.as_tensor(token_counts).to(table.device, torch.float64)
+    if counts.shape != (len(table),):
         raise ValueError(
-            f"token_counts has the shape {tuple(counts.shape)}, but the table has {vocabulary} words; "
+            f"token_counts has the shape {tuple(counts.shape)}, but the table has {len(table)} words; "
             "give one count per word"
         )
     if not bool(counts.isfinite().all()) or bool((counts < 0).any()) or not bool((counts > 0).any()):

@@ -65,7 +65,9 @@ class GroupLinear(nn.Module):
     """A group linear transform (appendix A.1), then layer normalisation and GELU.
 
     The input is cut into g chunks, chunk i is multiplied by its own matrix ``(inputs / g, outputs / g)``, and
-    the results are put together; every output has a bias.
+    the results are put together; every output has a bias. Appendix A.1 writes one such matrix W for all
+    chunks; the groups have one each in the group transform of Mehta et al. (2018) that Eq. 1 refers to, and
+    in the authors' later code.
     """
 
     def __init__(self, plan: LayerPlan) -> None:

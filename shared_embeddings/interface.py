@@ -210,8 +210,10 @@ class SharedEmbedding(CachingModule):
         """The vectors ``(..., D)`` of word ids ``(...)``.
 
         Raises:
+            TypeError: the ids are of another type than int64 or int32.
             IndexError: an id is no word (on a CPU).
         """
+        _check_type("ids", ids)
         flat = ids.reshape(-1)
         if not self.is_deep:
             vectors = self._without_padding(self.rows(flat), flat)
@@ -259,6 +261,7 @@ class SharedEmbedding(CachingModule):
 
         Raises:
             ValueError: shapes that do not fit, an unknown reduction, or a label smoothing outside 0 to 1.
+            TypeError: the targets are of another type than int64 or int32.
             IndexError: a target is no word (on a CPU).
         """
         asked = (targets, ignore_index, label_smoothing, reduction)
@@ -318,9 +321,15 @@ class SharedEmbedding(CachingModule):
 
         Raises:
             RuntimeError: this embedding has no bias, see the option `output_bias`.
+            ValueError: the bias has another shape.
         """
         if self.bias is None:
             raise RuntimeError(f"this {self.method} embedding has no bias: build it with output_bias=True")
+        if bias.shape != self.bias.shape:
+            raise ValueError(
+                f"the bias has shape {tuple(bias.shape)}, but there are {self.num_embeddings} words: give "
+                "one number for each"
+            )
         with torch.no_grad():
             self.bias.copy_(bias)
 
@@ -399,14 +408,18 @@ class SharedEmbedding(CachingModule):
 
     def check_hidden(self, hidden: Tensor) -> None:
         """Raise ValueError unless the hidden states are ``(..., S)``."""
-        if hidden.size(-1) != self.score_dim:
+        width = hidden.size(-1) if hidden.dim() else 0
+        if width != self.score_dim:
             raise ValueError(
-                f"hidden states have {hidden.size(-1)} dimensions, but this {self.method} embedding scores "
+                f"hidden states have {width} dimensions, but this {self.method} embedding scores "
                 f"{self.score_dim}: project them first"
             )
 
     def check_shapes(self, hidden: Tensor, targets: Tensor) -> None:
-        """Raise ValueError unless hidden states are ``(..., S)`` and targets ``(...)``."""
+        """Raise ValueError unless hidden states are ``(..., S)`` and targets ``(...)``, TypeError for other
+        targets than ids.
+        """
+        _check_type("targets", targets)
         self.check_hidden(hidden)
         if hidden.shape[:-1] != targets.shape:
             raise ValueError(
@@ -423,6 +436,12 @@ class SharedEmbedding(CachingModule):
         """The output factors, cached in inference."""
         self.check_output()
         return self.cached("output", self.output_factors)
+
+
+def _check_type(name: str, ids: Tensor) -> None:
+    """Raise TypeError for ids of words that are no integers of 64 or 32 bits."""
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{name} are of type {ids.dtype}, but words are told by int64 or int32: use .long()")
 
 
 def zero_padding_row(table: Tensor, padding_idx: int | None) -> None:

@@ -8,6 +8,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union
 
 T = TypeVar("T")
@@ -89,6 +90,14 @@ def require_at_least(name: str, value: float | None, minimum: float) -> None:
     )
 
 
+def require_seed(seed: int) -> None:
+    """Raise `OptionError` unless option 'seed' is one that torch's random numbers can start from."""
+    require(
+        0 <= seed < 2**64,
+        f"option 'seed' is {seed}, but it must be at least 0 and below 2**64; choose another number",
+    )
+
+
 def require_rank(rank: int, embedding_dim: int) -> None:
     """Raise `OptionError` unless 1 <= `rank` <= D: a rank above D would only add parameters."""
     require_at_least("rank", rank, 1)
@@ -162,17 +171,27 @@ def _matched_plain(value: object, wanted: type) -> object:
     """`value` as one of the plain types an option may have; TypeError when it is another."""
     if wanted is types.NoneType and value is None:
         return None
-    if wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise TypeError
-        return float(value)
-    if wanted is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
+    # Numbers of NumPy count, too; plain ones go into checkpoints and JSON.
+    if wanted is float and isinstance(value, Real) and not isinstance(value, bool):
+        return _finite(value)
+    if wanted is int and isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
     if wanted in (bool, str) and isinstance(value, wanted):
         return value
     if wanted in (Mapping, dict) and isinstance(value, Mapping):
         return dict(value)
     raise TypeError
+
+
+def _finite(value: Real) -> float:
+    """`value` as a float; TypeError where it is infinite, too large for one, or no number."""
+    try:
+        number = float(value)
+    except OverflowError:
+        raise TypeError from None
+    if not math.isfinite(number):
+        raise TypeError
+    return number
 
 
 def _unknown_option(method: str, name: str, valid: list[str]) -> str:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 EmbeddingClass = TypeVar("EmbeddingClass", bound="type[SharedEmbedding]")
 
+# More words, or dimensions, are a slip of the pen: 32 bits could not number them.
+_LARGEST_SIZE = 2**31 - 1
+
 _registered: dict[str, type[SharedEmbedding]] = {}
 
 
@@ -47,7 +50,8 @@ def method_class(method: str) -> type[SharedEmbedding]:
         OptionError: there is no such method.
     """
     names = methods()
-    if method not in _registered:
+    # What a configuration holds may be no name at all, such as a list.
+    if method not in names:
         close = difflib.get_close_matches(str(method), names, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         raise OptionError(f"unknown embedding method {method!r}.{hint} Methods: {', '.join(names)}")
@@ -153,8 +157,11 @@ def options_for_words(
 def _checked_sizes(method: str, num_embeddings: int, embedding_dim: int) -> tuple[int, int]:
     """(V, D) as plain ints, or `OptionError`."""
     for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-            raise OptionError(f"{method}: '{name}' is {value!r}, but it must be a whole number of at least 1")
+        is_number = isinstance(value, Integral) and not isinstance(value, bool)
+        if not is_number or not 1 <= value <= _LARGEST_SIZE:
+            raise OptionError(
+                f"{method}: '{name}' is {value!r}, but it must be a whole number from 1 to {_LARGEST_SIZE}"
+            )
     return int(num_embeddings), int(embedding_dim)
 
 

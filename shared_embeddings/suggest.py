@@ -287,7 +287,8 @@ def three_factors_above(number: int) -> tuple[int, int, int]:
 
 def three_factors(number: int) -> tuple[int, int, int]:
     """Three factors, ascending, whose product is `number`, the largest as small as possible."""
-    divisors = [factor for factor in range(1, number + 1) if number % factor == 0]
+    lower = [factor for factor in range(1, math.isqrt(number) + 1) if number % factor == 0]
+    divisors = sorted({*lower, *(number // factor for factor in lower)})
     pairs = product(divisors, repeat=2)
     shapes = {tuple(sorted((a, b, number // (a * b)))) for a, b in pairs if number % (a * b) == 0}
     a, b, c = min(shapes, key=lambda shape: (shape[2], shape[2] - shape[0]))

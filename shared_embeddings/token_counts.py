@@ -12,6 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+# Of a count: so many always fit into 64 bits.
+_MOST_DIGITS = 18
+
 
 def read_counts(path: Path) -> dict[str, int]:
     """The counts of a file with a word, a tab or a space, and its count on every line.
@@ -23,7 +26,7 @@ def read_counts(path: Path) -> dict[str, int]:
     counts: dict[str, int] = {}
     for number, line in enumerate(_lines(path), 1):
         word, separator, count = _split(line)
-        if not word or not separator or not count.isdecimal():
+        if not word or not separator or not count.isdecimal() or len(count) > _MOST_DIGITS:
             raise ValueError(
                 f"token counts {path}: line {number} is {line[:60]!r}, wanted a word, a tab and its count; "
                 "correct it, or give the text itself with --text"

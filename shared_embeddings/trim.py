@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from shared_embeddings.compression_hosts import find_host
+from shared_embeddings.files import can_be_made
 from shared_embeddings.trim_hosts import GROUP, TrimmableModel, Vocabulary
 from shared_embeddings.trim_report import Coverage, TrimmedVocabulary, TrimReport
 
@@ -247,10 +248,12 @@ def _coverage(trained: TrimmableModel, vocabulary: Vocabulary, path: Path, kept:
 
 
 def _check_free(paths: Sequence[Path]) -> None:
-    """Refuse to write over anything."""
+    """Refuse to write over anything, or where nothing can be written."""
     for path in paths:
         if path.exists():
             raise ValueError(f"output {path}: is there already; name another one, or remove it")
+        if not can_be_made(path):
+            raise ValueError(f"output {path}: cannot be written; name one in a folder that can")
 
 
 def _map_text(kept: Tensor) -> str:

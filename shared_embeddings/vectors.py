@@ -132,6 +132,8 @@ def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
             count, dim = (int(field) for field in line.split())
             wanted, expected = dim, min(count, limit or count)
             continue
+        if line.startswith(b" "):
+            raise ValueError(f"vectors {path}: line {number} begins with a space, not a word; correct it")
         dim = line.rstrip().count(b" ")
         wanted = wanted or dim
         if dim != wanted or dim == 0:
@@ -143,6 +145,12 @@ def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
         raise ValueError(
             f"vectors {path}: its first line tells of {expected} words, but there are {number - 1}; it is "
             "cut short"
+        )
+    if expected is not None and limit is None and number - 1 > expected:
+        # gensim would pass over the rest.
+        raise ValueError(
+            f"vectors {path}: its first line tells of {expected} words, but there are {number - 1}; correct "
+            "that line"
         )
 
 

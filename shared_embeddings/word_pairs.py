@@ -60,7 +60,11 @@ def read_pairs(path: Path) -> WordPairs:
 def _pair(line: str) -> WordPair | None:
     """The pair of a line; None where there are no two words with a number behind them."""
     separator = next((mark for mark in "\t;," if mark in line), None)
-    fields = line.split() if separator is None else next(csv.reader([line], delimiter=separator))
+    try:
+        fields = line.split() if separator is None else next(csv.reader([line], delimiter=separator))
+    except csv.Error:
+        # A field that is longer than any word.
+        return None
     fields = [field.strip() for field in fields]
     score = next((number for number in map(_number, fields[2:]) if number is not None), None)
     if score is None or not fields[0] or not fields[1]:

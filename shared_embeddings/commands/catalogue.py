@@ -10,8 +10,11 @@ import typing
 import torch
 
 from shared_embeddings.commands.arguments import OPTIONS_FOLLOW, Parser, add, read_options
-from shared_embeddings.options import describe_type
+from shared_embeddings.options import OptionError, describe_type
 from shared_embeddings.registry import build, expected_count, method_class, methods, options
+
+# What `build` takes beside options, and this command in another way or not at all.
+_NO_OPTIONS = ("num_embeddings", "embedding_dim", "words")
 
 
 def register(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -65,6 +68,11 @@ def describe_parameters(
     """
     from shared_embeddings.breakdown import describe_storage, storage_breakdown
 
+    for name in _NO_OPTIONS:
+        if name in given:
+            raise OptionError(
+                f"'{name}' is no option of a method; leave it out (--vocab-size and --dim give the size)"
+            )
     sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
     with torch.device("meta"):
         embedding = build(method, **sizes, **given)  # type: ignore[arg-type]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from shared_embeddings.files import first_line
@@ -20,6 +21,18 @@ INDEX = "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 # Weights that transformers reads by unpickling.
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turn whatever a damaged model makes the libraries raise into a ValueError that names it."""
+    try:
+        yield
+    except (ValueError, ImportError):
+        raise
+    # Which errors there are depends on the class of the model.
+    except Exception as error:
+        raise ValueError(f"model {folder}: cannot be read ({first_line(error)})") from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -58,7 +71,7 @@ def weight_files(folder: Path) -> list[Path]:
     """
     if (folder / INDEX).is_file():
         try:
-            names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+            names = sorted({str(name) for name in read_json(folder / INDEX)["weight_map"].values()})
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{folder / INDEX}: is no index of weights; copy it anew") from error
     else:
@@ -89,11 +102,12 @@ def model_class(folder: Path, config: dict[str, Any]) -> Any:
         ValueError: it names none, or one that transformers does not have; code in the folder is never run.
     """
     library = transformers()
-    names = config.get("architectures") or [None]
-    found = getattr(library, str(names[0]), None)
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    found = getattr(library, str(name), None)
     if not isinstance(found, type) or not issubclass(found, library.PreTrainedModel):
         raise ValueError(
-            f"model {folder}: its class {names[0]} is not in transformers {library.__version__}, and code "
+            f"model {folder}: its class {name} is not in transformers {library.__version__}, and code "
             "that comes with a model is not run; name a model of the library"
         )
     return found
@@ -111,13 +125,11 @@ def read_model(folder: Path, chosen: Any, **settings: Any) -> Any:
     files = weight_files(folder)
     safe = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
     settings = {"dtype": "auto", **settings, **safe, "output_loading_info": True}
-    try:
+    with reading(folder):
         if any(HEADER in tensor_names(file) for file in files):
             model, found = _from_packed(folder, files, chosen, settings)
         else:
             model, found = chosen.from_pretrained(folder, **settings)
-    except (RuntimeError, OSError, LookupError, TypeError, SafetensorError) as error:
-        raise ValueError(f"model {folder}: cannot be read ({first_line(error)})") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if found[kind]:
             raise ValueError(

@@ -157,7 +157,8 @@ class FolderModel:
         return [self.path]
 
     def files(self, path: Path) -> list[Path]:
-        """The one folder of a model that is called `path`."""
+        """The one folder of a model that is called `path`; ValueError where something else would be lost."""
+        check_output(path, force=True)
         return [path]
 
     def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shared_embeddings.files import first_line
 from shared_embeddings.hf.entry import ENTRY
-from shared_embeddings.hf.folder import GENERATION, INDEX, model_class, read_config, read_json
+from shared_embeddings.hf.folder import GENERATION, INDEX, model_class, read_config, read_json, reading
 from shared_embeddings.hf.saving import replacing_folder
 from shared_embeddings.hf.token_ids import named_ids, with_new_ids
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
@@ -44,7 +44,8 @@ class Host:
         Raises:
             ValueError: it does not fit itself, or its vocabulary cannot be trimmed.
         """
-        return TrimmableFolder(path)
+        with reading(path):
+            return TrimmableFolder(path)
 
 
 class TrimmableFolder:
@@ -65,8 +66,9 @@ class TrimmableFolder:
         _check_folder(path, self.settings)
         self.config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         self.rows = int(self.config.get_text_config().vocab_size)
-        self.file = TokenizerFile(read_json(path / TOKENIZER))
+        # Loading it first says better what is wrong with a damaged one.
         self.tokenizer = _load_tokenizer(path)
+        self.file = TokenizerFile(read_json(path / TOKENIZER))
         _check_tokens(self.file, self.tokenizer, self.rows)
         axes = word_axes(self.config, model_class(path, self.settings))
         self.weights = Weights(path, axes, self.rows, self.settings)

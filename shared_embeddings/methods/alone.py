@@ -12,7 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.interface import Layer, SharedEmbedding, entry_std
-from shared_embeddings.options import EmbeddingOptions, require, require_at_least, require_probability
+from shared_embeddings.options import (
+    EmbeddingOptions,
+    require,
+    require_at_least,
+    require_probability,
+    require_seed,
+)
 from shared_embeddings.registry import register
 from shared_embeddings.word_codes import code_bits, code_dtype
 
@@ -48,7 +54,7 @@ class AloneOptions(EmbeddingOptions):
     def __post_init__(self) -> None:
         for name in ("hidden_dim", "base_dim", "codebooks", "codebook_size"):
             require_at_least(name, getattr(self, name), 1)
-        require_at_least("seed", self.seed, 0)
+        require_seed(self.seed)
         require_probability("relu_dropout", self.relu_dropout)
         if self.zero_probability is None:
             return

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.interface import OutputFactors, SharedEmbedding, entry_std
-from shared_embeddings.options import EmbeddingOptions, require_at_least
+from shared_embeddings.options import EmbeddingOptions, require_at_least, require_seed
 from shared_embeddings.registry import register
 from shared_embeddings.word_codes import code_bits, code_dtype, draw_codes
 
@@ -31,7 +31,7 @@ class CompositionalCodeOptions(EmbeddingOptions):
     def __post_init__(self) -> None:
         require_at_least("num_codebooks", self.num_codebooks, 1)
         require_at_least("codebook_size", self.codebook_size, 1)
-        require_at_least("seed", self.seed, 0)
+        require_seed(self.seed)
 
 
 @register("compositional_code", CompositionalCodeOptions)

@@ -27,6 +27,8 @@ from shared_embeddings.registry import build, expected_count, methods, options, 
 _DEFAULT_GROUPS = 4
 # Options of a map that the unit decides about.
 _OF_THE_UNIT = ("output", "output_bias")
+# What `build` is told beside the options of the map.
+_OF_THE_MAP = ("method", "num_embeddings", "embedding_dim")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +89,11 @@ class DefineOptions(EmbeddingOptions):
             "output" not in self.map_options,
             "option 'map_options' has an 'output', but that of the unit decides; leave it out",
         )
+        for name in self.map_options:
+            require(
+                isinstance(name, str) and name not in _OF_THE_MAP,
+                f"option 'map_options' has {name!r}, which is no option of a map; leave it out",
+            )
         self._check_groups()
 
     def __getattr__(self, name: str) -> object:
@@ -124,8 +131,8 @@ class DefineEmbedding(SharedEmbedding):
 
     What the paper leaves open follows the authors' later code: a linear layer n -> n with a bias comes before
     the group transforms, and its output is the input that they are linked to; every group has its own
-    weights; a bias, layer normalisation and GELU follow each group transform; the reduction is linear with a
-    bias.
+    weights (see `GroupLinear`); a bias, layer normalisation and GELU follow each group transform; the
+    reduction is linear with a bias.
     """
 
     options: DefineOptions
@@ -333,8 +340,13 @@ class DefineEmbedding(SharedEmbedding):
             return given
         own = {field.name for field in dataclasses.fields(DefineOptions)}
         of_map = {field.name for field in dataclasses.fields(options(str(map_method)))} - own
-        nested = {name: given.pop(name) for name in list(given) if name in of_map}
-        map_options = {**_mapping(given.pop("map_options", None)), **nested}
+        beside = {name: given.pop(name) for name in list(given) if name in of_map}
+        nested = _mapping(given.pop("map_options", None))
+        for name in beside.keys() & nested.keys():
+            raise OptionError(
+                f"define: option '{name}' is given twice, once among 'map_options'; leave one of them out"
+            )
+        map_options = {**nested, **beside}
         # Older checkpoints have the bias among the options of the map.
         bias = {name: map_options.pop(name) for name in ("output_bias",) if name in map_options}
         return {**bias, **given, "map_options": map_options}

@@ -71,7 +71,8 @@ class FunnelEmbedding(SharedEmbedding):
                 # The codes have a mean: without this, one common vector would be part of every row.
                 self.basis.sub_(self.basis.mean(dim=0))
                 activated = activated - activated.mean()
-            norm = activated.square().sum(dim=1).mean().sqrt()
+            # A ReLU may stop all codes where there are few.
+            norm = activated.square().sum(dim=1).mean().sqrt().clamp(min=1e-3 * std)
             self.basis.mul_(entry_std(self.embedding_dim) / norm)
         zero_padding_row(self.codes, self.padding_idx)
 

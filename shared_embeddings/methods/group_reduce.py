@@ -29,7 +29,7 @@ class GroupReduceOptions(EmbeddingOptions):
         num_groups: G, how many groups; words are taken to be numbered from the most frequent on, with
             frequencies as in Zipf's law, see `factorise.frequency_groups`.
         min_rank: the rank of the last group; that of the others grows with their average frequency.
-        max_rank: the highest rank of any group; half of D when left out.
+        max_rank: the highest rank of any group; half of D, or `min_rank` if that is more, when left out.
         activation: f between the codes and the basis, as in `funnel`; none when left out.
         group_sizes: how many words each group has, instead of `num_groups`; with `ranks`.
         ranks: the rank of each group, instead of `min_rank` and `max_rank`; with `group_sizes`.

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.interface import Layer, SharedEmbedding, entry_std
-from shared_embeddings.options import EmbeddingOptions, require, require_at_least
+from shared_embeddings.options import EmbeddingOptions, require, require_at_least, require_seed
 from shared_embeddings.registry import register
 from shared_embeddings.word_codes import code_bits, code_dtype, draw_codes
 
@@ -32,7 +32,7 @@ class StructuredOptions(EmbeddingOptions):
     def __post_init__(self) -> None:
         require_at_least("num_groups", self.num_groups, 1)
         require_at_least("num_clusters", self.num_clusters, 1)
-        require_at_least("seed", self.seed, 0)
+        require_seed(self.seed)
 
 
 @register("structured", StructuredOptions)

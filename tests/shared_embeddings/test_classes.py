@@ -491,6 +491,8 @@ def test_another_number_of_classes_without_the_texts(
         assert np.array_equal(getattr(made, part), getattr(wanted, part)), part
     with pytest.raises(ValueError, match="more than the 14 words"):
         regroup(three, 15, regrouped)
+    with pytest.raises(ValueError, match="seed is -1"):
+        regroup(three, 3, regrouped, seed=-1)
     with pytest.raises(ValueError, match="none.npz"):
         regroup(tmp_path / "none.npz", 3, regrouped)
 
@@ -511,6 +513,19 @@ def test_what_cannot_be_fails_before_the_training(
         make_classes([text], vocabulary_file, 3, text / "classes.npz")
     with pytest.raises(ValueError, match="cannot be written"):
         make_classes([text], vocabulary_file, 3, output, figure=tmp_path)
+    with pytest.raises(ValueError, match="num_classes is 0"):
+        make_classes([text], vocabulary_file, 0, output)
+    for seed in (-1, 2**32):
+        with pytest.raises(ValueError, match=f"seed is {seed}"):
+            make_classes([text], vocabulary_file, 3, output, seed=seed)
+    before = text.read_bytes(), vocabulary_file.read_bytes()
+    (tmp_path / "other name").symlink_to(text)
+    for file in (text, vocabulary_file, tmp_path / "other name"):
+        with pytest.raises(ValueError, match="is another file of this command"):
+            make_classes([text], vocabulary_file, 3, file)
+    with pytest.raises(ValueError, match="is another file of this command"):
+        make_classes([text], vocabulary_file, 3, output, figure=output)
+    assert (text.read_bytes(), vocabulary_file.read_bytes()) == before
     without(monkeypatch, "matplotlib.figure")
     with pytest.raises(ImportError, match="matplotlib"):
         make_classes([text], vocabulary_file, 3, output, figure=tmp_path / "sizes.png")

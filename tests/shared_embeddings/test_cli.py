@@ -85,6 +85,30 @@ def test_classes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert se.build("uncle", num_embeddings=5, embedding_dim=8, **options).counts()["total"] == 25
 
 
+def test_sizes_that_memory_does_not_hold(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise MemoryError("Unable to allocate 15.0 GiB")
+
+    monkeypatch.setattr("shared_embeddings.class_levels.np.random.default_rng", full)
+    asked = ["--unique-dim", "3", "--num-classes", "3", "--random-classes", "true"]
+    assert "15.0 GiB" in refused(capsys, "params", "--method", "uncle", *SIZES, *asked)
+
+
+def test_wrong_paths_are_named_with_what_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    asked = ["compress", "--model", "model", "--method", "standard", "--output", "small", "--token-counts"]
+    for wrong, reason in (
+        (tmp_path / "none", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+        (file / "below", "Not a directory"),
+    ):
+        line = refused(capsys, *asked, str(wrong))
+        assert line == f"shared-embeddings: {wrong}: {reason}; check the path\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -92,6 +116,9 @@ def test_classes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["params", "--method", "projective", *SIZES], ["rank", "missing"]),
         (["params", "--method", "projective", *SIZES, "--rank"], ["--rank", "no value"]),
         (["params", "--method", "projective", *SIZES, "8"], ["'8'", "--option value"]),
+        (["params", "--method", "standard", *SIZES, "--num-embeddings", "5"], ["num_embeddings", "--dim"]),
+        (["params", "--method", "standard", *SIZES, "--words", "5"], ["'words'", "no option"]),
+        (["params", "--method", "standard", "--vocab-size", "9" * 30, "--dim", "4"], ["num_embeddings"]),
         (["params", "--method", "uncle", *SIZES, "--unique-dim", "3", "--classes", "x.npz"], ["x.npz"]),
         (["suggest", *SIZES, "--budget", "much"], ["much", "500k"]),
         (["suggest", "--vocab-size", "0", "--dim", "4", "--budget", "9"], ["num_embeddings", "0"]),

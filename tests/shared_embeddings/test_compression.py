@@ -34,6 +34,10 @@ def test_counts_of_words(tmp_path: Path) -> None:
     counts, text = tmp_path / "counts", tmp_path / "text"
     counts.write_text("a\t5\nb c\t2\nd 7\n")
     assert read_counts(counts) == {"a": 5, "b c": 2, "d": 7}
+    for wrong in ("9" * 19, "9" * 5000):
+        (tmp_path / "wrong").write_text(f"a\t5\nb\t{wrong}\n")
+        with pytest.raises(ValueError, match="line 2 is 'b"):
+            read_counts(tmp_path / "wrong")
     text.write_text("a b a\nb a\n")
     assert count_words([text, text]) == {"a": 6, "b": 4}
     found = counts_of(["<s>", "a", "zero", "never"], {"a": 6, "zero": 0, "b": 9}, ["<s>"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import io
 from collections.abc import Callable
 
@@ -171,6 +172,14 @@ def test_an_id_that_is_no_word_is_an_error(case: Case, wrong: int) -> None:
 
 
 @each_case
+@pytest.mark.parametrize("kind", [torch.float32, torch.bool, torch.uint8], ids=str)
+def test_ids_of_another_type_are_refused(case: Case, kind: torch.dtype) -> None:
+    emb = case.build()
+    with pytest.raises(TypeError, match=r"ids are of type torch\.\w+"):
+        emb(torch.ones(2).to(kind))
+
+
+@each_case
 def test_changing_a_result_changes_nothing_else(case: Case) -> None:
     emb = case.build().eval()
     ids = all_ids(case)
@@ -241,6 +250,9 @@ def test_the_bias_of_another_output_layer_is_taken_over(case: Case) -> None:
         with pytest.raises(RuntimeError, match="output_bias=True"):
             emb.set_output_bias(given)
         return
+    for wrong in (given[:1], given[0], given[:, None]):
+        with pytest.raises(ValueError, match=f"there are {case.num_embeddings} words"):
+            emb.set_output_bias(wrong)
     emb.set_output_bias(given)
     kept = given.clone()
     if case.padding_idx is not None:
@@ -464,14 +476,17 @@ def test_a_result_leaves_its_inputs_alone(case: Case) -> None:
 @each_output_case
 def test_scores_of_another_width_are_refused(case: Case) -> None:
     emb = case.build()
-    wrong, targets = torch.randn(4, case.score_dim + 1), some_targets(case, 4)
-    for call in (
-        lambda: emb.logits(wrong),
-        lambda: emb.log_prob(wrong),
-        lambda: emb.cross_entropy(wrong, targets),
+    for wrong, targets in (
+        (torch.randn(4, case.score_dim + 1), some_targets(case, 4)),
+        (torch.tensor(1.0), some_targets(case)),
     ):
-        with pytest.raises(ValueError, match=str(case.score_dim)):
-            call()
+        for call in (
+            functools.partial(emb.logits, wrong),
+            functools.partial(emb.log_prob, wrong),
+            functools.partial(emb.cross_entropy, wrong, targets),
+        ):
+            with pytest.raises(ValueError, match=str(case.score_dim)):
+                call()
 
 
 @each_output_case
@@ -482,6 +497,8 @@ def test_targets_that_do_not_fit_are_refused(case: Case) -> None:
         emb.cross_entropy(hidden, some_targets(case, 2, 2))
     with pytest.raises(ValueError):
         emb.cross_entropy(hidden, some_targets(case, 6))
+    with pytest.raises(TypeError, match="targets are of type torch.float32"):
+        emb.cross_entropy(hidden, some_targets(case, 2, 3).float())
     for smoothing in (-0.1, 1.5):
         with pytest.raises(ValueError, match="smoothing"):
             emb.cross_entropy(hidden, some_targets(case, 2, 3), label_smoothing=smoothing)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shared_embeddings as se
@@ -37,6 +39,19 @@ def test_unknown_method_is_named_with_the_known_ones() -> None:
         assert method in text
 
 
+@pytest.mark.parametrize("method", [None, ["funnel"], {"name": "funnel"}, 3], ids=str)
+def test_a_method_that_is_no_name(method: Any) -> None:
+    assert str(method) in message(method)
+
+
+def test_numbers_of_numpy_become_plain() -> None:
+    emb = se.build("alone", **SIZES, hidden_dim=np.int64(8), relu_dropout=np.float32(0.25))
+    stored = emb.stored_options()
+    assert stored == {"hidden_dim": 8, "relu_dropout": 0.25}
+    assert {type(value) for value in stored.values()} == {int, float}
+    assert json.loads(json.dumps(stored)) == stored
+
+
 def test_unknown_method_in_the_other_functions() -> None:
     with pytest.raises(se.OptionError, match="word2vec"):
         se.options("word2vec")
@@ -60,6 +75,11 @@ MISSING = [
     ("define", DEFINE | {"map": "adaptive"}, "cutoffs"),
 ]
 
+NOT_OF_THE_MAP = [
+    ("define", DEFINE | {"map_options": {name: 3}}, str(name))
+    for name in ("method", "num_embeddings", "embedding_dim", 7)
+]
+
 WRONG_TYPE = [
     ("projective", {"rank": "4"}, "rank"),
     ("projective", {"rank": 4.5}, "rank"),
@@ -76,6 +96,8 @@ WRONG_TYPE = [
     ("alone", ALONE | {"train_base": "no"}, "train_base"),
     ("alone", ALONE | {"seed": "today"}, "seed"),
     ("alone", ALONE | {"filter": "binary", "zero_probability": "half"}, "zero_probability"),
+    ("alone", ALONE | {"relu_dropout": 10**309}, "relu_dropout"),
+    ("alone", ALONE | {"relu_dropout": float("nan")}, "relu_dropout"),
 ]
 
 UNKNOWN_VALUE = [
@@ -91,6 +113,8 @@ IMPOSSIBLE = [
     ("standard", {"num_embeddings": 0}, "num_embeddings"),
     ("standard", {"num_embeddings": -3}, "num_embeddings"),
     ("standard", {"embedding_dim": 0}, "embedding_dim"),
+    ("standard", {"num_embeddings": 2**31}, "num_embeddings"),
+    ("standard", {"embedding_dim": 10**30}, "embedding_dim"),
     ("standard", {"padding_idx": 37}, "padding_idx"),
     ("projective", {"rank": 0}, "rank"),
     ("projective", {"rank": -1}, "rank"),
@@ -122,6 +146,9 @@ IMPOSSIBLE = [
     ("alone", ALONE | {"filter": "binary", "zero_probability": -0.1}, "zero_probability"),
     ("alone", ALONE | {"relu_dropout": 1.0}, "relu_dropout"),
     ("alone", ALONE | {"relu_dropout": -0.5}, "relu_dropout"),
+    ("alone", ALONE | {"seed": 2**64}, "seed"),
+    ("structured", {"num_groups": 2, "num_clusters": 3, "seed": 2**64}, "seed"),
+    ("compositional_code", {"seed": 2**64}, "seed"),
 ]
 
 NO_EFFECT = [
@@ -135,6 +162,7 @@ NO_EFFECT = [
     ("define", DEFINE | {"output": "none", "output_bias": True}, "output_bias"),
     ("define", DEFINE | ADAPTIVE | {"output": "none", "output_bias": True}, "output_bias"),
     ("adaptive", {"cutoffs": [9, 20], "factor": 2, "output": "none", "output_bias": True}, "output_bias"),
+    ("define", DEFINE | {"map": "projective", "rank": 4, "map_options": {"rank": 5}}, "rank"),
     ("define", DEFINE | {"transform": "linear"}, "max_groups"),
     ("define", without(DEFINE, "max_groups") | {"transform": "linear", "shuffle": True}, "shuffle"),
     ("alone", ALONE | {"filter": "real", "zero_probability": 0.3}, "zero_probability"),
@@ -154,6 +182,12 @@ def table(rows: list[Row]) -> pytest.MarkDecorator:
 @table(UNKNOWN)
 def test_unknown_option(method: str, options: dict[str, Any], named: str) -> None:
     assert named in message(method, **options)
+
+
+@table(NOT_OF_THE_MAP)
+def test_what_is_no_option_of_the_map(method: str, options: dict[str, Any], named: str) -> None:
+    text = message(method, **options)
+    assert named in text and "map_options" in text
 
 
 @table(MISSING)

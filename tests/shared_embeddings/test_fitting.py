@@ -254,6 +254,11 @@ def test_more_steps_come_closer() -> None:
         ({"teacher": torch.ones(4, 2), "rank": 3}, ["rank", "3"]),
         ({"teacher": torch.ones(4, 2), "ranc": 1}, ["ranc"]),
         ({"teacher": torch.ones(4, 2), "steps": 0}, ["steps", "0"]),
+        ({"teacher": torch.ones(4, 2), "steps": 1.5}, ["steps", "1.5"]),
+        ({"teacher": torch.ones(4, 2), "steps": "5"}, ["steps", "'5'"]),
+        ({"teacher": torch.ones(4, 2), "seed": 2**64}, ["seed", str(2**64)]),
+        ({"teacher": torch.ones(4, 2), "seed": "today"}, ["seed", "today"]),
+        ({"teacher": torch.ones(4, 2), "padding_idx": "a"}, ["padding_idx", "'a'"]),
         ({"teacher": torch.ones(4, 2), "padding_idx": 9}, ["padding_idx", "9"]),
     ],
 )
@@ -264,6 +269,41 @@ def test_bad_input(changes: dict[str, Any], words: list[str]) -> None:
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("method", se.methods())
+def test_gradients_are_there_whatever_the_caller_does(method: str, mode: Any) -> None:
+    """As where a checkpoint is read for evaluation; the result can be trained."""
+    with mode():
+        embedding, _ = fitted(method, teacher=clustered_table(), steps=3)
+    embedding(torch.arange(5)).sum().backward()
+
+
+@pytest.mark.parametrize("method", se.methods())
+def test_default_type_of_torch_does_not_matter(method: str) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        embedding, _ = fitted(method, teacher=clustered_table().float(), steps=3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {parameter.dtype for parameter in embedding.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("seed", [-1, 2**40])
+@pytest.mark.parametrize("method", ["structured", "alone", "compositional_code"])
+def test_seeds_of_any_host(method: str, seed: int) -> None:
+    """OpenNMT-py's is -1 where none is given."""
+    fitted(method, steps=3, seed=seed)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_counts_follow_the_table_to_a_gpu() -> None:
+    table = clustered_table()
+    counts = torch.arange(len(table), 0, -1)
+    _, found = se.fit("projective", table.cuda(), token_counts=counts, rank=2, progress=False)
+    _, wanted = se.fit("projective", table, token_counts=counts, rank=2, progress=False)
+    assert found.weighted_error == pytest.approx(wanted.weighted_error, rel=1e-3)
 
 
 def test_inf_in_one_row_is_found() -> None:

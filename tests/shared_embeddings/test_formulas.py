@@ -66,6 +66,13 @@ def test_funnel_applies_its_activation(activation: str, function: Callable[[Tens
     torch.testing.assert_close(emb.table(), function(emb.codes) @ emb.basis)
 
 
+def test_a_funnel_of_few_words_starts_with_numbers() -> None:
+    """Of one code alone, a ReLU stops every fortieth."""
+    for seed in range(200):
+        torch.manual_seed(seed)
+        assert se.build("funnel", num_embeddings=1, embedding_dim=2, rank=1).table().isfinite().all()
+
+
 def test_funnel_rectifies_by_default() -> None:
     assert se.build("funnel", num_embeddings=11, embedding_dim=7, rank=3).options.activation == "relu"
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import shared_embeddings as se
+from shared_embeddings import factorise
 from shared_embeddings.softmax import linear_cross_entropy, segmented_cross_entropy
 
 from .cases import CASES, Case
@@ -72,6 +73,14 @@ def test_worked_example() -> None:
     assert prediction.item() in (2, 3)
     _, prediction = emb.cross_entropy_and_predictions(torch.tensor([[1.0, 1, 0]]), torch.tensor([0]))
     assert prediction.item() == 1
+
+
+def test_a_minimum_rank_above_half_of_the_dimension_is_kept() -> None:
+    """The factors of 35 words in 8 dimensions are smaller than their table up to a rank of 6."""
+    emb = se.build("group_reduce", num_embeddings=40, embedding_dim=8, num_groups=2, min_rank=6)
+    assert (emb.layout.sizes, emb.layout.ranks) == ((5, 35), (4, 6))
+    found = factorise.group_reduce(torch.randn(200, 8), 1.0 / torch.arange(1.0, 201.0), 2, 6)
+    assert len(found.bases[-1]) == 6
 
 
 def test_group_funneling_worked_example() -> None:

@@ -137,6 +137,8 @@ def test_a_method_without_strategy_is_listed(monkeypatch: pytest.MonkeyPatch) ->
 def test_impossible_sizes() -> None:
     with pytest.raises(se.OptionError, match="num_embeddings"):
         suggest.suggest(0, 4, 10)
+    with pytest.raises(se.OptionError, match="num_embeddings"):
+        suggest.suggest(10**30, 4, 10)
     with pytest.raises(se.OptionError, match="embedding_dim"):
         suggest.describe_suggestions(4, -1, "10")
 
@@ -192,7 +194,14 @@ def test_factors_above_are_alike_and_waste_little(number: int) -> None:
 
 @pytest.mark.parametrize(
     ("number", "expected"),
-    [(512, (8, 8, 8)), (256, (4, 8, 8)), (400, (5, 8, 10)), (7, (1, 1, 7)), (1, (1, 1, 1))],
+    [
+        (512, (8, 8, 8)),
+        (256, (4, 8, 8)),
+        (2**31 - 1, (1, 1, 2**31 - 1)),
+        (400, (5, 8, 10)),
+        (7, (1, 1, 7)),
+        (1, (1, 1, 1)),
+    ],
 )
 def test_factors_of_a_dimension(number: int, expected: tuple[int, int, int]) -> None:
     assert suggest.three_factors(number) == expected

@@ -68,7 +68,9 @@ def test_first_vector_of_a_repeated_word_counts(tmp_path: Path) -> None:
     [
         ("a 1 2\nb 3\nc 5 6\n", "line 2 has 1 numbers behind its word, wanted 2"),
         ("3 2\na 1 2\nb 3 4\nc 5 6 7\n", "line 4 has 3 numbers"),
-        ("3 2\na 1 2\nb 3 4\n", "tells of 3 words, but there are 2"),
+        ("3 2\na 1 2\nb 3 4\n", "tells of 3 words, but there are 2; it is cut short"),
+        ("2 2\na 1 2\nb 3 4\nc 5 6\n", "tells of 2 words, but there are 3; correct that line"),
+        ("a 1 2\n 3 4\n", "line 2 begins with a space"),
         ("a 1 2\nb 3 x\n", "could not convert"),
         ("a 1 2\nb nan 3\n", "'b' has values that are no finite numbers"),
         ("word\n", "line 1 has 0 numbers"),
@@ -126,6 +128,7 @@ def test_pairs_between_spaces(tmp_path: Path) -> None:
         ("a\tb\t1\n\tb\t2\n", "line 2"),
         ("one\ttwo\tscore\n", "no lines with two words and a score"),
         ("", "no lines with two words and a score"),
+        ("a\tb\t1\n" + 140_000 * "a" + "\tb\t1\n", "line 2"),
     ],
 )
 def test_malformed_pairs(tmp_path: Path, text: str, message: str) -> None:

@@ -79,7 +79,33 @@ def test_models_that_take_more_than_text(tmp_path: Path, capsys: pytest.CaptureF
     assert "takes more than text (vision_config)" in line
 
 
-def test_outputs_that_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+DAMAGES: dict[str, tuple[str, Any]] = {
+    "a size in words": (
+        "config.json",
+        lambda text: text.replace(f'"vocab_size": {WORDS}', '"vocab_size": "x"'),
+    ),
+    "no heads": ("config.json", lambda text: text.replace('"n_head": 2', '"n_head": 0')),
+    "classes by name": ("config.json", lambda text: text.replace("[", '{"a": [', 1).replace("]", "]}", 1)),
+    "no names of files": ("model.safetensors.index.json", lambda _: '{"weight_map": {"a": 5}}'),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    model = tmp_path / "model"
+    write("gpt2", model)
+    file, damage = DAMAGES[name]
+    before = (model / file).read_text() if (model / file).exists() else ""
+    (model / file).write_text(damage(before))
+    assert (model / file).read_text() != before
+    line = refused(capsys, model, "standard", tmp_path / "small")
+    assert f"model {model}: " in line
+    assert not (tmp_path / "small").exists()
+
+
+def test_outputs_that_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, small = tmp_path / "model", tmp_path / "small"
     write("bert", model)
     before = content(model)
@@ -92,7 +118,16 @@ def test_outputs_that_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[st
     other = tmp_path / "other"
     other.mkdir()
     (other / "letter").write_text("dear")
-    assert "holds no model" in refused(capsys, model, "standard", other, "--force")
+    with monkeypatch.context() as patch:
+        # A fit may take long, so what cannot be written is refused before.
+        patch.setattr("shared_embeddings.compression.fit", lambda *_, **__: pytest.fail("was fitted"))
+        assert "holds no model" in refused(capsys, model, "standard", other, "--force")
+        inside = other / "letter" / "small"
+        assert "cannot be written" in refused(capsys, model, "standard", inside)
+        assert "cannot be written" in refused(capsys, model, "standard", tmp_path / "new", "--report", inside)
+        for report in (model / "config.json", model / "report.json"):
+            line = refused(capsys, model, "standard", tmp_path / "new", "--report", report, "--force")
+            assert "is a file of the model that is read" in line
     assert content(other) == {"letter": b"dear"} and content(model) == before
 
 

@@ -117,6 +117,7 @@ def test_refusals(
         capsys, *found, "--keep", _file(tmp_path / "words", "Kato to\n")
     )
     assert "is there already" in refused(capsys, *found, "--output", model)
+    assert "cannot be written" in refused(capsys, *found, "--output", text / "trimmed")
     with monkeypatch.context() as patch:
         patch.setattr("safetensors.torch.save_file", _full_disk)
         assert "No space left" in refused(capsys, *found)
@@ -134,6 +135,33 @@ def test_refusals(
     (model / "tokenizer.json").unlink()
     assert "its tokenizer is a slow one" in refused(capsys, *found)
     assert not output.exists()
+
+
+def _json(change: Callable[[Any], object]) -> Callable[[bytes], bytes]:
+    """A change of the content of a JSON file."""
+    return lambda content: json.dumps(change(json.loads(content))).encode()
+
+
+DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "nothing in it": ("tokenizer.json", lambda _: b"{}"),
+    "no added tokens": ("tokenizer.json", _json(lambda found: {**found, "added_tokens": None})),
+    "a list for a model": ("tokenizer.json", _json(lambda found: {**found, "model": []})),
+    "a size in words": ("config.json", _json(lambda found: {**found, "vocab_size": "many"})),
+    "no heads": ("config.json", _json(lambda found: {**found, "n_head": 0})),
+    "ids that are no list": ("generation_config.json", lambda _: b'{"forced_decoder_ids": 5}'),
+    "an unknown type": ("model.safetensors", lambda content: content.replace(b'"F32"', b'"F99"', 1)),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_folders(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    model = save(tmp_path / "model", "gpt2")
+    file, damage = DAMAGES[name]
+    content = (model / file).read_bytes()
+    (model / file).write_bytes(damage(content))
+    assert (model / file).read_bytes() != content
+    line = refused(capsys, "--model", model, "--output", tmp_path / "out", "--text", text)
+    assert f"model {model}: " in line
 
 
 def _file(path: Path, content: str) -> Path:
