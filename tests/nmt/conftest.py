@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Callable
@@ -140,6 +141,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Hos
         if key not in models:
             fresh = Host(tmp_path_factory.mktemp("host"))
             models[key] = fresh, fresh.train("model", **options)
+            # Training's messages would go on into what the test that came first looks at.
+            logging.getLogger("onmt").handlers.clear()
         return models[key]
 
     return get
