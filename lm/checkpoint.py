@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
-import struct
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -123,7 +122,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of kinds of files that it then refuses
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except (*UNREADABLE, struct.error, AssertionError) as error:
+    except UNREADABLE as error:
         # Of a pickle that may hold code, torch says how to run that.
         reason = "" if isinstance(error, pickle.UnpicklingError) else f" ({first_line(error)})"
         raise UserError(

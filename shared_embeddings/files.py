@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,17 @@ import torch
 
 # What torch.load(weights_only=True) and a look into its result raise for a file that is cut short or no
 # checkpoint.
-UNREADABLE = (RuntimeError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError, OSError)
+UNREADABLE = (
+    RuntimeError,
+    EOFError,
+    pickle.UnpicklingError,
+    struct.error,
+    AssertionError,
+    LookupError,
+    TypeError,
+    ValueError,
+    OSError,
+)
 
 
 def first_line(error: BaseException) -> str:

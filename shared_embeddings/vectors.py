@@ -5,7 +5,6 @@ Axes: ``V`` vocabulary, ``D`` dimension.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +56,7 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
     try:
         keyed = _load(path, kind, limit)
     # gensim's readers of binary files fail in many ways on what is none.
-    except (*UNREADABLE, struct.error, AssertionError, MemoryError, NotImplementedError) as error:
+    except (*UNREADABLE, MemoryError, NotImplementedError) as error:
         raise ValueError(
             f"vectors {path}: cannot be read as {kind} ({first_line(error)}); it is damaged or cut short, "
             "or of another format"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -200,6 +201,8 @@ def broken(kind: str, checkpoint: Path, folder: Path) -> Path:
         path.write_bytes(b"")
     elif kind == "text":
         path.write_text("not a model")
+    elif kind == "cut number":
+        path.write_bytes(pickle.dumps({"step": 1.5}, protocol=2)[:-8])
     elif kind == "foreign":
         torch.save({"state_dict": {}}, path)
     elif kind == "code":
@@ -207,7 +210,7 @@ def broken(kind: str, checkpoint: Path, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["truncated", "empty", "text", "foreign", "code", "missing"])
+@pytest.mark.parametrize("kind", ["truncated", "empty", "text", "cut number", "foreign", "code", "missing"])
 @pytest.mark.parametrize(
     "name", ["onmt_translate", "onmt_train", "onmt_release_model", "onmt_average_models"]
 )
