@@ -206,8 +206,11 @@ def train() -> None:
     import onmt.bin.train
     from onmt.utils.logging import logger
 
+    from nmt.files import clear_remains
+
     opt = _parse(onmt.bin.train._get_parser())
     _check_training(opt)
+    clear_remains(opt.save_model)
     if opt.seed <= 0:
         opt.seed = random.SystemRandom().randrange(1, 2**31)
         logger.info(f"seed: {opt.seed}")

@@ -5,6 +5,7 @@ code.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import tempfile
@@ -63,6 +64,17 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[str], None])
             target.rename(os.path.join(workspace, "previous"))
         os.replace(fresh, target)
     finally:
+        shutil.rmtree(workspace, ignore_errors=True)
+
+
+def clear_remains(save_model: str) -> None:
+    """Take away what processes that were killed while they saved have left beside the checkpoints of a run.
+
+    Args:
+        save_model: the option of ``onmt_train``, which the names of its checkpoints begin with.
+    """
+    start = Path(save_model)
+    for workspace in start.parent.glob(f".{glob.escape(start.name)}_step_*.*.????????"):
         shutil.rmtree(workspace, ignore_errors=True)
 
 

@@ -279,6 +279,18 @@ def test_kill_and_resume(host: Host) -> None:
     assert (host.folder / f"model_step_{steps[-1] + 2}.pt").is_file()
 
 
+def test_remains_of_a_killed_save_go(host: Host) -> None:
+    """Those of this run's checkpoints, at its next start; those of another run stay."""
+    killed = "import os, sys; from nmt.files import write_atomically as write"
+    for name in ("model", "other"):
+        path = str(host.folder / f"{name}_step_3.pt")
+        subprocess.run([sys.executable, "-c", f"{killed}; write({path!r}, lambda name: os._exit(9))"])
+        assert len(list(host.folder.glob(f".{name}_step_3.pt.*"))) == 1
+    host.train("model", embedding=FUNNEL)
+    assert not list(host.folder.glob(".model*"))
+    assert len(list(host.folder.glob(".other*"))) == 1
+
+
 def test_interrupting_translation_keeps_the_old_file(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
