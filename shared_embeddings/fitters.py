@@ -61,7 +61,8 @@ def _to_scale(scale: float, activation: str | None, codes: Tensor, basis: Tensor
 
     The codes bear it where the activation lets a factor through: Adam moves all entries alike, so that with
     lifted codes of unit scale every step of the basis would move the table by a multiple of itself. A small
-    AWD-LSTM ended an epoch at a validation perplexity of 131.7 with such codes, after 120.9 from the fit.
+    AWD-LSTM with GroupReduce ended an epoch at a validation perplexity of 131.7 with such codes, at 118.9
+    without; the fit was at 120.9.
     """
     (codes if activation in _HOMOGENEOUS else basis).mul_(scale)
 
