@@ -17,7 +17,7 @@ import yaml
 import shared_embeddings as se
 from lm.errors import UserError
 from shared_embeddings.download import DownloadError
-from shared_embeddings.files import first_line
+from shared_embeddings.files import first_line, refusal
 
 USER_ERRORS = (UserError, DownloadError, se.OptionError, OSError, yaml.YAMLError)
 
@@ -66,9 +66,8 @@ def _run(command: str, module: str) -> None:
 
 def _message(error: Exception) -> str | None:
     """What a user is told about an error; None where it is no mistake of the user's."""
-    if isinstance(error, OSError) and error.strerror:
-        place = "" if error.filename is None else f"{error.filename}: "
-        return f"{place}{error.strerror}; check the path, its permissions and the room on the disk"
+    if isinstance(error, OSError):
+        return refusal(error)
     if isinstance(error, USER_ERRORS):
         return str(error)
     if isinstance(error, UnicodeEncodeError):

@@ -13,16 +13,6 @@ from lm.optim import Averages
 from lm.randomness import generator_state, random_states, restore_generator, restore_random_states
 from lm.training import Trainer
 
-# The files of a run that are replaced while it goes on: where it goes on from, and its best model.
-LAST, BEST = "last.pt", "best.pt"
-
-
-def clear_remains(folder: Path) -> None:
-    """Take away what processes that were killed while they saved have left in the folder of a run."""
-    for name in (LAST, BEST):
-        for remains in folder.glob(f".{name}.*.tmp"):
-            remains.unlink(missing_ok=True)
-
 
 def save_run(
     path: Path, trainer: Trainer, words: list[str], settings: Mapping[str, Any], corpus_checksum: str

@@ -19,10 +19,10 @@ from lm.distributed import Group, joined, local_rank
 from lm.errors import UserError
 from lm.parameters import parameter_table
 from lm.progress import Report, Silence
-from lm.resuming import BEST, LAST, clear_remains, restore_run, save_run
+from lm.resuming import restore_run, save_run
 from lm.training import Trainer
 from lm.yaml_input import from_arguments
-from shared_embeddings.files import write_text
+from shared_embeddings.files import clear_remains, write_text
 from shared_embeddings.options import OptionError
 
 
@@ -59,7 +59,7 @@ def train(config: Configuration, group: Group) -> None:
     folder = Path(options.save)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"save {folder}: is a file, but it must be a folder; give another path")
-    last, best = folder / LAST, folder / BEST
+    last, best = folder / "last.pt", folder / "best.pt"
     embedding = options.embedding
     if options.embedding_distillation is not None and last.exists():
         embedding = read_checkpoint(last)["config"]["embedding"]  # with the options that the fit has chosen
@@ -73,7 +73,8 @@ def train(config: Configuration, group: Group) -> None:
     if last.exists():
         restore_run(last, trainer, settings, checksum)
     if group.is_first:
-        clear_remains(folder)
+        for path in (last, best):
+            clear_remains(path)
         write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
     report = (
         Report(folder, trainer.step, trainer.total_tokens, trainer.tokens) if group.is_first else Silence()

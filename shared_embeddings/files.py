@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import pickle
@@ -33,6 +34,14 @@ def first_line(error: BaseException) -> str:
     return lines[0][:160]
 
 
+def refusal(error: OSError) -> str:
+    """What the operating system refused, with the file where it is known, and what to look at."""
+    if not error.strerror:
+        return str(error)
+    place = "" if error.filename is None else f"{error.filename}: "
+    return f"{place}{error.strerror}; check the path, its permissions and the room on the disk"
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary name beside `path`; rename it to `path` on success, delete it on any error.
@@ -49,6 +58,12 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def clear_remains(path: Path) -> None:
+    """Take away what processes that were killed while they wrote `path` by `replacing` have left."""
+    for remains in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        remains.unlink(missing_ok=True)
 
 
 def can_be_made(path: str | os.PathLike[str]) -> bool:

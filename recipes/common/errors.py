@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from shared_embeddings.download import DownloadError
+from shared_embeddings.files import refusal
 from shared_embeddings.options import OptionError
 
 
@@ -29,17 +30,10 @@ def run_main(
     try:
         main(sys.argv[1:] if arguments is None else arguments)
     except (UserError, DownloadError, OptionError, OSError) as error:
-        print(f"{program}: {' '.join(_message(error).split())}", file=sys.stderr)
+        message = refusal(error) if isinstance(error, OSError) else str(error)
+        print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{program}: interrupted; run the same command again to go on", file=sys.stderr)
         return 130
     return 0
-
-
-def _message(error: Exception) -> str:
-    """What a user is told about an error."""
-    if isinstance(error, OSError) and error.strerror:
-        place = "" if error.filename is None else f"{error.filename}: "
-        return f"{place}{error.strerror}; check the path, its permissions and the room on the disk"
-    return str(error)
