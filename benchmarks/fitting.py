@@ -21,6 +21,7 @@ from torch import Tensor
 
 import shared_embeddings as se
 from recipes.common.table import update_readme
+from shared_embeddings.command_line import Parser
 from shared_embeddings.files import write_text
 from shared_embeddings.skipgram import train_word_vectors
 from shared_embeddings.suggest import suggest
@@ -70,8 +71,10 @@ def as_table(found: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Read the arguments, fit, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = Parser(
+        "python -m benchmarks.fitting",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--dim", type=int, default=400, help="D (default: 400)")

@@ -26,6 +26,7 @@ from benchmarks.embeddings import Setting, words
 from benchmarks.measuring import Step
 from lm.models import LanguageModel, Output, State, build
 from recipes.common.table import NOT_RUN, update_readme
+from shared_embeddings.command_line import Parser
 from shared_embeddings.files import write_text
 
 VOCABULARY, BATCH, TIME = 10000, 20, 70
@@ -144,8 +145,8 @@ def _cells(one: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Read the arguments, measure, print; write JSON and a README's table where asked to."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.language_model",
+    parser = Parser(
+        "python -m benchmarks.language_model",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

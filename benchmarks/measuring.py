@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.embeddings import DENSE, SETTINGS, Row, Setting, rows
 from recipes.common.table import update_readme
+from shared_embeddings.command_line import Parser
 from shared_embeddings.files import write_text
 
 Step = Callable[[], None]
@@ -160,8 +161,8 @@ def as_table(measured: dict[str, Any]) -> str:
 
 def main(module: str, marker: str, description: str | None, prepare: Prepare) -> None:
     """Read the arguments, measure, print; write JSON and a README's table where asked to."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {module}",
+    parser = Parser(
+        f"python -m {module}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -29,6 +29,7 @@ from recipes.common.corpus import write_lines
 from recipes.common.recipe import Recipe
 from recipes.common.table import update_readme
 from recipes.published.settings import Settings, read_settings
+from shared_embeddings.command_line import Parser
 from shared_embeddings.files import write_text
 
 # Parts of syllables; those of the two languages differ, so that the languages share no long words.
@@ -151,8 +152,10 @@ def as_table(record: dict[str, Any]) -> str:
 
 def main() -> None:
     """Read the arguments, generate, preprocess, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = Parser(
+        "python -m benchmarks.preprocessing",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--recipe", default="wmt14_ende")
     parser.add_argument("--pieces", nargs="+", help="(default: all of data.yaml)")

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
 
 import torch
 
 from lm.errors import UserError
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line."""
-
-    def __init__(self, prog: str, description: str | None) -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        """Raise `UserError`."""
-        raise UserError(f"{message}; see -h")
 
 
 def chosen_device(name: str) -> str:

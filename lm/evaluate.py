@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lm.arguments import Parser, add_device, chosen_device
+from lm.arguments import add_device, chosen_device
 from lm.checkpoint import load_model
 from lm.corpus import SPLITS
 from lm.errors import UserError
@@ -23,6 +23,7 @@ from lm.parameters import count_model
 from lm.pointer import PointerOptions, evaluate_with_pointer
 from lm.scored_text import Text, number_of_words, read_data
 from lm.yaml_input import parse_yaml
+from shared_embeddings.command_line import Parser
 from shared_embeddings.results import describe_device, provenance, write_record
 
 # What some models let be set anew for evaluation.
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _parser() -> Parser:
     """The command line."""
-    parser = Parser("lm_eval", main.__doc__)
+    parser = Parser("lm_eval", description=main.__doc__)
     add = parser.add_argument
     add("-model", type=Path, required=True, metavar="FILE", help="checkpoint of lm_train")
     add("-data", type=Path, required=True, metavar="PATH", help="folder of lm_prepare, or a UTF-8 text")

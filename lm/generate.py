@@ -6,19 +6,20 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from lm.arguments import Parser, add_device, chosen_device
+from lm.arguments import add_device, chosen_device
 from lm.checkpoint import load_model
 from lm.errors import UserError
 from lm.generation import Sampling, generate
 from lm.randomness import SEEDS
 from lm.vocabulary import EOS, Vocabulary
+from shared_embeddings.command_line import Parser
 
 SEPARATOR = "---"
 
 
 def main(arguments: Sequence[str]) -> None:
     """Write text with a trained model: words between spaces, a line end wherever the model ends a line."""
-    parser = Parser("lm_generate", main.__doc__)
+    parser = Parser("lm_generate", description=main.__doc__)
     add = parser.add_argument
     add("-model", type=Path, required=True, metavar="FILE", help="checkpoint of lm_train")
     add("-prompt", default="", metavar="TEXT", help="words to go on from (default: the beginning of a line)")

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.arguments import Parser
 from lm.corpus import SPLITS, Published, Texts, prepare
 from lm.datasets import SOURCES, locate
 from lm.errors import UserError
 from lm.vocabulary import Limits
+from shared_embeddings.command_line import Parser
 
 
 def main(arguments: Sequence[str]) -> None:
     """Turn texts into token files and a vocabulary, for lm_train."""
-    parser = Parser("lm_prepare", main.__doc__)
+    parser = Parser("lm_prepare", description=main.__doc__)
     for split in SPLITS:
         parser.add_argument(
             f"-{split}", type=Path, nargs="+", metavar="FILE", help=f"UTF-8 texts of the {split} split"

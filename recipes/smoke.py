@@ -6,7 +6,6 @@ named anywhere.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from recipes.common.config import read_content, row_names
 from recipes.common.errors import UserError, run_main
 from recipes.common.results import SMOKE_FOLDER
 from recipes.common.smoke import SMOKE
+from shared_embeddings.command_line import Parser
 
 RECIPES = Path(__file__).parent
 # The scripts that take a row where a recipe has any, in the order in which they are run.
@@ -191,7 +191,7 @@ def tell(outcome: Outcome) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Run preprocess.sh, train.sh and eval.sh of every recipe with --smoke; exit with 1 if one fails."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.smoke", description=main.__doc__)
+    parser = Parser("python -m recipes.smoke", description=main.__doc__)
     parser.add_argument("recipes", nargs="*", help="names of folders (default: all)")
     parser.add_argument("--list", action="store_true", help="print the names alone")
     options = parser.parse_args(arguments)

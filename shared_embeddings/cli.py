@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from shared_embeddings.command_line import USER_ERROR, Parser
 from shared_embeddings.commands import catalogue, classes, compress, correlation, similarity, trim
-from shared_embeddings.commands.arguments import USER_ERROR, Parser
-
-_WRONG_PATH = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+from shared_embeddings.files import refusal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
             return 0
-        print(f"{parser.prog}: {_in_one_line(error)}", file=sys.stderr)
+        message = refusal(error) if isinstance(error, OSError) else str(error)
+        print(f"{parser.prog}: {' '.join(message.split())}", file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted; nothing was left half-written", file=sys.stderr)
@@ -31,16 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _in_one_line(error: Exception) -> str:
-    """What an error says, in one line; where it is about a path, that first, and what to do."""
-    if isinstance(error, _WRONG_PATH) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}; check the path"
-    return " ".join(str(error).split())
-
-
 def _parser() -> Parser:
     """The arguments of all commands; options of methods are read from what is left."""
-    parser = Parser(prog="shared-embeddings", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="shared-embeddings", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in (catalogue, classes, compress, correlation, similarity, trim):
         module.register(commands)

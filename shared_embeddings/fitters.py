@@ -11,7 +11,7 @@ from torch import Tensor
 from shared_embeddings import factorise, nonnegative
 from shared_embeddings.fitting import FitTask, reconstruct
 from shared_embeddings.interface import CODE_SCALE, SharedEmbedding, zero_padding_row
-from shared_embeddings.options import OptionError
+from shared_embeddings.options import OptionError, parse_options
 from shared_embeddings.registry import method_class
 
 # Factors are as good as the best when their distance from the table is larger by no more than this share,
@@ -238,7 +238,8 @@ def _shared_parts(task: FitTask) -> SharedEmbedding:
 
 def _classes_of_parts(task: FitTask) -> Tensor:
     """The class ``(V,)`` of every word, by k-means over what is left of the teacher's rows beside U_d."""
-    options = method_class(task.method).options_class(**{**task.options, "classes": "stored"})
+    options_class = method_class(task.method).options_class
+    options: Any = parse_options(task.method, options_class, {**task.options, "classes": "stored"})
     if not isinstance(options.num_classes, int):
         raise OptionError(
             f"uncle: option 'num_classes' is {options.num_classes}, but fitting makes one level of classes; "

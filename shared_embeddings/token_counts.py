@@ -20,7 +20,8 @@ def read_counts(path: Path) -> dict[str, int]:
     """The counts of a file with a word, a tab or a space, and its count on every line.
 
     Raises:
-        ValueError: the file is empty, no UTF-8, or a line is something else; its number is named.
+        ValueError: the file is empty, no UTF-8, a line is something else, or has a word again (its number is
+            named).
         OSError: it cannot be read.
     """
     counts: dict[str, int] = {}
@@ -30,6 +31,10 @@ def read_counts(path: Path) -> dict[str, int]:
             raise ValueError(
                 f"token counts {path}: line {number} is {line[:60]!r}, wanted a word, a tab and its count; "
                 "correct it, or give the text itself with --text"
+            )
+        if word in counts:
+            raise ValueError(
+                f"token counts {path}: line {number} counts {word[:60]!r} a second time; add its counts up"
             )
         counts[word] = int(count)
     if not counts:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from nmt.summarization.commands import Parser, clean_lines, reporting_mistakes
+from nmt.summarization.commands import clean_lines, reporting_mistakes
+from shared_embeddings.command_line import Parser
 from shared_embeddings.files import replacing
 
 SPACE = "<sp>"

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 from tqdm import tqdm
 
 from nmt.data import clean_line
 from nmt.errors import UserError
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are a `UserError`."""
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse the command line.
-
-        Raises:
-            UserError: always.
-        """
-        raise UserError(f"{message}; see --help")
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from nmt.data import count_lines
 from nmt.errors import UserError
-from nmt.summarization.commands import Parser, clean_lines, reporting_mistakes
+from nmt.summarization.commands import clean_lines, reporting_mistakes
+from shared_embeddings.command_line import Parser
 from shared_embeddings.files import replacing
 
 # Letters and digits of any script; a point, dash or apostrophe joins what is on both sides of it.

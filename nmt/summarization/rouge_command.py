@@ -7,9 +7,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from nmt.summarization.commands import Parser, reporting_mistakes
+from nmt.summarization.commands import reporting_mistakes
 from nmt.summarization.rouge import PRESETS, score_texts
 from nmt.summarization.rouge_tokens import TOKENS, read_exceptions, read_texts
+from shared_embeddings.command_line import Parser
 
 
 def make_parser() -> Parser:

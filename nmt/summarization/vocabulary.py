@@ -8,7 +8,8 @@ from pathlib import Path
 
 from nmt.errors import UserError
 from nmt.summarization.characters import SPACE
-from nmt.summarization.commands import Parser, clean_lines, reporting_mistakes
+from nmt.summarization.commands import clean_lines, reporting_mistakes
+from shared_embeddings.command_line import Parser
 from shared_embeddings.files import write_text
 
 

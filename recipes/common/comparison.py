@@ -7,7 +7,6 @@ between ``<!-- BEGIN comparison -->`` and ``<!-- END comparison -->``. A line is
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from recipes.common.errors import UserError, run_main
 from recipes.common.results import read_results
 from recipes.common.table import NOT_RUN, Record, describe_options, is_baseline, rows_of, update_readme
 from recipes.common.training import option_value
+from shared_embeddings.command_line import Parser
 
 MARKER = "comparison"
 # Not for a plain table: it is the one that all others are fitted to, or a smaller network.
@@ -101,7 +101,7 @@ def _length(record: Record) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Put the comparison of ways to compress one trained model into a recipe's README."""
-    parser = argparse.ArgumentParser(prog="recipes.common.comparison", description=main.__doc__)
+    parser = Parser("python -m recipes.common.comparison", description=main.__doc__)
     parser.add_argument("--results", type=Path, required=True, help="folder of the recipe's results")
     parser.add_argument("--readme", type=Path, required=True, help="README with the two markers")
     parser.add_argument("--quality", choices=sorted(METRICS), default="bleu", help="(default: %(default)s)")

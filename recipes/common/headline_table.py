@@ -6,7 +6,6 @@ between the markers of the README.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from recipes.common.errors import UserError, run_main
 from recipes.common.headline_runs import controls_length
 from recipes.common.results import read_results
 from recipes.common.table import Column, Record, markdown_table, rows_of, update_readme
+from shared_embeddings.command_line import Parser
 
 PREFIX = "length_"
 ROUGE = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L"}
@@ -66,7 +66,7 @@ def _paper(metric: str) -> Callable[[Record], str]:
 
 def main(arguments: Sequence[str]) -> None:
     """Put the table of a headline recipe into its README."""
-    parser = argparse.ArgumentParser(prog="recipes.common.headline_table", description=main.__doc__)
+    parser = Parser("python -m recipes.common.headline_table", description=main.__doc__)
     parser.add_argument("--results", type=Path, required=True, help="folder of the recipe's results")
     parser.add_argument("--readme", type=Path, required=True, help="README with the markers called results")
     options = parser.parse_args(arguments)

@@ -8,7 +8,6 @@ word vectors. It may hold ``small``, the dataset of rows with ``data: data_small
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -173,12 +172,12 @@ def main(arguments: Sequence[str]) -> None:
         (SMALL,): prepare_small,
         (SMOKE,): prepare_smoke,
     }
-    if tuple(rest) in ways:
+    if rest and rest[0] in ("-h", "--help"):
+        print(usage(recipe))
+    elif tuple(rest) in ways:
         ways[tuple(rest)](recipe)
-        return
-    wants_help = rest[0] in ("-h", "--help")
-    print(usage(recipe), file=sys.stdout if wants_help else sys.stderr)
-    raise SystemExit(0 if wants_help else 2)
+    else:
+        raise UserError(f"{' '.join(rest)!r} is no argument of preprocess.sh; see preprocess.sh --help")
 
 
 if __name__ == "__main__":

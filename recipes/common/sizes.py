@@ -6,13 +6,13 @@ puts each into the comment at the head of the row's file: do so after changing a
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 import shared_embeddings as se
 from recipes.common.config import Row, read_row, row_names
 from recipes.common.errors import UserError, run_main
+from shared_embeddings.command_line import Parser
 from shared_embeddings.files import write_text
 
 SIZE_COMMENT = "# Size: "
@@ -56,7 +56,7 @@ def write_comment(path: Path, size: str) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Tell the size of every row's embedding, from the papers' formulas."""
-    parser = argparse.ArgumentParser(prog="recipes.common.sizes", description=main.__doc__)
+    parser = Parser("python -m recipes.common.sizes", description=main.__doc__)
     parser.add_argument("configs", type=Path, help="folder of the rows")
     parser.add_argument("--vocabulary", type=int, required=True, help="lines of the vocabulary file")
     parser.add_argument("--write", action="store_true", help="also write them into the files")

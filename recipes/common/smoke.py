@@ -16,6 +16,7 @@ from typing import Any
 from recipes.common.config import Row
 from recipes.common.recipe import Recipe
 from recipes.common.results import SMOKE_FOLDER
+from shared_embeddings.command_line import Parser
 
 SMOKE = "--smoke"
 SMOKE_HELP = f"a generated text of a few hundred lines, in a folder {SMOKE_FOLDER} of its own"
@@ -76,7 +77,7 @@ def preprocess_options(
     recipe: Recipe, description: str | None, arguments: Sequence[str]
 ) -> argparse.Namespace:
     """The options ``settings``, a file, and ``smoke`` of a preprocess.sh that has no others."""
-    parser = argparse.ArgumentParser(prog="preprocess.sh", description=description)
+    parser = Parser("preprocess.sh", description=description)
     default = recipe.folder / "data.yaml"
     parser.add_argument("--settings", type=Path, default=default, help="default: %(default)s")
     parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)

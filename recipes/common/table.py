@@ -7,7 +7,6 @@ comes from a results file; a row without one says "not run".
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -18,6 +17,7 @@ from recipes.common.config import is_common, read_content
 from recipes.common.errors import UserError, run_main
 from recipes.common.plot import quality_size_plot
 from recipes.common.results import read_results
+from shared_embeddings.command_line import Parser
 from shared_embeddings.files import write_text
 
 NOT_RUN = "not run"
@@ -243,7 +243,7 @@ def _columns(names: str) -> list[str]:
 
 def main(arguments: Sequence[str]) -> None:
     """Put a recipe's table into its README and draw its plot."""
-    parser = argparse.ArgumentParser(prog="recipes.common.table", description=main.__doc__)
+    parser = Parser("python -m recipes.common.table", description=main.__doc__)
     parser.add_argument("--results", type=Path, required=True, help="folder of the recipe's results")
     parser.add_argument("--readme", type=Path, required=True, help="README with the two markers")
     parser.add_argument("--marker", default="results", help="name of the markers (default: %(default)s)")

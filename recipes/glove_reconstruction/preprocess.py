@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from recipes.glove_reconstruction.smoke import (
     write_smoke_pairs,
     write_smoke_vectors,
 )
+from shared_embeddings.command_line import Parser
 from shared_embeddings.files import sha256, write_text
 from shared_embeddings.token_counts import count_words
 from shared_embeddings.vectors import WordVectors
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str]) -> None:
     Without --vectors or --glove, skip-gram vectors of WikiText-2 are trained, from $DATA_DIR or the network.
     """
     settings = read_yaml(RECIPE / "data.yaml")
-    parser = argparse.ArgumentParser(prog="preprocess.sh", description=main.__doc__)
+    parser = Parser("preprocess.sh", description=main.__doc__)
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--vectors", type=Path, help="vectors of GloVe, word2vec or fastText")
     chosen.add_argument("--glove", choices=sorted(settings["glove"]), help="download these vectors")

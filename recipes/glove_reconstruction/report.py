@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from recipes.common.smoke import SMOKE
 from recipes.common.table import Column, markdown_table, update_readme
 from recipes.glove_reconstruction.grid import CELLS, RECIPE, Grid, home, read_grid
 from recipes.glove_reconstruction.smoke import SMOKE_GRID_HELP, smoke_grid, smoke_home
+from shared_embeddings.command_line import Parser
 from shared_embeddings.files import replacing, write_text
 
 Record = dict[str, Any]
@@ -144,7 +144,7 @@ def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid
 
 def main(arguments: Sequence[str]) -> None:
     """Put the measured cells into the README's table, and draw Figure 3 beside it from those of ALONE."""
-    parser = argparse.ArgumentParser(prog="eval.sh", description=main.__doc__)
+    parser = Parser("eval.sh", description=main.__doc__)
     parser.add_argument(
         "--results", type=Path, default=home() / CELLS, help="folder of results (default: %(default)s)"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from recipes.glove_reconstruction.grid import CELLS, DATA, FIT_STEPS, RECIPE, Ce
 from recipes.glove_reconstruction.scores import score
 from recipes.glove_reconstruction.smoke import SMOKE_GRID_HELP, smoke_grid, smoke_home
 from recipes.glove_reconstruction.source import read_source
+from shared_embeddings.command_line import Parser
 from shared_embeddings.fitting import report
 from shared_embeddings.vectors import WordVectors
 from shared_embeddings.word_pairs import read_pairs
@@ -174,7 +174,7 @@ def prepared(folder: Path) -> tuple[WordVectors, dict[str, Any]]:
 
 def main(arguments: Sequence[str]) -> None:
     """Fit and measure cells of the grid; those that have results are passed over."""
-    parser = argparse.ArgumentParser(prog="train.sh", description=main.__doc__)
+    parser = Parser("train.sh", description=main.__doc__)
     parser.add_argument("cells", nargs="*", default=["*"], help="names or patterns, 'alone_real-*-0'; all")
     parser.add_argument("--list", action="store_true", help="only list the cells")
     parser.add_argument("--grid", type=Path, default=RECIPE / "grid.yaml", help="default: %(default)s")

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from recipes.common.errors import UserError, run_main
 from recipes.common.results import REPOSITORY
 from recipes.common.table import update_readme
 from recipes.glove_reconstruction.grid import read_grid
+from shared_embeddings.command_line import Parser
 
 SOURCE = Path(__file__).with_name("coverage.yaml")
 RECIPES = REPOSITORY / "recipes"
@@ -296,7 +296,7 @@ def listing(papers: Iterable[Paper]) -> Iterator[str]:
 
 def main(arguments: Sequence[str]) -> None:
     """List every row of the papers' tables with the configuration that trains it, or why there is none."""
-    parser = argparse.ArgumentParser(prog="recipes.published.coverage", description=main.__doc__)
+    parser = Parser("python -m recipes.published.coverage", description=main.__doc__)
     parser.add_argument("--write", action="store_true", help="put the tables into recipes/README.md")
     options = parser.parse_args(arguments)
     papers = read_coverage()

@@ -33,6 +33,7 @@ from recipes.published.settings import Pieces, Settings, classes_file, read_sett
 from recipes.published.smoke import smoke_settings, write_smoke_texts
 from recipes.published.sources import Located, Pair, Texts, locate, plain_files, read_pairs
 from shared_embeddings.classes import make_classes, regroup
+from shared_embeddings.command_line import Parser
 from shared_embeddings.files import replacing, sha256, write_text
 
 TRAIN = "train"
@@ -309,7 +310,7 @@ def find_texts(settings: Settings, folders: list[Path]) -> tuple[list[Located], 
 
 def main(arguments: Sequence[str]) -> None:
     """Prepare the data below $RUNS/RECIPE/data, from $DATA_DIR/RECIPE or from the network."""
-    parser = argparse.ArgumentParser(prog="preprocess.sh", description=main.__doc__)
+    parser = Parser("preprocess.sh", description=main.__doc__)
     parser.add_argument("recipe", help=argparse.SUPPRESS)
     parser.add_argument("pieces", nargs="*", help="which of the pieces in data.yaml to make (default: all)")
     parser.add_argument("--processes", type=int, default=1, help="shards at a time (default: %(default)s)")

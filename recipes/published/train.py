@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +15,7 @@ from recipes.common.tools import run_tool
 from recipes.common.training import Data, checkpoints_to_average, read_json, target_step, train_row
 from recipes.published.rows import Machines, complete_row, prepared_data
 from recipes.published.smoke import parse
+from shared_embeddings.command_line import Parser
 from shared_embeddings.files import write_text
 
 USAGE = """usage: train.sh CONFIG [--gpus N] [--machines M --machine I --address A [--port P]] [--smoke]
@@ -58,7 +58,7 @@ def read_options(given: Sequence[str], gpus: int) -> tuple[Machines, list[str]]:
     Raises:
         UserError: numbers that do not fit together.
     """
-    parser = argparse.ArgumentParser(prog="train.sh", add_help=False, allow_abbrev=False)
+    parser = Parser("train.sh", add_help=False)
     parser.add_argument("--gpus", type=int, default=gpus)
     parser.add_argument("--machines", type=int, default=1)
     parser.add_argument("--machine", type=int, default=0)

@@ -9,7 +9,6 @@ and no source sentence and no target sentence occurs twice, so that the parts ar
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from recipes.common.corpus import write_lines
 from recipes.common.errors import UserError, run_main
 from recipes.quickstart.facts import KINDS, Facts, Value, say, shared_inventory
 from recipes.quickstart.languages import Speech
+from shared_embeddings.command_line import Parser
 
 Pair = tuple[str, str]
 SIZES = {"train": 20000, "valid": 500, "test": 500}
@@ -169,7 +169,7 @@ def checksum(parts: dict[str, list[Pair]]) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Make a parallel corpus without a download."""
-    parser = argparse.ArgumentParser(prog="recipes.quickstart.corpus", description=main.__doc__)
+    parser = Parser("python -m recipes.quickstart.corpus", description=main.__doc__)
     parser.add_argument(
         "--source", default="en", help="CLDR name of the source language (default: %(default)s)"
     )

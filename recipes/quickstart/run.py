@@ -36,6 +36,7 @@ from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.prepare import CorpusSettings, Data, prepare
 from recipes.quickstart.score import scores
 from recipes.quickstart.tokens import Tokeniser
+from shared_embeddings.command_line import Parser
 from shared_embeddings.files import write_text
 
 RECIPE = Path(__file__).parent
@@ -288,7 +289,7 @@ def _positive(text: str) -> int:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Take the command line apart."""
     default = Path(os.environ.get("RUNS") or REPOSITORY / "runs") / RECIPE.name
-    parser = argparse.ArgumentParser(prog="quickstart", description=__doc__.split("\n")[0])
+    parser = Parser("quickstart", description=__doc__.split("\n")[0])
     parser.add_argument(
         "--source", default="en", help="language by its CLDR name, as en (default: %(default)s)"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from recipes.report import contents, markdown, page
 from recipes.report.collect import LeftOut, collect, committed, of_runs
 from recipes.report.document import Block, Details, Picture
 from recipes.report.lines import lines_of
+from shared_embeddings.command_line import Parser
 from shared_embeddings.files import write_text
 from shared_embeddings.ledger import figures
 
@@ -71,7 +71,7 @@ def _pictures(blocks: Sequence[Block]) -> list[Picture]:
 
 def main(arguments: Sequence[str]) -> None:
     """Write the report of the results in the repository and in $RUNS, as Markdown and as an HTML page."""
-    parser = argparse.ArgumentParser(prog="recipes.report", description=main.__doc__)
+    parser = Parser("python -m recipes.report", description=main.__doc__)
     runs = Path(os.environ.get("RUNS") or REPOSITORY / "runs")
     parser.add_argument("--runs", type=Path, help="folder that recipes write to (default: $RUNS, else runs)")
     parser.add_argument("--output", type=Path, help="folder of the report (default: report in that folder)")

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
-from typing import NoReturn
 
-USER_ERROR = 2
+from shared_embeddings.command_line import Parser
+
 OPTIONS_FOLLOW = "Any option of the method follows as --option value, e.g. --rank 64."
 Command = Callable[[argparse.Namespace, list[str]], str]
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the message and leave with the exit code for mistakes of the user."""
-        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
-        sys.exit(USER_ERROR)
 
 
 def add(
@@ -30,7 +20,7 @@ def add(
     takes_options: bool = False,
 ) -> argparse.ArgumentParser:
     """Add a command that `run` carries out; with `takes_options`, what is left over is a method's options."""
-    command = commands.add_parser(name, help=title, description=title, allow_abbrev=False)
+    command = commands.add_parser(name, help=title, description=title)
     command.set_defaults(run=run, takes_options=takes_options)
     return command
 

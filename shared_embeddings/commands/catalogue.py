@@ -9,7 +9,8 @@ import typing
 
 import torch
 
-from shared_embeddings.commands.arguments import OPTIONS_FOLLOW, Parser, add, read_options
+from shared_embeddings.command_line import Parser
+from shared_embeddings.commands.arguments import OPTIONS_FOLLOW, add, read_options
 from shared_embeddings.options import OptionError, describe_type
 from shared_embeddings.registry import build, expected_count, method_class, methods, options
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shared_embeddings.commands.arguments import OPTIONS_FOLLOW, Parser, add, read_options
+from shared_embeddings.command_line import Parser
+from shared_embeddings.commands.arguments import OPTIONS_FOLLOW, add, read_options
 from shared_embeddings.compression_quality import SUBWORDS, Validation
 from shared_embeddings.storage import STORES
 

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shared_embeddings.commands.arguments import Parser, add
+from shared_embeddings.command_line import Parser
+from shared_embeddings.commands.arguments import add
 
 SUMMARY = "correlation.json"
 

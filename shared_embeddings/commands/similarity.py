@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared_embeddings.commands.arguments import Parser, add
+from shared_embeddings.command_line import Parser
+from shared_embeddings.commands.arguments import add
 
 if TYPE_CHECKING:
     from shared_embeddings.analysis import Similarity

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shared_embeddings.commands.arguments import Parser, add
+from shared_embeddings.command_line import Parser
+from shared_embeddings.commands.arguments import add
 
 
 def register(commands: argparse._SubParsersAction[Parser]) -> None:

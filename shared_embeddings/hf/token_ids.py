@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _SETTINGS = ("_token_id", "_token_index")
@@ -25,6 +25,36 @@ def named_ids(settings: Mapping[str, Any]) -> Iterator[int]:
 def with_new_ids(settings: Mapping[str, Any], new_ids: Mapping[int, int]) -> dict[str, Any]:
     """The settings with the new id of every token; None for an id that is no token."""
     return {name: _renumbered(name, value, new_ids) for name, value in settings.items()}
+
+
+def check_ids(file: object, settings: Mapping[str, Any]) -> None:
+    """Check that settings which list tokens hold whole numbers, in lists as deep as transformers wants them.
+
+    Raises:
+        ValueError: one does not; it is named, with the file.
+    """
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            check_ids(file, value)
+        elif name in _SEQUENCES and value is not None and not _all(value, _is_list_of_ids):
+            raise ValueError(f"{file}: {name} is {value!r}, wanted a list of lists of token ids; correct it")
+        elif name == "forced_decoder_ids" and value is not None and not _all(value, _is_pair):
+            raise ValueError(f"{file}: {name} is {value!r}, wanted pairs of place and token id; correct it")
+
+
+def _all(value: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether a value is a list of what is wanted."""
+    return isinstance(value, list) and all(map(wanted, value))
+
+
+def _is_list_of_ids(value: Any) -> bool:
+    """Whether a value is a list of token ids."""
+    return _all(value, _is_id)
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether a value is a place in the output and the token for it, which may be None."""
+    return isinstance(value, list) and len(value) == 2 and (value[1] is None or _is_id(value[1]))
 
 
 def _renumbered(name: str, value: Any, new_ids: Mapping[int, int]) -> Any:

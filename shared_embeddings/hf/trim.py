@@ -16,7 +16,7 @@ from shared_embeddings.files import first_line
 from shared_embeddings.hf.entry import ENTRY
 from shared_embeddings.hf.folder import GENERATION, INDEX, model_class, read_config, read_json, reading
 from shared_embeddings.hf.saving import replacing_folder
-from shared_embeddings.hf.token_ids import named_ids, with_new_ids
+from shared_embeddings.hf.token_ids import check_ids, named_ids, with_new_ids
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
 from shared_embeddings.hf.word_rows import SIDES, Weights, word_axes
 from shared_embeddings.trim_hosts import Vocabulary
@@ -72,9 +72,11 @@ class TrimmableFolder:
         _check_tokens(self.file, self.tokenizer, self.rows)
         axes = word_axes(self.config, model_class(path, self.settings))
         self.weights = Weights(path, axes, self.rows, self.settings)
-        self.named = {
-            number for name in _settings_files(path) for number in named_ids(read_json(path / name))
-        }
+        self.named: set[int] = set()
+        for name in _settings_files(path):
+            settings = read_json(path / name)
+            check_ids(path / name, settings)
+            self.named.update(named_ids(settings))
         self.beginnings: set[int] = set()
         self.kept: Tensor | None = None
         self.trimmed: Any = None

@@ -503,7 +503,7 @@ def test_what_cannot_be_fails_before_the_training(
     def train(*arguments: Any) -> None:
         pytest.fail("the training was started")
 
-    monkeypatch.setattr("shared_embeddings.classes.train_word_vectors", train)
+    monkeypatch.setattr("shared_embeddings.classes.making.train_word_vectors", train)
     output = tmp_path / "classes.npz"
     with pytest.raises(ValueError, match="more than the 14 words"):
         make_classes([text], vocabulary_file, 15, output)

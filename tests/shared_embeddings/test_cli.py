@@ -106,7 +106,7 @@ def test_wrong_paths_are_named_with_what_to_do(capsys: pytest.CaptureFixture[str
         (file / "below", "Not a directory"),
     ):
         line = refused(capsys, *asked, str(wrong))
-        assert line == f"shared-embeddings: {wrong}: {reason}; check the path\n"
+        assert line.startswith(f"shared-embeddings: {wrong}: {reason}; check the path")
 
 
 @pytest.mark.parametrize(

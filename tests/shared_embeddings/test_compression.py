@@ -38,6 +38,9 @@ def test_counts_of_words(tmp_path: Path) -> None:
         (tmp_path / "wrong").write_text(f"a\t5\nb\t{wrong}\n")
         with pytest.raises(ValueError, match="line 2 is 'b"):
             read_counts(tmp_path / "wrong")
+    (tmp_path / "wrong").write_text("a\t5\nb\t1\na\t2\n")
+    with pytest.raises(ValueError, match="line 3 counts 'a' a second time"):
+        read_counts(tmp_path / "wrong")
     text.write_text("a b a\nb a\n")
     assert count_words([text, text]) == {"a": 6, "b": 4}
     found = counts_of(["<s>", "a", "zero", "never"], {"a": 6, "zero": 0, "b": 9}, ["<s>"])

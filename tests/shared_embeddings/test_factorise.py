@@ -12,6 +12,7 @@ from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings import factorise
+from shared_embeddings.factorise.codes import least_squares_codebooks
 
 
 def low_rank_table(words: int = 60, dim: int = 12, rank: int = 4, noise: float = 0.1) -> Tensor:
@@ -178,7 +179,7 @@ def test_learnt_codes_are_near_a_table_that_has_such_codes() -> None:
     left = (sums(codes, codebooks) - table).square().sum() / table.var(0, correction=0).mul(300).sum()
     assert left < 0.5
     random = torch.randint(4, (300, 3), generator=generator)
-    refit = factorise._least_squares_codebooks(table, random, 4)
+    refit = least_squares_codebooks(table, random, 4)
     assert (sums(codes, codebooks) - table).norm() < 0.8 * (sums(random, refit) - table).norm()
 
 
@@ -189,7 +190,7 @@ def test_codebooks_are_the_least_squares_solution_of_their_codes() -> None:
     for word, (first, second) in enumerate(codes.tolist()):
         ones[word, first] = ones[word, 3 + second] = 1.0
     expected = ones.double() @ torch.linalg.pinv(ones.double()) @ table.double()
-    found = sums(codes, factorise._least_squares_codebooks(table, codes, 3))
+    found = sums(codes, least_squares_codebooks(table, codes, 3))
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
 
 

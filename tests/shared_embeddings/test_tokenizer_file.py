@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared_embeddings.hf.token_ids import named_ids, with_new_ids
+from shared_embeddings.hf.token_ids import check_ids, named_ids, with_new_ids
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -131,3 +131,19 @@ def test_ids_in_settings() -> None:
         "hidden_size": 4,
         "tie": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bad_words_ids", [5]),
+        ("force_words_ids", 5),
+        ("bad_words_ids", [["five"]]),
+        ("forced_decoder_ids", [5]),
+        ("forced_decoder_ids", [[1, 2, 3]]),
+    ],
+)
+def test_lists_of_another_shape_are_refused(name: str, value: Any) -> None:
+    check_ids("generation_config.json", {"forced_decoder_ids": [[1, None]], "bad_words_ids": None})
+    with pytest.raises(ValueError, match=f"^generation_config.json: {name} is .*, wanted"):
+        check_ids("generation_config.json", {"text_config": {name: value}})

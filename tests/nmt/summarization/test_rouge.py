@@ -260,7 +260,7 @@ def test_command_prints_json(run: Run) -> None:
         (["first", "--tokens", "unicode"], "stemming is for English"),
         (["first", "--bytes", "0"], "bytes is 0"),
         (["first", "--exceptions", "long"], "long: line 1 is 'a'"),
-        (["first", "--stems"], "unrecognized arguments: --stems; see --help"),
+        (["first", "--stems"], "unrecognized arguments: --stems; see onmt_rouge --help"),
     ],
 )
 def test_command_refuses_in_one_line(run: Run, arguments: list[str], told: str) -> None:

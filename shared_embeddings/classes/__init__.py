@@ -1,0 +1,19 @@
+"""Semantic classes of words for UnClE: clusters of word vectors, their file, and words that came later."""
+
+from shared_embeddings.classes.making import Clusters, cluster, make_classes, read_vocabulary, regroup
+from shared_embeddings.classes.sizes import describe_sizes, draw_sizes
+from shared_embeddings.classes.unknown_words import out_of_vocabulary_row
+from shared_embeddings.classes.word_classes import WordClasses, class_of_unseen
+
+__all__ = [
+    "Clusters",
+    "WordClasses",
+    "class_of_unseen",
+    "cluster",
+    "describe_sizes",
+    "draw_sizes",
+    "make_classes",
+    "out_of_vocabulary_row",
+    "read_vocabulary",
+    "regroup",
+]

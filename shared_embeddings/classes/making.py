@@ -1,0 +1,219 @@
+"""Clusters of word vectors, and the class file of a vocabulary (UnClE, section 4.2).
+
+Axes: ``V`` vocabulary, ``K`` classes, ``d`` width of the word vectors.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shared_embeddings.classes.sizes import describe_sizes, draw_sizes, figure_class
+from shared_embeddings.classes.word_classes import WordClasses, class_of_unseen
+from shared_embeddings.files import can_be_made
+from shared_embeddings.skipgram import Path, train_word_vectors
+
+
+class Clusters(NamedTuple):
+    """The cluster ``(V,)`` of every vector, and the centres ``(K, d)``."""
+
+    classes: np.ndarray
+    centres: np.ndarray
+
+
+def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
+    """Group word vectors by k-means (section 4.2), by direction: all are first scaled to length one.
+
+    The length of a skip-gram vector follows the word's frequency; with it, k-means puts most frequent words
+    into classes of their own. Vectors that are all zero belong to words that never occurred: they do not move
+    the centres, and go to the class of `class_of_unseen`.
+
+    Args:
+        vectors: ``(V, d)``.
+        num_classes: K.
+        seed: of the first centres.
+
+    Raises:
+        ValueError: more classes than different vectors, an impossible seed, or numbers that are not finite.
+        ImportError: scikit-learn is not installed.
+    """
+    _check_settings(num_classes, seed)
+    if not np.isfinite(vectors).all():
+        raise ValueError("word vectors hold numbers that are not finite; train them anew")
+    seen = vectors.any(axis=1)
+    directions = vectors[seen] / np.linalg.norm(vectors[seen], axis=1, keepdims=True)
+    different = len(np.unique(directions, axis=0))
+    if num_classes > different:
+        raise ValueError(
+            f"num_classes is {num_classes}, but only {different} words with different vectors are there to "
+            "group; lower it, or give more text"
+        )
+    fitted = _kmeans()(n_clusters=num_classes, n_init=1, random_state=seed).fit(directions)
+    classes = np.full(len(vectors), class_of_unseen(fitted.cluster_centers_), dtype=np.int64)
+    classes[seen] = fitted.labels_
+    return Clusters(classes, fitted.cluster_centers_)
+
+
+def read_vocabulary(path: Path) -> tuple[str, ...]:
+    """Read the words of a vocabulary file, one per line in the order of their ids, with or without counts.
+
+    A count is a number behind a tab or a space, as ``onmt_build_vocab`` writes it.
+
+    Raises:
+        ValueError: the file is missing, empty or not UTF-8, or a line is no word (its number is named).
+    """
+    try:
+        with open(path, encoding="utf-8", newline="\n") as file:
+            lines = file.read().removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"vocabulary {path}: is not UTF-8 ({error.reason}); convert it") from None
+    except OSError as error:
+        raise ValueError(f"vocabulary {path}: cannot be read ({error.strerror}); check the path") from None
+    if lines == [""]:
+        raise ValueError(f"vocabulary {path}: is empty; wanted one word per line")
+    first_line: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        word = _without_count(line.rstrip("\r"))
+        if not word:
+            raise ValueError(f"vocabulary {path}: line {number} holds no word; remove it")
+        if word in first_line:
+            raise ValueError(
+                f"vocabulary {path}: line {number} repeats {word!r} of line {first_line[word]}; remove one"
+            )
+        first_line[word] = number
+    return tuple(first_line)
+
+
+def make_classes(
+    texts: Sequence[Path],
+    vocab_file: Path,
+    num_classes: int,
+    output: Path,
+    dim: int = 100,
+    window: int = 5,
+    epochs: int = 5,
+    seed: int = 0,
+    figure: Path | None = None,
+) -> str:
+    """Make the class file of a vocabulary from tokenised texts.
+
+    Args:
+        texts, dim, window, seed: as in `train_word_vectors`.
+        epochs: likewise. On the Penn Treebank (900,000 words) 5 leave 280 of 1000 classes with a single word,
+            20 leave 43.
+        vocab_file: as in `read_vocabulary`.
+        num_classes: K; the paper suggests a little less than a tenth of the words (A.4).
+        output: the .npz file to write.
+        figure: a PNG file for the sizes of the classes (Figure 2).
+
+    Returns:
+        What was made, in words and as a histogram.
+
+    Raises:
+        ValueError: as in the functions that this calls.
+        ImportError: gensim, scikit-learn or (for a figure) matplotlib is not installed.
+    """
+    words = read_vocabulary(vocab_file)
+    _check_before_work(len(words), num_classes, seed, [*texts, vocab_file], output, figure)
+    vectors = train_word_vectors(texts, words, dim, window, epochs, seed)
+    settings = {
+        "texts": [os.path.basename(text) for text in texts],
+        "vocabulary": os.path.basename(vocab_file),
+        **{"num_classes": num_classes, "dim": dim, "window": window, "epochs": epochs, "seed": seed},
+    }
+    made = WordClasses(words, *cluster(vectors, num_classes, seed), vectors, settings)
+    return _write(made, output, figure)
+
+
+def regroup(classes: Path, num_classes: int, output: Path, seed: int = 0, figure: Path | None = None) -> str:
+    """Make another number of classes from the word vectors of a class file, without the texts.
+
+    The file is the one that `make_classes` would make with that number and the settings of `classes`, if
+    `seed` is also the one of these.
+
+    Args:
+        classes: the file that the vectors are taken from.
+        num_classes, output, figure: as in `make_classes`.
+        seed: of the first centres.
+
+    Returns:
+        What was made, in words and as a histogram.
+
+    Raises:
+        ValueError, ImportError: as in the functions that this calls.
+    """
+    known = WordClasses.load(classes)
+    _check_before_work(len(known.words), num_classes, seed, [], output, figure)
+    clusters = cluster(known.vectors, num_classes, seed)
+    settings = {**known.settings, "num_classes": num_classes, "seed": seed}
+    return _write(WordClasses(known.words, *clusters, known.vectors, settings), output, figure)
+
+
+def _check_settings(num_classes: int, seed: int) -> None:
+    """Raise ValueError for a number of classes, or a seed, that cannot be."""
+    if num_classes < 1:
+        raise ValueError(f"num_classes is {num_classes}, but it must be at least 1; raise it")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed is {seed}, but it must be at least 0 and below 2**32; choose another number")
+
+
+def _check_before_work(
+    words: int, num_classes: int, seed: int, inputs: Sequence[Path], output: Path, figure: Path | None
+) -> None:
+    """Raise at once what would otherwise be raised in the end."""
+    _kmeans()
+    _check_targets(output, figure, inputs)
+    if figure is not None:
+        figure_class()
+    _check_settings(num_classes, seed)
+    if num_classes > words:
+        raise ValueError(f"num_classes is {num_classes}, more than the {words} words; lower it")
+
+
+def _write(made: WordClasses, output: Path, figure: Path | None) -> str:
+    """Write a class file and its figure, and tell what it holds."""
+    made.save(output)
+    lines = [describe_sizes(made)]
+    unseen = int((~made.vectors.any(axis=1)).sum())
+    if unseen:
+        lines.append(
+            f"words that never occur in the texts: {unseen:,}, in class {class_of_unseen(made.centres)}"
+        )
+    if figure is not None:
+        draw_sizes(made, figure)
+        lines.append(f"figure: {figure}")
+    return "\n".join([*lines, f"classes: {output}"])
+
+
+def _kmeans() -> Any:
+    """scikit-learn's k-means."""
+    try:
+        from sklearn.cluster import KMeans  # type: ignore[import-untyped]
+    except ImportError:
+        raise ImportError(
+            "clustering needs scikit-learn, which is not installed; pip install 'shared-embeddings[classes]'"
+        ) from None
+    return KMeans
+
+
+def _check_targets(output: Path, figure: Path | None, inputs: Sequence[Path]) -> None:
+    """Raise ValueError unless files of these names can be written, and are none that are read."""
+    taken = {os.path.realpath(path) for path in inputs}
+    for path in (output,) if figure is None else (output, figure):
+        if os.path.isdir(path) or not can_be_made(path):
+            raise ValueError(f"output {path}: cannot be written; give a file in a folder that can")
+        if os.path.realpath(path) in taken:
+            raise ValueError(f"output {path}: is another file of this command; name a new one")
+        taken.add(os.path.realpath(path))
+
+
+def _without_count(line: str) -> str:
+    """The word of a line of a vocabulary file."""
+    for separator in ("\t", " "):
+        word, found, count = line.rpartition(separator)
+        if found and count.isdigit():
+            return word
+    return line

@@ -1,0 +1,68 @@
+"""Words that a model with semantic classes does not know (UnClE, appendix A.5).
+
+Axes: ``D`` embedding dimension, ``d`` width of the word vectors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared_embeddings.classes.word_classes import WordClasses
+
+if TYPE_CHECKING:
+    from shared_embeddings.methods.uncle import UncleEmbedding
+
+
+def out_of_vocabulary_row(embedding: UncleEmbedding, word_classes: WordClasses, vector: np.ndarray) -> Tensor:
+    """The row ``(D,)`` of a word that the model does not know, from its word vector (A.5).
+
+    Its class is the one with the nearest centre by cosine, among those that hold words; its unique part is a
+    mix of the unique parts of that class's words, each weighted by its cosine to the new word (negative ones
+    count as zero), all weights adding up to one.
+
+    Args:
+        embedding: a trained `uncle` embedding with one level of classes.
+        word_classes: the classes that it was built with, see `WordClasses.for_vocabulary`.
+        vector: ``(d,)`` the word's vector among those that the classes were made from.
+
+    Raises:
+        ValueError: the classes are not the embedding's, or the vector has another width or no direction.
+    """
+    if embedding.classes.size(1) != 1:
+        raise ValueError("rows of unknown words need an embedding with one level of classes")
+    own = embedding.classes[:, 0].cpu().numpy().astype(np.int64)
+    if not np.array_equal(own, word_classes.classes):
+        raise ValueError(
+            "these are not the classes of the embedding; give those that it was built with, in the order of "
+            "its vocabulary (WordClasses.for_vocabulary)"
+        )
+    direction = np.asarray(vector, dtype=np.float64)
+    if direction.shape != word_classes.centres.shape[1:]:
+        raise ValueError(
+            f"the word's vector has shape {direction.shape}, but the vectors of the classes have "
+            f"{word_classes.centres.shape[1]} dimensions"
+        )
+    if not np.isfinite(direction).all() or not direction.any():
+        raise ValueError("the word's vector is zero or not finite, so that it is near no class")
+    usable = np.arange(len(own)) != (-1 if embedding.padding_idx is None else embedding.padding_idx)
+    to_centres = _cosines(word_classes.centres, direction)
+    to_centres[np.setdiff1d(np.arange(word_classes.num_classes), own[usable])] = -np.inf
+    nearest = int(to_centres.argmax())
+    members = np.flatnonzero((own == nearest) & usable)
+    weights = np.maximum(_cosines(word_classes.vectors[members], direction), 0.0)
+    weights = weights / weights.sum() if weights.any() else np.full(len(members), 1.0 / len(members))
+    unique = embedding.unique.detach()
+    mix = torch.as_tensor(weights, dtype=unique.dtype, device=unique.device)
+    chosen = unique.index_select(0, torch.as_tensor(members, device=unique.device))
+    return torch.cat((mix @ chosen, embedding.class_tables[0].detach()[nearest]))
+
+
+def _cosines(vectors: np.ndarray, direction: np.ndarray) -> np.ndarray:
+    """``(n,)`` the cosines of `vectors` ``(n, d)`` with one vector; 0 for vectors that are all zero."""
+    products = vectors.astype(np.float64) @ direction
+    norms = np.linalg.norm(vectors.astype(np.float64), axis=1) * np.linalg.norm(direction)
+    return np.divide(products, norms, out=np.zeros_like(products), where=norms > 0)

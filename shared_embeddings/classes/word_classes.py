@@ -1,0 +1,195 @@
+"""Words with their semantic classes, and the file that holds them.
+
+Axes: ``V`` vocabulary, ``K`` classes, ``d`` width of the word vectors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+import numpy as np
+
+from shared_embeddings.files import replacing
+from shared_embeddings.skipgram import Path
+
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WordClasses:
+    """The words of a vocabulary, each with its semantic class (section 4.2).
+
+    Attributes:
+        words: the V words, in the order of their ids.
+        classes: ``(V,)`` integers from 0 to K - 1.
+        centres: ``(K, d)`` the centre of every class among the word vectors.
+        vectors: ``(V, d)`` the word vectors; all zeros for a word that never occurred.
+        settings: what the classes were made with, for the record.
+
+    Raises:
+        ValueError: the parts do not fit together.
+    """
+
+    words: tuple[str, ...] = dataclasses.field(repr=False)
+    classes: np.ndarray = dataclasses.field(repr=False)
+    centres: np.ndarray = dataclasses.field(repr=False)
+    vectors: np.ndarray = dataclasses.field(repr=False)
+    settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_words(self.words)
+        if self.classes.dtype.kind not in "iu" or self.classes.shape != (len(self.words),):
+            raise ValueError(f"classes must be one whole number for each of the {len(self.words)} words")
+        shapes = self.centres.shape, self.vectors.shape
+        if len(shapes[0]) != 2 or shapes[1] != (len(self.words), shapes[0][1]) or not shapes[0][0]:
+            raise ValueError(
+                f"centres {shapes[0]} and vectors {shapes[1]} do not fit {len(self.words)} words; "
+                "they must be (K, d) and (V, d)"
+            )
+        if not (np.isfinite(self.centres).all() and np.isfinite(self.vectors).all()):
+            raise ValueError("centres or vectors hold numbers that are not finite")
+        if int(self.classes.min()) < 0 or int(self.classes.max()) >= self.num_classes:
+            raise ValueError(f"classes must be from 0 to {self.num_classes - 1}")
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of classes; some may hold no word."""
+        return len(self.centres)
+
+    @property
+    def vocabulary_hash(self) -> str:
+        """SHA-256 of the words in their order."""
+        return hashlib.sha256(_encoded(self.words)).hexdigest()
+
+    def sizes(self) -> np.ndarray:
+        """``(K,)`` the number of words of every class."""
+        return np.bincount(self.classes, minlength=self.num_classes)
+
+    def check_vocabulary(self, words: Sequence[str]) -> None:
+        """Raise ValueError, naming the first difference, unless `words` are these words in this order."""
+        if len(words) != len(self.words):
+            raise ValueError(
+                f"the classes are of {len(self.words)} words, but the vocabulary has {len(words)}; make the "
+                "classes of this vocabulary"
+            )
+        for position, (own, other) in enumerate(zip(self.words, words)):
+            if own != other:
+                raise ValueError(
+                    f"the classes are of another vocabulary: word {position} is {own!r} there and {other!r} "
+                    "here; make the classes of this vocabulary"
+                )
+
+    def missing(self, words: Sequence[str]) -> list[str]:
+        """Those of `words` that have no class here."""
+        known = frozenset(self.words)
+        return [word for word in words if word not in known]
+
+    def for_vocabulary(self, words: Sequence[str]) -> WordClasses:
+        """The same classes for a model's vocabulary, in the order of its ids.
+
+        A word that has no class, such as a marker or a filler that the model adds, is treated as one that
+        never occurred: its vector is zero, its class the one with the centre nearest to zero.
+
+        Raises:
+            ValueError: fewer than half of the words have a class, or a word comes twice.
+        """
+        missing = len(self.missing(words))
+        if 2 * missing > len(words):
+            raise ValueError(
+                f"{missing} of the {len(words)} words of the vocabulary have no class; make the classes of "
+                "this vocabulary"
+            )
+        places = {word: place for place, word in enumerate(self.words)}
+        rows = np.array([places.get(word, -1) for word in words], dtype=np.int64)
+        known = rows >= 0
+        vectors = np.where(known[:, None], self.vectors[rows], np.zeros((), self.vectors.dtype))
+        classes = np.where(known, self.classes[rows], class_of_unseen(self.centres))
+        return WordClasses(tuple(words), classes, self.centres, vectors, self.settings)
+
+    def save(self, path: Path) -> None:
+        """Write a .npz file, complete or not at all; it holds numbers and text only."""
+        arrays: dict[str, Any] = {
+            "format": np.array(_FORMAT),
+            "words": np.frombuffer(_encoded(self.words), dtype=np.uint8),
+            "vocabulary_hash": np.array(self.vocabulary_hash),
+            "classes": self.classes,
+            "centres": self.centres,
+            "vectors": self.vectors,
+            "settings": np.array(json.dumps(dict(self.settings))),
+        }
+        with replacing(pathlib.Path(path)) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> WordClasses:
+        """Read a file that `save` wrote, without running code from it.
+
+        Raises:
+            ValueError: names the file, and says why it cannot be read.
+        """
+        if not os.path.isfile(path):
+            raise ValueError(f"classes {path}: no such file; make it with 'shared-embeddings classes'")
+        try:
+            with open(path, "rb") as file:
+                return cls._read(file)
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            lines = str(error).strip("'\" \n").splitlines()
+            reason = lines[0] if lines else type(error).__name__
+            raise ValueError(
+                f"classes {path}: cannot be read ({reason[:120]}); it is cut short, or no class file: make "
+                "it with 'shared-embeddings classes'"
+            ) from None
+
+    @classmethod
+    def _read(cls, file: IO[bytes]) -> WordClasses:
+        """The classes of an open file."""
+        if not zipfile.is_zipfile(file):
+            raise ValueError("not a .npz file")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as arrays:
+            if int(arrays["format"]) != _FORMAT:
+                raise ValueError(f"of format {int(arrays['format'])}, this version reads {_FORMAT}")
+            found = cls(
+                tuple(arrays["words"].tobytes().decode("utf-8").split("\n")),
+                arrays["classes"],
+                arrays["centres"],
+                arrays["vectors"],
+                json.loads(str(arrays["settings"])),
+            )
+            if found.vocabulary_hash != str(arrays["vocabulary_hash"]):
+                raise ValueError("the words are not those that it was made with")
+        return found
+
+
+def class_of_unseen(centres: np.ndarray) -> int:
+    """The class of a word that never occurred: the one whose centre ``(K, d)`` is nearest to zero.
+
+    A centre of vectors of length one is short where these differ most, so this is the most mixed class.
+    """
+    return int(np.linalg.norm(centres, axis=1).argmin())
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Raise ValueError unless there are words, all different and on one line each."""
+    if not words:
+        raise ValueError("there is no word")
+    if len(set(words)) < len(words):
+        seen: set[str] = set()
+        repeated = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
+        raise ValueError(f"the word {repeated!r} comes twice; every word needs one id")
+    broken = next((word for word in words if not word or "\n" in word), None)
+    if broken is not None:
+        raise ValueError(f"{broken!r} is no word: it is empty or goes over lines")
+
+
+def _encoded(words: Sequence[str]) -> bytes:
+    """The words as they are stored and hashed."""
+    return "\n".join(words).encode("utf-8")

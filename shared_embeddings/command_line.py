@@ -1,0 +1,26 @@
+"""What command lines of every program here have in common."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any, NoReturn
+
+USER_ERROR = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line, and that takes options by their full names only.
+
+    Args:
+        prog: the program's name, which a complaint begins with.
+        settings: those of `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(prog, **{"allow_abbrev": False, **settings})
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and leave with the exit status for mistakes of the user."""
+        print(f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help", file=sys.stderr)
+        sys.exit(USER_ERROR)
