@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -22,8 +24,10 @@ from lm.progress import Report, Silence
 from lm.resuming import restore_run, save_run
 from lm.training import Trainer
 from lm.yaml_input import from_arguments
-from shared_embeddings.files import clear_remains, write_text
+from shared_embeddings.files import clear_remains, locked, write_text
 from shared_embeddings.options import OptionError
+
+LAST = "last.pt"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -52,6 +56,7 @@ def train(config: Configuration, group: Group) -> None:
 
     Raises:
         UserError, KeyboardInterrupt: see `main`.
+        BlockingIOError: another training writes into that folder.
     """
     options, settings = config.training, config.flat()
     corpus = load_corpus(Path(options.data))
@@ -59,7 +64,7 @@ def train(config: Configuration, group: Group) -> None:
     folder = Path(options.save)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"save {folder}: is a file, but it must be a folder; give another path")
-    last, best = folder / "last.pt", folder / "best.pt"
+    last = folder / LAST
     embedding = options.embedding
     if options.embedding_distillation is not None and last.exists():
         embedding = read_checkpoint(last)["config"]["embedding"]  # with the options that the fit has chosen
@@ -72,24 +77,35 @@ def train(config: Configuration, group: Group) -> None:
     trainer = Trainer(config, model.train(), corpus.train, corpus.valid, group, reconstruction)
     if last.exists():
         restore_run(last, trainer, settings, checksum)
-    if group.is_first:
+    lines = [*lines, parameter_table(model), _beginning(trainer, len(words))]
+    with locked(folder / ".lock") if group.is_first else nullcontext():
+        _run(trainer, lines, words, settings, checksum)
+
+
+def _run(
+    trainer: Trainer, lines: Sequence[str], words: list[str], settings: dict[str, Any], checksum: str
+) -> None:
+    """Train to the end, and write what comes of it into the folder of the run.
+
+    Raises:
+        UserError, KeyboardInterrupt: see `main`.
+    """
+    folder, is_first = Path(trainer.options.save), trainer.group.is_first
+    last, best = folder / LAST, folder / "best.pt"
+    if is_first:
         for path in (last, best):
             clear_remains(path)
         write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
-    report = (
-        Report(folder, trainer.step, trainer.total_tokens, trainer.tokens) if group.is_first else Silence()
-    )
+    report = Report(folder, trainer.step, trainer.total_tokens, trainer.tokens) if is_first else Silence()
     for line in lines:
         report.line(line)
-    report.line(parameter_table(model))
-    report.line(_beginning(trainer, len(words)))
 
     def save() -> None:
         save_run(last, trainer, words, settings, checksum)
 
     def save_best() -> None:
-        if group.is_first:
-            save_model(best, model, words, settings, None)
+        if is_first:
+            save_model(best, trainer.model, words, settings, None)
 
     try:
         trainer.run(report, save, save_best)

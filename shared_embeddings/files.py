@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import hashlib
 import os
@@ -58,6 +59,24 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """Hold a lock and give its file descriptor; a child that inherits it keeps the lock if we are killed.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"{path.parent}: another process is at work here; wait for it or end it"
+            ) from None
+        yield file.fileno()
 
 
 def clear_remains(path: Path) -> None:

@@ -22,8 +22,8 @@ from recipes.common.model_smoke import SmokeModelRecipe, smoke_model_row
 from recipes.common.results import write_results
 from recipes.common.smoke import SMOKE
 from recipes.common.tools import run_module
-from recipes.common.training import Segment, locked, peak_memory_of_children, read_json
-from shared_embeddings.files import write_text
+from recipes.common.training import Segment, peak_memory_of_children, read_json
+from shared_embeddings.files import locked, write_text
 
 LAST, BEST = "last.pt", "best.pt"
 SPLITS = ("valid", "test")

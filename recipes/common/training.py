@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import resource
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +15,7 @@ from recipes.common.config import Row, write_yaml
 from recipes.common.errors import UserError
 from recipes.common.fitting import fit_model
 from recipes.common.tools import run_tool
-from shared_embeddings.files import replacing, write_text
+from shared_embeddings.files import locked, replacing, write_text
 
 AVERAGED = "model_averaged.pt"
 # What may change between a start and a resumption without making it another model.
@@ -180,24 +178,6 @@ def target_step(row: Row, options: Sequence[str]) -> int:
     if not str(value).isdecimal() or int(value) < 1:
         raise UserError(f"train_steps is {value!r}; it must be a whole number of at least 1")
     return int(value)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[int]:
-    """Hold a lock and give its file descriptor; a child that inherits it keeps the lock if we are killed.
-
-    Raises:
-        UserError: somebody else holds it.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"{path.parent}: another process is at work here; wait for it or end it"
-            ) from error
-        yield file.fileno()
 
 
 def peak_memory_of_children() -> float:

@@ -27,14 +27,13 @@ from recipes.common.errors import UserError, run_main
 from recipes.common.recipe import Recipe
 from recipes.common.smoke import SMOKE, SMOKE_HELP, SmokeRecipe
 from recipes.common.steps import run_step, tell
-from recipes.common.training import locked
 from recipes.published import pieces as splitting
 from recipes.published.settings import Pieces, Settings, classes_file, read_settings
 from recipes.published.smoke import smoke_settings, write_smoke_texts
 from recipes.published.sources import Located, Pair, Texts, locate, plain_files, read_pairs
 from shared_embeddings.classes import make_classes, regroup
 from shared_embeddings.command_line import Parser
-from shared_embeddings.files import replacing, sha256, write_text
+from shared_embeddings.files import locked, replacing, sha256, write_text
 
 TRAIN = "train"
 TEXT, TOKENS = "text", "tokens"

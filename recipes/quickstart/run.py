@@ -29,7 +29,7 @@ from recipes.common.errors import UserError, run_main
 from recipes.common.plot import quality_size_plot
 from recipes.common.results import REPOSITORY, SMOKE_FOLDER, write_results
 from recipes.common.smoke import LINES, SMOKE, SMOKE_HELP, TEST_LINES
-from recipes.common.training import locked, read_json
+from recipes.common.training import read_json
 from recipes.quickstart import report
 from recipes.quickstart.corpus import SIZES
 from recipes.quickstart.jobs import Job, run_jobs
@@ -37,7 +37,7 @@ from recipes.quickstart.prepare import CorpusSettings, Data, prepare
 from recipes.quickstart.score import scores
 from recipes.quickstart.tokens import Tokeniser
 from shared_embeddings.command_line import Parser
-from shared_embeddings.files import write_text
+from shared_embeddings.files import locked, write_text
 
 RECIPE = Path(__file__).parent
 CONFIGS = RECIPE / "configs"
@@ -318,6 +318,8 @@ def main(arguments: Sequence[str]) -> None:
     try:
         with locked(folder / "lock") as lock:
             _run(options, folder, lock)
+    except BlockingIOError:
+        raise
     except OSError as error:
         name = error.filename or folder
         raise UserError(f"{name}: {error.strerror}; --output chooses another folder") from error

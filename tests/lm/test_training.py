@@ -29,6 +29,7 @@ from lm.optim import draw_length
 from lm.progress import Silence
 from lm.streams import Stream
 from lm.training import Trainer
+from shared_embeddings.files import locked
 from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout
 
 
@@ -526,6 +527,17 @@ def test_a_damaged_checkpoint_is_named(data: Path, tmp_path: Path) -> None:
     last.write_bytes(last.read_bytes()[:500])
     with pytest.raises(UserError, match=r"last\.pt: cannot be read"):
         run(values)
+
+
+def test_a_folder_has_one_training_at_a_time(data: Path, tmp_path: Path) -> None:
+    values = settings(data, tmp_path / "run", steps=1)
+    with (
+        locked(tmp_path / "run" / ".lock"),
+        pytest.raises(BlockingIOError, match="run: another process is at work here"),
+    ):
+        run(values)
+    assert not (tmp_path / "run" / "config.yaml").exists()
+    run(values)
 
 
 def test_help_needs_no_settings(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from recipes.common import training
 from recipes.common.checkpoints import complete_checkpoints
 from recipes.common.config import Row, read_row
 from recipes.common.errors import UserError
+from shared_embeddings.files import locked
 
 
 def save(folder: Path, step: int, when: float | None = None) -> Path:
@@ -166,11 +167,10 @@ def test_changed_settings_are_not_mixed_into_a_run(tmp_path: Path, monkeypatch: 
 
 def test_only_one_process_trains_a_row(tmp_path: Path) -> None:
     with (
-        training.locked(tmp_path / "lock"),
-        pytest.raises(UserError, match="another process"),
-        training.locked(tmp_path / "lock"),
+        locked(tmp_path / "lock"),
+        pytest.raises(BlockingIOError, match="another process is at work here"),
     ):
-        pass
+        training.train_row(ROW, tmp_path, DATA, [], 2)
 
 
 def test_nonsense_steps_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
