@@ -76,4 +76,10 @@ def _message(error: Exception) -> str | None:
     # On a CPU torch has no class of its own for it.
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
         return f"not enough memory ({first_line(error)}); make batches, segments or the model smaller"
+    # Slow to import, and there only when something is compiled.
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    if isinstance(error, BackendCompilerFailed):
+        reason = first_line(error.inner_exception)
+        return f"compile: torch cannot compile here ({reason}); install what it lacks, or leave compile out"
     return None

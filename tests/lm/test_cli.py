@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 from lm import cli
 from tests.lm.command_line import one_line, write_corpus, write_model
@@ -28,6 +29,9 @@ def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     cli._run("lm_fail", module.__name__)
 
 
+NO_COMPILER = BackendCompilerFailed(print, RuntimeError("No working C++ compiler found"), None)
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -36,6 +40,7 @@ def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.OutOfMemoryError("CUDA out of memory."), "not enough memory (CUDA out of memory.); make"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9"), "not enough memory (Default"),
         (MemoryError(), "not enough memory (MemoryError); make batches, segments or the model smaller"),
+        (NO_COMPILER, "compile: torch cannot compile here (No working C++ compiler found); install"),
         (UnicodeEncodeError("ascii", "caf\xe9", 3, 4, "no"), "encoding ascii has no '\xe9'; set PYTHONIO"),
     ],
 )
