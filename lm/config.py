@@ -29,7 +29,7 @@ class TrainingOptions:
 
     Attributes:
         data: folder that lm_prepare wrote.
-        save: folder of the run: last.pt, best.pt, config.yaml, train.log, tensorboard/.
+        save: folder of the run: last.pt, best.pt, config.yaml, train.log, tensorboard/, .lock.
         embedding: method of the shared embedding and its options, such as {method: funnel, rank: 64}.
         model: kind of the model.
         optimizer: how parameters follow their gradients.

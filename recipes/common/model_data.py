@@ -174,7 +174,8 @@ def main(arguments: Sequence[str]) -> None:
     }
     if rest and rest[0] in ("-h", "--help"):
         print(usage(recipe))
-    elif tuple(rest) in ways:
+        raise SystemExit(0)
+    if tuple(rest) in ways:
         ways[tuple(rest)](recipe)
     else:
         raise UserError(f"{' '.join(rest)!r} is no argument of preprocess.sh; see preprocess.sh --help")

@@ -27,19 +27,19 @@ def with_new_ids(settings: Mapping[str, Any], new_ids: Mapping[int, int]) -> dic
     return {name: _renumbered(name, value, new_ids) for name, value in settings.items()}
 
 
-def check_ids(file: object, settings: Mapping[str, Any]) -> None:
+def check_ids(where: str, settings: Mapping[str, Any]) -> None:
     """Check that settings which list tokens hold whole numbers, in lists as deep as transformers wants them.
 
     Raises:
-        ValueError: one does not; it is named, with the file.
+        ValueError: one does not; it is named, behind `where`.
     """
     for name, value in settings.items():
         if isinstance(value, dict):
-            check_ids(file, value)
+            check_ids(where, value)
         elif name in _SEQUENCES and value is not None and not _all(value, _is_list_of_ids):
-            raise ValueError(f"{file}: {name} is {value!r}, wanted a list of lists of token ids; correct it")
+            raise ValueError(f"{where}: {name} is {value!r}, wanted a list of lists of token ids; correct it")
         elif name == "forced_decoder_ids" and value is not None and not _all(value, _is_pair):
-            raise ValueError(f"{file}: {name} is {value!r}, wanted pairs of place and token id; correct it")
+            raise ValueError(f"{where}: {name} is {value!r}, wanted pairs of place and token id; correct it")
 
 
 def _all(value: Any, wanted: Callable[[Any], bool]) -> bool:

@@ -75,7 +75,7 @@ class TrimmableFolder:
         self.named: set[int] = set()
         for name in _settings_files(path):
             settings = read_json(path / name)
-            check_ids(path / name, settings)
+            check_ids(f"model {path}: {name}", settings)
             self.named.update(named_ids(settings))
         self.beginnings: set[int] = set()
         self.kept: Tensor | None = None

@@ -474,7 +474,7 @@ def test_the_command_trains_and_says_what(
     told = capsys.readouterr()
     assert "input = output: funnel" in told.out and "step 2 epoch" in told.out and "tokens/s" in told.out
     assert told.err == ""
-    assert {"last.pt", "best.pt", "config.yaml", "train.log", "tensorboard"} == {
+    assert {".lock", "last.pt", "best.pt", "config.yaml", "train.log", "tensorboard"} == {
         path.name for path in (tmp_path / "run").iterdir()
     }
     monkeypatch.setattr(
