@@ -1,4 +1,4 @@
-"""Files that are either complete or absent, and their checksums."""
+"""Files that are either complete or absent, their checksums, and locks."""
 
 from __future__ import annotations
 
