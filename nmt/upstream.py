@@ -169,11 +169,17 @@ def install() -> None:
 
 
 def run_training_process(opt: Namespace, device_id: int) -> None:
-    """Train in this process; the entry point of spawned processes, which start without seams."""
+    """Train in this process; the entry point of spawned processes, which start without seams.
+
+    A group of processes is left at the end: what torch tears down as the interpreter ends may abort a process
+    whose peers have gone already.
+    """
     install()
     from nmt.training import run
 
     run(opt, device_id)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def spawned_training(process: Callable[..., None], opt: Namespace, device_id: int, errors: Any) -> None:

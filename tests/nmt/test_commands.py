@@ -341,6 +341,7 @@ def test_two_processes_stay_equal(host: Host, tmp_path: Path) -> None:
         "single.build_model = lambda *a: kept.append(build(*a)) or kept[0]\n"
         "distributed.multi_init(opt, rank)\n"
         "upstream.run_training_process(opt, rank)\n"
+        "assert not torch.distributed.is_initialized()\n"
         "parts = [p.detach().flatten() for p in kept[0].parameters()]\n"
         f"torch.save(torch.cat(parts), r'{tmp_path}/rank%d' % rank)\n"
     )
