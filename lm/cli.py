@@ -16,8 +16,9 @@ import yaml
 
 import shared_embeddings as se
 from lm.errors import UserError
+from shared_embeddings.command_line import USER_ERROR, complaint
 from shared_embeddings.download import DownloadError
-from shared_embeddings.files import first_line, refusal
+from shared_embeddings.files import first_line
 
 USER_ERRORS = (UserError, DownloadError, se.OptionError, OSError, yaml.YAMLError)
 
@@ -57,8 +58,8 @@ def _run(command: str, module: str) -> None:
         message = _message(error)
         if message is None or os.environ.get("LM_TRACEBACK"):
             raise
-        print(f"{command}: {' '.join(message.split())}", file=sys.stderr)
-        sys.exit(2)
+        print(f"{command}: {message}", file=sys.stderr)
+        sys.exit(USER_ERROR)
     except KeyboardInterrupt:
         print(f"{command}: interrupted; run the same command again to go on", file=sys.stderr)
         sys.exit(130)
@@ -66,10 +67,8 @@ def _run(command: str, module: str) -> None:
 
 def _message(error: Exception) -> str | None:
     """What a user is told about an error; None where it is no mistake of the user's."""
-    if isinstance(error, OSError):
-        return refusal(error)
     if isinstance(error, USER_ERRORS):
-        return str(error)
+        return complaint(error)
     if isinstance(error, UnicodeEncodeError):
         odd = error.object[error.start : error.end]
         return f"the output's encoding {error.encoding} has no {odd!r}; set PYTHONIOENCODING=utf-8"

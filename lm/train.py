@@ -24,6 +24,7 @@ from lm.progress import Report, Silence
 from lm.resuming import restore_run, save_run
 from lm.training import Trainer
 from lm.yaml_input import from_arguments
+from shared_embeddings.command_line import USER_ERROR
 from shared_embeddings.files import clear_remains, locked, write_text
 from shared_embeddings.options import OptionError
 
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
     except (UserError, OptionError):
         # The processes of a machine make the same mistake: one of them says so.
         if local_rank():
-            sys.exit(2)
+            sys.exit(USER_ERROR)
         raise
 
 

@@ -24,6 +24,7 @@ import yaml
 
 import shared_embeddings as se
 from nmt.errors import UserError
+from shared_embeddings.command_line import USER_ERROR, complaint
 
 # How words begin that are in no vocabulary file: transforms put them in, or they fill up the last multiple.
 NOT_IN_FILES = ("｟", "averyunlikelytoken")
@@ -68,9 +69,8 @@ def _fail(name: str, error: BaseException) -> None:
     """Print one line and exit with code 2."""
     if os.environ.get("NMT_TRACEBACK"):
         raise error
-    text = " ".join(str(error).split()) or type(error).__name__
-    print(f"{name}: {text}", file=sys.stderr)
-    sys.exit(2)
+    print(f"{name}: {complaint(error)}", file=sys.stderr)
+    sys.exit(USER_ERROR)
 
 
 def _parse(parser: Any, known_elsewhere: set[str] = frozenset()) -> Namespace:  # type: ignore[assignment]

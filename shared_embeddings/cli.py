@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from shared_embeddings.command_line import USER_ERROR, Parser
+from shared_embeddings.command_line import USER_ERROR, Parser, complaint
 from shared_embeddings.commands import catalogue, classes, compress, correlation, similarity, trim
-from shared_embeddings.files import refusal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,8 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
             return 0
-        message = refusal(error) if isinstance(error, OSError) else str(error)
-        print(f"{parser.prog}: {' '.join(message.split())}", file=sys.stderr)
+        print(f"{parser.prog}: {complaint(error)}", file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted; nothing was left half-written", file=sys.stderr)

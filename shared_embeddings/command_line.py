@@ -6,7 +6,15 @@ import argparse
 import sys
 from typing import Any, NoReturn
 
+from shared_embeddings.files import refusal
+
 USER_ERROR = 2
+
+
+def complaint(error: BaseException) -> str:
+    """What an error says, in one line; where the operating system refused something, with the file."""
+    text = refusal(error) if isinstance(error, OSError) else str(error)
+    return " ".join(text.split()) or type(error).__name__
 
 
 class Parser(argparse.ArgumentParser):

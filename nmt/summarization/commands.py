@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from nmt.data import clean_line
 from nmt.errors import UserError
+from shared_embeddings.command_line import USER_ERROR, complaint
 
 
 @contextmanager
@@ -25,8 +26,8 @@ def reporting_mistakes(command: str) -> Iterator[None]:
     except (UserError, OSError) as error:
         if os.environ.get("NMT_TRACEBACK"):
             raise
-        print(f"{command}: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        print(f"{command}: {complaint(error)}", file=sys.stderr)
+        sys.exit(USER_ERROR)
 
 
 def clean_lines(path: Path) -> Iterator[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
+from shared_embeddings.command_line import USER_ERROR, complaint
 from shared_embeddings.download import DownloadError
-from shared_embeddings.files import refusal
 from shared_embeddings.options import OptionError
 
 
@@ -30,9 +30,8 @@ def run_main(
     try:
         main(sys.argv[1:] if arguments is None else arguments)
     except (UserError, DownloadError, OptionError, OSError) as error:
-        message = refusal(error) if isinstance(error, OSError) else str(error)
-        print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
-        return 2
+        print(f"{program}: {complaint(error)}", file=sys.stderr)
+        return USER_ERROR
     except KeyboardInterrupt:
         print(f"{program}: interrupted; run the same command again to go on", file=sys.stderr)
         return 130
