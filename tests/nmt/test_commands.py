@@ -31,6 +31,7 @@ from shared_embeddings.classes import WordClasses
 from tests.nmt.conftest import Host, run
 
 FUNNEL = {"method": "funnel", "rank": 4}
+SECONDS = 600
 Trained = Callable[..., tuple[Host, Path]]
 Refusal = Callable[..., str]
 
@@ -361,7 +362,7 @@ def test_two_processes_stay_equal(host: Host, tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    assert [process.wait(timeout=SECONDS) for process in processes] == [0, 0]
     one, other = (torch.load(tmp_path / f"rank{rank}", weights_only=True) for rank in range(2))
     assert torch.equal(one, other)
     states = read_checkpoint(host.folder / "model_step_3.pt")["resume"]
@@ -378,13 +379,13 @@ def test_spawned_processes_have_the_seams(host: Host) -> None:
         "master_port": free_port(),
     }
     first = host.config("model", **options, train_steps=3)
-    subprocess.run(command("train", "-config", str(first)), check=True, timeout=180)
+    subprocess.run(command("train", "-config", str(first)), check=True, timeout=SECONDS)
     again = host.config("model", **{**options, "master_port": free_port()}, train_steps=4)
     checkpoint = str(host.folder / "model_step_3.pt")
     done = subprocess.run(
         command("train", "-config", str(again), "-train_from", checkpoint),
         check=True,
-        timeout=180,
+        timeout=SECONDS,
         capture_output=True,
         text=True,
     )
@@ -497,7 +498,7 @@ def test_checkpoint_of_plain_upstream(host: Host) -> None:
         pytest.skip("upstream alone needs pyonmttok")
     config = host.config("plain", train_steps=3)
     upstream = [sys.executable, "-m", "onmt.bin.train", "-config", str(config)]
-    subprocess.run(upstream, check=True, capture_output=True, timeout=120)
+    subprocess.run(upstream, check=True, capture_output=True, timeout=SECONDS)
     checkpoint = host.folder / "plain_step_3.pt"
     assert "resume" not in read_checkpoint(checkpoint)
     assert len(host.translate(checkpoint)) == 7
@@ -581,7 +582,7 @@ def test_upstream_tests_pass_with_the_seams(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.getcwd()},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=SECONDS,
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout[-3000:]

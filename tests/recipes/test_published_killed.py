@@ -18,6 +18,21 @@ from recipes.published.settings import read_settings
 from recipes.published.smoke import write_smoke_texts
 
 RECIPE = "wmt14_ende"
+SECONDS = 500
+# Runs a module that kills itself, or whose workers kill it, once a line is printed: who reads its output
+# could be late.
+KILLED = """
+import builtins, os, runpy, signal, sys
+module, last = sys.argv.pop(1), sys.argv.pop(1)
+process, write = os.getpid(), print
+def print_and_die(*values, **options):
+    write(*values, **options)
+    if values == (last,):
+        os.kill(process, signal.SIGKILL)
+builtins.print = print_and_die
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+MODULE = "recipes.published.preprocess"
 PIECES = {"bpe": {"kind": "bpe", "size": 150}, "plain": {"kind": "sentencepiece", "size": 240}}
 
 
@@ -36,9 +51,11 @@ class Preparation:
         (folder / "data.yaml").write_text(yaml.safe_dump(content))
         self.folder = folder
 
-    def start(self, name: str, processes: int) -> subprocess.Popen[str]:
+    def start(
+        self, name: str, processes: int, program: Sequence[str] = ("-m", MODULE)
+    ) -> subprocess.Popen[str]:
         """Prepare the data below the folder `name`."""
-        command = [sys.executable, "-m", "recipes.published.preprocess", RECIPE]
+        command = [sys.executable, *program, RECIPE]
         command += ["--settings", str(self.folder / "data.yaml"), "--processes", str(processes)]
         own = {"RUNS": str(self.folder / name), "DATA_DIR": str(self.folder / "raw")}
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **own}
@@ -52,27 +69,20 @@ class Preparation:
         return self.folder / name / RECIPE / "data"
 
     def killed(self, name: str, processes: int, step: str) -> list[str]:
-        """Prepare, and kill the process when it begins `step`; gives the names of the steps before."""
-        process = self.start(name, processes)
-        assert process.stdout is not None
-        done: list[str] = []
-        for line in process.stdout:
-            begun, _, state = line.strip().partition(": ")
-            if (begun, state) == (step, "running"):
-                process.kill()
-                break
-            # The step "text" is over when those of its shards are.
-            if state and begun != "text":
-                done.append(begun)
-        assert process.wait() == -signal.SIGKILL
-        process.stdout.close()
+        """Prepare, and be killed when `step` begins; gives the names of the steps before."""
+        process = self.start(name, processes, ("-c", KILLED, MODULE, f"{step}: running"))
+        printed = process.communicate(timeout=SECONDS)[0]
+        assert process.returncode == -signal.SIGKILL
         assert not (self.data(name) / "plain" / "data.json").exists()
-        return done
+        states = [line.partition(": ") for line in printed.splitlines()]
+        before = states[: states.index((step, ": ", "running"))]
+        # The step "text" is over when those of its shards are.
+        return [begun for begun, _, state in before if state and begun != "text"]
 
     def finished(self, name: str, processes: int) -> list[str]:
         """Prepare to the end; gives what is printed."""
         process = self.start(name, processes)
-        printed = process.communicate(timeout=500)[0]
+        printed = process.communicate(timeout=SECONDS)[0]
         assert process.returncode == 0, (self.folder / "errors").read_text()
         return printed.splitlines()
 
@@ -117,7 +127,7 @@ def test_workers_end_with_the_process_that_is_killed(preparation: Preparation) -
     # They hold the lock as long as they live.
     for _ in range(50):
         process = preparation.start("workers", processes=2)
-        process.communicate(timeout=500)
+        process.communicate(timeout=SECONDS)
         if "another process is at work" not in (preparation.folder / "errors").read_text():
             break
         time.sleep(1)

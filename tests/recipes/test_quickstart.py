@@ -161,8 +161,15 @@ def is_gone(process: int) -> bool:
 
 
 def test_failure_ends_the_other_jobs(tmp_path: Path) -> None:
-    code = "import time; time.sleep(2); raise SystemExit(3)"
-    failing = Job("failing", [sys.executable, "-c", code], tmp_path / "failing.log")
+    code = (
+        "import pathlib, sys, time\n"
+        "log = pathlib.Path(sys.argv[1])\n"
+        "while not (log.exists() and log.read_text().endswith('\\n')): time.sleep(0.05)\n"
+        "sys.exit(3)"
+    )
+    failing = Job(
+        "failing", [sys.executable, "-c", code, str(tmp_path / "sleeper.log")], tmp_path / "failing.log"
+    )
     with pytest.raises(UserError, match="status 3"):
         run_jobs([sleeper(tmp_path), failing], 2, dict(os.environ))
     assert is_gone(int((tmp_path / "sleeper.log").read_text()))
@@ -184,13 +191,13 @@ def test_interruption_ends_the_jobs_and_gives_130(tmp_path: Path) -> None:
     log = tmp_path / "sleeper.log"
     wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
     process.send_signal(signal.SIGINT)
-    errors = process.communicate(timeout=30)[1]
+    errors = process.communicate(timeout=120)[1]
     assert process.returncode == 130
     assert errors.splitlines() == ["quickstart: interrupted; run the same command again to go on"]
     assert is_gone(int(log.read_text()))
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
