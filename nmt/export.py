@@ -14,6 +14,7 @@ from nmt.files import save_checkpoint, write_atomically
 from nmt.model import SharedGenerator, shared_embeddings_of
 from nmt.plan import OPTION_NAMES
 from nmt.summarization.length_control import has_length_control
+from shared_embeddings.command_line import complaint
 
 
 @torch.no_grad()
@@ -102,5 +103,5 @@ def export_ctranslate2(path: str, output: str, quantization: str | None) -> None
                 output, lambda name: converter.convert(name, force=True, quantization=quantization)
             )
         except (ValueError, NotImplementedError) as error:
-            reason = " ".join(str(error).split())
+            reason = complaint(error)
             raise UserError(f"{path}: CTranslate2 cannot hold this model: {reason}") from error
