@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from shared_embeddings import accounting
-from shared_embeddings.blockwise import Reduction
+from shared_embeddings.blockwise import Reduction, with_even_tokens
 from shared_embeddings.caching import CachingModule
 from shared_embeddings.options import plain_options
 from shared_embeddings.selection import select_rows
@@ -278,14 +278,15 @@ class SharedEmbedding(CachingModule):
         """As `cross_entropy`, and with the loss the word ``(...)`` with the highest score of every token."""
         self.check_output()
         self.check_shapes(hidden, targets)
+        flat_hidden, flat_targets = hidden.reshape(-1, self.score_dim), targets.reshape(-1)
         loss, predictions = self.flat_cross_entropy(
-            hidden.reshape(-1, self.score_dim),
-            targets.reshape(-1),
+            *with_even_tokens(flat_hidden, flat_targets, ignore_index),
             ignore_index=ignore_index,
             label_smoothing=label_smoothing,
             reduction=reduction,
         )
-        return (loss.view(targets.shape) if reduction == "none" else loss), predictions.view(targets.shape)
+        predictions = predictions[: targets.numel()].view(targets.shape)
+        return (loss[: targets.numel()].view(targets.shape) if reduction == "none" else loss), predictions
 
     def flat_cross_entropy(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         """`cross_entropy_and_predictions` of hidden ``(N, S)`` and targets ``(N,)``, which fit each other.

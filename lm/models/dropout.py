@@ -5,29 +5,10 @@ Axes, time first: ``T`` time, ``B`` batch, ``D`` width, ``V`` vocabulary.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-# Random bits that decide on one entry of a mask.
-_BITS = 16
-
-
-def keep_mask(like: Tensor, shape: tuple[int, ...], probability: float) -> Tensor:
-    """A mask of `shape`: zero with `probability`, else 1 / (1 - probability), so that means stay.
-
-    The probability is kept to 2**-16. Drawn from whole random words, because ``bernoulli_`` on a CPU takes
-    several times as long: a tenth of a training step where whole weight matrices are masked.
-
-    Args:
-        like: gives the type and the device.
-    """
-    count = math.prod(shape)
-    random_words = torch.randint(-(2**63), 2**63 - 1, (-(-count * _BITS // 64),), device=like.device)
-    numbers = random_words.view(torch.int16)[:count].view(shape)
-    first_kept = int(probability * 2**_BITS) - 2 ** (_BITS - 1)
-    return torch.ge(numbers, first_kept, out=like.new_empty(shape)).div_(1.0 - probability)
+from shared_embeddings.dropout import keep_mask
 
 
 def locked_dropout(inputs: Tensor, probability: float, training: bool) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from lm.models.interface import LanguageModel, Output, State, register
 from lm.models.relative_attention import Geometry, RelativeAttention, geometry
+from shared_embeddings.dropout import Dropout
 from shared_embeddings.options import OptionError, require, require_at_least, require_probability
 
 # The published code draws all weights of the network with this standard deviation.
@@ -82,12 +83,12 @@ class PostNormLayer(nn.Module):
         self.feed_forward = nn.Sequential(
             nn.Linear(dim, inner),
             nn.ReLU(),
-            nn.Dropout(options.dropout),
+            Dropout(options.dropout),
             nn.Linear(inner, dim),
-            nn.Dropout(options.dropout),
+            Dropout(options.dropout),
         )
         self.feed_forward_norm = nn.LayerNorm(dim)
-        self.dropout = nn.Dropout(options.dropout)
+        self.dropout = Dropout(options.dropout)
 
     def forward(
         self, hidden: Tensor, memory: Tensor, places: Geometry, content_bias: Tensor, position_bias: Tensor
@@ -145,7 +146,7 @@ class TransformerXL(LanguageModel):
         self.layers = nn.ModuleList(layer(options) for _ in range(options.num_layers))
         self.content_bias = nn.Parameter(torch.empty(options.num_heads, options.head_dim))
         self.position_bias = nn.Parameter(torch.empty(options.num_heads, options.head_dim))
-        self.dropout = nn.Dropout(options.dropout)
+        self.dropout = Dropout(options.dropout)
 
     def initial_state(self, batch_size: int) -> State:
         """An empty memory ``(0, B, D)`` for each layer."""

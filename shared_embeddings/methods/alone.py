@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shared_embeddings.dropout import dropout
 from shared_embeddings.interface import Layer, SharedEmbedding, entry_std
 from shared_embeddings.options import (
     EmbeddingOptions,
@@ -189,7 +190,7 @@ class AloneEmbedding(SharedEmbedding):
     def _second_layer(self, hidden: Tensor) -> Tensor:
         """``W2 dropout(max(0, hidden))``: ``(n, H)`` -> ``(n, D)``."""
         activated = torch.relu(hidden)
-        return F.linear(F.dropout(activated, self.options.relu_dropout, self.training), self.second)
+        return F.linear(dropout(activated, self.options.relu_dropout, self.training), self.second)
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
         """log2(c) bits, rounded up, for a code; one bit for an element of a binary codebook."""

@@ -13,7 +13,6 @@ from lm.models import build
 from lm.models.awd_lstm import AWDLSTM, LSTMLayer
 from lm.models.dropout import (
     activation_penalty,
-    keep_mask,
     locked_dropout,
     temporal_penalty,
     word_dropout,
@@ -218,34 +217,6 @@ def test_compilation_leaves_the_kernel_whole() -> None:
 
 
 # Dropout of activations
-
-
-@pytest.mark.parametrize("probability", [0.1, 0.5, 0.65])
-def test_masks_are_random_numbers_with_the_right_mean(probability: float) -> None:
-    torch.manual_seed(0)
-    mask = keep_mask(torch.zeros(()), (301, 997), probability)
-    values, counts = mask.unique(return_counts=True)
-    torch.testing.assert_close(values, torch.tensor([0.0, 1 / (1 - probability)]))
-    # Four standard deviations of a binomial share.
-    noise = 4 * (probability * (1 - probability) / mask.numel()) ** 0.5
-    assert counts[0] / mask.numel() == pytest.approx(probability, abs=noise)
-    dropped = (mask == 0).float().flatten() - probability
-    for lag in (1, 2, 3, 4, 997):
-        assert (dropped[lag:] * dropped[:-lag]).mean().item() == pytest.approx(0, abs=noise)
-
-
-@pytest.mark.parametrize("shape", [(1,), (3,), (2, 3), (4, 1, 2)])
-def test_masks_have_the_shape_and_type_asked_for(shape: tuple[int, ...]) -> None:
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        mask = keep_mask(torch.zeros((), dtype=dtype), shape, 0.5)
-        assert mask.shape == shape and mask.dtype == dtype
-        assert ((mask == 0) | (mask == 2)).all()
-
-
-def test_extreme_probabilities_of_masks() -> None:
-    torch.manual_seed(0)
-    assert (keep_mask(torch.zeros(()), (1000,), 0.0) == 1).all()
-    assert (keep_mask(torch.zeros(()), (1000,), 1 - 1e-9) == 0).all()
 
 
 def test_locked_dropout_has_one_mask_for_all_time_steps() -> None:

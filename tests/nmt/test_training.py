@@ -16,6 +16,7 @@ from nmt import describe_checkpoint
 from nmt.checkpoint import build_from_checkpoint, read_weights
 from nmt.files import read_checkpoint
 from nmt.model import SharedGenerator, shared_embeddings_of
+from shared_embeddings.dropout import Dropout
 from tests.nmt.conftest import Host, run
 
 FUNNEL = {"method": "funnel", "rank": 4}
@@ -186,6 +187,18 @@ def test_own_initialisation_survives_param_init(host: Host) -> None:
     spread = float(shared_embeddings_of(model)[0].table()[4:].detach().std())
     assert 0.5 < spread * math.sqrt(16) < 2
     assert float(model.decoder.transformer_layers[0].feed_forward.w_1.weight.abs().max()) > 0.5
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"encoder_type": "rnn", "decoder_type": "rnn", "position_encoding": False}]
+)
+def test_all_layers_drop_from_quick_masks(options: dict[str, Any], host: Host) -> None:
+    checkpoint = host.train("model", embedding=FUNNEL, train_steps=1, dropout=[0.3], **options)
+    model, *_ = build_from_checkpoint(str(checkpoint))
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    assert layers and all(type(layer) is Dropout for layer in layers)
+    model.update_dropout(0.4, 0.0)
+    assert 0.4 in {layer.p for layer in layers}
 
 
 def test_start_reports_ties_and_sizes(host: Host, caplog: pytest.LogCaptureFixture) -> None:

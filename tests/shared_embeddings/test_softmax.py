@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
+from shared_embeddings.blockwise import with_even_tokens
 
 from .cases import OUTPUT_CASES, Case, by_name
 from .support import MemoryMeter, assert_same_gradients, gradients
@@ -209,6 +210,34 @@ def test_low_precision_accumulates_in_single_precision(case: Case) -> None:
         loss = emb.cross_entropy(hidden, targets, reduction="sum")
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(exact.item(), rel=5e-3)
+
+
+@pytest.mark.parametrize("case", OUTPUT_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("shape", [(2, 9), (8, 8), (5, 13)], ids=str)
+def test_tokens_that_even_out_the_number_count_for_nothing(case: Case, shape: tuple[int, int]) -> None:
+    emb = case.build()
+    hidden = case.hidden(*shape)
+    targets = torch.randint(case.num_embeddings, shape)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses, predictions = emb.cross_entropy_and_predictions(hidden, targets, reduction="none")
+        mean, total = (emb.cross_entropy(hidden, targets, reduction=name) for name in ("mean", "sum"))
+    assert losses.shape == predictions.shape == shape
+    torch.testing.assert_close(total, losses.sum(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(mean, losses.mean(), rtol=1e-3, atol=1e-3)
+    exact = emb.cross_entropy(hidden, targets, reduction="none")
+    torch.testing.assert_close(losses, exact, rtol=0.05, atol=0.05)
+    found, wanted = gradients(emb, mean, hidden), gradients(emb, exact.mean(), hidden)
+    for name, gradient in wanted.items():
+        assert (found[name] - gradient).norm() <= 0.2 * gradient.norm() + 1e-6, name
+
+
+def test_the_number_of_tokens_is_evened_out_where_shapes_cost_time() -> None:
+    hidden, targets = torch.randn(70, 3), torch.arange(70)
+    assert with_even_tokens(hidden, targets, -100)[0] is hidden
+    padded, ignored = with_even_tokens(hidden.bfloat16(), targets, -100)
+    assert torch.equal(padded[:70], hidden.bfloat16()) and padded.shape == (128, 3)
+    assert torch.equal(ignored[:70], targets) and ignored[70:].eq(-100).all() and ignored.shape == (128,)
+    assert with_even_tokens(padded[:0], targets[:0], -100)[1].shape == (0,)
 
 
 @pytest.mark.gpu
