@@ -92,7 +92,7 @@ def learn_codes(
     with torch.random.fork_rng(devices=[table.device] if table.is_cuda else []), torch.enable_grad():
         torch.manual_seed(seed)
         coder = _AutoEncoder(table.size(1), num_codebooks, codebook_size).to(scaled)
-        optimizer = torch.optim.Adam(coder.parameters(), lr=_AUTOENCODER_RATE)
+        optimizer = torch.optim.Adam(coder.parameters(), lr=_AUTOENCODER_RATE, fused=True)
         for _ in tqdm(range(steps), desc="codes", disable=not progress):
             words = torch.randint(len(scaled), (_AUTOENCODER_BATCH,), device=scaled.device)
             loss = (coder(scaled[words]) - scaled[words]).square().sum(dim=1).mean() / 2
