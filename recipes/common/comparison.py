@@ -56,7 +56,7 @@ def _lines(by_name: Mapping[str, Record]) -> list[str]:
         base = next(
             (name.removesuffix(ending) for ending in STAGES if ending and name.endswith(ending)), name
         )
-        is_plain = is_baseline(name) or "smaller_" in name
+        is_plain = (record["config"].get("embedding") or {}).get("method") == "standard"
         starts = record["config"].get("fit") or record["config"].get("distill")
         lines[base] = lines.get(base, False) or is_plain or bool(starts)
     return [base for base, is_shown in lines.items() if is_shown]
