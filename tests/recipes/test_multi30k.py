@@ -248,7 +248,7 @@ def test_rows_state_their_size(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", row_names(rows.CONFIGS))
 def test_rows_differ_in_their_embedding_only(name: str) -> None:
-    """But for smaller networks, the trained model, and rows that train on from there in steps of other sizes."""
+    """But for smaller networks, the trained model, and rows that train on from there in another way."""
     row, standard = read_row(rows.CONFIGS, name), read_row(rows.CONFIGS, "standard_short")
     assert row.translate == standard.translate
     assert row.average == standard.average or row.distill or row.fit or name == "standard"

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
+from shared_embeddings import blockwise
 from shared_embeddings.blockwise import with_even_tokens
 
 from .cases import OUTPUT_CASES, Case, by_name
@@ -213,22 +214,25 @@ def test_low_precision_accumulates_in_single_precision(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", OUTPUT_CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("shape", [(2, 9), (8, 8), (5, 13)], ids=str)
-def test_tokens_that_even_out_the_number_count_for_nothing(case: Case, shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("shape", [(1, 1), (8, 8), (5, 13)], ids=str)
+def test_tokens_that_even_out_the_number_count_for_nothing(
+    case: Case, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     emb = case.build()
     hidden = case.hidden(*shape)
     targets = torch.randint(case.num_embeddings, shape)
-    with torch.autocast("cpu", torch.bfloat16):
-        losses, predictions = emb.cross_entropy_and_predictions(hidden, targets, reduction="none")
-        mean, total = (emb.cross_entropy(hidden, targets, reduction=name) for name in ("mean", "sum"))
-    assert losses.shape == predictions.shape == shape
-    torch.testing.assert_close(total, losses.sum(), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(mean, losses.mean(), rtol=1e-3, atol=1e-3)
-    exact = emb.cross_entropy(hidden, targets, reduction="none")
-    torch.testing.assert_close(losses, exact, rtol=0.05, atol=0.05)
-    found, wanted = gradients(emb, mean, hidden), gradients(emb, exact.mean(), hidden)
+    results = []
+    for even in (64, 1):
+        monkeypatch.setattr(blockwise, "_CPU_EVEN_TOKENS", even)
+        with torch.autocast("cpu", torch.bfloat16):
+            losses, predictions = emb.cross_entropy_and_predictions(hidden, targets, reduction="none")
+            mean, total = (emb.cross_entropy(hidden, targets, reduction=name) for name in ("mean", "sum"))
+        assert losses.shape == predictions.shape == shape
+        results.append((losses, mean, total, gradients(emb, mean, hidden)))
+    (*values, evened), (*expected, wanted) = results
+    torch.testing.assert_close(values, expected, rtol=1e-2, atol=1e-2)
     for name, gradient in wanted.items():
-        assert (found[name] - gradient).norm() <= 0.2 * gradient.norm() + 1e-6, name
+        assert (evened[name] - gradient).norm() <= 0.05 * gradient.norm() + 1e-5, name
 
 
 def test_the_number_of_tokens_is_evened_out_where_shapes_cost_time() -> None:
