@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,16 +36,22 @@ def run_step(
     stamp = stamps / f"{name}.json"
     key = {"settings": json.loads(json.dumps(dict(settings))), "inputs": _checksums(inputs)}
     if _read(stamp) == {**key, "outputs": _checksums(outputs)}:
-        print(f"{name}: up to date", flush=True)
+        print_line(f"{name}: up to date")
         return
-    print(f"{name}: running", flush=True)
+    print_line(f"{name}: running")
     action()
     write_text(stamp, json.dumps({**key, "outputs": _checksums(outputs)}, indent=2) + "\n")
 
 
 def tell(work: Callable[[], str]) -> None:
     """Do `work`, and print what it says."""
-    print(work(), flush=True)
+    print_line(work())
+
+
+def print_line(line: str) -> None:
+    """Print a line in one piece: ``print`` of an unbuffered process writes its end apart, and workers mix."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _checksums(paths: Sequence[Path]) -> dict[str, str | None]:

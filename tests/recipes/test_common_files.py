@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from recipes.common import corpus
 from recipes.common.errors import UserError, run_main
+from recipes.common.results import REPOSITORY
 from recipes.common.steps import run_step
 from shared_embeddings.files import replacing, write_text
 
@@ -65,6 +68,22 @@ def test_step_runs_once_and_again_when_anything_changes(tmp_path: Path) -> None:
     assert steps.run(size=2) == 4
     (tmp_path / "stamps" / "step.json").write_text("{")
     assert steps.run(size=2) == 5
+
+
+def test_lines_of_two_processes_do_not_mix() -> None:
+    """Unbuffered, as in the images."""
+    program = """
+import os
+from recipes.common.steps import print_line
+other = os.fork()
+for _ in range(2000):
+    print_line("line")
+if other:
+    os.waitpid(other, 0)
+"""
+    command = [sys.executable, "-u", "-c", program]
+    printed = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert printed.splitlines() == ["line"] * 4000
 
 
 def test_interrupted_step_runs_again(tmp_path: Path) -> None:

@@ -22,14 +22,15 @@ SECONDS = 500
 # Runs a module that kills itself, or whose workers kill it, once a line is printed: who reads its output
 # could be late.
 KILLED = """
-import builtins, os, runpy, signal, sys
+import os, runpy, signal, sys
+from recipes.common import steps
 module, last = sys.argv.pop(1), sys.argv.pop(1)
-process, write = os.getpid(), print
-def print_and_die(*values, **options):
-    write(*values, **options)
-    if values == (last,):
+process, print_line = os.getpid(), steps.print_line
+def print_and_die(line):
+    print_line(line)
+    if line == last:
         os.kill(process, signal.SIGKILL)
-builtins.print = print_and_die
+steps.print_line = print_and_die
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 MODULE = "recipes.published.preprocess"
