@@ -27,10 +27,13 @@ modules.embeddings.PositionalEncoding       sentences longer than its table get 
 utils.misc.use_gpu *                        several processes on a CPU over gloo
 train_single.configure_process              likewise
 inputters.dynamic_iterator.build_… *        likewise: batches stay on the CPU
+utils.distributed.all_gather_list *         likewise: upstream's works on a GPU only
+utils.distributed.all_reduce_and_rescale_…  gradients of several processes count in full
+utils.earlystopping.EarlyStopping.has_st…   of several processes, none stops alone
+trainer.Trainer._accum_batches              likewise
 transforms.clean.CleanTransform.warm_up    says what is missing where there is no fasttext or no network
 translate.TranslationBuilder.from_batch      scores of beam search can be written, too
 inference_engine.InferenceEnginePY          models with copy attention translate
-utils.distributed.all_gather_list *         likewise: upstream's works on a GPU only
 opts.translate_opts *                       adds ``desired_length`` and ``desired_lengths``
 translate.translator.build_translator *     its lengths are checked against the model, its GPU is there
 translate.translator.Translator.translate…  each batch asks for its own lengths
@@ -76,6 +79,7 @@ import onmt.translate.translation_server
 import onmt.translate.translator
 import onmt.utils
 import onmt.utils.distributed
+import onmt.utils.earlystopping
 import onmt.utils.loss
 import onmt.utils.misc
 import onmt.utils.scoring_utils
@@ -157,10 +161,13 @@ def install() -> None:
     _replace_everywhere(
         onmt.inputters.dynamic_iterator, "build_dynamic_dataset_iter", _with_batches_on_device
     )
+    _replace_everywhere(onmt.utils.distributed, "all_gather_list", _gathering_on_any_device)
+    _replace(onmt.utils.distributed, "all_reduce_and_rescale_tensors", _summing_gradients)
+    _replace(onmt.utils.earlystopping.EarlyStopping, "has_stopped", _leaving_the_end_to_all)
+    _replace(onmt.trainer.Trainer, "_accum_batches", _ending_together)
     _replace(onmt.transforms.clean.CleanTransform, "warm_up", _with_clear_needs)
     _replace(onmt.translate.TranslationBuilder, "from_batch", _with_written_scores)
     _replace(onmt.inference_engine.InferenceEnginePY, "_translate", _with_copied_words)
-    _replace_everywhere(onmt.utils.distributed, "all_gather_list", _gathering_on_any_device)
     _replace_everywhere(onmt.opts, "translate_opts", _with_length_options)
     _replace_everywhere(onmt.translate.translator, "build_translator", _with_desired_lengths)
     _replace(onmt.translate.translator.Translator, "translate_batch", _asking_desired_lengths)
@@ -511,6 +518,53 @@ def _with_batches_on_device(original: Any) -> Any:
     return build_dynamic_dataset_iter
 
 
+def _gathering_on_any_device(original: Any) -> Any:
+    """Gather Python objects over whichever backend there is."""
+
+    def all_gather_list(data: Any, max_size: int = 4096) -> list[Any]:
+        del max_size  # a limit of upstream's buffers only
+        results: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(results, data)
+        return results
+
+    return all_gather_list
+
+
+def _summing_gradients(original: Any) -> Any:
+    """Add up the gradients of several processes; each is divided by the tokens of all of them already."""
+
+    def all_reduce(tensors: list[Tensor], rescale_denom: float, buffer_size: int = 104857600) -> None:
+        del rescale_denom  # the number of processes, by which upstream divides once more
+        original(tensors, 1.0, buffer_size)
+
+    return all_reduce
+
+
+def _leaving_the_end_to_all(original: Any) -> Any:
+    """Do not let the first process, which alone validates, leave the others waiting for it."""
+
+    def has_stopped(self: Any) -> bool:
+        self.ends = original(self)
+        return self.ends and not torch.distributed.is_initialized()
+
+    return has_stopped
+
+
+def _ending_together(original: Any) -> Any:
+    """End the batches of all processes when early stopping has ended training in one."""
+
+    def accum_batches(self: Any, iterator: Any) -> Any:
+        stopper = self.earlystopper if torch.distributed.is_initialized() else None
+        for item in original(self, iterator):
+            yield item
+            if stopper is not None:
+                ends = onmt.utils.distributed.all_gather_list(getattr(stopper, "ends", False))
+                if any(ends):
+                    return
+
+    return accum_batches
+
+
 def _with_clear_needs(original: Any) -> Any:
     """Say what the transform `clean` lacks: fasttext, or the model of it that upstream downloads."""
 
@@ -563,18 +617,6 @@ def _with_copied_words(original: Any) -> Any:
         return original(self, infer_iter)
 
     return translate
-
-
-def _gathering_on_any_device(original: Any) -> Any:
-    """Gather Python objects over whichever backend there is."""
-
-    def all_gather_list(data: Any, max_size: int = 4096) -> list[Any]:
-        del max_size  # a limit of upstream's buffers only
-        results: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(results, data)
-        return results
-
-    return all_gather_list
 
 
 def _with_length_control(original: Any) -> Any:

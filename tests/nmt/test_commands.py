@@ -28,7 +28,7 @@ from nmt.export import dense_checkpoint
 from nmt.files import read_checkpoint
 from nmt.model import shared_embeddings_of
 from shared_embeddings.classes import WordClasses
-from tests.nmt.conftest import Host, run
+from tests.nmt.conftest import WORDS, Host, run
 
 FUNNEL = {"method": "funnel", "rank": 4}
 SECONDS = 600
@@ -323,9 +323,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_two_processes_stay_equal(host: Host, tmp_path: Path) -> None:
-    """Two processes train over gloo from different seeds; after three steps their parameters are the same."""
-    script = tmp_path / "worker.py"
+def train_two(host: Host, folder: Path, **options: Any) -> list[torch.Tensor]:
+    """Train in two processes over gloo, from different seeds; gives the parameters of each."""
+    script = folder / "worker.py"
     script.write_text(
         "import sys, torch\n"
         "from nmt import upstream\n"
@@ -344,17 +344,10 @@ def test_two_processes_stay_equal(host: Host, tmp_path: Path) -> None:
         "upstream.run_training_process(opt, rank)\n"
         "assert not torch.distributed.is_initialized()\n"
         "parts = [p.detach().flatten() for p in kept[0].parameters()]\n"
-        f"torch.save(torch.cat(parts), r'{tmp_path}/rank%d' % rank)\n"
+        f"torch.save(torch.cat(parts), r'{folder}/rank%d' % rank)\n"
     )
-    config = host.config(
-        "model",
-        embedding=FUNNEL,
-        world_size=2,
-        gpu_ranks=[0, 1],
-        gpu_backend="gloo",
-        master_port=free_port(),
-        train_steps=3,
-    )
+    several = {"world_size": 2, "gpu_ranks": [0, 1], "gpu_backend": "gloo", "master_port": free_port()}
+    config = host.config("model", embedding=FUNNEL, **several, **options)
     processes = [
         subprocess.Popen(
             [sys.executable, str(script), str(rank), "-config", str(config)],
@@ -363,10 +356,44 @@ def test_two_processes_stay_equal(host: Host, tmp_path: Path) -> None:
         for rank in range(2)
     ]
     assert [process.wait(timeout=SECONDS) for process in processes] == [0, 0]
-    one, other = (torch.load(tmp_path / f"rank{rank}", weights_only=True) for rank in range(2))
+    return [torch.load(folder / f"rank{rank}", weights_only=True) for rank in range(2)]
+
+
+def test_two_processes_stay_equal(host: Host, tmp_path: Path) -> None:
+    one, other = train_two(host, tmp_path, train_steps=3)
     assert torch.equal(one, other)
     states = read_checkpoint(host.folder / "model_step_3.pt")["resume"]
     assert len(states) == 2
+
+
+def test_two_processes_learn_what_one_learns_from_all_their_examples(host: Host, tmp_path: Path) -> None:
+    """A step of gradient descent on a whole corpus of 88 examples, no two of them the same."""
+    names = sorted(WORDS)
+    lines = [[names[place % 20], names[place // 20], names[place % 7]] for place in range(88)]
+    host.write("train.src", [" ".join(line) for line in lines])
+    host.write("train.tgt", [" ".join(WORDS[word] for word in line) for line in lines])
+    descent = {"optim": "sgd", "learning_rate": 0.5, "decay_method": "none", "max_grad_norm": 0}
+    options = {**descent, "dropout": [0.0], "attention_dropout": [0.0], "train_steps": 1}
+
+    def whole(examples: int) -> dict[str, Any]:
+        return {**options, "batch_type": "sents", "batch_size": 100, "bucket_size": examples}
+
+    one, other = train_two(host, tmp_path, **whole(44))
+    alone = host.train("alone", embedding=FUNNEL, **whole(88))
+    parameters = build_from_checkpoint(alone)[0].parameters()
+    expected = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    assert torch.equal(one, other)
+    torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_two_processes_stop_early_together(host: Host, tmp_path: Path) -> None:
+    """Nothing is learnt, so that the second validation ends it."""
+    unchanged = {"learning_rate": 1e-30, "decay_method": "none", "warmup_steps": 0}
+    one, other = train_two(
+        host, tmp_path, **unchanged, early_stopping=1, valid_steps=2, train_steps=50, save_checkpoint_steps=50
+    )
+    assert torch.equal(one, other)
+    assert [path.name for path in host.folder.glob("model_step_*.pt")] == ["model_step_4.pt"]
 
 
 def test_spawned_processes_have_the_seams(host: Host) -> None:
