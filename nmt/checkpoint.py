@@ -14,7 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from nmt.errors import UserError
-from nmt.files import read_checkpoint, save_checkpoint, write_atomically
+from nmt.files import (
+    joined_generator,
+    read_checkpoint,
+    save_checkpoint,
+    split_generator,
+    write_atomically,
+)
 from nmt.model import load_unique_state, shared_embeddings_of, unique_state
 from shared_embeddings.files import replacing, save_tensors
 from shared_embeddings.storage import StorageError, unpack
@@ -29,21 +35,13 @@ def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]
     return split_generator(state)
 
 
-def split_generator(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of a model without its generator's, and the generator's under their own names."""
-    body = {name: tensor for name, tensor in state.items() if not name.startswith("generator.")}
-    return body, {name.removeprefix("generator."): state[name] for name in state if name not in body}
-
-
 def load_weights(model: nn.Module, body: dict[str, Tensor], head: dict[str, Tensor] | None) -> None:
     """Load the two parts of a checkpoint into a model with shared embeddings.
 
     Raises:
         UserError: the parts do not fit the model.
     """
-    state = dict(body)
-    state.update({f"generator.{name}": tensor for name, tensor in (head or {}).items()})
-    load_unique_state(model, state)
+    load_unique_state(model, joined_generator(body, head))
 
 
 def safetensors_of(path: str) -> list[str]:
@@ -112,9 +110,7 @@ def write_step(
     if save_format == "pytorch":
         save_checkpoint({"model": body, "generator": head, **saved}, f"{base}.pt")
         return f"{base}.pt", None
-    return write_apart(
-        {**body, **{f"generator.{name}": tensor for name, tensor in head.items()}}, saved, base
-    )
+    return write_apart(joined_generator(body, head), saved, base)
 
 
 def write_apart(weights: dict[str, Tensor], saved: dict[str, Any], base: str) -> tuple[str, str]:

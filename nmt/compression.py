@@ -12,12 +12,21 @@ from typing import Any
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.checkpoint import build_from_checkpoint, safetensors_of, split_generator, write_apart
+from nmt.checkpoint import build_from_checkpoint, safetensors_of, write_apart
 from nmt.distillation import ASKED, OPTION
 from nmt.errors import UserError
-from nmt.files import read_checkpoint, save_checkpoint
-from nmt.model import PADDING, SharedGenerator, place_embeddings, unique_state, word_lookup
-from nmt.plan import OPTION_NAMES, EmbeddingPlan, check_combinations, check_sizes, method_options, words_of
+from nmt.files import read_checkpoint, save_checkpoint, split_generator
+from nmt.model import SharedGenerator, place_embeddings, unique_state, words_module
+from nmt.plan import (
+    OPTION_NAMES,
+    EmbeddingPlan,
+    check_combinations,
+    check_sizes,
+    for_input,
+    method_options,
+    padding_of,
+    words_of,
+)
 from nmt.vocabulary import SENTENCE_MARKS
 from shared_embeddings.compression_hosts import (
     TiedTable,
@@ -79,21 +88,23 @@ class CheckpointModel:
         is_shared = bool(getattr(self.options, "share_embeddings", False))
         self.share_inputs = is_shared and not self.is_language_model
         self.share_output = bool(getattr(self.options, "share_decoder_embeddings", False))
-        self.sides = ["target"] if self.share_inputs or self.is_language_model else ["source", "target"]
+        self.lookups = ["target"] if self.share_inputs or self.is_language_model else ["source", "target"]
+        has_own_output = not self.share_output and words_module(self.module, "output") is not None
+        self.sides = [*self.lookups, "output"] if has_own_output else self.lookups
 
     def embeddings(self) -> list[WordEmbedding]:
-        """Return the embedding of each side; one for both sides where they share it."""
+        """Return the embedding of each side that looks words up; one for both where they share it."""
         self.module.eval()
-        return [self._embedding(side) for side in self.sides]
+        return [self._embedding(side) for side in self.lookups]
 
     def _embedding(self, side: str) -> WordEmbedding:
         """Return the embedding of one side as it is."""
-        lookup = word_lookup(self.module, side)
+        lookup = words_module(self.module, side)
         assert isinstance(lookup, (se.SharedEmbedding, nn.Embedding))  # upstream has no other
-        return WordEmbedding(side, words_of(self.vocabs, side), self._padding(side), lookup)
+        return WordEmbedding(side, words_of(self.vocabs, side), padding_of(self.vocabs, side), lookup)
 
     def tables(self) -> list[TiedTable]:
-        """Return the table of each side; one for both sides where they share it.
+        """Return the table of each side, an output layer of its own included; one where they share it.
 
         Raises:
             UserError: the output of a shared embedding is another table than its input.
@@ -102,46 +113,48 @@ class CheckpointModel:
 
     def _table(self, side: str) -> TiedTable:
         """Return the table of one side."""
-        lookup = word_lookup(self.module, side)
-        is_scored = side == "target" and self.share_output
-        uses = ["source", "target"] if self.share_inputs else [side]
-        if isinstance(lookup, se.SharedEmbedding):
-            part = lookup.word_part()
+        module = words_module(self.module, side)
+        is_scored = self._is_scored(side)
+        uses = ["source", "target"] if self.share_inputs and side == "target" else [side]
+        if isinstance(module, se.SharedEmbedding):
+            part = module.word_part()
             try:
                 table = teacher_table(part, is_scored)
             except ValueError as error:
                 raise UserError(f"{side} embedding: {error}") from error
             parameters, bits = part.counts()["total"], part.counts()["stored_bits"]
         else:
-            assert isinstance(lookup, nn.Embedding)  # upstream has no other
-            table = lookup.weight.detach().clone()
+            assert isinstance(module, (nn.Embedding, nn.Linear))  # upstream has no other
+            table = module.weight.detach().clone()
             parameters, bits = table.numel(), 8 * table.nbytes
         return TiedTable(
             name=side,
-            uses=(*uses, "output") if is_scored else tuple(uses),
+            uses=(*uses, "output") if is_scored and side == "target" else tuple(uses),
             words=words_of(self.vocabs, side),
             table=table,
-            padding_idx=self._padding(side),
+            padding_idx=padding_of(self.vocabs, side),
             is_scored=is_scored,
             has_output_bias=is_scored and self._output_bias() is not None,
             sentence_marks=SENTENCE_MARKS,
             parameters=parameters,
             stored_bits=bits,
-            part=name_of_part(lookup) if isinstance(lookup, se.SharedEmbedding) else None,
+            part=name_of_part(module) if isinstance(module, se.SharedEmbedding) else None,
         )
 
-    def _padding(self, side: str) -> int:
-        """Return the id of the padding word of one side."""
-        return self.vocabs["src" if side == "source" else "tgt"][PADDING]
+    def _is_scored(self, side: str) -> bool:
+        """Say whether the scores of words come from the table of a side."""
+        return side == "output" or (side == "target" and self.share_output)
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
-        """Return the options of a method for one side.
+        """Return the options of a method for one side; what is about the output only, for those it is of.
 
         Raises:
             UserError, shared_embeddings.OptionError: the model cannot work with them.
         """
-        is_scored = table == "target" and self.share_output
+        is_scored = self._is_scored(table)
         settings: dict[str, Any] = {"method": method, **options}
+        if not is_scored and any(map(self._is_scored, self.sides)):
+            settings = for_input(settings)
         if is_scored and self._output_bias() is not None and settings.get("output") != "none":
             settings.setdefault("output_bias", True)
         plan = self._plan({table: self._settings_of_all(table, settings)})
@@ -152,7 +165,7 @@ class CheckpointModel:
 
     def _settings_of_all(self, side: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of the whole embedding of one side out of those of its new part."""
-        old = word_lookup(self.module, side)
+        old = words_module(self.module, side)
         if not isinstance(old, se.SharedEmbedding) or old.word_part() is old:
             return settings
         options = {name: value for name, value in settings.items() if name != "method"}
@@ -181,16 +194,17 @@ class CheckpointModel:
         """Put the embeddings of all sides into the model; return what else changes with them."""
         notes = ["the state of the optimiser and the position in the data are left out"]
         bias = self._output_bias()
-        if self.share_output and bias is not None:
-            notes += take_over_bias(fitted["target"], bias)
-        if not self.share_output:
-            notes.append("the output layer is not tied to an embedding, and stays as it is")
+        scored = [embedding for side, embedding in fitted.items() if self._is_scored(side)]
+        if scored and bias is not None:
+            notes += take_over_bias(scored[0], bias)
+        if not scored:
+            notes.append("the output layer is no table of words alone, and stays as it is")
         self.put_in({side: self._with_part(side, part) for side, part in fitted.items()})
         return notes
 
     def _with_part(self, side: str, part: se.SharedEmbedding) -> se.SharedEmbedding:
         """Return the embedding of one side with a new part in it; one that is all new where it was plain."""
-        old = word_lookup(self.module, side)
+        old = words_module(self.module, side)
         return old.with_word_part(part) if isinstance(old, se.SharedEmbedding) else part
 
     def put_in(self, embeddings: Mapping[str, se.SharedEmbedding]) -> None:
@@ -244,7 +258,8 @@ class CheckpointModel:
         """Return the plan that puts embeddings of these settings in place of the tables."""
         target = settings.get("target")
         source = target if self.share_inputs else settings.get("source")
-        return EmbeddingPlan(source, target, self.share_inputs, self.share_output and target is not None)
+        share_output = self.share_output and target is not None
+        return EmbeddingPlan(source, target, self.share_inputs, share_output, settings.get("output"))
 
     def _stored_options(self, plan: EmbeddingPlan) -> Namespace:
         """Return the options of the model with which it can be built again with these embeddings."""
@@ -260,6 +275,7 @@ class CheckpointModel:
             stored.embedding = plan.target
         else:
             stored.src_embedding, stored.tgt_embedding = plan.source, plan.target
+        stored.output_embedding = plan.output
         return stored
 
     def _with_sizes(self, stored: Namespace) -> Namespace:

@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nmt.errors import UserError
 from shared_embeddings.files import UNREADABLE, first_line, save_tensors
-from shared_embeddings.storage import StorageError, unpack
+from shared_embeddings.storage import HEADER, StorageError, unpack
+
+# OpenNMT's checkpoints have the tensors of the output layer, whose names begin so, apart from the others.
+_GENERATOR = "generator."
 
 
 def check_output(option: str, path: str | os.PathLike[str]) -> None:
@@ -132,4 +136,19 @@ def with_plain_tensors(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """
     if "model" not in checkpoint:
         return dict(checkpoint)
-    return {**checkpoint, "model": unpack(checkpoint["model"])}
+    body, head = checkpoint["model"], checkpoint.get("generator")
+    if HEADER not in body:
+        return dict(checkpoint)
+    body, head = split_generator(unpack(joined_generator(body, head)))
+    return {**checkpoint, "model": body, "generator": head}
+
+
+def split_generator(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the tensors of a model without its generator's, and the generator's under their own names."""
+    body = {name: tensor for name, tensor in state.items() if not name.startswith(_GENERATOR)}
+    return body, {name.removeprefix(_GENERATOR): state[name] for name in state if name not in body}
+
+
+def joined_generator(body: dict[str, Tensor], head: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    """Return all tensors of a model from the two parts of `split_generator`."""
+    return {**body, **{f"{_GENERATOR}{name}": tensor for name, tensor in (head or {}).items()}}

@@ -16,6 +16,7 @@ from nmt.plan import (
     OPTION_NAMES,
     EmbeddingPlan,
     build_embedding,
+    padding_of,
     parse_settings,
     settings_without_files,
     side_width,
@@ -23,13 +24,15 @@ from nmt.plan import (
 )
 from shared_embeddings.accounting import distinct_state
 
-PADDING = "<blank>"
+# The side that an option of its own describes; `embedding` describes the target beside others.
+_SIDES = {"src_embedding": "source", "output_embedding": "output"}
 
 
 class SharedGenerator(nn.Module):
-    """The output layer of a model whose scores come from an embedding that it shares.
+    """The output layer of a model whose scores come from an embedding.
 
-    It holds no parameters of its own; the embedding is the same module that the decoder looks words up in.
+    It holds no parameters beside the embedding's, which is the module that the decoder looks words up in, or
+    one of its own.
     """
 
     def __init__(self, embedding: se.SharedEmbedding) -> None:
@@ -61,31 +64,37 @@ def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: d
         )
     built = {}
     for side, settings in plan.sides().items():
-        vocab = vocabs["src" if side == "source" else "tgt"]
-        with_output = side == "target" and plan.share_output
-        width = side_width(opt, side)
-        words = words_of(vocabs, side)
-        built[side] = build_embedding(side, settings, words, width, vocab[PADDING], with_output)
+        words, padding = words_of(vocabs, side), padding_of(vocabs, side)
+        width, is_scored = side_width(opt, side), plan.is_scored(side)
+        built[side] = build_embedding(side, settings, words, width, padding, is_scored)
     place_embeddings(model, plan, built)
 
 
 def place_embeddings(model: Any, plan: EmbeddingPlan, built: dict[str, se.SharedEmbedding]) -> None:
     """Put one embedding per side of `EmbeddingPlan.sides` wherever the plan uses it."""
     if "target" in built:
-        _set_word_lookup(model.decoder, built["target"])
+        _set_words_module(model.decoder, built["target"])
     if plan.source is not None:
-        _set_word_lookup(model.encoder, built.get("source", built.get("target")))
-    if plan.share_output:
-        model.generator = SharedGenerator(built["target"])
+        _set_words_module(model.encoder, built.get("source", built.get("target")))
+    if plan.share_output or plan.output is not None:
+        model.generator = SharedGenerator(built["target" if plan.share_output else "output"])
 
 
-def _set_word_lookup(stack: Any, embedding: nn.Module | None) -> None:
+def _set_words_module(stack: Any, embedding: nn.Module | None) -> None:
     """Replace the word table of an encoder or decoder; tables of word features stay."""
     stack.embeddings.emb_luts[0] = embedding
 
 
-def word_lookup(model: Any, side: str) -> nn.Module | None:
-    """Return the word look-up of one side (``source`` or ``target``), where the model has that side."""
+def words_module(model: Any, side: str) -> nn.Module | None:
+    """Return the look-up of ``source`` or ``target``, or what scores the words (``output``).
+
+    None where the model has no such side, or an output layer that is no table of words.
+    """
+    if side == "output":
+        generator = model.generator
+        if isinstance(generator, SharedGenerator):
+            return generator.embedding
+        return generator if type(generator) is nn.Linear else None
     stack = getattr(model, "encoder" if side == "source" else "decoder", None)
     return stack.embeddings.emb_luts[0] if stack is not None and hasattr(stack, "embeddings") else None
 
@@ -105,9 +114,9 @@ def options_without_files(opt: Namespace, model: Any) -> Namespace:
     stored = copy.copy(opt)
     for name in OPTION_NAMES:
         settings = parse_settings(name, getattr(opt, name, None))
-        lookup = word_lookup(model, "source" if name == "src_embedding" else "target")
-        if settings is not None and isinstance(lookup, se.SharedEmbedding):
-            setattr(stored, name, settings_without_files(settings, lookup))
+        module = words_module(model, _SIDES.get(name, "target"))
+        if settings is not None and isinstance(module, se.SharedEmbedding):
+            setattr(stored, name, settings_without_files(settings, module))
     return stored
 
 
@@ -202,10 +211,13 @@ def count_model(model: Any) -> dict[str, int | float]:
     encoder = _numel(list(model.encoder.parameters()), seen) if hasattr(model, "encoder") else 0
     decoder = _numel(list(model.decoder.parameters()), seen)
     dense = sum(lookup.num_embeddings * lookup.embedding_dim for lookup in distinct)
-    rest_bits = 32 * (encoder + decoder + output)
-    bits = sum(_stored_bits(lookup) for lookup in distinct) + rest_bits
-    tied = isinstance(model.generator, SharedGenerator)
-    dense_output = 0 if tied else output
+    scoring = words_module(model, "output")
+    dense_output, output_bits = output, 32 * output
+    if isinstance(scoring, se.SharedEmbedding):
+        is_own = output > 0
+        dense_output = _dense_output(scoring) if is_own else 0
+        output_bits = _stored_bits(scoring) if is_own else 0
+    bits = sum(_stored_bits(lookup) for lookup in distinct) + 32 * (encoder + decoder) + output_bits
     return {
         "embedding": embedding,
         "output": output,
@@ -218,6 +230,12 @@ def count_model(model: Any) -> dict[str, int | float]:
         "dense_total": dense + dense_output + encoder + decoder,
         "compression": dense / embedding if embedding else 1.0,
     }
+
+
+def _dense_output(embedding: se.SharedEmbedding) -> int:
+    """Return the parameters of the plain output layer that an embedding stands for, its bias included."""
+    bias = embedding.output_bias()
+    return embedding.num_embeddings * embedding.score_dim + (0 if bias is None else bias.numel())
 
 
 def _table_identity(lookup: nn.Module) -> int:
@@ -260,7 +278,9 @@ def _describe_ties(model: Any) -> list[str]:
     for key in tied:
         uses[key].append("output")
     phrases = [f"{' = '.join(names)}: {_name(modules[key])}" for key, names in uses.items()]
-    if not tied:
+    if not tied and isinstance(generator, SharedGenerator):
+        phrases.append(f"output: {_name(generator.embedding)}")
+    elif not tied:
         phrases.append(f"output: a layer of its own ({type(generator).__name__})")
     return phrases
 

@@ -1,8 +1,8 @@
 """Which shared embedding serves the source, the target and the output of a translation model.
 
-The plan is read from the options ``embedding``, ``src_embedding`` and ``tgt_embedding`` and from OpenNMT's
-own ``share_embeddings`` and ``share_decoder_embeddings``; every combination that could not work is refused
-here, before any training starts.
+The plan is read from the options ``embedding``, ``src_embedding``, ``tgt_embedding`` and ``output_embedding``
+and from OpenNMT's own ``share_embeddings`` and ``share_decoder_embeddings``; every combination that could not
+work is refused here, before any training starts.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import yaml
 
 import shared_embeddings as se
 from nmt.errors import UserError
 
-OPTION_NAMES = ("embedding", "src_embedding", "tgt_embedding")
+OPTION_NAMES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding")
 EXAMPLE = "{method: funnel, rank: 64}"
+PADDING = "<blank>"
 
 # What an embedding is built with beside its options, and where it comes from.
 GIVEN_BY = {
@@ -44,21 +46,30 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class EmbeddingPlan:
-    """Settings of each side (``None`` keeps OpenNMT's own table) and what is shared with what."""
+    """Settings of each side (``None`` keeps OpenNMT's own table) and what is shared with what.
+
+    `output` are those of an output layer that is an embedding of its own, tied to none.
+    """
 
     source: dict[str, Any] | None
     target: dict[str, Any] | None
     share_inputs: bool
     share_output: bool
+    output: dict[str, Any] | None = None
 
     def fits(self, other: EmbeddingPlan) -> bool:
         """Say whether a checkpoint that was trained with `other` holds what this plan asks for."""
         ties = (self.share_inputs, self.share_output) == (other.share_inputs, other.share_output)
-        return ties and _same(self.source, other.source) and _same(self.target, other.target)
+        sides = ((self.source, other.source), (self.target, other.target), (self.output, other.output))
+        return ties and all(_same(wanted, found) for wanted, found in sides)
+
+    def is_scored(self, side: str) -> bool:
+        """Say whether the scores of words come from the embedding of a side."""
+        return side == "output" or (side == "target" and self.share_output)
 
     def sides(self) -> dict[str, dict[str, Any]]:
-        """Return the settings of each embedding to build: ``target``, and ``source`` where it has one of its
-        own.
+        """Return the settings of each embedding to build: ``target``, and ``source`` and ``output`` where
+        they have one of their own.
 
         Where one option describes both sides and the output is tied to the target, its `output` and
         `output_bias` are the target's.
@@ -68,7 +79,9 @@ class EmbeddingPlan:
             built["target"] = self.target
         if self.source is not None and not self.share_inputs:
             both = self.source == self.target and self.share_output
-            built["source"] = _for_input(self.source) if both else self.source
+            built["source"] = for_input(self.source) if both else self.source
+        if self.output is not None:
+            built["output"] = self.output
         return built
 
 
@@ -94,7 +107,7 @@ def parse_text(name: str, value: Any, example: str) -> Any:
             raise UserError(f"{name}: {value!r} is not YAML ({error}); write it like {example}") from error
 
 
-def _for_input(settings: dict[str, Any]) -> dict[str, Any]:
+def for_input(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings without what is about the output only."""
     kept = {name: value for name, value in settings.items() if name != "output_bias"}
     return {**kept, "output": "none"} if "output" in kept else kept
@@ -139,8 +152,8 @@ def read_plan(opt: Namespace) -> EmbeddingPlan | None:
     Raises:
         UserError: options contradict each other or would have no effect.
     """
-    both, source, target = (parse_settings(name, getattr(opt, name, None)) for name in OPTION_NAMES)
-    if both is None and source is None and target is None:
+    both, source, target, output = (parse_settings(name, getattr(opt, name, None)) for name in OPTION_NAMES)
+    if both is None and source is None and target is None and output is None:
         return None
     if both is not None:
         if source is not None and target is not None:
@@ -151,6 +164,11 @@ def read_plan(opt: Namespace) -> EmbeddingPlan | None:
         source, target = source or both, target or both
     share_inputs = bool(getattr(opt, "share_embeddings", False))
     share_output = bool(getattr(opt, "share_decoder_embeddings", False))
+    if share_output and output is not None:
+        raise UserError(
+            "output_embedding: has no effect with share_decoder_embeddings: true, which ties the output "
+            "layer to the target; remove one of the two"
+        )
     if getattr(opt, "model_task", "seq2seq") == "lm":
         source, share_inputs = None, False
     if share_inputs and source != target:
@@ -158,7 +176,7 @@ def read_plan(opt: Namespace) -> EmbeddingPlan | None:
             f"share_embeddings: true needs one embedding for both sides, but the source has {source} and the "
             f"target {target}; set `embedding` alone, or share_embeddings: false"
         )
-    return EmbeddingPlan(source, target, share_inputs, share_output and target is not None)
+    return EmbeddingPlan(source, target, share_inputs, share_output and target is not None, output)
 
 
 def check_combinations(plan: EmbeddingPlan, opt: Namespace) -> None:
@@ -181,6 +199,11 @@ def check_combinations(plan: EmbeddingPlan, opt: Namespace) -> None:
         )
     if plan.share_inputs and not getattr(opt, "share_vocab", True):
         raise UserError("share_embeddings: true needs one vocabulary for both sides; set share_vocab: true")
+    if plan.output is not None and getattr(opt, "copy_attn", False):
+        raise UserError(
+            "copy_attn: true cannot be combined with `output_embedding`, because the copy generator is an "
+            "output layer already; remove one of the two"
+        )
     if plan.share_output and getattr(opt, "copy_attn", False):
         raise UserError(
             "copy_attn: true cannot be combined with share_decoder_embeddings: true and `embedding`, "
@@ -201,24 +224,33 @@ def check_sizes(plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> 
 
 
 def words_of(vocabs: dict[str, Any], side: str) -> list[str]:
-    """Return the words of one side (``source`` or ``target``) in the order of their ids."""
+    """Return the words of one side in the order of their ids."""
     words: list[str] = vocabs["src" if side == "source" else "tgt"].ids_to_tokens
     return words
+
+
+def padding_of(vocabs: dict[str, Any], side: str) -> int | None:
+    """Return the id of the word that has no vector on one side; none where it is only scored."""
+    if side == "output":
+        return None
+    padding: int = vocabs["src" if side == "source" else "tgt"][PADDING]
+    return padding
 
 
 def _check_side(
     side: str, settings: dict[str, Any], plan: EmbeddingPlan, opt: Namespace, words: list[str]
 ) -> None:
     """Refuse options of one side that are unknown, without effect, or of the wrong width."""
-    width = side_width(opt, side)
-    with_output = side == "target" and plan.share_output
-    embedding = _build_on_meta(side, settings, words, width, with_output)
-    if not with_output:
+    embedding = _build_on_meta(side, settings, words, side_width(opt, side), plan.is_scored(side))
+    if not plan.is_scored(side):
         return
     if not embedding.has_output:
+        asked, other = "output_embedding", "another `output`"
+        if side == "target":
+            asked = "share_decoder_embeddings: true"
+            other = "share_decoder_embeddings: false, or another `output`"
         raise UserError(
-            f"share_decoder_embeddings: true needs an embedding with an output side, but {settings} "
-            "has none; set share_decoder_embeddings: false, or another `output`"
+            f"{asked} needs an embedding with an output side, but {settings} has none; set {other}"
         )
     hidden = int(opt.dec_hid_size)
     if embedding.score_dim != hidden:
@@ -228,14 +260,19 @@ def _check_side(
             "(hidden_size); set output: table or output_projection: true where the method has them, or "
             "word_vec_size equal to hidden_size"
         )
+    scoring = {id(parameter) for parameter in embedding.output_parameters()}
+    unused = [parameter for parameter in embedding.parameters() if id(parameter) not in scoring]
+    if side == "output" and unused:
+        raise UserError(
+            f"output_embedding: {settings} has {sum(map(torch.numel, unused)):,} parameters that only "
+            "look-ups use; set another `output`, or take another method"
+        )
 
 
 def _build_on_meta(
     side: str, settings: dict[str, Any], words: list[str], width: int, with_output: bool
 ) -> se.SharedEmbedding:
     """Build the embedding of one side without memory, for its checks and its widths."""
-    import torch
-
     with torch.device("meta"):
         return build_embedding(side, settings, words, width, None, with_output)
 
@@ -248,7 +285,9 @@ def settings_without_files(settings: dict[str, Any], embedding: se.SharedEmbeddi
 
 
 def side_width(opt: Namespace, side: str) -> int:
-    """Return the word vector size of one side (``source`` or ``target``)."""
+    """Return the word vector size of one side; that of the output is the decoder's width."""
+    if side == "output":
+        return int(opt.dec_hid_size)
     size = int(getattr(opt, "word_vec_size", -1))
     if size > 0:
         return size

@@ -15,14 +15,13 @@ from nmt.checkpoint import build_from_checkpoint
 from nmt.distillation import ASKED, parse_distillation
 from nmt.errors import UserError
 from nmt.model import (
-    PADDING,
     SharedGenerator,
     is_position_encoding,
     place_embeddings,
     shared_embeddings_of,
-    word_lookup,
+    words_module,
 )
-from nmt.plan import OPTION_NAMES, EmbeddingPlan, method_options, read_plan, words_of
+from nmt.plan import OPTION_NAMES, EmbeddingPlan, method_options, padding_of, read_plan, words_of
 from nmt.vocabulary import SENTENCE_MARKS, read_counts
 from shared_embeddings.compression_hosts import take_over_bias
 from shared_embeddings.distillation import OPTION, Reconstruction, copy_network, fit_line, freeze
@@ -35,10 +34,10 @@ class Teacher:
 
     Attributes:
         path: its checkpoint, for messages.
-        tables: the table ``(V, D)`` of each side.
+        tables: the table ``(V, D)`` of each side, that of the output included, tied or not.
         state: all tensors by name.
         table_tensors: the names of those that make up its embeddings.
-        output_bias: ``(V,)`` what its scores get beside a tied table; ``None`` for nothing.
+        output_bias: ``(V,)`` what its scores get beside a table of words; ``None`` for nothing.
     """
 
     path: str
@@ -58,15 +57,15 @@ def read_teacher(path: str) -> Teacher:
         model, *_ = build_from_checkpoint(path)
     except UserError as error:
         raise UserError(f"{OPTION}: teacher: {error}") from error
-    lookups = {side: word_lookup(model, side) for side in ("source", "target")}
-    present = {side: lookup for side, lookup in lookups.items() if lookup is not None}
+    modules = {side: words_module(model, side) for side in ("source", "target", "output")}
+    present = {side: module for side, module in modules.items() if module is not None}
     with torch.no_grad():
-        tables = {side: _table_of(lookup) for side, lookup in present.items()}
+        tables = {side: _table_of(module) for side, module in present.items()}
     names = _names_of(model, list(present.values()))
-    return Teacher(path, tables, model.state_dict(), names, _output_bias(model, names))
+    return Teacher(path, tables, model.state_dict(), names, _output_bias(model))
 
 
-def _output_bias(model: Any, table_tensors: frozenset[str]) -> Tensor | None:
+def _output_bias(model: Any) -> Tensor | None:
     """Return what a model adds to scores that come from a word table ``(V,)``, ``None`` for nothing.
 
     That of a softmax of two steps is none for other tables.
@@ -74,17 +73,16 @@ def _output_bias(model: Any, table_tensors: frozenset[str]) -> Tensor | None:
     if isinstance(model.generator, SharedGenerator):
         embedding = model.generator.embedding
         return embedding.output_bias() if embedding.has_linear_scores else None
-    state = model.state_dict()
-    is_tied = "generator.weight" not in state or "generator.weight" in table_tensors
-    return state.get("generator.bias") if is_tied else None
+    bias: Tensor | None = model.state_dict().get("generator.bias")
+    return bias
 
 
-def _table_of(lookup: nn.Module) -> Tensor:
-    """Return the table ``(V, D)`` of a look-up of either kind."""
-    if isinstance(lookup, se.SharedEmbedding):
-        return lookup.table().detach().clone()
-    assert isinstance(lookup, nn.Embedding)  # upstream has no other
-    return lookup.weight.detach().clone()
+def _table_of(module: nn.Module) -> Tensor:
+    """Return the table ``(V, D)`` of a look-up of either kind, or of an output layer."""
+    if isinstance(module, se.SharedEmbedding):
+        return module.table().detach().clone()
+    assert isinstance(module, (nn.Embedding, nn.Linear))  # upstream has no other
+    return module.weight.detach().clone()
 
 
 def _names_of(model: nn.Module, parts: list[nn.Module]) -> frozenset[str]:
@@ -119,7 +117,7 @@ def prepare_student(
         return None
     teacher = read_teacher(distillation.teacher)
     for side in plan.sides():
-        _check_table(side, word_lookup(model, side), teacher)
+        _check_table(side, words_module(model, side), teacher)
     if is_new and distillation.network_start == "teacher":
         _copy_network(model, teacher)
     if is_new and distillation.embedding_start == "fit":
@@ -128,7 +126,7 @@ def prepare_student(
     if distillation.alpha == 0:
         return None
     device = next(model.parameters()).device
-    pairs: Any = [(word_lookup(model, side), teacher.tables[side].to(device)) for side in plan.sides()]
+    pairs: Any = [(words_module(model, side), teacher.tables[side].to(device)) for side in plan.sides()]
     return Reconstruction(pairs, distillation.alpha)
 
 
@@ -146,13 +144,13 @@ def _fit_embeddings(
     fitted = {}
     for side, settings in plan.sides().items():
         words = words_of(vocabs, side)
-        is_scored = side == "target" and plan.share_output
+        is_scored = plan.is_scored(side)
         if is_scored and teacher.output_bias is not None:
             settings = {"output_bias": True, **settings}
         embedding, report = se.fit(
             settings["method"],
             teacher.tables[side].to(place.device),
-            padding_idx=vocabs["src" if side == "source" else "tgt"][PADDING],
+            padding_idx=padding_of(vocabs, side),
             words=words,
             token_counts=token_counts(words, _vocabulary_file(opt, side)),
             seed=opt.seed,
@@ -169,13 +167,13 @@ def _fit_embeddings(
     _store_options(opt, plan, fitted)
 
 
-def _check_table(side: str, lookup: Any, teacher: Teacher) -> None:
+def _check_table(side: str, embedding: Any, teacher: Teacher) -> None:
     """Refuse a teacher whose table has another shape.
 
     Raises:
         UserError: names both shapes.
     """
-    wanted = (lookup.num_embeddings, lookup.embedding_dim)
+    wanted = (embedding.num_embeddings, embedding.embedding_dim)
     found = tuple(teacher.tables[side].shape) if side in teacher.tables else None
     if found != wanted:
         raise UserError(
@@ -201,8 +199,6 @@ def _copy_network(model: nn.Module, teacher: Teacher) -> None:
         for name, tensor in teacher.state.items()
         if name in own or not (name in teacher.table_tensors or is_position_encoding(name))
     }
-    if teacher.output_bias is not None and "generator.bias" not in own:
-        found.pop("generator.bias", None)
     remedy = "set the options of the network to the teacher's, or network_start: random"
     copy_network(own, found, teacher.path, remedy)
 
@@ -225,6 +221,7 @@ def _store_options(opt: Namespace, plan: EmbeddingPlan, fitted: dict[str, se.Sha
     opt.embedding = resolved["target"] if plan.share_inputs else None
     opt.src_embedding = None if plan.share_inputs else resolved.get("source")
     opt.tgt_embedding = None if plan.share_inputs else resolved.get("target")
+    opt.output_embedding = resolved.get("output")
 
 
 class DistillationLoss:

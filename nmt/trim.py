@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from nmt import compression
 from nmt.errors import UserError
-from nmt.model import PADDING, SharedGenerator, shared_embeddings_of, word_lookup
-from nmt.plan import words_of
+from nmt.model import SharedGenerator, shared_embeddings_of, words_module
+from nmt.plan import PADDING, words_of
 from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
 from shared_embeddings.trim_hosts import BANDS_NOTE, Vocabulary, maps_beside, written_beside
 
@@ -97,6 +97,7 @@ class TrimmableCheckpoint:
             ValueError: an embedding cannot leave words out.
         """
         ids = {side: kept[name] for name, sides in self.sides.items() for side in sides}
+        ids["output"] = ids["target"]
         stored = dict(self.model.checkpoint["vocab"])
         for name, sides in self.sides.items():
             words = [self.words[sides[0]][word] for word in kept[name].tolist()]
@@ -107,7 +108,7 @@ class TrimmableCheckpoint:
         embeddings = self._select_embeddings(ids)
         self._select_plain_tables(ids)
         self.model.checkpoint = {**self.model.checkpoint, "vocab": stored}
-        scored = embeddings.get("target") if self.model.share_output else None
+        scored = embeddings.get("target" if self.model.share_output else "output")
         return notes if scored is None or scored.has_linear_scores else [*notes, BANDS_NOTE]
 
     def _select_embeddings(self, ids: Mapping[str, Tensor]) -> dict[str, se.SharedEmbedding]:
@@ -116,11 +117,11 @@ class TrimmableCheckpoint:
         Raises:
             ValueError: one of them cannot leave words out.
         """
-        lookups = {side: word_lookup(self.model.module, side) for side in self.model.sides}
+        modules = {side: words_module(self.model.module, side) for side in self.model.sides}
         selected = {
-            side: lookup.select_rows(ids[side])
-            for side, lookup in lookups.items()
-            if isinstance(lookup, se.SharedEmbedding)
+            side: module.select_rows(ids[side])
+            for side, module in modules.items()
+            if isinstance(module, se.SharedEmbedding)
         }
         if selected:
             self.model.put_in(selected)
@@ -134,7 +135,7 @@ class TrimmableCheckpoint:
         """
         rows: dict[int, nn.Parameter] = {}
         for side in SIDES:
-            lookup = word_lookup(self.model.module, side)
+            lookup = words_module(self.model.module, side)
             if lookup is not None and not isinstance(lookup, se.SharedEmbedding):
                 _select(lookup, ids[side], rows)
         generator = self.model.module.generator

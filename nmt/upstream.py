@@ -6,12 +6,14 @@ The seams, which `install` puts in place once per process (``*``: also where oth
 seam                                        why
 ==========================================  ================================================================
 opts.model_opts                             adds ``embedding``, ``src_embedding``, ``tgt_embedding``,
-                                            ``embedding_distillation`` and ``decoder_positions``
+                                            ``output_embedding``, ``embedding_distillation`` and
+                                            ``decoder_positions``
 opts._add_train_general_opts                adds ``autocast``
 model_builder.build_base_model              puts shared embeddings in, tied as modules, and positions
                                             that know the length of the output
 model_builder.build_model *                 shared embeddings initialise themselves, last
-models.model.BaseModel.load_state_dict      tied tensors are stored once, position tables not at all
+models.model.BaseModel.load_state_dict      tied tensors are stored once, position tables not at all;
+                                            copy generators are found
 models.model.BaseModel.load_safe_state_dict likewise; upstream finds files in shards only
 models.model_saver.load_checkpoint *        reads without running code; one clear line for a bad file
 models.model_saver.ModelSaver._save         written all at once; keeps the position in the data
@@ -85,15 +87,16 @@ import onmt.utils.misc
 import onmt.utils.scoring_utils
 import torch
 from onmt.models.model_saver import vocabs_to_dict
+from onmt.modules.copy_generator import CopyGenerator
 from onmt.utils.logging import logger
 from torch import Tensor, nn
 
 from nmt import distillation
-from nmt.checkpoint import load_weights, read_safetensors, split_generator, write_step
+from nmt.checkpoint import load_weights, read_safetensors, write_step
 from nmt.checks import check_gpu
 from nmt.data import Batches, CleanCorpus
 from nmt.errors import UserError
-from nmt.files import allow_checkpoint_types, reading_checkpoint, with_plain_tensors
+from nmt.files import allow_checkpoint_types, reading_checkpoint, split_generator, with_plain_tensors
 from nmt.model import (
     SharedGenerator,
     fill_aliases,
@@ -230,6 +233,7 @@ def _with_embedding_options(original: Any) -> Any:
             "a mapping",
             "src_embedding": "Embedding of the source, where it differs",
             "tgt_embedding": "Embedding of the target, where it differs",
+            "output_embedding": "Embedding of an output layer of its own (without share_decoder_embeddings)",
         }
         for name in OPTION_NAMES:
             text = f"{help_texts[name]}, such as '{EXAMPLE}'; `shared-embeddings methods` lists them all"
@@ -324,7 +328,10 @@ def _with_own_initialisation(original: Any) -> Any:
 
 
 def _loading_ties_once(original: Any) -> Any:
-    """Load models with shared embeddings from checkpoints that hold each tensor once."""
+    """Load models with shared embeddings from checkpoints that hold each tensor once.
+
+    Those with a copy generator as well, whose tensors upstream looks for under other names than it writes.
+    """
 
     def load_state_dict(
         self: nn.Module,
@@ -334,7 +341,7 @@ def _loading_ties_once(original: Any) -> Any:
         strict: bool = True,
         offset: int = 0,
     ) -> None:
-        if not shared_embeddings_of(self):
+        if not (shared_embeddings_of(self) or isinstance(self.generator, CopyGenerator)):
             original(self, checkpoint, precision, torch.device(device), strict, offset)
             return
         load_weights(self, checkpoint["model"], checkpoint.get("generator"))

@@ -21,7 +21,7 @@ import shared_embeddings as se
 from nmt.checkpoint import build_from_checkpoint
 from nmt.compression import CheckpointModel
 from nmt.files import read_checkpoint
-from nmt.model import shared_embeddings_of, word_lookup
+from nmt.model import shared_embeddings_of, words_module
 from shared_embeddings import compression_hosts
 from shared_embeddings.cli import main
 from shared_embeddings.storage import HEADER, STORES
@@ -105,7 +105,7 @@ def test_result_translates_trains_on_and_stays_tied(trained: Trained, tmp_path: 
     found, *_ = build_from_checkpoint(str(output))
     (embedding,) = shared_embeddings_of(found)
     assert embedding.method == "funnel"
-    assert word_lookup(found, "source") is word_lookup(found, "target") is found.generator.embedding
+    assert words_module(found, "source") is words_module(found, "target") is found.generator.embedding
     assert len(host.translate(output)) == 7
     further = ["-train_from", str(output), "-train_steps", "2", "-save_checkpoint_steps", "2"]
     run("onmt_train", "-config", str(host.config("further", embedding=None)), *further)
@@ -125,7 +125,7 @@ def test_every_method_is_loaded_as_it_was_fitted(method: str, trained: Trained, 
     compress(model, method, output, *spelled(options), "--fit-steps", 30, "--seed", 3)
     before, vocabs, *_ = build_from_checkpoint(str(model))
     asked = {"words": vocabs["src"].ids_to_tokens, "padding_idx": vocabs["src"]["<blank>"]}
-    fitted, _ = se.fit(method, word_lookup(before, "source").table(), seed=3, steps=30, **asked, **options)
+    fitted, _ = se.fit(method, words_module(before, "source").table(), seed=3, steps=30, **asked, **options)
     after, *_ = build_from_checkpoint(str(output))
     (embedding,) = shared_embeddings_of(after)
     assert after.generator.embedding is embedding
@@ -159,7 +159,7 @@ def test_untied_tables_each_get_an_embedding(trained: Trained, tmp_path: Path) -
     output = tmp_path / "small.pt"
     compress(model, "projective", output, "--target-ratio", 3)
     found, *_ = build_from_checkpoint(str(output))
-    assert len(shared_embeddings_of(found)) == 2
+    assert len(shared_embeddings_of(found)) == 3
     for embedding in shared_embeddings_of(found):
         plain = 32 * embedding.num_embeddings * embedding.embedding_dim
         assert 2 * plain / 8 < embedding.counts()["stored_bits"] <= plain / 3
@@ -185,7 +185,7 @@ def test_the_map_of_define_becomes_codes_and_the_rest_stays(trained: Trained, tm
         report,
     )
     (old, _), (new, after) = (
-        (word_lookup(m, "target"), m)
+        (words_module(m, "target"), m)
         for m in (build_from_checkpoint(str(file))[0] for file in (model, output))
     )
     wanted, _ = se.fit(
@@ -281,7 +281,7 @@ def _check_ties(path: Path) -> None:
     """One module on all sides, one copy of it in the file, and gradients from the input and the output."""
     model: Any = build_from_checkpoint(str(path))[0]
     (embedding,) = shared_embeddings_of(model)
-    assert word_lookup(model, "source") is word_lookup(model, "target") is model.generator.embedding
+    assert words_module(model, "source") is words_module(model, "target") is model.generator.embedding
     saved = torch.load(path, weights_only=True)
     names = [name for name in saved["model"] if "emb_luts" in name and not name.endswith(".scale")]
     assert saved["generator"] == {} and len(names) == len(embedding.state_dict())

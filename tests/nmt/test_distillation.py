@@ -17,7 +17,7 @@ from nmt.checkpoint import build_from_checkpoint, read_weights
 from nmt.distillation import parse_distillation
 from nmt.errors import UserError
 from nmt.files import read_checkpoint, save_checkpoint
-from nmt.model import shared_embeddings_of, word_lookup
+from nmt.model import shared_embeddings_of, words_module
 from nmt.teacher import DistillationLoss, token_counts
 from nmt.vocabulary import read_counts
 from shared_embeddings.distillation import Reconstruction
@@ -65,7 +65,7 @@ def network(path: Path) -> dict[str, torch.Tensor]:
 def table(path: Path) -> torch.Tensor:
     """The target table of a checkpoint."""
     model, *_ = build_from_checkpoint(str(path))
-    lookup = word_lookup(model, "target")
+    lookup = words_module(model, "target")
     return lookup.weight.detach() if isinstance(lookup, torch.nn.Embedding) else lookup.table().detach()
 
 
@@ -122,8 +122,8 @@ def test_each_side_is_fitted_to_its_own_table(trained: Trained, host: Host) -> N
     model, *_ = build_from_checkpoint(str(student))
     full, *_ = build_from_checkpoint(str(teacher))
     for side, other in (("source", "target"), ("target", "source")):
-        fitted = word_lookup(model, side).table()  # type: ignore[union-attr]
-        missed = {name: (fitted - word_lookup(full, name).table()).norm() for name in (side, other)}  # type: ignore[union-attr]
+        fitted = words_module(model, side).table()  # type: ignore[union-attr]
+        missed = {name: (fitted - words_module(full, name).table()).norm() for name in (side, other)}  # type: ignore[union-attr]
         assert missed[side] < 0.7 * missed[other]
     assert torch.equal(weights(student)["generator.weight"], weights(teacher)["generator.weight"])
     assert torch.equal(weights(student)["generator.bias"], weights(teacher)["generator.bias"])

@@ -1,0 +1,194 @@
+"""An output layer that is an embedding of its own: trained, compressed, trimmed, distilled and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shared_embeddings as se
+from nmt.checkpoint import build_from_checkpoint, describe_checkpoint, read_weights
+from nmt.export import dense_checkpoint
+from nmt.files import read_checkpoint
+from nmt.model import shared_embeddings_of, words_module
+from shared_embeddings import compression_hosts
+from shared_embeddings.storage import STORES
+from tests.nmt.conftest import Host, run
+from tests.nmt.test_compression import compress, scores, spelled
+from tests.nmt.test_training import DEFINE_MAP, METHODS
+from tests.nmt.test_trim import SOURCE, TARGET, assert_same_scores, trim
+
+Trained = Callable[..., tuple[Host, Path]]
+FUNNEL = METHODS["funnel"]
+UNTIED = {"share_embeddings": False, "share_decoder_embeddings": False}
+MODULES = {"shared_embeddings.trimming": "nmt.trim", "shared_embeddings.hosts": "nmt.compression"}
+
+
+@pytest.fixture(autouse=True)
+def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hosts of this source tree, whichever ones are installed."""
+    monkeypatch.setattr(
+        compression_hosts, "entry_points", lambda group: [EntryPoint("nmt", f"{MODULES[group]}:Host", group)]
+    )
+
+
+def built(path: Path) -> Any:
+    """The model of a checkpoint."""
+    return build_from_checkpoint(str(path))[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_scores_words_of_a_plain_model(method: str, host: Host) -> None:
+    options = {"embedding": None, "output_embedding": METHODS[method], **UNTIED}
+    first = host.train("model", **options, train_steps=1, save_checkpoint_steps=1)
+    further = ["-train_from", str(first), "-train_steps", "2"]
+    run("onmt_train", "-config", str(host.config("model", **options)), *further)
+    last = host.folder / "model_step_2.pt"
+    model = built(last)
+    (embedding,) = shared_embeddings_of(model)
+    assert embedding is model.generator.embedding and embedding.padding_idx is None
+    before = dict(built(first).generator.named_parameters())
+    changed = [name for name, now in model.generator.named_parameters() if not torch.equal(now, before[name])]
+    assert changed == list(before)
+    sizes = {name: value for name, value in METHODS[method].items() if name != "method"}
+    counts = describe_checkpoint(last)
+    assert counts["output"] == se.expected_count(method, num_embeddings=88, embedding_dim=16, **sizes)
+    assert counts["embedding"] == counts["dense_embedding"] == 2 * 88 * 16
+    assert counts["dense_total"] == 3 * 88 * 16 + counts["rest"]
+    assert counts["total"] == sum(parameter.numel() for parameter in model.parameters())
+    _, body, head = read_weights(str(last))
+    assert sum(tensor.numel() for tensor in head.values()) >= counts["output"]
+    assert not [name for name in body if name.startswith("generator")]
+    assert len(host.translate(last)) == 7
+
+
+def test_each_side_has_an_embedding_of_its_own(host: Host, capfd: pytest.CaptureFixture[str]) -> None:
+    checkpoint = host.train(
+        "model",
+        src_embedding=METHODS["projective"],
+        tgt_embedding=FUNNEL,
+        output_embedding=METHODS["structured"],
+        **UNTIED,
+    )
+    model = built(checkpoint)
+    methods = [embedding.method for embedding in shared_embeddings_of(model)]
+    assert methods == ["projective", "funnel", "structured"]
+    assert "output: structured StructuredOptions" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"share_embeddings": True, "share_decoder_embeddings": True}, ["ties the output layer"]),
+        ({**UNTIED, "copy_attn": True}, ["copy_attn", "output_embedding"]),
+        ({**UNTIED, "output_embedding": DEFINE_MAP}, ["only look-ups use", "another `output`"]),
+        (
+            {**UNTIED, "output_embedding": {**METHODS["define"], "output": "none"}},
+            ["output_embedding needs an embedding with an output side"],
+        ),
+        ({**UNTIED, "output_embedding": {"method": "funnel"}}, ["rank"]),
+    ],
+)
+def test_refusals(options: dict[str, Any], words: list[str], host: Host, refusal: Any) -> None:
+    config = host.config("model", **{"output_embedding": FUNNEL, **options})
+    message = refusal("onmt_train", "-config", str(config))
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
+def test_upstreams_own_model_keeps_its_scores(trained: Trained, tmp_path: Path, save_format: str) -> None:
+    """Its output layer, with its bias, becomes an embedding as its two tables do."""
+    host, model = trained(save_format=save_format, **UNTIED)
+    same, small = tmp_path / "same.pt", tmp_path / "small.pt"
+    compress(model, "standard", same)
+    torch.testing.assert_close(scores(same), scores(model), atol=1e-5, rtol=0)
+    compress(same, "projective", small, "--rank", 16)
+    torch.testing.assert_close(scores(small), scores(model), atol=1e-4, rtol=0)
+    assert [embedding.method for embedding in shared_embeddings_of(built(small))] == ["projective"] * 3
+    assert len(host.translate(small)) == 7
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_loaded_as_it_was_fitted(method: str, trained: Trained, tmp_path: Path) -> None:
+    host, model = trained(**UNTIED)
+    layer = built(model).generator
+    options = {name: value for name, value in METHODS[method].items() if name != "method"}
+    fitting = {"seed": 3, "steps": 20, "output_bias": True}
+    words = read_checkpoint(model)["vocab"]["tgt"]
+    fitted, _ = se.fit(method, layer.weight.detach(), words=words, **fitting, **options)
+    fitted.set_output_bias(layer.bias.detach())
+    output = {store: tmp_path / f"{store}.pt" for store in STORES}
+    for store, path in output.items():
+        compress(model, method, path, *spelled(options), "--fit-steps", 20, "--seed", 3, "--store", store)
+    hidden = torch.randn(5, 16, generator=torch.Generator().manual_seed(2))
+    found = built(output["fp32"]).generator.embedding
+    assert torch.equal(found.log_prob(hidden), fitted.eval().log_prob(hidden))
+    stored = read_weights(str(output["int8"]))[2]
+    assert stored.keys() == {f"embedding.{name}" for name in found.state_dict()}
+    assert len(host.translate(output["int8"])) == 7
+
+
+def test_copying_output_layers_stay(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host, model = trained(copy_attn=True, **UNTIED)
+    assert len(host.translate(model)) == 7
+    output = tmp_path / "small.pt"
+    compress(model, "projective", output, "--rank", 4)
+    assert "the output layer is no table of words alone, and stays as it is" in capsys.readouterr().out
+    assert [embedding.method for embedding in shared_embeddings_of(built(output))] == ["projective"] * 2
+    assert len(host.translate(output)) == 7
+
+
+@pytest.mark.parametrize("method", ["projective", "adaptive"])
+def test_trimmed_output_keeps_its_scores(
+    method: str, trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host, model = trained(output_embedding=METHODS[method], **UNTIED)
+    texts = tmp_path / "text.src", tmp_path / "text.tgt"
+    for path, content in zip(texts, (SOURCE, f"{TARGET}v20 w30\n")):  # a word of every band
+        path.write_text(content)
+    output = tmp_path / "trimmed.pt"
+    capsys.readouterr()
+    assert trim("--model", model, "--text", *texts, "--output", output) == 0
+    assert ("bands" in capsys.readouterr().out) == (method == "adaptive")
+    assert len(read_checkpoint(output)["vocab"]["tgt"]) == built(output).generator.embedding.num_embeddings
+    if method == "projective":
+        assert_same_scores(output, model)
+    host.write("covered", SOURCE.splitlines())
+    assert len(host.translate(output, source="covered")) == 3
+
+
+def test_plain_model_with_the_same_scores(trained: Trained) -> None:
+    _, model = trained(output_embedding={**FUNNEL, "output_bias": True}, **UNTIED)
+    embedding, plain = built(model).generator.embedding, dense_checkpoint(str(model))
+    assert plain["opt"].output_embedding is None
+    assert torch.equal(plain["generator"]["weight"], embedding.table())
+    assert torch.equal(plain["generator"]["bias"], embedding.output_bias())
+
+
+@pytest.mark.parametrize("is_tied", [False, True], ids=["untied teacher", "tied teacher"])
+def test_distilled_from_the_output_layer_of_the_teacher(is_tied: bool, trained: Trained, host: Host) -> None:
+    ties = {"share_embeddings": False, "share_decoder_embeddings": is_tied}
+    _, teacher = trained(**ties)
+    full = built(teacher)
+    settings = {"embedding_distillation": {"teacher": str(teacher), "alpha": 0.5}}
+    still = {"train_steps": 1, "learning_rate": 0.0}
+    student = host.train("student", output_embedding=METHODS["projective"], **UNTIED, **settings, **still)
+    model = built(student)
+    (embedding,) = shared_embeddings_of(model)
+    left, values, right = torch.linalg.svd(full.generator.weight.detach().double(), full_matrices=False)
+    nearest = ((left[:, :4] * values[:4]) @ right[:4]).float()
+    torch.testing.assert_close(embedding.table(), nearest, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(embedding.output_bias(), full.generator.bias, rtol=0, atol=1e-6)
+    for side in ("source", "target"):
+        tables = [words_module(one, side).weight for one in (model, full)]  # type: ignore[union-attr]
+        assert torch.equal(*tables)
+    assert read_checkpoint(student)["opt"].output_embedding["method"] == "projective"
+    run(
+        "onmt_train", "-config", str(host.config("further")), "-train_from", str(student), "-train_steps", "2"
+    )
