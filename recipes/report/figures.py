@@ -7,13 +7,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recipes.common.plot import draw_quality_size
+from recipes.common.plot import draw_quality_size, label_rows
 from recipes.report.lines import Line
 from recipes.report.measures import Measure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.transforms import Bbox
 
 # Inches; narrow, so that letters can still be read on a phone.
 WIDTH, HEIGHT = 4.8, 3.6
@@ -75,9 +74,10 @@ def quality_size(lines: Sequence[Line], key: str, measure: Measure) -> str:
         key: of the measure.
         measure: what it is called.
     """
+    records = [line.as_record() for line in lines]
 
     def paint(axes: Axes) -> None:
-        draw_quality_size(axes, [line.as_record() for line in lines], key)
+        draw_quality_size(axes, records, key)
         axes.figure.legend(loc="outside lower left", ncols=3, fontsize=8, handletextpad=0.2)
         axes.set_ylabel(measure.title + ("" if measure.higher_is_better else " (lower is better)"))
         for line in lines:
@@ -92,24 +92,11 @@ def quality_size(lines: Sequence[Line], key: str, measure: Measure) -> str:
                     linewidth=0.8,
                     zorder=1,
                 )
-        _hide_overlapping_labels(axes)
+        named = [record for record in records if record["row"]]
+        named.sort(key=lambda record: record["metrics"][key], reverse=measure.higher_is_better)
+        label_rows(axes, named, key)
 
     return draw(paint)
-
-
-def _hide_overlapping_labels(axes: Axes) -> None:
-    """Hide labels of points that would lie upon earlier ones or reach beyond the picture."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.draw_without_rendering()
-    edge = figure.bbox
-    shown: list[Bbox] = []
-    for label in axes.texts:
-        box = label.get_window_extent()
-        if box.x1 > edge.x1 or any(box.overlaps(other) for other in shown):
-            label.set_visible(False)
-        else:
-            shown.append(box)
 
 
 def parts(counts: Mapping[str, Any]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from recipes.common import table
 from recipes.common.bleu import corpus_scores
 from recipes.common.errors import UserError, run_main
-from recipes.common.plot import quality_size_plot
+from recipes.common.plot import draw_quality_size, label_rows, quality_size_plot
 from recipes.common.results import REPOSITORY, read_results, write_results
 
 
@@ -206,6 +207,22 @@ def test_plot_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert path.read_text() == "old"
     quality_size_plot(read_results(tmp_path), path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_names_of_rows_do_not_cover_each_other() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    records = [
+        {"row": f"row_{place}", "config": {}, "counts": {"embedding": 1000}, "metrics": {"bleu": 30.0}}
+        for place in range(9)
+    ]
+    far = {"row": "far", "config": {}, "counts": {"embedding": 90_000}, "metrics": {"bleu": 9.0}}
+    draw_quality_size(axes, [*records, far], "bleu")
+    label_rows(axes, [*records, far], "bleu")
+    assert [label.get_text() for label in axes.texts] == ["row_0", "row_1", "row_2", "row_3", "far"]
+    boxes = [label.get_window_extent() for label in axes.texts]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
 def test_bleu_of_known_cases() -> None:
