@@ -73,14 +73,14 @@ def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: d
 def place_embeddings(model: Any, plan: EmbeddingPlan, built: dict[str, se.SharedEmbedding]) -> None:
     """Put one embedding per side of `EmbeddingPlan.sides` wherever the plan uses it."""
     if "target" in built:
-        _set_words_module(model.decoder, built["target"])
+        _set_word_lookup(model.decoder, built["target"])
     if plan.source is not None:
-        _set_words_module(model.encoder, built.get("source", built.get("target")))
+        _set_word_lookup(model.encoder, built.get("source", built.get("target")))
     if plan.share_output or plan.output is not None:
         model.generator = SharedGenerator(built["target" if plan.share_output else "output"])
 
 
-def _set_words_module(stack: Any, embedding: nn.Module | None) -> None:
+def _set_word_lookup(stack: Any, embedding: nn.Module | None) -> None:
     """Replace the word table of an encoder or decoder; tables of word features stay."""
     stack.embeddings.emb_luts[0] = embedding
 
