@@ -36,6 +36,7 @@ SETTINGS: dict[str, Any] = {
     "dropout": [0.0],
     "bucket_size": 4,
     "optim": "sgd",
+    "learning_rate": 0.02,
     "max_grad_norm": 0,
     "train_steps": STEPS,
     "save_checkpoint_steps": STEPS,
@@ -82,11 +83,7 @@ def reports(log: str) -> list[tuple[str, ...]]:
 
 def test_two_machines_are_one_process_with_the_batches_of_both(host: Host, tmp_path: Path) -> None:
     """So neither reads the other's part, and both have the same parameters at every step."""
-    # Upstream divides the mean gradient by the number of processes once more, which Adam does not notice.
-    configs = [
-        host.config(f"machine{number}", **SETTINGS, learning_rate=0.04, gpu_backend="gloo")
-        for number in range(2)
-    ]
+    configs = [host.config(f"machine{number}", **SETTINGS, gpu_backend="gloo") for number in range(2)]
     port = free_port()
     onmt_train = str(Path(sys.executable).with_name("onmt_train"))
     commands = [
@@ -99,7 +96,7 @@ def test_two_machines_are_one_process_with_the_batches_of_both(host: Host, tmp_p
     assert states == [0, 0], logs
     assert not list(tmp_path.glob("machine1_step_*"))
 
-    alone = host.config("alone", **SETTINGS, learning_rate=0.02, log_file=str(tmp_path / "alone.log"))
+    alone = host.config("alone", **SETTINGS, log_file=str(tmp_path / "alone.log"))
     run("onmt_train", "-config", str(alone), *Machines(0).options(BATCH))
     wanted, found = reports((tmp_path / "alone.log").read_text()), reports(logs[0])
     assert [(step, sentences) for step, _, sentences in wanted] == [
