@@ -89,8 +89,11 @@ class CheckpointModel:
         self.share_inputs = is_shared and not self.is_language_model
         self.share_output = bool(getattr(self.options, "share_decoder_embeddings", False))
         self.lookups = ["target"] if self.share_inputs or self.is_language_model else ["source", "target"]
-        has_own_output = not self.share_output and words_module(self.module, "output") is not None
-        self.sides = [*self.lookups, "output"] if has_own_output else self.lookups
+        # The side whose table gives the scores of words; none where the output layer is another.
+        self.scored = "target" if self.share_output else None
+        self.sides = self.lookups
+        if self.scored is None and words_module(self.module, "output") is not None:
+            self.scored, self.sides = "output", [*self.lookups, "output"]
 
     def embeddings(self) -> list[WordEmbedding]:
         """Return the embedding of each side that looks words up; one for both where they share it."""
@@ -114,7 +117,7 @@ class CheckpointModel:
     def _table(self, side: str) -> TiedTable:
         """Return the table of one side."""
         module = words_module(self.module, side)
-        is_scored = self._is_scored(side)
+        is_scored = side == self.scored
         uses = ["source", "target"] if self.share_inputs and side == "target" else [side]
         if isinstance(module, se.SharedEmbedding):
             part = module.word_part()
@@ -141,19 +144,15 @@ class CheckpointModel:
             part=name_of_part(module) if isinstance(module, se.SharedEmbedding) else None,
         )
 
-    def _is_scored(self, side: str) -> bool:
-        """Say whether the scores of words come from the table of a side."""
-        return side == "output" or (side == "target" and self.share_output)
-
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
         """Return the options of a method for one side; what is about the output only, for those it is of.
 
         Raises:
             UserError, shared_embeddings.OptionError: the model cannot work with them.
         """
-        is_scored = self._is_scored(table)
+        is_scored = table == self.scored
         settings: dict[str, Any] = {"method": method, **options}
-        if not is_scored and any(map(self._is_scored, self.sides)):
+        if not is_scored and self.scored is not None:
             settings = for_input(settings)
         if is_scored and self._output_bias() is not None and settings.get("output") != "none":
             settings.setdefault("output_bias", True)
@@ -194,10 +193,9 @@ class CheckpointModel:
         """Put the embeddings of all sides into the model; return what else changes with them."""
         notes = ["the state of the optimiser and the position in the data are left out"]
         bias = self._output_bias()
-        scored = [embedding for side, embedding in fitted.items() if self._is_scored(side)]
-        if scored and bias is not None:
-            notes += take_over_bias(scored[0], bias)
-        if not scored:
+        if self.scored is not None and bias is not None:
+            notes += take_over_bias(fitted[self.scored], bias)
+        if self.scored is None:
             notes.append("the output layer is no table of words alone, and stays as it is")
         self.put_in({side: self._with_part(side, part) for side, part in fitted.items()})
         return notes

@@ -134,12 +134,9 @@ def with_plain_tensors(checkpoint: dict[str, Any]) -> dict[str, Any]:
     Raises:
         shared_embeddings.storage.StorageError: in a way that this program does not know.
     """
-    if "model" not in checkpoint:
+    if HEADER not in checkpoint.get("model", {}):
         return dict(checkpoint)
-    body, head = checkpoint["model"], checkpoint.get("generator")
-    if HEADER not in body:
-        return dict(checkpoint)
-    body, head = split_generator(unpack(joined_generator(body, head)))
+    body, head = split_generator(unpack(joined_generator(checkpoint["model"], checkpoint.get("generator"))))
     return {**checkpoint, "model": body, "generator": head}
 
 

@@ -108,7 +108,7 @@ class TrimmableCheckpoint:
         embeddings = self._select_embeddings(ids)
         self._select_plain_tables(ids)
         self.model.checkpoint = {**self.model.checkpoint, "vocab": stored}
-        scored = embeddings.get("target" if self.model.share_output else "output")
+        scored = None if self.model.scored is None else embeddings.get(self.model.scored)
         return notes if scored is None or scored.has_linear_scores else [*notes, BANDS_NOTE]
 
     def _select_embeddings(self, ids: Mapping[str, Tensor]) -> dict[str, se.SharedEmbedding]:

@@ -18,13 +18,12 @@ from nmt.model import shared_embeddings_of, words_module
 from shared_embeddings import compression_hosts
 from shared_embeddings.storage import STORES
 from tests.nmt.conftest import Host, run
-from tests.nmt.test_compression import compress, scores, spelled
+from tests.nmt.test_compression import UNTIED, compress, scores, spelled
 from tests.nmt.test_training import DEFINE_MAP, METHODS
 from tests.nmt.test_trim import SOURCE, TARGET, assert_same_scores, trim
 
 Trained = Callable[..., tuple[Host, Path]]
 FUNNEL = METHODS["funnel"]
-UNTIED = {"share_embeddings": False, "share_decoder_embeddings": False}
 MODULES = {"shared_embeddings.trimming": "nmt.trim", "shared_embeddings.hosts": "nmt.compression"}
 
 
