@@ -79,6 +79,7 @@ def run(opt: Namespace, device_id: int) -> None:
     if opt.autocast == "bf16":
         device = next(model.parameters()).device
         upstream.autocast_model(model, (trainer.train_loss, trainer.valid_loss), device)
+    trainer.valid_steps = opt.valid_steps  # after which all processes hear of early stopping
     if trainer.earlystopper is not None:
         # Upstream's default scorers are global, and remember the run before.
         stopper = trainer.earlystopper

@@ -563,8 +563,9 @@ def _ending_together(original: Any) -> Any:
     def accum_batches(self: Any, iterator: Any) -> Any:
         stopper = self.earlystopper if torch.distributed.is_initialized() else None
         for item in original(self, iterator):
+            step = self.optim.training_step
             yield item
-            if stopper is not None:
+            if stopper is not None and step % self.valid_steps == 0:
                 ends = onmt.utils.distributed.all_gather_list(getattr(stopper, "ends", False))
                 if any(ends):
                     return
