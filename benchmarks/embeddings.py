@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +37,9 @@ class Setting(NamedTuple):
 SETTINGS = {
     "translation": Setting("translation", 37000, 512, 4096, [2000, 6000], [25, 37, 40]),
     "language model": Setting("language model", 267735, 512, 1024, [20000, 40000, 200000], [64, 64, 66]),
+    "tiny": Setting("tiny", 3000, 512, 64, [300, 1000], [15, 15, 14]),
 }
+PUBLISHED = ("translation", "language model")
 
 
 class Dense(nn.Module):
@@ -56,11 +59,11 @@ class Dense(nn.Module):
         return F.cross_entropy(hidden @ self.weight.T, targets, ignore_index=ignore_index)
 
 
-def rows(setting: Setting) -> list[Row]:
-    """Each registered method, at sizes like those of the papers where it has options."""
+def rows(setting: Setting, methods: Sequence[str]) -> list[Row]:
+    """Each of `methods`, at sizes like those of the papers where it has options."""
     dim = setting.dim
     narrow, wide = dim // 8, 8 * dim
-    known = {
+    known: dict[str, list[tuple[str, dict[str, Any]]]] = {
         "projective": [("", {"rank": narrow})],
         "funnel": [("", {"rank": narrow})],
         "adaptive": [("", {"cutoffs": setting.cutoffs})],
@@ -76,7 +79,7 @@ def rows(setting: Setting) -> list[Row]:
     }
     return [
         Row(method + suffix, method, options)
-        for method in se.methods()
+        for method in methods
         for suffix, options in known.get(method, [("", {})])
     ]
 

@@ -1,18 +1,18 @@
 """How well every method reconstructs a trained table, all at the same size.
 
 The table holds skip-gram vectors of a text (one sentence a line, words apart by spaces), such as the Penn
-Treebank's ``ptb.train.txt``. Options are those that `suggest` finds for the number of parameters.
+Treebank's ``ptb.train.txt``. Options are those that `suggest` finds for the number of parameters. Fits that
+``--output`` holds already are not done again, so that the same command goes on where it was interrupted.
 
     python -m benchmarks.fitting --text ptb.train.txt --output benchmarks/results/fitting.json
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
+import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from recipes.common.table import update_readme
-from shared_embeddings.command_line import Parser
-from shared_embeddings.files import write_text
+from benchmarks.publishing import Record, parser_of, publish, read_record
+from recipes.common.errors import UserError, run_main
+from shared_embeddings.command_line import positive
+from shared_embeddings.files import sha256
+from shared_embeddings.results import provenance, write_record
 from shared_embeddings.skipgram import train_word_vectors
 from shared_embeddings.suggest import suggest
 
@@ -36,22 +38,43 @@ def trained_table(text: Path, dim: int, epochs: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(vectors), torch.tensor([counts[word] for word in words])
 
 
-def measure(table: Tensor, counts: Tensor, budget: int) -> list[dict[str, Any]]:
-    """One fit of every method that has options for `budget`, the nearest to the table first."""
-    found = []
-    for suggestion in suggest(*table.shape, budget):
-        if suggestion.options is None:
+def suggested(table: Tensor, budget: int, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The options of `methods` that meet a budget of parameters; those that have none are named on stderr."""
+    found: dict[str, dict[str, Any]] = {}
+    for each in suggest(table.size(0), table.size(1), budget):
+        if each.method not in methods:
             continue
-        options = _to_be_fitted(suggestion.options)
-        print(f"{suggestion.method} {options}", flush=True)
-        _, report = se.fit(suggestion.method, table, token_counts=counts, **options)
-        found.append(dataclasses.asdict(report))
-    return sorted(found, key=lambda report: report["loss"])
+        if each.options is None:
+            print(f"{each.method} is left out: {each.remark}", file=sys.stderr, flush=True)
+            continue
+        # Without classes at random: fitting finds better ones.
+        found[each.method] = {key: value for key, value in each.options.items() if key != "random_classes"}
+    return found
 
 
-def _to_be_fitted(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Suggested options, without classes at random: fitting finds better ones."""
-    return {name: value for name, value in options.items() if name != "random_classes"}
+def measure(method: str, options: dict[str, Any], table: Tensor, counts: Tensor) -> dict[str, Any]:
+    """The report of one fit."""
+    print(f"{method} {options}", file=sys.stderr, flush=True)
+    _, report = se.fit(method, table, token_counts=counts, **options)
+    return dataclasses.asdict(report)
+
+
+def kept(path: Path | None, asked: Record) -> list[dict[str, Any]]:
+    """The fits that an earlier run with the same text and sizes has written.
+
+    Raises:
+        UserError: the file is none of this benchmark's, or its run was asked for something else.
+    """
+    if path is None or not path.exists():
+        return []
+    record = read_record(path)
+    for name, value in asked.items():
+        if record.get(name) != value:
+            raise UserError(
+                f"{path}: its {name} is {record.get(name)!r}, but {value!r} is asked for; "
+                f"remove the file or give another --output"
+            )
+    return list(record["fits"])
 
 
 def as_table(found: list[dict[str, Any]]) -> str:
@@ -69,31 +92,38 @@ def as_table(found: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Read the arguments, fit, print."""
-    parser = Parser(
-        "python -m benchmarks.fitting",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def main(arguments: Sequence[str]) -> None:
+    """Read the arguments, fit what is not in the output yet, publish.
+
+    Raises:
+        OSError, UserError: a text or an output that cannot be used; a README without markers.
+    """
+    parser = parser_of("benchmarks.fitting", __doc__)
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--dim", type=int, default=400, help="D (default: 400)")
-    parser.add_argument("--epochs", type=int, default=10, help="passes of skip-gram (default: 10)")
-    parser.add_argument("--compression", type=float, default=8.0, help="(default: 8)")
-    parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
-    parser.add_argument("--readme", type=Path, help="put the table between the markers of this file")
-    arguments = parser.parse_args()
-    table, counts = trained_table(arguments.text, arguments.dim, arguments.epochs)
-    found = measure(table, counts, int(table.numel() / arguments.compression))
-    text = f"{arguments.text.name}: {table.size(0):,} x {table.size(1)}\n\n{as_table(found)}"
-    print(text)
-    if arguments.output:
-        write_text(
-            arguments.output, json.dumps({"text": arguments.text.name, "fits": found}, indent=2) + "\n"
-        )
-    if arguments.readme:
-        update_readme(arguments.readme, "fitting", text)
+    parser.add_argument("--methods", nargs="+", choices=se.methods(), default=se.methods())
+    parser.add_argument("--dim", type=positive, default=400, help="D (default: 400)")
+    parser.add_argument("--epochs", type=positive, default=10, help="passes of skip-gram (default: 10)")
+    parser.add_argument("--compression", type=positive, default=8, help="(default: 8)")
+    options = parser.parse_args(arguments)
+    asked = {
+        "text": options.text.name,
+        "sha256": sha256(options.text),
+        "dim": options.dim,
+        "epochs": options.epochs,
+        "compression": options.compression,
+    }
+    fits = kept(options.output, asked)
+    table, counts = trained_table(options.text, options.dim, options.epochs)
+    budget = table.numel() // options.compression
+    for method, chosen in suggested(table, budget, options.methods).items():
+        if method in {fit["method"] for fit in fits}:
+            continue
+        fits = sorted([*fits, measure(method, chosen, table, counts)], key=lambda fit: float(fit["loss"]))
+        if options.output:
+            write_record(options.output, {**provenance(), **asked, "fits": fits})
+    title = f"{options.text.name}: {table.size(0):,} x {table.size(1)}, vectors of {options.epochs} passes"
+    publish({**asked, "fits": fits}, f"{title}\n\n{as_table(fits)}", "fitting", options)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_main("fitting", main))

@@ -8,10 +8,13 @@ of warm runs taken in turns with the plain ones; peak memory is what the first p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from benchmarks.embeddings import Row, Setting, build, words
-from benchmarks.measuring import Step, main
+from benchmarks.measuring import Step, measure_layers
+from recipes.common.errors import run_main
 
 
 def prepare(row: Row, setting: Setting) -> Step:
@@ -27,5 +30,10 @@ def prepare(row: Row, setting: Setting) -> Step:
     return step
 
 
+def main(arguments: Sequence[str]) -> None:
+    """Measure the input layers of all methods."""
+    measure_layers("benchmarks.input_layer", "input layer", __doc__, prepare, arguments)
+
+
 if __name__ == "__main__":
-    main("benchmarks.input_layer", "input layer", __doc__, prepare)
+    raise SystemExit(run_main("input_layer", main))

@@ -10,12 +10,11 @@ programs use, too, the processor time is what to look at, taken with one thread.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,11 @@ from torch import Tensor, nn
 
 from benchmarks.embeddings import Setting, words
 from benchmarks.measuring import Step
+from benchmarks.publishing import joined, parser_of, publish
 from lm.models import LanguageModel, Output, State, build
-from recipes.common.table import NOT_RUN, update_readme
-from shared_embeddings.command_line import Parser
-from shared_embeddings.files import write_text
+from recipes.common.errors import run_main
+from recipes.common.table import NOT_RUN
+from shared_embeddings.command_line import positive
 
 VOCABULARY, BATCH, TIME = 10000, 20, 70
 TOKENS = BATCH * TIME
@@ -143,36 +143,28 @@ def _cells(one: dict[str, Any]) -> list[str]:
     ]
 
 
-def main() -> None:
-    """Read the arguments, measure, print; write JSON and a README's table where asked to."""
-    parser = Parser(
-        "python -m benchmarks.language_model",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--repeats", type=int, default=5, help="measured steps of each (default: 5)")
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+def main(arguments: Sequence[str]) -> None:
+    """Read the arguments, measure, publish.
+
+    Raises:
+        OSError, UserError: a file of ``--input`` cannot be read; a README without markers.
+    """
+    parser = parser_of("benchmarks.language_model", __doc__)
+    parser.add_argument("--repeats", type=positive, default=5, help="measured steps of each (default: 5)")
+    parser.add_argument("--threads", type=positive, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--input", type=Path, nargs="+", help="show these JSON files, and measure nothing")
-    parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
-    parser.add_argument("--readme", type=Path, help="put the table between the markers of this file")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    if arguments.input:
-        found = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.input]
-        record = {**found[0], "measured": [part for one in found for part in one["measured"]]}
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    if options.input:
+        record = joined(options.input)
     else:
         devices = DEVICES if torch.cuda.is_available() else DEVICES[:1]
-        measured = [measure(device, arguments.repeats) for device in devices]
-        how = {"threads": arguments.threads, "repeats": arguments.repeats, "torch": torch.__version__}
-        record = {**how, "measured": measured}
+        record = {"threads": options.threads, "repeats": options.repeats, "torch": torch.__version__}
+        record["measured"] = [measure(device, options.repeats) for device in devices]
     text = as_table(record["measured"])
     text += f"\n\nThreads on the CPU: {record['threads']}; torch {record['torch']}."
-    print(text)
-    if arguments.output:
-        write_text(arguments.output, json.dumps(record, indent=2) + "\n")
-    if arguments.readme:
-        update_readme(arguments.readme, "language model", text)
+    publish(record, text, "language model", options)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_main("language_model", main))

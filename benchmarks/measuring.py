@@ -9,17 +9,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.embeddings import DENSE, SETTINGS, Row, Setting, rows
-from recipes.common.table import update_readme
-from shared_embeddings.command_line import Parser
-from shared_embeddings.files import write_text
+import shared_embeddings as se
+from benchmarks.embeddings import DENSE, PUBLISHED, SETTINGS, Row, Setting, rows
+from benchmarks.publishing import joined, parser_of, publish
+from shared_embeddings.command_line import positive
 
 Step = Callable[[], None]
 Prepare = Callable[[Row, Setting], Step]
@@ -97,11 +97,13 @@ def _peak_in_fresh_process(module: str, row: Row, setting: Setting, threads: int
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def measure(module: str, prepare: Prepare, setting: Setting, threads: int, repeats: int) -> dict[str, Any]:
-    """Times and memory of the plain layer and of all rows, in one setting."""
+def measure(
+    module: str, prepare: Prepare, setting: Setting, methods: Sequence[str], threads: int, repeats: int
+) -> dict[str, Any]:
+    """Times and memory of the plain layer and of the rows of `methods`, in one setting."""
     speed = product_speed()
     results = []
-    for row in [PLAIN, *rows(setting)]:
+    for row in [PLAIN, *rows(setting, methods)]:
         print(f"{setting.name}: measuring {row.name} ...", file=sys.stderr, flush=True)
         steps = prepare(row, setting), prepare(PLAIN, setting)
         needed = operations(steps[0]) / speed
@@ -159,37 +161,40 @@ def as_table(measured: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"The plain layer took {times}."])
 
 
-def main(module: str, marker: str, description: str | None, prepare: Prepare) -> None:
-    """Read the arguments, measure, print; write JSON and a README's table where asked to."""
-    parser = Parser(
-        f"python -m {module}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
-    parser.add_argument("--repeats", type=int, default=5, help="measured runs of each (default: 5)")
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+def measure_layers(
+    module: str, marker: str, description: str | None, prepare: Prepare, arguments: Sequence[str]
+) -> None:
+    """The program of a benchmark of layers: read its arguments, measure, publish.
+
+    Args:
+        module: the benchmark, which fresh processes run again for their memory.
+        marker: the markers in a README.
+        description: what ``--help`` says.
+        prepare: makes the step of a row.
+        arguments: the command line.
+
+    Raises:
+        OSError, UserError: a file of ``--input`` cannot be read; a README without markers.
+    """
+    parser = parser_of(module, description)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=PUBLISHED)
+    parser.add_argument("--methods", nargs="+", choices=se.methods(), default=se.methods())
+    parser.add_argument("--repeats", type=positive, default=5, help="measured runs of each (default: 5)")
+    parser.add_argument("--threads", type=positive, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--input", type=Path, nargs="+", help="show these JSON files, and measure nothing")
-    parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
-    parser.add_argument("--readme", type=Path, help="put the tables between the markers of this file")
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    if arguments.peak_of:
-        (name,) = arguments.settings
-        print(added_peak(prepare(Row(*json.loads(arguments.peak_of)), SETTINGS[name])))
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    if options.peak_of:
+        (name,) = options.settings
+        print(added_peak(prepare(Row(*json.loads(options.peak_of)), SETTINGS[name])))
         return
-    if arguments.input:
-        found = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.input]
-        record = {**found[0], "measured": [part for one in found for part in one["measured"]]}
+    if options.input:
+        record = joined(options.input)
     else:
-        how = arguments.threads, arguments.repeats
-        measured = [measure(module, prepare, SETTINGS[name], *how) for name in arguments.settings]
-        record = {"threads": how[0], "repeats": how[1], "torch": torch.__version__, "measured": measured}
+        how = options.methods, options.threads, options.repeats
+        measured = [measure(module, prepare, SETTINGS[name], *how) for name in options.settings]
+        record = {"threads": options.threads, "repeats": options.repeats, "torch": torch.__version__}
+        record["measured"] = measured
     text = "\n\n".join(as_table(part) for part in record["measured"])
-    text += f"\n\n{record['threads']} threads, torch {record['torch']}."
-    print(text)
-    if arguments.output:
-        write_text(arguments.output, json.dumps(record, indent=2) + "\n")
-    if arguments.readme:
-        update_readme(arguments.readme, marker, text)
+    publish(record, f"{text}\n\nThreads: {record['threads']}; torch {record['torch']}.", marker, options)

@@ -9,10 +9,13 @@ ones; peak memory is what the first pass adds to a fresh process.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from benchmarks.embeddings import PADDING, Row, Setting, build, words
-from benchmarks.measuring import Step, main
+from benchmarks.measuring import Step, measure_layers
+from recipes.common.errors import run_main
 
 
 def prepare(row: Row, setting: Setting) -> Step:
@@ -29,5 +32,10 @@ def prepare(row: Row, setting: Setting) -> Step:
     return step
 
 
+def main(arguments: Sequence[str]) -> None:
+    """Measure the output layers of all methods."""
+    measure_layers("benchmarks.output_layer", "output layer", __doc__, prepare, arguments)
+
+
 if __name__ == "__main__":
-    main("benchmarks.output_layer", "output layer", __doc__, prepare)
+    raise SystemExit(run_main("output_layer", main))

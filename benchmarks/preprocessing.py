@@ -9,15 +9,13 @@ so that frequent words are short. `preprocess.sh` runs in a process of its own, 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -25,12 +23,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.publishing import parser_of, publish
 from recipes.common.corpus import write_lines
+from recipes.common.errors import UserError, run_main
 from recipes.common.recipe import Recipe
-from recipes.common.table import update_readme
 from recipes.published.settings import Settings, read_settings
-from shared_embeddings.command_line import Parser
-from shared_embeddings.files import write_text
+from shared_embeddings.command_line import positive
 
 # Parts of syllables; those of the two languages differ, so that the languages share no long words.
 ONSETS = {0: "b c d f g h l m n p r s t v w st".split(), 1: "b d f g h k l m n r s t w z sch br".split()}
@@ -60,7 +58,7 @@ class Language:
         self._cumulative /= self._cumulative[-1]
 
     def word(self, rank: int) -> str:
-        """The word of a rank, from 0 on: no two are the same."""
+        """The word of a rank, from 0 on; a few ranks share one, as syllables can be cut in two ways."""
         size = len(self.syllables)
         text = self.syllables[rank % size]
         while rank >= size:
@@ -97,7 +95,7 @@ def watch(command: list[str], environment: dict[str, str]) -> dict[str, int]:
         The largest memory that was seen during each part, see `part_of`, in bytes and in order.
 
     Raises:
-        SystemExit: it failed.
+        UserError: it failed.
     """
     seen: dict[str, int] = {}
     step = ["start"]
@@ -118,7 +116,7 @@ def watch(command: list[str], environment: dict[str, str]) -> dict[str, int]:
         process.wait()
         looker.join()
     if process.returncode:
-        raise SystemExit(f"preprocessing ended with {process.returncode}")
+        raise UserError(f"preprocess.sh ended with {process.returncode}; what it said stands above")
     return seen
 
 
@@ -150,24 +148,24 @@ def as_table(record: dict[str, Any]) -> str:
     return "\n".join([told, "", *lines])
 
 
-def main() -> None:
-    """Read the arguments, generate, preprocess, print."""
-    parser = Parser(
-        "python -m benchmarks.preprocessing",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def main(arguments: Sequence[str]) -> None:
+    """Read the arguments, generate, preprocess, publish.
+
+    Raises:
+        OSError, UserError: no such recipe, a folder that cannot be written; a README without markers.
+    """
+    parser = parser_of("benchmarks.preprocessing", __doc__)
     parser.add_argument("--recipe", default="wmt14_ende")
     parser.add_argument("--pieces", nargs="+", help="(default: all of data.yaml)")
-    parser.add_argument("--pairs", type=int, default=4_500_000, help="(default: %(default)s)")
-    parser.add_argument("--words", type=int, default=12, help="in a sentence, mean (default: %(default)s)")
+    parser.add_argument("--pairs", type=positive, default=4_500_000, help="(default: %(default)s)")
     parser.add_argument(
-        "--vocab-size", type=int, default=3_000_000, help="of a language (default: %(default)s)"
+        "--words", type=positive, default=12, help="in a sentence, mean (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--vocab-size", type=positive, default=3_000_000, help="of a language (default: %(default)s)"
     )
     parser.add_argument("--folder", type=Path, required=True, help="for all data; some GB")
-    parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
-    parser.add_argument("--readme", type=Path, help="put the table between the markers of this file")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     settings = read_settings(Recipe(options.recipe).folder / "data.yaml")
     pieces = options.pieces or list(settings.pieces)
     raw = options.folder.absolute() / "raw"
@@ -188,13 +186,8 @@ def main() -> None:
         "steps": steps,
         "peak_bytes": max(steps.values()),
     }
-    text = as_table(record)
-    print(text)
-    if options.output:
-        write_text(options.output, json.dumps(record, indent=2) + "\n")
-    if options.readme:
-        update_readme(options.readme, "preprocessing", text)
+    publish(record, as_table(record), "preprocessing", options)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_main("preprocessing", main))

@@ -32,3 +32,10 @@ class Parser(argparse.ArgumentParser):
         """Print the message and leave with the exit status for mistakes of the user."""
         print(f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help", file=sys.stderr)
         sys.exit(USER_ERROR)
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)

@@ -36,7 +36,7 @@ from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.prepare import CorpusSettings, Data, prepare
 from recipes.quickstart.score import scores
 from recipes.quickstart.tokens import Tokeniser
-from shared_embeddings.command_line import Parser
+from shared_embeddings.command_line import Parser, positive
 from shared_embeddings.files import locked, write_text
 
 RECIPE = Path(__file__).parent
@@ -279,13 +279,6 @@ def _shortened(row: Row, steps: int) -> Row:
     return replace(row, train={**row.train, **lengths})
 
 
-def _positive(text: str) -> int:
-    """A whole number of at least 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Take the command line apart."""
     default = Path(os.environ.get("RUNS") or REPOSITORY / "runs") / RECIPE.name
@@ -297,11 +290,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the corpus (default: %(default)s)")
     for part, size in SIZES.items():
         parser.add_argument(
-            f"--{part}", type=_positive, default=size, help=f"sentence pairs in {part} (default: %(default)s)"
+            f"--{part}", type=positive, default=size, help=f"sentence pairs in {part} (default: %(default)s)"
         )
     parser.add_argument("--rows", help=f"which models, with commas (default: {','.join(row_names(CONFIGS))})")
-    parser.add_argument("--steps", type=_positive, help="training steps (default: as configured)")
-    parser.add_argument("--jobs", type=_positive, help="trainings side by side (default: one per core)")
+    parser.add_argument("--steps", type=positive, help="training steps (default: as configured)")
+    parser.add_argument("--jobs", type=positive, help="trainings side by side (default: one per core)")
     parser.add_argument("--output", type=Path, default=default, help="folder (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="do everything again")
     parser.add_argument(SMOKE, action="store_true", help=f"{SMOKE_HELP}: two models of a few steps")

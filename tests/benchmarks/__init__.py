@@ -1,0 +1,1 @@
+"""Tests of the benchmarks' programs; what they measure is not judged here."""

@@ -1,0 +1,131 @@
+"""Benchmarks of layers: every method can be measured, and the ratios are what they are called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import shared_embeddings as se
+from benchmarks import input_layer, output_layer
+from benchmarks.embeddings import PUBLISHED, SETTINGS, rows, words
+from benchmarks.measuring import PLAIN, as_table, median_times, operations, with_ratios
+from recipes.common.errors import run_main
+
+TINY = SETTINGS["tiny"]
+ROWS = [PLAIN, *rows(TINY, se.methods())]
+
+
+@pytest.mark.parametrize("layer", [input_layer, output_layer], ids=["input", "output"])
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_every_method_can_be_measured(layer, row) -> None:
+    step = layer.prepare(row, TINY)
+    step()
+    step()
+
+
+def test_rows_cover_the_registry_in_every_setting() -> None:
+    for name in PUBLISHED:
+        assert {row.method for row in rows(SETTINGS[name], se.methods())} == set(se.methods())
+    assert [row.method for row in rows(TINY, ["uncle"])] == ["uncle"]
+
+
+def test_words_follow_zipf() -> None:
+    drawn = words(SETTINGS["translation"])
+    share = [(drawn == rank).float().mean().item() for rank in range(2)]
+    total = sum(1 / rank for rank in range(1, 37001))
+    assert share[0] == pytest.approx(1 / total, abs=0.02)
+    assert share[1] == pytest.approx(0.5 / total, abs=0.02)
+
+
+def test_the_first_run_is_not_counted_and_runs_take_turns() -> None:
+    order: list[str] = []
+    times = median_times([lambda: order.append("a"), lambda: order.append("b")], repeats=2)
+    assert "".join(order) == "ababab" and len(times) == 2
+
+
+def test_operations_of_an_output_layer_are_those_of_its_three_products() -> None:
+    plain = operations(output_layer.prepare(PLAIN, TINY))
+    assert plain == 3 * 2 * TINY.tokens * TINY.vocab_size * TINY.dim
+
+
+def measured(plain_seconds: list[float]) -> dict:
+    """A record of two rows, as `measure` makes it."""
+    results = [
+        {
+            "name": name,
+            "options": {},
+            "seconds": seconds,
+            "plain_seconds": plain,
+            "needed_seconds": seconds / 2,
+            "peak_bytes": mebibytes * 2**20,
+        }
+        for name, seconds, plain, mebibytes in zip(
+            ("plain table", "small"), (2.0, 1.0), plain_seconds, (100, 25), strict=True
+        )
+    ]
+    return {"setting": TINY._asdict(), "product_speed": 1e9, "results": results}
+
+
+def test_ratios_are_to_the_plain_layer_that_took_turns() -> None:
+    plain, small = with_ratios(measured([2.0, 2.5]))
+    assert (plain["time_ratio"], small["time_ratio"]) == (1.0, 0.4)
+    assert (plain["limit_ratio"], small["limit_ratio"]) == (0.5, 0.2)
+    assert (small["peak_mib"], small["peak_ratio"]) == (25.0, 0.25)
+
+
+def test_a_plain_layer_that_is_now_quick_now_slow_is_replaced_by_its_median() -> None:
+    plain, small = with_ratios(measured([2.0, 6.0]))
+    assert (plain["time_ratio"], small["time_ratio"]) == (0.5, 0.25)
+
+
+def test_the_table_shows_rounded_ratios() -> None:
+    lines = as_table(measured([2.0, 2.5])).splitlines()
+    assert lines[0] == "V = 3,000, D = 512, N = 64"
+    assert lines[-3] == "| small | 0.40 | 0.20 | 25 | 0.250 |"
+    assert lines[-1] == "The plain layer took 2,250 ms (2,000 to 2,500 beside the different rows)."
+
+
+@pytest.mark.slow
+def test_the_program_writes_numbers_and_a_table(tmp_path: Path) -> None:
+    numbers, readme = tmp_path / "numbers.json", tmp_path / "README.md"
+    readme.write_text("before\n<!-- BEGIN input layer -->\nold\n<!-- END input layer -->\nafter\n")
+    asked = ["--settings", "tiny", "--methods", "projective", "--repeats", "1", "--threads", "1"]
+    input_layer.main([*asked, "--output", str(numbers), "--readme", str(readme)])
+    record = json.loads(numbers.read_text())
+    (part,) = record["measured"]
+    assert [result["name"] for result in part["results"]] == ["plain table", "projective"]
+    assert all(result["seconds"] > 0 and result["peak_bytes"] > 0 for result in part["results"])
+    assert record["versions"]["torch"] and record["repeats"] == 1
+    text = readme.read_text()
+    assert "| projective |" in text and "old" not in text and text.startswith("before\n")
+
+    # The same numbers shown again are the same table.
+    input_layer.main(["--input", str(numbers), "--readme", str(readme)])
+    assert readme.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "No such file"),
+        ("no JSON", "not a file that a benchmark has written"),
+        ("[1]", "must hold a JSON object"),
+        ('{"threads": 1}', "no list 'measured'"),
+    ],
+)
+def test_numbers_that_are_none_are_told_in_one_line(tmp_path: Path, capsys, content, told) -> None:
+    path = tmp_path / "numbers.json"
+    if content is not None:
+        path.write_text(content)
+    assert run_main("output_layer", output_layer.main, ["--input", str(path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and told in lines[0] and str(path) in lines[0]
+
+
+@pytest.mark.parametrize("asked", [["--repeats", "0"], ["--methods", "dense"], ["--settings", "small"]])
+def test_arguments_that_cannot_be_are_refused(asked: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        input_layer.main(asked)
+    assert ended.value.code == 2
