@@ -16,7 +16,7 @@ from nmt.checkpoint import build_from_checkpoint, safetensors_of, write_apart
 from nmt.distillation import ASKED, OPTION
 from nmt.errors import UserError
 from nmt.files import read_checkpoint, save_checkpoint, split_generator
-from nmt.model import SharedGenerator, place_embeddings, unique_state, words_module
+from nmt.model import place_embeddings, unique_state, words_module
 from nmt.plan import (
     OPTION_NAMES,
     EmbeddingPlan,
@@ -89,11 +89,9 @@ class CheckpointModel:
         self.share_inputs = is_shared and not self.is_language_model
         self.share_output = bool(getattr(self.options, "share_decoder_embeddings", False))
         self.lookups = ["target"] if self.share_inputs or self.is_language_model else ["source", "target"]
-        # The side whose table gives the scores of words; none where the output layer is another.
-        self.scored = "target" if self.share_output else None
-        self.sides = self.lookups
-        if self.scored is None and words_module(self.module, "output") is not None:
-            self.scored, self.sides = "output", [*self.lookups, "output"]
+        # The side whose table gives the scores of words.
+        self.scored = "target" if self.share_output else "output"
+        self.sides = self.lookups if self.share_output else [*self.lookups, "output"]
 
     def embeddings(self) -> list[WordEmbedding]:
         """Return the embedding of each side that looks words up; one for both where they share it."""
@@ -152,7 +150,7 @@ class CheckpointModel:
         """
         is_scored = table == self.scored
         settings: dict[str, Any] = {"method": method, **options}
-        if not is_scored and self.scored is not None:
+        if not is_scored:
             settings = for_input(settings)
         if is_scored and self._output_bias() is not None and settings.get("output") != "none":
             settings.setdefault("output_bias", True)
@@ -193,10 +191,8 @@ class CheckpointModel:
         """Put the embeddings of all sides into the model; return what else changes with them."""
         notes = ["the state of the optimiser and the position in the data are left out"]
         bias = self._output_bias()
-        if self.scored is not None and bias is not None:
+        if bias is not None:
             notes += take_over_bias(fitted[self.scored], bias)
-        if self.scored is None:
-            notes.append("the output layer is no table of words alone, and stays as it is")
         self.put_in({side: self._with_part(side, part) for side, part in fitted.items()})
         return notes
 
@@ -247,10 +243,11 @@ class CheckpointModel:
 
     def _output_bias(self) -> Tensor | None:
         """Return what the model adds to the scores of its words."""
-        generator = self.module.generator
-        if isinstance(generator, SharedGenerator):
-            return generator.embedding.output_bias()
-        return getattr(generator, "bias", None)
+        scoring = words_module(self.module, "output")
+        if isinstance(scoring, se.SharedEmbedding):
+            return scoring.output_bias()
+        assert isinstance(scoring, nn.Linear)  # upstream has no other
+        return scoring.bias
 
     def _plan(self, settings: Mapping[str, dict[str, Any]]) -> EmbeddingPlan:
         """Return the plan that puts embeddings of these settings in place of the tables."""

@@ -11,7 +11,7 @@ import shared_embeddings as se
 from nmt.checkpoint import build_from_checkpoint
 from nmt.errors import UserError
 from nmt.files import save_checkpoint, write_atomically
-from nmt.model import SharedGenerator, shared_embeddings_of
+from nmt.model import shared_embeddings_of, words_module
 from nmt.plan import OPTION_NAMES
 from nmt.summarization.length_control import has_length_control
 from shared_embeddings.command_line import complaint
@@ -22,10 +22,15 @@ def dense_checkpoint(path: str) -> dict[str, Any]:
     """Return a checkpoint of a plain OpenNMT model that computes the same as one with shared embeddings.
 
     Raises:
-        UserError: the checkpoint cannot be read.
+        UserError: the checkpoint cannot be read, or its output layer copies words, too.
     """
     model: Any
     model, _, options, checkpoint = build_from_checkpoint(path)
+    if getattr(options, "copy_attn", False):
+        raise UserError(
+            f"format: ctranslate2 has no copy attention, as {path} has (copy_attn: true); use format: "
+            "pytorch, and onmt_translate or onmt_server"
+        )
     shared = shared_embeddings_of(model)
     inner = {id(tensor) for embedding in shared for tensor in embedding.state_dict(keep_vars=True).values()}
     state = model.state_dict(keep_vars=True)
@@ -41,8 +46,9 @@ def dense_checkpoint(path: str) -> dict[str, Any]:
         lookup = stack.embeddings.emb_luts[0]
         if isinstance(lookup, se.SharedEmbedding):
             body[f"{side}.embeddings.make_embedding.emb_luts.0.weight"] = lookup.table().clone()
-    if isinstance(model.generator, SharedGenerator):
-        table, bias = _output_layer(model.generator.embedding)
+    scoring = words_module(model, "output")
+    if isinstance(scoring, se.SharedEmbedding):
+        table, bias = _output_layer(scoring)
         head = {"weight": table, "bias": bias}
     else:
         head = {name: tensor.detach() for name, tensor in model.generator.state_dict().items()}

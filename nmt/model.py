@@ -29,7 +29,7 @@ _SIDES = {"src_embedding": "source", "output_embedding": "output"}
 
 
 class SharedGenerator(nn.Module):
-    """The output layer of a model whose scores come from an embedding.
+    """The output layer of a model whose scores come from an embedding; of a copy generator, its linear layer.
 
     It holds no parameters beside the embedding's, which is the module that the decoder looks words up in, or
     one of its own.
@@ -77,7 +77,7 @@ def place_embeddings(model: Any, plan: EmbeddingPlan, built: dict[str, se.Shared
     if plan.source is not None:
         _set_word_lookup(model.encoder, built.get("source", built.get("target")))
     if plan.share_output or plan.output is not None:
-        model.generator = SharedGenerator(built["target" if plan.share_output else "output"])
+        _set_scoring_layer(model, SharedGenerator(built["target" if plan.share_output else "output"]))
 
 
 def _set_word_lookup(stack: Any, embedding: nn.Module | None) -> None:
@@ -85,16 +85,30 @@ def _set_word_lookup(stack: Any, embedding: nn.Module | None) -> None:
     stack.embeddings.emb_luts[0] = embedding
 
 
+def scoring_layer(model: Any) -> nn.Module:
+    """Return what scores the words of the vocabulary: the output layer, or of a copy generator its linear
+    layer, whose words it mixes with those of the source.
+    """
+    generator: nn.Module = model.generator
+    return getattr(generator, "linear", generator)
+
+
+def _set_scoring_layer(model: Any, layer: SharedGenerator) -> None:
+    """Put `layer` in place of what `scoring_layer` returns."""
+    if hasattr(model.generator, "linear"):
+        model.generator.linear = layer
+    else:
+        model.generator = layer
+
+
 def words_module(model: Any, side: str) -> nn.Module | None:
     """Return the look-up of ``source`` or ``target``, or what scores the words (``output``).
 
-    None where the model has no such side, or an output layer that is no table of words.
+    None where the model has no such side.
     """
     if side == "output":
-        generator = model.generator
-        if isinstance(generator, SharedGenerator):
-            return generator.embedding
-        return generator if type(generator) is nn.Linear else None
+        scoring = scoring_layer(model)
+        return scoring.embedding if isinstance(scoring, SharedGenerator) else scoring
     stack = getattr(model, "encoder" if side == "source" else "decoder", None)
     return stack.embeddings.emb_luts[0] if stack is not None and hasattr(stack, "embeddings") else None
 
@@ -207,27 +221,27 @@ def count_model(model: Any) -> dict[str, int | float]:
     lookups = [stack.embeddings.emb_luts[0] for stack in stacks if hasattr(stack, "embeddings")]
     distinct = list({_table_identity(lookup): lookup for lookup in lookups}.values())
     embedding = sum(_numel(list(lookup.parameters()), seen) for lookup in distinct)
-    output = _numel(list(model.generator.parameters()), seen)
+    scoring = words_module(model, "output")
+    assert scoring is not None  # every model scores words
+    scores = _numel(list(scoring.parameters()), seen)
+    copying = _numel(list(model.generator.parameters()), seen)
     encoder = _numel(list(model.encoder.parameters()), seen) if hasattr(model, "encoder") else 0
     decoder = _numel(list(model.decoder.parameters()), seen)
     dense = sum(lookup.num_embeddings * lookup.embedding_dim for lookup in distinct)
-    scoring = words_module(model, "output")
-    dense_output, output_bits = output, 32 * output
-    if isinstance(scoring, se.SharedEmbedding):
-        is_own = output > 0
-        dense_output = _dense_output(scoring) if is_own else 0
-        output_bits = _stored_bits(scoring) if is_own else 0
-    bits = sum(_stored_bits(lookup) for lookup in distinct) + 32 * (encoder + decoder) + output_bits
+    dense_scores, score_bits = scores, 32 * scores
+    if scores and isinstance(scoring, se.SharedEmbedding):
+        dense_scores, score_bits = _dense_output(scoring), _stored_bits(scoring)
+    bits = sum(_stored_bits(lookup) for lookup in distinct) + score_bits + 32 * (encoder + decoder + copying)
     return {
         "embedding": embedding,
-        "output": output,
+        "output": scores + copying,
         "encoder": encoder,
         "decoder": decoder,
         "rest": encoder + decoder,
-        "total": embedding + output + encoder + decoder,
+        "total": embedding + scores + copying + encoder + decoder,
         "stored_bits": bits,
         "dense_embedding": dense,
-        "dense_total": dense + dense_output + encoder + decoder,
+        "dense_total": dense + dense_scores + copying + encoder + decoder,
         "compression": dense / embedding if embedding else 1.0,
     }
 
@@ -273,15 +287,15 @@ def _describe_ties(model: Any) -> list[str]:
             key = _table_identity(lookup)
             uses.setdefault(key, []).append(name)
             modules[key] = lookup
-    generator = model.generator
-    tied = [key for key in modules if any(id(p) == key for p in generator.parameters())]
+    scoring = scoring_layer(model)
+    tied = [key for key in modules if any(id(p) == key for p in scoring.parameters())]
     for key in tied:
         uses[key].append("output")
     phrases = [f"{' = '.join(names)}: {_name(modules[key])}" for key, names in uses.items()]
-    if not tied and isinstance(generator, SharedGenerator):
-        phrases.append(f"output: {_name(generator.embedding)}")
+    if not tied and isinstance(scoring, SharedGenerator):
+        phrases.append(f"output: {_name(scoring.embedding)}")
     elif not tied:
-        phrases.append(f"output: a layer of its own ({type(generator).__name__})")
+        phrases.append(f"output: a layer of its own ({type(model.generator).__name__})")
     return phrases
 
 

@@ -199,16 +199,6 @@ def check_combinations(plan: EmbeddingPlan, opt: Namespace) -> None:
         )
     if plan.share_inputs and not getattr(opt, "share_vocab", True):
         raise UserError("share_embeddings: true needs one vocabulary for both sides; set share_vocab: true")
-    if plan.output is not None and getattr(opt, "copy_attn", False):
-        raise UserError(
-            "copy_attn: true cannot be combined with `output_embedding`, because the copy generator is an "
-            "output layer already; remove one of the two"
-        )
-    if plan.share_output and getattr(opt, "copy_attn", False):
-        raise UserError(
-            "copy_attn: true cannot be combined with share_decoder_embeddings: true and `embedding`, "
-            "because the copy generator needs an output layer of its own; set one of the two to false"
-        )
 
 
 def check_sizes(plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> None:

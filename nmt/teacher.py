@@ -15,7 +15,6 @@ from nmt.checkpoint import build_from_checkpoint
 from nmt.distillation import ASKED, parse_distillation
 from nmt.errors import UserError
 from nmt.model import (
-    SharedGenerator,
     is_position_encoding,
     place_embeddings,
     shared_embeddings_of,
@@ -70,11 +69,11 @@ def _output_bias(model: Any) -> Tensor | None:
 
     That of a softmax of two steps is none for other tables.
     """
-    if isinstance(model.generator, SharedGenerator):
-        embedding = model.generator.embedding
-        return embedding.output_bias() if embedding.has_linear_scores else None
-    bias: Tensor | None = model.state_dict().get("generator.bias")
-    return bias
+    scoring = words_module(model, "output")
+    if isinstance(scoring, se.SharedEmbedding):
+        return scoring.output_bias() if scoring.has_linear_scores else None
+    assert isinstance(scoring, nn.Linear)  # upstream has no other
+    return scoring.bias.detach()
 
 
 def _table_of(module: nn.Module) -> Tensor:

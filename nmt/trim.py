@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from nmt import compression
 from nmt.errors import UserError
-from nmt.model import SharedGenerator, shared_embeddings_of, words_module
+from nmt.model import shared_embeddings_of, words_module
 from nmt.plan import PADDING, words_of
 from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
 from shared_embeddings.trim_hosts import BANDS_NOTE, Vocabulary, maps_beside, written_beside
@@ -108,7 +108,7 @@ class TrimmableCheckpoint:
         embeddings = self._select_embeddings(ids)
         self._select_plain_tables(ids)
         self.model.checkpoint = {**self.model.checkpoint, "vocab": stored}
-        scored = None if self.model.scored is None else embeddings.get(self.model.scored)
+        scored = embeddings.get(self.model.scored)
         return notes if scored is None or scored.has_linear_scores else [*notes, BANDS_NOTE]
 
     def _select_embeddings(self, ids: Mapping[str, Tensor]) -> dict[str, se.SharedEmbedding]:
@@ -134,13 +134,10 @@ class TrimmableCheckpoint:
             UserError: a table is of a kind that is not known.
         """
         rows: dict[int, nn.Parameter] = {}
-        for side in SIDES:
-            lookup = words_module(self.model.module, side)
-            if lookup is not None and not isinstance(lookup, se.SharedEmbedding):
-                _select(lookup, ids[side], rows)
-        generator = self.model.module.generator
-        if not isinstance(generator, SharedGenerator):
-            _select(getattr(generator, "linear", generator), ids["target"], rows)
+        for side in (*SIDES, "output"):
+            table = words_module(self.model.module, side)
+            if table is not None and not isinstance(table, se.SharedEmbedding):
+                _select(table, ids[side], rows)
 
     def weight_bytes(self) -> int:
         """Return the bytes of all tensors."""

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
+
+from shared_embeddings import compression_hosts
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     """Start every test from the same random state, whatever ran before it."""
     torch.manual_seed(20201119)
+
+
+@pytest.fixture
+def installed_host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `compress` and `trim` find the host that a folder of tests is about, of this source tree."""
+    host = request.path.parent.name
+    modules = {"shared_embeddings.trimming": "trim", "shared_embeddings.hosts": "compression"}
+
+    def found(group: str) -> list[EntryPoint]:
+        return [EntryPoint(host, f"{host}.{modules[group]}:Host", group)]
+
+    monkeypatch.setattr(compression_hosts, "entry_points", found)
 
 
 @pytest.fixture(autouse=True)

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from shared_embeddings import compression_hosts
 from shared_embeddings.cli import main
 from tests.lm.command_line import write_corpus, write_model
 
-
-@pytest.fixture(autouse=True)
-def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host of this source tree, whichever one is installed."""
-    point = EntryPoint("lm", "lm.compression:Host", "shared_embeddings.hosts")
-    monkeypatch.setattr(compression_hosts, "entry_points", lambda group: [point])
+pytestmark = pytest.mark.usefixtures("installed_host")
 
 
 def test_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

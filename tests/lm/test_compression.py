@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,13 @@ from lm.checkpoint import load_model, read_checkpoint, save_model
 from lm.compression import CheckpointModel
 from lm.errors import UserError
 from lm.models import LanguageModel
-from shared_embeddings import compression_hosts
 from shared_embeddings.cli import main
 from shared_embeddings.storage import HEADER, STORES
 from tests.lm.command_line import run, write_corpus, write_model
 from tests.lm.runs import run as train
 from tests.lm.runs import settings, small_corpus
+
+pytestmark = pytest.mark.usefixtures("installed_host")
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -59,13 +59,6 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 sys.exit(main(sys.argv[2:]))
 """
-
-
-@pytest.fixture(autouse=True)
-def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host of this source tree, whichever one is installed."""
-    point = EntryPoint("lm", "lm.compression:Host", "shared_embeddings.hosts")
-    monkeypatch.setattr(compression_hosts, "entry_points", lambda group: [point])
 
 
 def compress(model: Path, method: str, output: Path, *arguments: object) -> int:

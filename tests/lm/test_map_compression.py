@@ -12,7 +12,9 @@ import torch
 import shared_embeddings as se
 from lm import models
 from lm.checkpoint import load_model, save_model
-from tests.lm.test_compression import compress, installed_host, scores  # noqa: F401
+from tests.lm.test_compression import compress, scores
+
+pytestmark = pytest.mark.usefixtures("installed_host")
 
 WORDS, DIM, MAP = 120, 12, 8
 DEFINE: dict[str, Any] = {

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.lm.command_line import run, write_corpus, write_model
-from tests.lm.test_compression import compress, installed_host  # noqa: F401
+from tests.lm.test_compression import compress
+
+pytestmark = pytest.mark.usefixtures("installed_host")
 
 
 def evaluated(model: Path, data: Path, record: Path, *arguments: object) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,21 +10,13 @@ import torch
 
 from lm.checkpoint import load_model
 from lm.corpus import load_corpus
-from shared_embeddings import compression_hosts
 from shared_embeddings.cli import main
 from tests.lm.command_line import run, write_corpus, write_model
 
+pytestmark = pytest.mark.usefixtures("installed_host")
+
 WORDS = "a b c d e f g h i j"
 LINES = "a c e\nc i\na a e\n"
-
-
-@pytest.fixture(autouse=True)
-def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hosts of this source tree, whichever ones are installed."""
-    modules = {"shared_embeddings.trimming": "lm.trim", "shared_embeddings.hosts": "lm.compression"}
-    monkeypatch.setattr(
-        compression_hosts, "entry_points", lambda group: [EntryPoint("lm", f"{modules[group]}:Host", group)]
-    )
 
 
 @pytest.fixture

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shared_embeddings import compression_hosts
 from shared_embeddings.cli import main
 from tests.nmt.conftest import Host
 from tests.nmt.test_training import METHODS
 
+pytestmark = pytest.mark.usefixtures("installed_host")
+
 Trained = Callable[..., tuple[Host, Path]]
-
-
-@pytest.fixture(autouse=True)
-def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host of this source tree, whichever one is installed."""
-    point = EntryPoint("nmt", "nmt.compression:Host", "shared_embeddings.hosts")
-    monkeypatch.setattr(compression_hosts, "entry_points", lambda group: [point])
 
 
 def correlations(model: Path, output: Path) -> dict[str, dict[str, Any]]:

@@ -122,7 +122,6 @@ def test_messy_text_trains(host: Host) -> None:
         ({"embeding": FUNNEL}, ["embeding", "did you mean"]),
         ({"share_embeddings": False, "src_embedding": FUNNEL, "tgt_embedding": FUNNEL}, ["no effect"]),
         ({"src_embedding": {"method": "standard"}}, ["share_embeddings"]),
-        ({"copy_attn": True}, ["copy_attn", "share_decoder_embeddings"]),
         ({"freeze_word_vecs_enc": True}, ["freeze_word_vecs_enc"]),
         ({"parallel_mode": "tensor_parallel"}, ["tensor_parallel"]),
         ({"optim": "sparseadam"}, ["sparseadam", "adam"]),

@@ -10,7 +10,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,16 @@ from nmt.checkpoint import build_from_checkpoint
 from nmt.compression import CheckpointModel
 from nmt.files import read_checkpoint
 from nmt.model import shared_embeddings_of, words_module
-from shared_embeddings import compression_hosts
 from shared_embeddings.cli import main
 from shared_embeddings.storage import HEADER, STORES
 from tests.nmt.conftest import Host, run
 from tests.nmt.test_training import DEFINE_MAP, METHODS
 
+pytestmark = pytest.mark.usefixtures("installed_host")
+
 Trained = Callable[..., tuple[Host, Path]]
 STANDARD = {"method": "standard"}
 UNTIED = {"share_embeddings": False, "share_decoder_embeddings": False}
-
-
-@pytest.fixture(autouse=True)
-def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host of this source tree, whichever one is installed."""
-    point = EntryPoint("nmt", "nmt.compression:Host", "shared_embeddings.hosts")
-    monkeypatch.setattr(compression_hosts, "entry_points", lambda group: [point])
 
 
 def compress(model: Path, method: str, output: Path, *arguments: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,16 @@ from nmt.checkpoint import build_from_checkpoint, describe_checkpoint, read_weig
 from nmt.export import dense_checkpoint
 from nmt.files import read_checkpoint
 from nmt.model import shared_embeddings_of, words_module
-from shared_embeddings import compression_hosts
 from shared_embeddings.storage import STORES
 from tests.nmt.conftest import Host, run
 from tests.nmt.test_compression import UNTIED, compress, scores, spelled
 from tests.nmt.test_training import DEFINE_MAP, METHODS
 from tests.nmt.test_trim import SOURCE, TARGET, assert_same_scores, trim
 
+pytestmark = pytest.mark.usefixtures("installed_host")
+
 Trained = Callable[..., tuple[Host, Path]]
 FUNNEL = METHODS["funnel"]
-MODULES = {"shared_embeddings.trimming": "nmt.trim", "shared_embeddings.hosts": "nmt.compression"}
-
-
-@pytest.fixture(autouse=True)
-def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hosts of this source tree, whichever ones are installed."""
-    monkeypatch.setattr(
-        compression_hosts, "entry_points", lambda group: [EntryPoint("nmt", f"{MODULES[group]}:Host", group)]
-    )
 
 
 def built(path: Path) -> Any:
@@ -83,7 +74,6 @@ def test_each_side_has_an_embedding_of_its_own(host: Host, capfd: pytest.Capture
     ("options", "words"),
     [
         ({"share_embeddings": True, "share_decoder_embeddings": True}, ["ties the output layer"]),
-        ({**UNTIED, "copy_attn": True}, ["copy_attn", "output_embedding"]),
         ({**UNTIED, "output_embedding": DEFINE_MAP}, ["only look-ups use", "another `output`"]),
         (
             {**UNTIED, "output_embedding": {**METHODS["define"], "output": "none"}},
@@ -129,18 +119,6 @@ def test_every_method_is_loaded_as_it_was_fitted(method: str, trained: Trained, 
     stored = read_weights(str(output["int8"]))[2]
     assert stored.keys() == {f"embedding.{name}" for name in found.state_dict()}
     assert len(host.translate(output["int8"])) == 7
-
-
-def test_copying_output_layers_stay(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    host, model = trained(copy_attn=True, **UNTIED)
-    assert len(host.translate(model)) == 7
-    output = tmp_path / "small.pt"
-    compress(model, "projective", output, "--rank", 4)
-    assert "the output layer is no table of words alone, and stays as it is" in capsys.readouterr().out
-    assert [embedding.method for embedding in shared_embeddings_of(built(output))] == ["projective"] * 2
-    assert len(host.translate(output)) == 7
 
 
 @pytest.mark.parametrize("method", ["projective", "adaptive"])

@@ -10,7 +10,9 @@ import sacrebleu
 
 from nmt.quality import joined
 from shared_embeddings.cli import main
-from tests.nmt.test_compression import STANDARD, Trained, compress, installed_host  # noqa: F401
+from tests.nmt.test_compression import STANDARD, Trained, compress
+
+pytestmark = pytest.mark.usefixtures("installed_host")
 
 
 def test_joined() -> None:

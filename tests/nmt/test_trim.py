@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,16 @@ import torch
 
 from nmt.checkpoint import build_from_checkpoint
 from nmt.files import read_checkpoint
-from shared_embeddings import compression_hosts
 from shared_embeddings.cli import main
 from tests.nmt.conftest import Host, run
+
+pytestmark = pytest.mark.usefixtures("installed_host")
 
 Trained = Callable[..., tuple[Host, Path]]
 STANDARD = {"embedding": {"method": "standard", "output_bias": True}, "save_format": "safetensors"}
 APART = {"share_vocab": False, "share_embeddings": False, "share_decoder_embeddings": False}
 SPECIALS = ["<unk>", "<blank>", "<s>", "</s>"]
 SOURCE, TARGET = "w1 w2 w39\nw2 w5\nw7 w1\n", "v1 v2 v39\nv2 v5\nv7 v1\n"
-
-
-@pytest.fixture(autouse=True)
-def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hosts of this source tree, whichever ones are installed."""
-    modules = {"shared_embeddings.trimming": "nmt.trim", "shared_embeddings.hosts": "nmt.compression"}
-    monkeypatch.setattr(
-        compression_hosts, "entry_points", lambda group: [EntryPoint("nmt", f"{modules[group]}:Host", group)]
-    )
 
 
 @pytest.fixture
