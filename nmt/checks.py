@@ -86,6 +86,16 @@ def check_processes(opt: Namespace) -> None:
         )
 
 
+def check_copying(opt: Namespace) -> None:
+    """Check that a model that copies words has a source to copy them from.
+
+    Raises:
+        UserError: it has none.
+    """
+    if opt.copy_attn and opt.model_task == "lm":
+        raise UserError("copy_attn: true needs a source to copy from, which model_task: lm lacks; remove it")
+
+
 def check_gpu(opt: Namespace) -> None:
     """Check that the GPU of a translation is there.
 

@@ -131,7 +131,7 @@ def _check_training(opt: Namespace) -> None:
     from onmt.utils.parse import ArgumentParser
 
     from nmt import distillation
-    from nmt.checks import check_processes, check_subword_files, check_training_numbers
+    from nmt.checks import check_copying, check_processes, check_subword_files, check_training_numbers
     from nmt.data import check_targets
     from nmt.files import check_output, read_checkpoint
     from nmt.plan import OPTION_NAMES, check_combinations, check_sizes, parse_settings, read_plan
@@ -142,6 +142,7 @@ def _check_training(opt: Namespace) -> None:
     if opt.model_task == "seq2seq":
         check_targets(corpora)
     check_positions(opt)
+    check_copying(opt)
     check_training_numbers(opt)
     check_subword_files(opt)
     check_processes(opt)

@@ -36,6 +36,13 @@ trainer.Trainer._accum_batches              likewise
 transforms.clean.CleanTransform.warm_up    says what is missing where there is no fasttext or no network
 translate.TranslationBuilder.from_batch      scores of beam search can be written, too
 inference_engine.InferenceEnginePY          models with copy attention translate
+modules.copy_generator.CopyGenerator        copy attention takes the rows of a batch sentence by sentence
+utils.loss.collapse_copy_scores             likewise
+utils.loss.LossCompute._unbottle            likewise
+utils.loss.LossCompute._compute_coverage_…  likewise; `lambda_coverage` counts
+decoders.decoder.InputFeedRNNDecoder        attention has the sentences first, as in all other decoders
+translate.translator.Translator._translat…  sentences that are left in a search keep their own words
+translate.translator.Translator._decode_a…  likewise
 opts.translate_opts *                       adds ``desired_length`` and ``desired_lengths``
 translate.translator.build_translator *     its lengths are checked against the model, its GPU is there
 translate.translator.Translator.translate…  each batch asks for its own lengths
@@ -61,6 +68,7 @@ import onmt.bin.release_model
 import onmt.bin.server
 import onmt.bin.train
 import onmt.bin.translate
+import onmt.decoders.decoder
 import onmt.decoders.ensemble
 import onmt.decoders.transformer
 import onmt.inference_engine
@@ -91,7 +99,7 @@ from onmt.modules.copy_generator import CopyGenerator
 from onmt.utils.logging import logger
 from torch import Tensor, nn
 
-from nmt import distillation
+from nmt import copying, distillation
 from nmt.checkpoint import load_weights, read_safetensors, write_step
 from nmt.checks import check_gpu
 from nmt.data import Batches, CleanCorpus
@@ -171,6 +179,14 @@ def install() -> None:
     _replace(onmt.transforms.clean.CleanTransform, "warm_up", _with_clear_needs)
     _replace(onmt.translate.TranslationBuilder, "from_batch", _with_written_scores)
     _replace(onmt.inference_engine.InferenceEnginePY, "_translate", _with_copied_words)
+    _replace(CopyGenerator, "forward", _copying_by_sentence)
+    _replace(onmt.utils.loss, "collapse_copy_scores", _collapsing_by_sentence)
+    _replace(onmt.utils.loss.LossCompute, "_unbottle", _with_sentences_first)
+    _replace(onmt.utils.loss.LossCompute, "_compute_coverage_loss", _covering_by_sentence)
+    _replace(onmt.decoders.decoder.InputFeedRNNDecoder, "forward", _attending_by_sentence)
+    translator = onmt.translate.translator.Translator
+    _replace(translator, "_translate_batch_with_strategy", _knowing_the_search)
+    _replace(translator, "_decode_and_generate", _copying_in_search)
     _replace_everywhere(onmt.opts, "translate_opts", _with_length_options)
     _replace_everywhere(onmt.translate.translator, "build_translator", _with_desired_lengths)
     _replace(onmt.translate.translator.Translator, "translate_batch", _asking_desired_lengths)
@@ -625,6 +641,103 @@ def _with_copied_words(original: Any) -> Any:
         return original(self, infer_iter)
 
     return translate
+
+
+def _copying_by_sentence(original: Any) -> Any:
+    """Mix the words of each sentence's own source in, whatever the number of sentences."""
+    del original
+    return copying.mixed_probabilities
+
+
+def _with_sentences_first(original: Any) -> Any:
+    """Take the rows of a batch apart by sentences."""
+    del original
+
+    def unbottle(self: Any, rows: Tensor, sentences: int) -> Tensor:
+        return rows.view(sentences, -1, rows.size(1))
+
+    return unbottle
+
+
+def _collapsing_by_sentence(original: Any) -> Any:
+    """Count copies of words of the vocabulary as these words, in the statistics of training."""
+    del original
+
+    def collapse_copy_scores(scores: Tensor, batch: dict[str, Any], vocabulary: Any) -> Tensor:
+        return copying.collapsed(scores, batch["src_ex_vocab"], vocabulary)
+
+    return collapse_copy_scores
+
+
+def _covering_by_sentence(original: Any) -> Any:
+    """Compare the attention of each word with that of the words before it, and weigh it as asked."""
+    del original
+
+    def compute_coverage_loss(self: Any, attention: Tensor, coverage: Tensor, targets: Tensor) -> Tensor:
+        is_word = targets.ne(self.padding_idx).view(attention.shape[:2])
+        loss: Tensor = self.lambda_coverage * copying.coverage_loss(attention, coverage, is_word)
+        return loss
+
+    return compute_coverage_loss
+
+
+def _attending_by_sentence(original: Any) -> Any:
+    """Put the sentences first, where upstream stacks the attention step by step; copy no padding."""
+
+    def forward(
+        self: Any, tgt: Tensor, enc_out: Tensor, src_len: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        hidden, attentions = original(self, tgt, enc_out, src_len=src_len, **kwargs)
+        found = {name: steps.transpose(0, 1).contiguous() for name, steps in attentions.items()}
+        if "copy" in found and src_len is not None:
+            found["copy"] = copying.over_words(found["copy"], src_len)
+        return hidden, found
+
+    return forward
+
+
+def _knowing_the_search(original: Any) -> Any:
+    """Keep the search of a batch at hand, which knows the sentences that are left of it."""
+
+    def translate_batch_with_strategy(self: Any, batch: dict[str, Any], strategy: Any) -> Any:
+        self.search = strategy
+        return original(self, batch, strategy)
+
+    return translate_batch_with_strategy
+
+
+def _copying_in_search(original: Any) -> Any:
+    """Give hypotheses, or whole targets to be scored, the words of their own source."""
+
+    def decode_and_generate(
+        self: Any,
+        decoder_in: Tensor,
+        enc_out: Any,
+        batch: dict[str, Any],
+        src_len: Tensor,
+        src_map: Tensor | None = None,
+        step: int | None = None,
+        batch_offset: Any = None,
+        return_attn: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        if src_map is None:
+            return original(  # type: ignore[no-any-return]
+                self, decoder_in, enc_out, batch, src_len, src_map, step, batch_offset, return_attn
+            )
+        known = decoder_in.masked_fill(decoder_in.ge(self._tgt_vocab_len), self._tgt_unk_idx)
+        asked = {"return_attn": self.global_scorer.has_cov_pen or return_attn}
+        hidden, attentions = self.model.decoder(known, enc_out, src_len=src_len, step=step, **asked)
+        attention = attentions["copy"]  # (B, T, S)
+        # An ensemble's states have no other way to be of one step.
+        rows = hidden.squeeze(1) if step is not None else hidden.flatten(0, 1)
+        mixed = self.model.generator(rows, attention.flatten(0, 1), src_map)
+        mixed = mixed.view(len(src_map), -1, mixed.size(1))  # (B, T, V + C)
+        sentences = range(len(src_map)) if step is None else copying.sentences_of(self.search)
+        words = [batch["src_ex_vocab"][sentence] for sentence in sentences]
+        log_probs = copying.collapsed(mixed, words, self._tgt_vocab).log()
+        return log_probs if step is None else log_probs.squeeze(1), attention
+
+    return decode_and_generate
 
 
 def _with_length_control(original: Any) -> Any:

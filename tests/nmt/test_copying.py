@@ -1,0 +1,185 @@
+"""Copying words of the source: each sentence of a batch has the attention and the words of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from onmt.modules.copy_generator import CopyGenerator
+from onmt.utils.loss import LossCompute
+
+from nmt import upstream
+from nmt.checkpoint import read_weights
+from nmt.copying import collapsed, coverage_loss, over_words
+from nmt.vocabulary import Vocab
+from tests.nmt.conftest import MODEL, WORDS, Host
+
+Trained = Callable[..., tuple[Host, Path]]
+UNTIED = {"share_embeddings": False, "share_decoder_embeddings": False}
+RNN = {"encoder_type": "brnn", "decoder_type": "rnn", "position_encoding": False}
+KINDS: dict[str, dict[str, Any]] = {
+    "transformer": {},
+    "rnn": RNN,
+    "coverage": {**RNN, "coverage_attn": True, "lambda_coverage": 0.5},
+    "one attention": {**RNN, "reuse_copy_attn": True},
+}
+FEW = 12
+
+
+@pytest.fixture(autouse=True)
+def seams() -> None:
+    """Upstream as the commands find it."""
+    upstream.install()
+
+
+@pytest.fixture
+def some_words(host: Host) -> Host:
+    """A corpus to copy, most of whose words are not in the vocabulary."""
+    for split in ("train", "valid", "test"):
+        host.write(f"{split}.tgt", (host.folder / f"{split}.src").read_text().splitlines())
+    host.write("vocab", [f"{word}\t9" for word in list(WORDS)[:FEW]])
+    return host
+
+
+def test_each_sentence_copies_from_its_own_source() -> None:
+    """The rows of three sentences are those of each sentence alone."""
+    generator = CopyGenerator(6, 9, 1)
+    hidden, attention = torch.randn(3, 4, 6), torch.rand(3, 4, 5).softmax(dim=2)
+    source = torch.nn.functional.one_hot(torch.randint(0, 7, (3, 5)), 7).float()
+    together = generator(hidden.flatten(0, 1), attention.flatten(0, 1), source).view(3, 4, 16)
+    for sentence in range(3):
+        alone = generator(hidden[sentence], attention[sentence], source[sentence : sentence + 1])
+        torch.testing.assert_close(together[sentence], alone)
+        copying = torch.sigmoid(generator.linear_copy(hidden[sentence]))
+        torch.testing.assert_close(alone[:, 9:], copying * (attention[sentence] @ source[sentence]))
+    torch.testing.assert_close(together.sum(dim=2), torch.ones(3, 4))
+
+
+def test_copies_of_known_words_count_as_these() -> None:
+    vocabulary = Vocab(["<unk>", "<blank>", "a", "b"])
+    sources = [Vocab(["<unk>", "a", "x"]), Vocab(["<unk>", "b", "a"])]
+    found = torch.tensor([[[0.1, 0.0, 0.2, 0.1, 0.0, 0.4, 0.2]], [[0.1, 0.0, 0.2, 0.1, 0.0, 0.4, 0.2]]])
+    assert collapsed(found, sources, vocabulary) is found
+    wanted = [[[0.1, 0.0, 0.6, 0.1, 0.0, 0.0, 0.2]], [[0.1, 0.0, 0.4, 0.5, 0.0, 0.0, 0.0]]]
+    torch.testing.assert_close(found, torch.tensor(wanted), atol=1e-9, rtol=0)
+
+
+def test_coverage_is_what_earlier_words_attended_to() -> None:
+    attention = torch.tensor([[[0.7, 0.3], [0.4, 0.6], [0.5, 0.5]]])
+    is_word = torch.tensor([[True, True, False]])
+    # The first word has none before it; min(0.4, 0.7) + min(0.6, 0.3) for the second, the third is padding.
+    assert float(coverage_loss(attention, attention.cumsum(dim=1), is_word)) == pytest.approx(0.7)
+    asked = SimpleNamespace(padding_idx=1, lambda_coverage=0.5)
+    targets = torch.tensor([7, 8, 1])
+    weighed = LossCompute._compute_coverage_loss(asked, attention, attention.cumsum(dim=1), targets)
+    assert float(weighed) == pytest.approx(0.35)
+
+
+def test_attention_without_padding_is_the_softmax_of_the_words() -> None:
+    scores = torch.randn(2, 3, 4)
+    found = over_words(scores.softmax(dim=2), torch.tensor([4, 2]))
+    torch.testing.assert_close(found[0], scores[0].softmax(dim=1))
+    torch.testing.assert_close(found[1, :, :2], scores[1, :, :2].softmax(dim=1))
+    assert torch.equal(found[1, :, 2:], torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_the_sum_of_its_sentences(kind: str, some_words: Host) -> None:
+    """One batch of the whole corpus, or each sentence by itself: the same gradient."""
+    # Upstream takes a line that a bucket has twice once.
+    lines = sorted(set((some_words.folder / "train.src").read_text().splitlines()))
+    sentences = len(lines)
+    for side in ("src", "tgt"):
+        some_words.write(f"train.{side}", lines)
+    options = {**KINDS[kind], **UNTIED, "copy_attn": True, "dropout": [0.0], "normalization": "tokens"}
+    options |= {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "train_steps": 1}
+    options |= {"bucket_size": sentences, "save_checkpoint_steps": 1}
+    whole = some_words.train("whole", **options, batch_size=sentences)
+    single = some_words.train("single", **options, batch_size=1, accum_count=[sentences])
+    start = some_words.train("start", **{**options, "learning_rate": 0.0}, batch_size=sentences)
+    moved = 0.0
+    for part, other, before in zip(*(read_weights(str(path))[1:] for path in (whole, single, start))):
+        for name, tensor in part.items():
+            torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=2e-6, msg=name)
+            moved += float((tensor - before[name]).abs().sum())
+    assert moved > 0.1
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Host, Path]]:
+    """Models that have begun to copy, so that their translations differ in length and words."""
+    models: dict[str, tuple[Host, Path]] = {}
+
+    def get(kind: str) -> tuple[Host, Path]:
+        if kind not in models:
+            host = Host(tmp_path_factory.mktemp("copying"))
+            some_words.__wrapped__(host)  # type: ignore[attr-defined]
+            options = {**KINDS[kind], **UNTIED, "copy_attn": True, "train_steps": 60}
+            models[kind] = host, host.train("model", **options, save_checkpoint_steps=60)
+        return models[kind]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    "search", [["-beam_size", "3", "-n_best", "2"], ["-beam_size", "1"], ["-beam_size", "1", "-replace_unk"]]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_translates_as_its_sentences(kind: str, search: list[str], learned: Any) -> None:
+    host, model = learned(kind)
+    asked = [*search, "-with_score"]
+    one_by_one = host.translate(model, *asked, "-batch_size", "1")
+    together = host.translate(model, *asked, "-batch_size", "7")
+    assert len(set(one_by_one)) > 3
+    for line, other in zip(together, one_by_one, strict=True):
+        words, score = line.rsplit("\t", 1)
+        wanted, wanted_score = other.rsplit("\t", 1)
+        assert words == wanted
+        assert float(score) == pytest.approx(float(wanted_score), abs=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["transformer", "rnn"])
+def test_given_translations_are_scored_in_batches_as_alone(
+    kind: str, learned: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    host, model = learned(kind)
+    told = []
+    for size in ("1", "7"):
+        host.translate(model, "-tgt", str(host.folder / "test.tgt"), "-batch_size", size)
+        told.append(re.findall(r"GOLD SCORE: (\S+), GOLD PPL: (\S+)", capfd.readouterr().err))
+    assert told[0] and told[0] == told[1]
+
+
+def test_several_models_copy_together(learned: Any) -> None:
+    host, model = learned("transformer")
+    assert host.translate([model, model]) == host.translate(model)
+
+
+def test_a_language_model_has_nothing_to_copy_from(host: Host, refusal: Any) -> None:
+    options = {"model_task": "lm", "encoder_type": "transformer_lm", "decoder_type": "transformer_lm"}
+    config = host.config("model", **{**MODEL, **options, "copy_attn": True})
+    assert "model_task: lm lacks" in refusal("onmt_train", "-config", str(config))
+
+
+@pytest.mark.slow
+def test_unknown_words_are_learned_to_be_copied(some_words: Host) -> None:
+    path = some_words.train(
+        "model",
+        **UNTIED,
+        copy_attn=True,
+        dropout=[0.0],
+        hidden_size=32,
+        word_vec_size=32,
+        learning_rate=0.003,
+        train_steps=500,
+        save_checkpoint_steps=500,
+    )
+    found = some_words.translate(path)
+    wanted = (some_words.folder / "test.src").read_text().splitlines()
+    words = [pair for lines in zip(found, wanted) for pair in zip(*map(str.split, lines))]
+    assert sum(one == other for one, other in words) > 0.5 * len(words)
