@@ -36,6 +36,7 @@ trainer.Trainer._accum_batches              likewise
 transforms.clean.CleanTransform.warm_up    says what is missing where there is no fasttext or no network
 translate.TranslationBuilder.from_batch      scores of beam search can be written, too
 inference_engine.InferenceEnginePY          models with copy attention translate
+translate.translation_server.textbatch_t…    likewise, of a server
 modules.copy_generator.CopyGenerator        copy attention takes the rows of a batch sentence by sentence
 utils.loss.collapse_copy_scores             likewise
 utils.loss.LossCompute._unbottle            likewise
@@ -94,6 +95,7 @@ import onmt.utils.loss
 import onmt.utils.misc
 import onmt.utils.scoring_utils
 import torch
+from onmt.inputters.text_utils import _addcopykeys
 from onmt.models.model_saver import vocabs_to_dict
 from onmt.modules.copy_generator import CopyGenerator
 from onmt.utils.logging import logger
@@ -179,6 +181,7 @@ def install() -> None:
     _replace(onmt.transforms.clean.CleanTransform, "warm_up", _with_clear_needs)
     _replace(onmt.translate.TranslationBuilder, "from_batch", _with_written_scores)
     _replace(onmt.inference_engine.InferenceEnginePY, "_translate", _with_copied_words)
+    _replace(onmt.translate.translation_server, "textbatch_to_tensor", _with_copied_words_of_requests)
     _replace(CopyGenerator, "forward", _copying_by_sentence)
     _replace(onmt.utils.loss, "collapse_copy_scores", _collapsing_by_sentence)
     _replace(onmt.utils.loss.LossCompute, "_unbottle", _with_sentences_first)
@@ -641,6 +644,15 @@ def _with_copied_words(original: Any) -> Any:
         return original(self, infer_iter)
 
     return translate
+
+
+def _with_copied_words_of_requests(original: Any) -> Any:
+    """Give the sentences that a server is sent what a copy generator needs; others pass it over."""
+
+    def textbatch_to_tensor(vocabs: dict[str, Any], batch: list[dict[str, Any]], *args: Any) -> Any:
+        return original(vocabs, [_addcopykeys(vocabs, example) for example in batch], *args)
+
+    return textbatch_to_tensor
 
 
 def _copying_by_sentence(original: Any) -> Any:

@@ -535,8 +535,9 @@ def test_checkpoint_of_plain_upstream(host: Host) -> None:
     assert model.generator.weight is model.decoder.embeddings.word_lut.weight
 
 
-def test_server(trained: Trained, tmp_path: Path) -> None:
-    host, checkpoint = trained(embedding=FUNNEL)
+@pytest.mark.parametrize("options", [{}, {"copy_attn": True}], ids=["", "copying"])
+def test_server(options: dict[str, Any], trained: Trained, tmp_path: Path) -> None:
+    host, checkpoint = trained(embedding=FUNNEL, **options)
     shutil.copy(checkpoint, tmp_path / "model.pt")
     settings = {
         "models_root": str(tmp_path),
