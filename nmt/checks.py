@@ -6,6 +6,7 @@ import json
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from nmt.errors import UserError
 
@@ -94,6 +95,25 @@ def check_copying(opt: Namespace) -> None:
     """
     if opt.copy_attn and opt.model_task == "lm":
         raise UserError("copy_attn: true needs a source to copy from, which model_task: lm lacks; remove it")
+
+
+def check_reports(opt: Namespace, decoder: Any) -> None:
+    """Check that a translation can report what it is asked for.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if opt.dump_beam:
+        raise UserError("dump_beam: OpenNMT-py 3 does not write its beams any more; remove it")
+    if opt.align_debug and not opt.report_align:
+        raise UserError("align_debug: shows the alignments of report_align; set report_align, too")
+    decoders = getattr(decoder, "model_decoders", [decoder])
+    layers = [layer for part in decoders for layer in getattr(part, "transformer_layers", [None])]
+    if opt.report_align and not all(getattr(layer, "alignment_heads", 0) for layer in layers):
+        raise UserError(
+            "report_align: needs a Transformer that was trained with alignment_heads; train one with "
+            "lambda_align, or remove it (attn_debug shows the attention of any model)"
+        )
 
 
 def check_gpu(opt: Namespace) -> None:

@@ -45,7 +45,13 @@ decoders.decoder.InputFeedRNNDecoder        attention has the sentences first, a
 translate.translator.Translator._translat…  sentences that are left in a search keep their own words
 translate.translator.Translator._decode_a…  likewise
 opts.translate_opts *                       adds ``desired_length`` and ``desired_lengths``
-translate.translator.build_translator *     its lengths are checked against the model, its GPU is there
+translate.translator.build_translator *     its lengths are checked against the model, its GPU is there,
+                                            and so is what it is to report
+translate.beam_search.BeamSearchBase        what is forbidden and how long sources are follows the sentences
+                                            that are left
+translate.greedy_search.GreedySearch        `block_ngram_repeat` works
+translate.decode_strategy.DecodeStrategy    likewise for single words
+translate.penalties.PenaltyBuilder          coverage is that of words, not of padding
 translate.translator.Translator.translate…  each batch asks for its own lengths
 models.model.NMTModel.forward               in training, those of its targets
 decoders.transformer.Transformer…init_state lengths follow the rows of the decoder's state
@@ -86,6 +92,10 @@ import onmt.opts
 import onmt.train_single
 import onmt.trainer
 import onmt.transforms.clean
+import onmt.translate.beam_search
+import onmt.translate.decode_strategy
+import onmt.translate.greedy_search
+import onmt.translate.penalties
 import onmt.translate.translation_server
 import onmt.translate.translator
 import onmt.utils
@@ -103,7 +113,7 @@ from torch import Tensor, nn
 
 from nmt import copying, distillation
 from nmt.checkpoint import load_weights, read_safetensors, write_step
-from nmt.checks import check_gpu
+from nmt.checks import check_gpu, check_reports
 from nmt.data import Batches, CleanCorpus
 from nmt.errors import UserError
 from nmt.files import allow_checkpoint_types, reading_checkpoint, split_generator, with_plain_tensors
@@ -190,6 +200,13 @@ def install() -> None:
     translator = onmt.translate.translator.Translator
     _replace(translator, "_translate_batch_with_strategy", _knowing_the_search)
     _replace(translator, "_decode_and_generate", _copying_in_search)
+    beams, greedy = onmt.translate.beam_search.BeamSearchBase, onmt.translate.greedy_search.GreedySearch
+    _replace(beams, "beams_non_finished", _with_length_of_sentence)
+    _replace(beams, "update_finished", _forbidding_in_beams)
+    _replace(onmt.translate.decode_strategy.DecodeStrategy, "block_ngram_repeats", _forbidding_single_words)
+    _replace(greedy, "advance", _remembering_what_was_said)
+    _replace(greedy, "update_finished", _forbidding_in_greedy_search)
+    _replace(onmt.translate.penalties.PenaltyBuilder, "coverage_wu", _covering_words)
     _replace_everywhere(onmt.opts, "translate_opts", _with_length_options)
     _replace_everywhere(onmt.translate.translator, "build_translator", _with_desired_lengths)
     _replace(onmt.translate.translator.Translator, "translate_batch", _asking_desired_lengths)
@@ -752,6 +769,83 @@ def _copying_in_search(original: Any) -> Any:
     return decode_and_generate
 
 
+def _with_length_of_sentence(original: Any) -> Any:
+    """Give each sentence the length of its own source; upstream keeps one for each hypothesis."""
+
+    def beams_non_finished(self: Any, i: int, *args: Any) -> bool:
+        of_hypotheses = self.src_len
+        self.src_len = of_hypotheses[:: self.beam_size]
+        try:
+            return original(self, i, *args)  # type: ignore[no-any-return]
+        finally:
+            self.src_len = of_hypotheses
+
+    return beams_non_finished
+
+
+def _forbidding_in_beams(original: Any) -> Any:
+    """Let the repetitions that are forbidden go with their sentences."""
+
+    def update_finished(self: Any) -> None:
+        before = self.batch_offset.tolist()
+        original(self)
+        left = set(self.batch_offset.tolist())
+        if not self.done:
+            rows = [
+                place * self.beam_size + beam
+                for place, sentence in enumerate(before)
+                if sentence in left
+                for beam in range(self.beam_size)
+            ]
+            self.forbidden_tokens = [self.forbidden_tokens[row] for row in rows]
+
+    return update_finished
+
+
+def _forbidding_single_words(original: Any) -> Any:
+    """Forbid to repeat a word, where upstream takes the whole sentence for the words before it."""
+
+    def block_ngram_repeats(self: Any, log_probs: Tensor) -> None:
+        if self.block_ngram_repeat != 1:
+            original(self, log_probs)
+            return
+        for scores, after in zip(log_probs, self.forbidden_tokens, strict=True):
+            scores[list(after.get((), ()))] = -10e20
+
+    return block_ngram_repeats
+
+
+def _remembering_what_was_said(original: Any) -> Any:
+    """Forbid repetitions in greedy search, too."""
+
+    def advance(self: Any, log_probs: Tensor, attn: Tensor) -> None:
+        original(self, log_probs, attn)
+        self.maybe_update_forbidden_tokens()
+
+    return advance
+
+
+def _forbidding_in_greedy_search(original: Any) -> Any:
+    """Let the repetitions that are forbidden go with their sentences."""
+
+    def update_finished(self: Any) -> None:
+        original(self)
+        if not self.done:
+            self.forbidden_tokens = [self.forbidden_tokens[row] for row in self.select_indices.tolist()]
+
+    return update_finished
+
+
+def _covering_words(original: Any) -> Any:
+    """Ask for coverage of words only: padding has no attention, and its logarithm is minus infinity."""
+
+    def coverage_wu(self: Any, coverage: Tensor, beta: float = 0.0) -> Tensor:
+        penalty: Tensor = original(self, coverage.masked_fill(coverage == 0.0, 1.0), beta)
+        return penalty
+
+    return coverage_wu
+
+
 def _with_length_control(original: Any) -> Any:
     """Give the decoder positions that know the length of the output, where the options ask for them."""
 
@@ -780,6 +874,7 @@ def _with_desired_lengths(original: Any) -> Any:
     def build_translator(opt: Namespace, *args: Any, **kwargs: Any) -> Any:
         check_gpu(opt)
         translator = original(opt, *args, **kwargs)
+        check_reports(opt, translator.model.decoder)
         length_control.prepare_translator(translator, opt)
         return translator
 
