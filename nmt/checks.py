@@ -25,6 +25,8 @@ TRAINING = {
 TRANSLATION = {"beam_size": 1, "n_best": 1, "batch_size": 1, "max_length": 1}
 SUBWORD_FILES = ("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab")
 WARMED_UP = ("noam", "noamwd", "rsqrt")
+# Options of translation that need attention to a source, and what they are set to where they do nothing.
+ATTENDING = {"replace_unk": False, "attn_debug": False, "coverage_penalty": "none", "report_align": False}
 
 
 def check_numbers(opt: Namespace, least: Mapping[str, int]) -> None:
@@ -95,6 +97,21 @@ def check_copying(opt: Namespace) -> None:
     """
     if opt.copy_attn and opt.model_task == "lm":
         raise UserError("copy_attn: true needs a source to copy from, which model_task: lm lacks; remove it")
+
+
+def check_attention(opt: Namespace, model: Any) -> None:
+    """Check that no language model is asked for its attention to a source.
+
+    Raises:
+        UserError: names the option.
+    """
+    if hasattr(model, "encoder"):
+        return
+    for name, unset in ATTENDING.items():
+        if getattr(opt, name) != unset:
+            raise UserError(
+                f"{name}: needs attention to a source, which a language model does not have; remove it"
+            )
 
 
 def check_reports(opt: Namespace, decoder: Any) -> None:

@@ -132,7 +132,7 @@ def _check_training(opt: Namespace) -> None:
 
     from nmt import distillation
     from nmt.checks import check_copying, check_processes, check_subword_files, check_training_numbers
-    from nmt.data import check_targets
+    from nmt.data import check_single_texts, check_targets
     from nmt.files import check_output, read_checkpoint
     from nmt.plan import OPTION_NAMES, check_combinations, check_sizes, parse_settings, read_plan
     from nmt.summarization.length_control import check_positions
@@ -141,6 +141,8 @@ def _check_training(opt: Namespace) -> None:
     corpora = _check_data(opt)
     if opt.model_task == "seq2seq":
         check_targets(corpora)
+    else:
+        check_single_texts(corpora)
     check_positions(opt)
     check_copying(opt)
     check_training_numbers(opt)

@@ -109,6 +109,17 @@ def check_targets(corpora: dict[str, dict[str, Any]]) -> None:
             raise UserError(f"data: {name}: has no path_tgt; name the file of its targets")
 
 
+def check_single_texts(corpora: dict[str, dict[str, Any]]) -> None:
+    """Check that no corpus of a language model has a target: it learns what comes next in its source.
+
+    Raises:
+        UserError: names the corpus with one.
+    """
+    for name, corpus in corpora.items():
+        if corpus.get("path_tgt") not in (None, corpus.get("path_src")):
+            raise UserError(f"data: {name}: has a path_tgt, but model_task: lm learns one text; remove it")
+
+
 class CleanCorpus(ParallelCorpus):  # type: ignore[misc]
     """Parallel text with its white space cleaned; pairs with an empty side are left out."""
 

@@ -112,7 +112,7 @@ from torch import Tensor, nn
 
 from nmt import distillation, search
 from nmt.checkpoint import load_weights, read_safetensors, write_step
-from nmt.checks import check_gpu, check_reports
+from nmt.checks import check_attention, check_gpu, check_reports
 from nmt.data import Batches, CleanCorpus
 from nmt.errors import UserError
 from nmt.files import allow_checkpoint_types, reading_checkpoint, split_generator, with_plain_tensors
@@ -682,6 +682,7 @@ def _with_desired_lengths(original: Any) -> Any:
     def build_translator(opt: Namespace, *args: Any, **kwargs: Any) -> Any:
         check_gpu(opt)
         translator = original(opt, *args, **kwargs)
+        check_attention(opt, translator.model)
         check_reports(opt, translator.model.decoder)
         length_control.prepare_translator(translator, opt)
         return translator

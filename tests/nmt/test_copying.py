@@ -162,6 +162,7 @@ def test_several_models_copy_together(learned: Any) -> None:
 
 def test_a_language_model_has_nothing_to_copy_from(host: Host, refusal: Any) -> None:
     options = {"model_task": "lm", "encoder_type": "transformer_lm", "decoder_type": "transformer_lm"}
+    options["data"] = {"corpus": {"path_src": str(host.folder / "train.src"), "weight": 1}}
     config = host.config("model", **{**MODEL, **options, "copy_attn": True})
     assert "model_task: lm lacks" in refusal("onmt_train", "-config", str(config))
 

@@ -30,6 +30,12 @@ def corpora(host: Host, **changed: Any) -> dict[str, Any]:
 # Data
 
 
+def test_a_language_model_has_no_targets(host: Host, refusal: Refusal) -> None:
+    options = {"model_task": "lm", "encoder_type": "transformer_lm", "decoder_type": "transformer_lm"}
+    config = host.config("model", embedding=FUNNEL, share_embeddings=None, **options)
+    assert "data: corpus: has a path_tgt, but model_task: lm" in refusal("onmt_train", "-config", str(config))
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

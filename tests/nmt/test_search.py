@@ -18,6 +18,12 @@ from tests.nmt.test_training import METHODS
 
 Learned = Callable[[str], tuple[Host, Path]]
 RNN = {"encoder_type": "brnn", "decoder_type": "rnn", "position_encoding": False}
+LM = {
+    "model_task": "lm",
+    "encoder_type": "transformer_lm",
+    "decoder_type": "transformer_lm",
+    "share_embeddings": None,
+}
 KINDS: dict[str, dict[str, Any]] = {"transformer": {}, "rnn": RNN}
 # Sampling from the best word only; a beam of one is another search.
 GREEDY = "-beam_size 1 -random_sampling_topk 1"
@@ -48,8 +54,16 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     def get(kind: str) -> tuple[Host, Path]:
         if kind not in models:
             host = Host(tmp_path_factory.mktemp("search"))
-            options = {**KINDS[kind], "embedding": METHODS["funnel"], "train_steps": 60}
-            models[kind] = host, host.train("model", **options, save_checkpoint_steps=60)
+            options = {"embedding": METHODS["funnel"], "train_steps": 60, "save_checkpoint_steps": 60}
+            if kind == "language model":
+                paths = {
+                    split: {"path_src": str(host.folder / f"{split}.src")} for split in ("train", "valid")
+                }
+                options |= {
+                    **LM,
+                    "data": {"corpus": {**paths["train"], "weight": 1}, "valid": paths["valid"]},
+                }
+            models[kind] = host, host.train("model", **{**options, **KINDS.get(kind, {})})
         return models[kind]
 
     return get
@@ -122,6 +136,8 @@ def test_alignments_of_a_model_that_has_them(host: Host) -> None:
     [
         ("transformer", ["-report_align"], ["report_align", "alignment_heads"]),
         ("rnn", ["-report_align"], ["report_align", "Transformer"]),
+        ("language model", ["-replace_unk"], ["replace_unk", "attention to a source"]),
+        ("language model", ["-coverage_penalty", "wu", "-beta", "0.1"], ["coverage_penalty", "remove it"]),
         ("transformer", ["-align_debug"], ["align_debug", "set report_align"]),
         ("transformer", ["-dump_beam", "beams.json"], ["dump_beam", "remove it"]),
     ],
