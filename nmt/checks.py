@@ -99,6 +99,19 @@ def check_copying(opt: Namespace) -> None:
         raise UserError("copy_attn: true needs a source to copy from, which model_task: lm lacks; remove it")
 
 
+def check_generator(opt: Namespace) -> None:
+    """Check the function of the output layer.
+
+    Raises:
+        UserError: it is one that OpenNMT-py 3.5 can neither train nor translate with.
+    """
+    if opt.generator_function != "softmax":
+        raise UserError(
+            f"generator_function: {opt.generator_function} does not work in OpenNMT-py 3.5, whose searches "
+            "take a softmax; use softmax"
+        )
+
+
 def check_attention(opt: Namespace, model: Any) -> None:
     """Check that no language model is asked for its attention to a source.
 

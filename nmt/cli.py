@@ -45,6 +45,8 @@ def _command(function: Callable[[], None]) -> Callable[[], None]:
         except KeyboardInterrupt:
             print(f"{name}: interrupted", file=sys.stderr)
             sys.exit(130)
+        except ImportError as error:
+            _fail(name, UserError(f"{error}; install what an option needs, or leave that option out"))
         except Exception as error:
             told = _told_by_another_process(error)
             if told is None and not isinstance(error, USER_ERRORS):
@@ -130,8 +132,7 @@ def _check_training(opt: Namespace) -> None:
     """
     from onmt.utils.parse import ArgumentParser
 
-    from nmt import distillation
-    from nmt.checks import check_copying, check_processes, check_subword_files, check_training_numbers
+    from nmt import checks, distillation
     from nmt.data import check_single_texts, check_targets
     from nmt.files import check_output, read_checkpoint
     from nmt.plan import OPTION_NAMES, check_combinations, check_sizes, parse_settings, read_plan
@@ -144,10 +145,11 @@ def _check_training(opt: Namespace) -> None:
     else:
         check_single_texts(corpora)
     check_positions(opt)
-    check_copying(opt)
-    check_training_numbers(opt)
-    check_subword_files(opt)
-    check_processes(opt)
+    checks.check_copying(opt)
+    checks.check_generator(opt)
+    checks.check_training_numbers(opt)
+    checks.check_subword_files(opt)
+    checks.check_processes(opt)
     check_output("save_model", f"{opt.save_model}_step_1.pt")
     for name in ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]:
         read_vocabulary(getattr(opt, name) or f"({name} is not set)", 1)

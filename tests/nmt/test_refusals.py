@@ -27,6 +27,24 @@ def corpora(host: Host, **changed: Any) -> dict[str, Any]:
     return {"corpus": {key: value for key, value in corpus.items() if value is not None}}
 
 
+# Options of upstream's
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"generator_function": "sparsemax"}, "generator_function: sparsemax does not work"),
+        ({"optim": "fusedadam"}, "fused_adam_cuda"),
+        ({"quant_layers": ["w_1"], "quant_type": "bnb_8bit"}, "bitsandbytes"),
+    ],
+)
+def test_options_that_cannot_be_used_here(
+    options: dict[str, Any], said: str, host: Host, refusal: Refusal
+) -> None:
+    config = host.config("model", embedding=FUNNEL, **options)
+    assert said in refusal("onmt_train", "-config", str(config))
+
+
 # Data
 
 
