@@ -137,13 +137,13 @@ def check_reports(opt: Namespace, decoder: Any) -> None:
         raise UserError("dump_beam: OpenNMT-py 3 does not write its beams any more; remove it")
     if opt.align_debug and not opt.report_align:
         raise UserError("align_debug: shows the alignments of report_align; set report_align, too")
-    decoders = getattr(decoder, "model_decoders", [decoder])
-    layers = [layer for part in decoders for layer in getattr(part, "transformer_layers", [None])]
-    if opt.report_align and not all(getattr(layer, "alignment_heads", 0) for layer in layers):
-        raise UserError(
-            "report_align: needs a Transformer that was trained with alignment_heads; train one with "
-            "lambda_align, or remove it (attn_debug shows the attention of any model)"
-        )
+    for part in getattr(decoder, "model_decoders", [decoder]) if opt.report_align else ():
+        layers, wanted = len(getattr(part, "transformer_layers", ())), getattr(part, "alignment_layer", 0)
+        if not -layers <= wanted < layers:
+            raise UserError(
+                f"report_align: takes the attention of layer {wanted} of a Transformer's decoder "
+                f"(alignment_layer), of which this model has {layers}; remove it, or use attn_debug"
+            )
 
 
 def check_gpu(opt: Namespace) -> None:

@@ -134,7 +134,7 @@ def test_alignments_of_a_model_that_has_them(host: Host) -> None:
 @pytest.mark.parametrize(
     ("kind", "asked", "words"),
     [
-        ("transformer", ["-report_align"], ["report_align", "alignment_heads"]),
+        ("transformer", ["-report_align"], ["report_align", "layer -3", "has 1"]),
         ("rnn", ["-report_align"], ["report_align", "Transformer"]),
         ("language model", ["-replace_unk"], ["replace_unk", "attention to a source"]),
         ("language model", ["-coverage_penalty", "wu", "-beta", "0.1"], ["coverage_penalty", "remove it"]),
