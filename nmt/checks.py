@@ -137,7 +137,9 @@ def check_reports(opt: Namespace, decoder: Any) -> None:
         raise UserError("dump_beam: OpenNMT-py 3 does not write its beams any more; remove it")
     if opt.align_debug and not opt.report_align:
         raise UserError("align_debug: shows the alignments of report_align; set report_align, too")
-    for part in getattr(decoder, "model_decoders", [decoder]) if opt.report_align else ():
+    if not opt.report_align:
+        return
+    for part in getattr(decoder, "model_decoders", [decoder]):
         layers, wanted = len(getattr(part, "transformer_layers", ())), getattr(part, "alignment_layer", 0)
         if not -layers <= wanted < layers:
             raise UserError(

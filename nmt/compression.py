@@ -16,7 +16,7 @@ from nmt.checkpoint import build_from_checkpoint, safetensors_of, write_apart
 from nmt.distillation import ASKED, OPTION
 from nmt.errors import UserError
 from nmt.files import read_checkpoint, save_checkpoint, split_generator
-from nmt.model import place_embeddings, unique_state, words_module
+from nmt.model import output_bias, place_embeddings, unique_state, words_module
 from nmt.plan import (
     OPTION_NAMES,
     EmbeddingPlan,
@@ -135,7 +135,7 @@ class CheckpointModel:
             table=table,
             padding_idx=padding_of(self.vocabs, side),
             is_scored=is_scored,
-            has_output_bias=is_scored and self._output_bias() is not None,
+            has_output_bias=is_scored and output_bias(self.module) is not None,
             sentence_marks=SENTENCE_MARKS,
             parameters=parameters,
             stored_bits=bits,
@@ -152,7 +152,7 @@ class CheckpointModel:
         settings: dict[str, Any] = {"method": method, **options}
         if not is_scored:
             settings = for_input(settings)
-        if is_scored and self._output_bias() is not None and settings.get("output") != "none":
+        if is_scored and output_bias(self.module) is not None and settings.get("output") != "none":
             settings.setdefault("output_bias", True)
         plan = self._plan({table: self._settings_of_all(table, settings)})
         stored = self._stored_options(plan)
@@ -190,7 +190,7 @@ class CheckpointModel:
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embeddings of all sides into the model; return what else changes with them."""
         notes = ["the state of the optimiser and the position in the data are left out"]
-        bias = self._output_bias()
+        bias = output_bias(self.module)
         if bias is not None:
             notes += take_over_bias(fitted[self.scored], bias)
         self.put_in({side: self._with_part(side, part) for side, part in fitted.items()})
@@ -240,14 +240,6 @@ class CheckpointModel:
             return
         body, head = split_generator(dict(weights))
         save_checkpoint({"model": body, "generator": head, **saved}, path)
-
-    def _output_bias(self) -> Tensor | None:
-        """Return what the model adds to the scores of its words."""
-        scoring = words_module(self.module, "output")
-        if isinstance(scoring, se.SharedEmbedding):
-            return scoring.output_bias()
-        assert isinstance(scoring, nn.Linear)  # upstream has no other
-        return scoring.bias
 
     def _plan(self, settings: Mapping[str, dict[str, Any]]) -> EmbeddingPlan:
         """Return the plan that puts embeddings of these settings in place of the tables."""

@@ -41,31 +41,30 @@ def mixed_probabilities(generator: Any, hidden: Tensor, attention: Tensor, sourc
     return torch.cat([of_vocabulary, of_source.flatten(0, 1)], dim=1)
 
 
-def places_of_copies(source_words: Any, vocabulary: Any) -> tuple[Tensor, Tensor]:
-    """Return which of the words of a source the vocabulary has, and their ids there, each ``(n,)``."""
+# Of one source: the places of its words in the extended vocabulary and their ids in the vocabulary, ``(n,)``.
+Copies = tuple[Tensor, Tensor]
+
+
+def copies_of(source_words: Any, vocabulary: Any, device: torch.device) -> Copies:
+    """Return the words of a source that the vocabulary has."""
     ids = [vocabulary[word] for word in source_words.ids_to_tokens]
     # The first is the unknown word, which is no word of the source.
     found = [place for place, word in enumerate(ids) if place > 0 and word != vocabulary.default_id]
-    return torch.tensor(found, dtype=torch.long), torch.tensor([ids[place] for place in found]).long()
+    places = torch.tensor(found, dtype=torch.long, device=device)
+    return places + len(vocabulary), torch.tensor(ids, dtype=torch.long, device=device)[places]
 
 
-def collapsed(probabilities: Tensor, source_words: Sequence[Any], vocabulary: Any) -> Tensor:
+def collapsed(probabilities: Tensor, copies: Sequence[Copies]) -> Tensor:
     """Give the words of a vocabulary the probabilities with which they are copied as well, in place.
 
     Args:
         probabilities: ``(B, T, V + C)``.
-        source_words: the words of the source of every sentence.
-        vocabulary: of the target.
+        copies: of the source of every sentence.
     """
-    known: dict[int, tuple[Tensor, Tensor]] = {}
-    for sentence, words in enumerate(source_words):
-        if id(words) not in known:
-            known[id(words)] = places_of_copies(words, vocabulary)
-        places, ids = known[id(words)]
+    for sentence, (places, ids) in enumerate(copies):
         rows = probabilities[sentence]
-        columns = (places + len(vocabulary)).to(rows.device)
-        rows.index_add_(1, ids.to(rows.device), rows.index_select(1, columns))
-        rows.index_fill_(1, columns, _NOTHING)
+        rows.index_add_(1, ids, rows.index_select(1, places))
+        rows.index_fill_(1, places, _NOTHING)
     return probabilities
 
 

@@ -113,6 +113,15 @@ def words_module(model: Any, side: str) -> nn.Module | None:
     return stack.embeddings.emb_luts[0] if stack is not None and hasattr(stack, "embeddings") else None
 
 
+def output_bias(model: Any) -> Tensor | None:
+    """Return what a model adds to the scores of its words ``(V,)``, ``None`` for nothing."""
+    scoring = words_module(model, "output")
+    if isinstance(scoring, se.SharedEmbedding):
+        return scoring.output_bias()
+    assert isinstance(scoring, nn.Linear)  # upstream has no other
+    return scoring.bias
+
+
 def shared_embeddings_of(model: nn.Module) -> list[se.SharedEmbedding]:
     """Return the distinct shared embeddings that a model holds itself, in the order of its modules.
 

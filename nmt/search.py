@@ -56,7 +56,9 @@ def collapsing_by_sentence(original: Any) -> Any:
     del original
 
     def collapse_copy_scores(scores: Tensor, batch: dict[str, Any], vocabulary: Any) -> Tensor:
-        return copying.collapsed(scores, batch["src_ex_vocab"], vocabulary)
+        sources = batch["src_ex_vocab"]
+        copies = [copying.copies_of(words, vocabulary, scores.device) for words in sources]
+        return copying.collapsed(scores, copies)
 
     return collapse_copy_scores
 
@@ -89,10 +91,13 @@ def attending_by_sentence(original: Any) -> Any:
 
 
 def knowing_the_search(original: Any) -> Any:
-    """Keep the search of a batch at hand, which knows the sentences that are left of it."""
+    """Keep at hand the search of a batch, which knows the sentences left of it, and what they copy."""
 
     def translate_batch_with_strategy(self: Any, batch: dict[str, Any], strategy: Any) -> Any:
         self.search = strategy
+        if self.copy_attn:
+            device, sources = batch["src"].device, batch["src_ex_vocab"]
+            self.copies = [copying.copies_of(words, self._tgt_vocab, device) for words in sources]
         return original(self, batch, strategy)
 
     return translate_batch_with_strategy
@@ -125,8 +130,7 @@ def copying_in_search(original: Any) -> Any:
         mixed = self.model.generator(rows, attention.flatten(0, 1), src_map)
         mixed = mixed.view(len(src_map), -1, mixed.size(1))  # (B, T, V + C)
         sentences = range(len(src_map)) if step is None else copying.sentences_of(self.search)
-        words = [batch["src_ex_vocab"][sentence] for sentence in sentences]
-        log_probs = copying.collapsed(mixed, words, self._tgt_vocab).log()
+        log_probs = copying.collapsed(mixed, [self.copies[sentence] for sentence in sentences]).log()
         return log_probs if step is None else log_probs.squeeze(1), attention
 
     return decode_and_generate

@@ -16,6 +16,7 @@ from nmt.distillation import ASKED, parse_distillation
 from nmt.errors import UserError
 from nmt.model import (
     is_position_encoding,
+    output_bias,
     place_embeddings,
     shared_embeddings_of,
     words_module,
@@ -61,19 +62,19 @@ def read_teacher(path: str) -> Teacher:
     with torch.no_grad():
         tables = {side: _table_of(module) for side, module in present.items()}
     names = _names_of(model, list(present.values()))
-    return Teacher(path, tables, model.state_dict(), names, _output_bias(model))
+    return Teacher(path, tables, model.state_dict(), names, _bias_of_table(model))
 
 
-def _output_bias(model: Any) -> Tensor | None:
+def _bias_of_table(model: Any) -> Tensor | None:
     """Return what a model adds to scores that come from a word table ``(V,)``, ``None`` for nothing.
 
     That of a softmax of two steps is none for other tables.
     """
     scoring = words_module(model, "output")
-    if isinstance(scoring, se.SharedEmbedding):
-        return scoring.output_bias() if scoring.has_linear_scores else None
-    assert isinstance(scoring, nn.Linear)  # upstream has no other
-    return scoring.bias.detach()
+    if isinstance(scoring, se.SharedEmbedding) and not scoring.has_linear_scores:
+        return None
+    bias = output_bias(model)
+    return None if bias is None else bias.detach()
 
 
 def _table_of(module: nn.Module) -> Tensor:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from nmt.checkpoint import build_from_checkpoint, describe_checkpoint, read_weights
+from nmt.checkpoint import describe_checkpoint, read_weights
 from nmt.files import read_checkpoint
 from nmt.model import shared_embeddings_of, words_module
 from tests.nmt.conftest import Host, run
 from tests.nmt.test_compression import UNTIED, compress
+from tests.nmt.test_output_embedding import built
 from tests.nmt.test_training import METHODS
 from tests.nmt.test_trim import SOURCE, TARGET, trim
 
@@ -24,11 +25,6 @@ pytestmark = pytest.mark.usefixtures("installed_host")
 Trained = Callable[..., tuple[Host, Path]]
 FUNNEL = METHODS["funnel"]
 PADDING = 1
-
-
-def built(path: Path) -> Any:
-    """The model of a checkpoint."""
-    return build_from_checkpoint(str(path))[0]
 
 
 def by_hand(generator: Any, hidden: Tensor, attention: Tensor, source: Tensor) -> Tensor:

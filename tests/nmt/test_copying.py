@@ -15,12 +15,12 @@ from onmt.utils.loss import LossCompute
 
 from nmt import upstream
 from nmt.checkpoint import read_weights
-from nmt.copying import collapsed, coverage_loss, over_words
+from nmt.copying import collapsed, copies_of, coverage_loss, over_words
 from nmt.vocabulary import Vocab
 from tests.nmt.conftest import MODEL, WORDS, Host
+from tests.nmt.test_compression import UNTIED
 
 Trained = Callable[..., tuple[Host, Path]]
-UNTIED = {"share_embeddings": False, "share_decoder_embeddings": False}
 RNN = {"encoder_type": "brnn", "decoder_type": "rnn", "position_encoding": False}
 KINDS: dict[str, dict[str, Any]] = {
     "transformer": {},
@@ -64,7 +64,8 @@ def test_copies_of_known_words_count_as_these() -> None:
     vocabulary = Vocab(["<unk>", "<blank>", "a", "b"])
     sources = [Vocab(["<unk>", "a", "x"]), Vocab(["<unk>", "b", "a"])]
     found = torch.tensor([[[0.1, 0.0, 0.2, 0.1, 0.0, 0.4, 0.2]], [[0.1, 0.0, 0.2, 0.1, 0.0, 0.4, 0.2]]])
-    assert collapsed(found, sources, vocabulary) is found
+    copies = [copies_of(words, vocabulary, found.device) for words in sources]
+    assert collapsed(found, copies) is found
     wanted = [[[0.1, 0.0, 0.6, 0.1, 0.0, 0.0, 0.2]], [[0.1, 0.0, 0.4, 0.5, 0.0, 0.0, 0.0]]]
     torch.testing.assert_close(found, torch.tensor(wanted), atol=1e-9, rtol=0)
 
