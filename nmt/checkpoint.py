@@ -232,9 +232,24 @@ def build_from_checkpoint(path: str) -> tuple[nn.Module, dict[str, Any], Namespa
     Raises:
         UserError: the checkpoint cannot be read or does not fit its own options.
     """
+    import onmt.model_builder
+    from onmt.inputters.inputter import dict_to_vocabs
+    from onmt.utils.parse import ArgumentParser
+
     from nmt import upstream
 
-    return upstream.build_for_inference(path)
+    upstream.install()
+    checkpoint = onmt.model_builder.load_checkpoint(path)
+    options = ArgumentParser.ckpt_model_opts(checkpoint["opt"])
+    ArgumentParser.update_model_opts(options)
+    vocabs = dict_to_vocabs(checkpoint["vocab"])
+    model = onmt.model_builder.build_base_model(options, vocabs)
+    if "model" in checkpoint:
+        parts = {name: dict(checkpoint[name] or {}) for name in ("model", "generator")}
+        model.load_state_dict(parts)
+    else:
+        model.load_safe_state_dict(path.removesuffix(".pt"))
+    return model.eval(), vocabs, options, checkpoint
 
 
 def describe_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
