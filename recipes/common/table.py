@@ -102,7 +102,7 @@ COLUMNS = {
     "speed": Column("tokens/s", lambda r: f"{r['metrics']['tokens_per_second']:.0f}"),
     "date": Column("date", lambda r: r["date"][:10]),
 }
-_SIZES = ("method", "options", "embedding", "compression", "total")
+_SIZES = ("row", "method", "options", "embedding", "compression", "total")
 _COSTS = ("minutes", "speed", "date")
 # The columns of a recipe's table, by what its models are judged by.
 RECIPE_COLUMNS = {

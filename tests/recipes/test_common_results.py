@@ -96,9 +96,10 @@ def test_table_goes_between_the_markers(recipe: Path, tmp_path: Path) -> None:
     _, _, standard, small, smaller = (
         [cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:-2]
     )
-    assert standard[:8] == ["standard", "rank 3", "1.00 M", "4.0x", "2.50 M", "30.0", "–", "50.0"]
-    assert small == ["funnel", "–"] + ["not run"] * 9
-    assert smaller[2] == "62.5 k" and smaller[6] == "-0.6" and smaller[8:10] == ["2", "100"]
+    assert standard[:7] == ["standard", "standard", "rank 3", "1.00 M", "4.0x", "2.50 M", "30.0"]
+    assert standard[7:9] == ["–", "50.0"]
+    assert small == ["funnel_8x", "funnel", "–"] + ["not run"] * 9
+    assert smaller[3] == "62.5 k" and smaller[7] == "-0.6" and smaller[9:11] == ["2", "100"]
     assert (recipe / "quality_size.png").read_bytes().startswith(b"\x89PNG")
     assert run_main("table", table.main, arguments) == 0
     assert (recipe / "README.md").read_text().splitlines() == lines
@@ -137,10 +138,10 @@ def test_table_of_language_models(tmp_path: Path) -> None:
     lines = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in readme.read_text().splitlines()
     ]
-    assert [line[0] for line in lines[3:-1]] == ["standard", "alone", "funnel"]
-    assert lines[3][5:8] == ["70.0", "120.0", "–"]
-    assert lines[4][2:] == ["not run"] * 9
-    assert lines[5][5:8] == ["70.0", "124.1", "+4.1"]
+    assert [line[0] for line in lines[3:-1]] == ["small_standard", "small_alone", "small_funnel"]
+    assert lines[3][6:9] == ["70.0", "120.0", "–"]
+    assert lines[4][3:] == ["not run"] * 9
+    assert lines[5][6:9] == ["70.0", "124.1", "+4.1"]
     assert (readme.parent / "quality_size.png").read_bytes().startswith(b"\x89PNG")
     arguments += ["--columns", "row,pointer_perplexity,paper_perplexity"]
     assert run_main("table", table.main, arguments) == 0
