@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 from shared_embeddings import compression_hosts
+
+# A shell that runs the tests in the background has interrupts ignored, and so would what the tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
