@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+# Every module that imports a replaced function by name has to be there before the seams are put in place.
 import onmt.bin.average_models
 import onmt.bin.build_vocab
 import onmt.bin.release_model
@@ -359,8 +360,9 @@ def install() -> None:
         original = getattr(seam.owner, seam.name)
         new = seam.how(original)
         setattr(seam.owner, seam.name, new)
-        for module in _importing(seam.name, original) if seam.is_imported else ():
-            setattr(module, seam.name, new)
+        if seam.is_imported:
+            for module in _importing(seam.name, original):
+                setattr(module, seam.name, new)
 
 
 def _importing(name: str, original: Any) -> list[Any]:

@@ -1,7 +1,4 @@
-"""How models are built: with shared embeddings, positions that know the length, and quick dropout.
-
-Functions take what OpenNMT has, and return what `nmt.upstream` puts in its place.
-"""
+"""How models are built: with shared embeddings, positions that know the length, and quick dropout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How checkpoints are written and read: tied tensors once, all at once, without running code.
-
-Functions take what OpenNMT has, and return what `nmt.upstream` puts in its place.
-"""
+"""How checkpoints are written and read: tied tensors once, all at once, without running code."""
 
 from __future__ import annotations
 

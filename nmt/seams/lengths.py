@@ -1,7 +1,4 @@
-"""How the decoder learns of the lengths that its outputs are to have.
-
-Functions take what OpenNMT has, and return what `nmt.upstream` puts in its place.
-"""
+"""How the decoder learns of the lengths that its outputs are to have."""
 
 from __future__ import annotations
 

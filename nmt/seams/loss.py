@@ -1,7 +1,4 @@
-"""How the loss of a shared output layer is computed.
-
-Functions take what OpenNMT has, and return what `nmt.upstream` puts in its place.
-"""
+"""How the loss of a shared output layer is computed."""
 
 from __future__ import annotations
 

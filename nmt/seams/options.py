@@ -1,7 +1,4 @@
-"""Options that `nmt.upstream` adds to those of OpenNMT.
-
-Functions take what OpenNMT has, and return what `nmt.upstream` puts in its place.
-"""
+"""Options that `nmt.upstream` adds to those of OpenNMT."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How several processes train together, on GPUs or on a CPU over gloo.
-
-Functions take what OpenNMT has, and return what `nmt.upstream` puts in its place.
-"""
+"""How several processes train together, on GPUs or on a CPU over gloo."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """What `nmt.upstream` puts in place of OpenNMT's searches and copy attention: sentence by sentence.
 
-Each function takes upstream's own and returns what goes there instead.
-
 Axes: ``B`` hypotheses of all sentences, ``T`` target words, ``S`` source words, ``C`` different words of a
 source, ``V`` vocabulary.
 """

@@ -1,7 +1,4 @@
-"""How text is read.
-
-Functions take what OpenNMT has, and return what `nmt.upstream` puts in its place.
-"""
+"""How text is read."""
 
 from __future__ import annotations
 

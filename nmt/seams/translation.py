@@ -1,7 +1,4 @@
-"""How a translator is built, and what it writes.
-
-Functions take what OpenNMT has, and return what `nmt.upstream` puts in its place.
-"""
+"""How a translator is built, and what it writes."""
 
 from __future__ import annotations
 
