@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 
 import torch
@@ -16,7 +15,7 @@ import yaml
 
 import shared_embeddings as se
 from lm.errors import UserError
-from shared_embeddings.command_line import USER_ERROR, complaint
+from shared_embeddings.command_line import UNREAD, USER_ERROR, complaint, drop_output
 from shared_embeddings.download import DownloadError
 from shared_embeddings.files import first_line
 
@@ -51,9 +50,8 @@ def _run(command: str, module: str) -> None:
     try:
         importlib.import_module(module).main(sys.argv[1:])
     except BrokenPipeError:
-        # What is left to be written goes nowhere, or Python complains of it at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
+        drop_output()
+        sys.exit(UNREAD)
     except (*USER_ERRORS, MemoryError, RuntimeError, UnicodeEncodeError) as error:
         message = _message(error)
         if message is None or os.environ.get("LM_TRACEBACK"):

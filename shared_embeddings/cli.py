@@ -5,22 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from shared_embeddings.command_line import USER_ERROR, Parser, complaint
+from shared_embeddings.command_line import UNREAD, USER_ERROR, Parser, complaint, drop_output
 from shared_embeddings.commands import catalogue, classes, compress, correlation, similarity, trim
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0 when it worked, 2 with one line on stderr for a mistake of the user."""
+    """Run the command and return the exit status.
+
+    0 when it worked, 2 with one line on stderr for a mistake of the user, 130 when interrupted, 141 when
+    nobody reads the output.
+    """
     parser = _parser()
     known, rest = parser.parse_known_args(arguments)
     try:
         if not known.takes_options:
             _refuse(rest)
-        print(known.run(known, rest))
+        print(known.run(known, rest), flush=True)
+    except BrokenPipeError:
+        drop_output()
+        return UNREAD
     except (ValueError, ImportError, OSError, MemoryError) as error:
-        if isinstance(error, BrokenPipeError):
-            sys.stderr.close()
-            return 0
         print(f"{parser.prog}: {complaint(error)}", file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt:

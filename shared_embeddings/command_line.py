@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from typing import Any, NoReturn
 
 from shared_embeddings.files import refusal
 
 USER_ERROR = 2
+UNREAD = 128 + signal.SIGPIPE  # what a shell says of a program whose reader has gone
 
 
 def complaint(error: BaseException) -> str:
     """What an error says, in one line; where the operating system refused something, with the file."""
     text = refusal(error) if isinstance(error, OSError) else str(error)
     return " ".join(text.split()) or type(error).__name__
+
+
+def drop_output() -> None:
+    """Let what is left to be printed go nowhere, once its reader has gone, or Python complains at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 class Parser(argparse.ArgumentParser):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from shared_embeddings.command_line import USER_ERROR, complaint
+from shared_embeddings.command_line import UNREAD, USER_ERROR, complaint, drop_output
 from shared_embeddings.download import DownloadError
 from shared_embeddings.options import OptionError
 
@@ -20,7 +20,8 @@ def run_main(
     """Run `main` on the command line and return the exit status.
 
     A `UserError`, a `DownloadError`, impossible options of an embedding and what the operating system refuses
-    become one line on stderr and status 2; an interruption becomes one line and status 130.
+    become one line on stderr and status 2; an interruption becomes one line and status 130. When
+    nobody reads the output the status is 141.
 
     Args:
         program: what the line starts with.
@@ -29,6 +30,10 @@ def run_main(
     """
     try:
         main(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
+        return UNREAD
     except (UserError, DownloadError, OptionError, OSError) as error:
         print(f"{program}: {complaint(error)}", file=sys.stderr)
         return USER_ERROR

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,21 @@ def test_user_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str])
 
     assert run_main("tool", fail, []) == 2
     assert capsys.readouterr().err == "tool: two lines\n"
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_reader_that_has_gone_ends_a_tool_quietly(lines: int) -> None:
+    program = (
+        "import sys\n"
+        "from recipes.common.errors import run_main\n"
+        f'sys.exit(run_main("tool", lambda _: print("line\\n" * {lines}), []))'
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPOSITORY) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE
 
 
 class Steps:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,3 +146,12 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], word
     line = refused(capsys, *arguments)
     for word in words:
         assert word in line
+
+
+def test_a_reader_that_has_gone_ends_the_command_quietly() -> None:
+    command = [sys.executable, "-m", "shared_embeddings.cli", "methods"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE
