@@ -22,6 +22,7 @@ from nmt.files import (
     write_atomically,
 )
 from nmt.model import load_unique_state, shared_embeddings_of, unique_state
+from shared_embeddings.distillation import OPTION
 from shared_embeddings.files import replacing, save_tensors
 from shared_embeddings.storage import StorageError, unpack
 
@@ -45,16 +46,18 @@ def load_weights(model: nn.Module, body: dict[str, Tensor], head: dict[str, Tens
 
 
 def safetensors_of(path: str) -> list[str]:
-    """Return the safetensors files that belong to a checkpoint ``NAME.pt`` (``NAME.safetensors`` or its
-    shards).
+    """Return the safetensors files that belong to a checkpoint ``NAME.pt``: ``NAME.safetensors``, or else the
+    shards ``NAME.00.safetensors``, ``NAME.01.safetensors``, … of a converted model.
 
     Raises:
         UserError: there is none.
     """
     base = path.removesuffix(".pt")
-    found = sorted(
-        {*glob.glob(glob.escape(base) + ".safetensors"), *glob.glob(glob.escape(base) + ".*.safetensors")}
-    )
+    if os.path.isfile(f"{base}.safetensors"):
+        return [f"{base}.safetensors"]
+    beside = glob.glob(f"{glob.escape(base)}.*.safetensors")
+    # Only numbers: NAME.small.safetensors belongs to another checkpoint, NAME.small.pt.
+    found = sorted(name for name in beside if name.split(".")[-2].isdecimal())
     if not found:
         raise UserError(f"checkpoint {path}: its weights are missing; put {base}.safetensors beside it")
     return found
@@ -166,7 +169,8 @@ def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:
     for path in paths:
         checkpoint, *parts = read_weights(path)
         if not result:
-            result = {"vocab": checkpoint["vocab"], "opt": checkpoint["opt"], "optim": None}
+            opt = without_teacher(checkpoint["opt"])
+            result = {"vocab": checkpoint["vocab"], "opt": opt, "optim": None}
             sums = [{name: _as_sum(tensor) for name, tensor in part.items()} for part in parts]
             kinds = [{name: tensor.dtype for name, tensor in part.items()} for part in parts]
             continue
@@ -222,7 +226,13 @@ def strip_checkpoint(path: str) -> dict[str, Any]:
         for name, value in checkpoint.items()
         if name not in ("optim", "resume", "model", "generator")
     }
-    return {"model": body, "generator": head, **kept, "optim": None}
+    opt = without_teacher(checkpoint["opt"])
+    return {"model": body, "generator": head, **kept, "opt": opt, "optim": None}
+
+
+def without_teacher(options: Namespace) -> Namespace:
+    """Return the options of a model without the teacher that it learned from, which it can do without."""
+    return Namespace(**{**vars(options), OPTION: None}) if hasattr(options, OPTION) else options
 
 
 def build_from_checkpoint(path: str) -> tuple[nn.Module, dict[str, Any], Namespace, dict[str, Any]]:

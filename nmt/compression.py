@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import glob
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -221,15 +220,12 @@ class CheckpointModel:
         """Return the files of a model that is called `path`.
 
         Raises:
-            UserError: weights beside it need a name that ends in .pt, and no others there.
+            UserError: weights beside it need a name that ends in .pt.
         """
         if not self.is_safetensors:
             return [path]
         if path.suffix != ".pt":
             raise UserError(f"output {path}: must end in .pt, because its weights are put beside it")
-        shards = sorted(path.parent.glob(f"{glob.escape(path.stem)}.*.safetensors"))
-        if shards:
-            raise UserError(f"output {path}: {shards[0]} would be taken for a part of it; take another name")
         return [path, path.with_suffix(".safetensors")]
 
     def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:

@@ -70,20 +70,38 @@ def check_new(distillation: Distillation, plan: EmbeddingPlan | None, vocabs: di
         checkpoint = read_checkpoint(path)
     except UserError as error:
         raise UserError(f"{OPTION}: teacher: {error}") from error
-    for side in plan.sides():
-        key = "src" if side == "source" else "tgt"
-        found, wanted = checkpoint["vocab"].get(key), words_of(vocabs, side)
-        if found != wanted:
-            raise UserError(
-                f"{OPTION}: the {side} vocabulary of the teacher {path} ({len(found or ())} words) is not "
-                f"that of this model ({len(wanted)} words); use the one that the teacher was trained with"
-            )
+    check_words(distillation, plan, checkpoint["vocab"], vocabs)
     shared = {"share_embeddings": plan.share_inputs, "share_decoder_embeddings": plan.share_output}
     for name, is_shared in shared.items():
         if is_shared and not getattr(checkpoint["opt"], name, False):
             raise UserError(
                 f"{name}: true, but the teacher {path} was trained with {name}: false, and its "
                 f"tables cannot become one; set {name}: false, or take another teacher"
+            )
+
+
+def check_words(
+    distillation: Distillation, plan: EmbeddingPlan, stored: dict[str, Any], vocabs: dict[str, Any]
+) -> None:
+    """Refuse a teacher with other words, whose vectors would become those of this model's.
+
+    Args:
+        distillation: where plain tables are copied, too, all vocabularies have to be the teacher's.
+        plan: which embeddings learn from it.
+        stored: the vocabularies of its checkpoint.
+        vocabs: of this model.
+
+    Raises:
+        UserError: names the side.
+    """
+    copied = ("source", "target") if distillation.network_start == "teacher" else ()
+    for side in {**plan.sides(), **dict.fromkeys(copied)}:
+        found, wanted = stored.get("src" if side == "source" else "tgt"), words_of(vocabs, side)
+        if found != wanted:
+            raise UserError(
+                f"{OPTION}: the {side} vocabulary of the teacher {distillation.teacher} ({len(found or ())} "
+                f"words) is not that of this model ({len(wanted)} words); use the one that the teacher was "
+                "trained with"
             )
 
 

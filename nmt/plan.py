@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from nmt.errors import UserError
 OPTION_NAMES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding")
 EXAMPLE = "{method: funnel, rank: 64}"
 PADDING = "<blank>"
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 # What an embedding is built with beside its options, and where it comes from.
 GIVEN_BY = {
@@ -97,14 +99,26 @@ def parse_text(name: str, value: Any, example: str) -> Any:
         UserError: the text is not YAML.
     """
     if not isinstance(value, str):
-        return value
+        return _with_numbers(value)
     try:
-        return ast.literal_eval(value)  # the YAML reader hands nested mappings over as Python text
-    except (ValueError, SyntaxError):
+        # The YAML reader hands nested mappings over as Python text.
+        return _with_numbers(ast.literal_eval(value))
+    except (ValueError, SyntaxError, TypeError):
         try:
-            return yaml.safe_load(value)
+            return _with_numbers(yaml.safe_load(value))
         except yaml.YAMLError as error:
             raise UserError(f"{name}: {value!r} is not YAML ({error}); write it like {example}") from error
+
+
+def _with_numbers(value: Any) -> Any:
+    """Return a value in which 1e-3, which the YAML reader takes for text, is a number, at any depth."""
+    if isinstance(value, dict):
+        return {key: _with_numbers(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(one) for one in value]
+    if isinstance(value, str) and _EXPONENT.fullmatch(value):
+        return float(value)
+    return value
 
 
 def for_input(settings: dict[str, Any]) -> dict[str, Any]:

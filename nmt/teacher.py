@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from nmt.checkpoint import build_from_checkpoint
-from nmt.distillation import ASKED, parse_distillation
+from nmt.distillation import ASKED, check_words, parse_distillation
 from nmt.errors import UserError
 from nmt.model import (
     is_position_encoding,
@@ -34,6 +34,7 @@ class Teacher:
 
     Attributes:
         path: its checkpoint, for messages.
+        vocab: the words of each side, as its checkpoint has them.
         tables: the table ``(V, D)`` of each side, that of the output included, tied or not.
         state: all tensors by name.
         table_tensors: the names of those that make up its embeddings.
@@ -41,6 +42,7 @@ class Teacher:
     """
 
     path: str
+    vocab: dict[str, Any]
     tables: dict[str, Tensor]
     state: dict[str, Tensor]
     table_tensors: frozenset[str]
@@ -54,7 +56,7 @@ def read_teacher(path: str) -> Teacher:
         UserError: it cannot be read.
     """
     try:
-        model, *_ = build_from_checkpoint(path)
+        model, *_, checkpoint = build_from_checkpoint(path)
     except UserError as error:
         raise UserError(f"{OPTION}: teacher: {error}") from error
     modules = {side: words_module(model, side) for side in ("source", "target", "output")}
@@ -62,7 +64,7 @@ def read_teacher(path: str) -> Teacher:
     with torch.no_grad():
         tables = {side: _table_of(module) for side, module in present.items()}
     names = _names_of(model, list(present.values()))
-    return Teacher(path, tables, model.state_dict(), names, _bias_of_table(model))
+    return Teacher(path, checkpoint["vocab"], tables, model.state_dict(), names, _bias_of_table(model))
 
 
 def _bias_of_table(model: Any) -> Tensor | None:
@@ -106,8 +108,8 @@ def prepare_student(
         What the loss needs; ``None`` where there is no teacher, or alpha is 0.
 
     Raises:
-        UserError: the teacher cannot be read, or its network or width is another; names the first tensor that
-            does not fit.
+        UserError: the teacher cannot be read, or its words, its network or its width are others; names the
+            first tensor that does not fit.
     """
     distillation, plan = parse_distillation(getattr(opt, OPTION, None)), read_plan(opt)
     if distillation is None or plan is None:
@@ -116,6 +118,7 @@ def prepare_student(
     if not is_new and distillation.alpha == 0:
         return None
     teacher = read_teacher(distillation.teacher)
+    check_words(distillation, plan, teacher.vocab, vocabs)
     for side in plan.sides():
         _check_table(side, words_module(model, side), teacher)
     if is_new and distillation.network_start == "teacher":

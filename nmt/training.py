@@ -67,6 +67,12 @@ def run(opt: Namespace, device_id: int) -> None:
     distilled = prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)
     broadcast_parameters(model)
     logger.info(parameter_table(model))
+    if checkpoint is not None and checkpoint.get("optim") is None:
+        # Compressed, averaged and released models have none; upstream would still take their options.
+        logger.info(
+            "The checkpoint has no state of an optimiser: it begins anew, with the options of this run"
+        )
+        checkpoint.pop("optim", None)
     optim = Optimizer.from_opt(model, opt, checkpoint=checkpoint)
     first_step = optim.training_step - 1
     if opt.train_steps and first_step >= opt.train_steps and not opt.single_pass:

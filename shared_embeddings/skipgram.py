@@ -109,7 +109,7 @@ class _Sentences:
 def _lines(text: Path) -> Iterator[str]:
     """The lines of a UTF-8 file; ValueError names the file where it cannot be read."""
     try:
-        with open(text, encoding="utf-8") as file:
+        with open(text, encoding="utf-8-sig") as file:
             yield from file
     except UnicodeDecodeError as error:
         raise ValueError(f"text {text}: is not UTF-8 ({error.reason}); convert it") from None

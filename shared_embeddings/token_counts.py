@@ -94,7 +94,7 @@ def _split(line: str) -> tuple[str, str, str]:
 def _lines(path: Path) -> list[str]:
     """The lines of a text; only a line feed ends one."""
     try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: is no UTF-8 text (byte {error.start}); convert it") from error
     return [line.rstrip("\r") for line in lines[:-1] + ([lines[-1]] if lines[-1] else [])]

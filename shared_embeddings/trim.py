@@ -186,7 +186,8 @@ def text_lines(path: Path) -> Iterator[str]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                yield line.decode("utf-8").rstrip("\r\n")
+                # Some editors put a mark at the start of a text, which is no part of it.
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path}: line {number} is no UTF-8 text; convert it") from error
 

@@ -66,7 +66,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
         ValueError: the file is missing, empty or not UTF-8, or a line is no word (its number is named).
     """
     try:
-        with open(path, encoding="utf-8", newline="\n") as file:
+        with open(path, encoding="utf-8-sig", newline="\n") as file:
             lines = file.read().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"vocabulary {path}: is not UTF-8 ({error.reason}); convert it") from None

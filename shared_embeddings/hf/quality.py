@@ -35,7 +35,7 @@ def perplexity(model: Any, vocabulary: Vocabulary, path: Path) -> Quality:
         ValueError: there is no tokenizer, or no text for it.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: is no UTF-8 text (byte {error.start}); convert it") from error
     begin, ids = vocabulary.encode(text)

@@ -64,7 +64,7 @@ class Vocabulary:
         counts: Counter[int] = Counter()
         for path in texts:
             try:
-                lines = path.read_text(encoding="utf-8").splitlines()
+                lines = path.read_text(encoding="utf-8-sig").splitlines()
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path}: is no UTF-8 text (byte {error.start}); convert it") from error
             for start in range(0, len(lines), _LINES):

@@ -119,6 +119,7 @@ def test_messy_text_trains(host: Host) -> None:
         ({"embedding": {"method": "funnel", "rank": 17}}, ["rank", "17", "16"]),
         ({"embedding": {"method": "define", "depth": 0, "map_dim": 8, "expand_dim": 32}}, ["depth", "0"]),
         ({"embedding": "funnel"}, ["embedding", "method"]),
+        ({"embedding": "{[1]: 2}"}, ["embedding", "{[1]: 2}", "YAML"]),
         ({"embeding": FUNNEL}, ["embeding", "did you mean"]),
         ({"share_embeddings": False, "src_embedding": FUNNEL, "tgt_embedding": FUNNEL}, ["no effect"]),
         ({"src_embedding": {"method": "standard"}}, ["share_embeddings"]),

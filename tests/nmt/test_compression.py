@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import shared_embeddings as se
 from nmt.checkpoint import build_from_checkpoint
@@ -85,6 +87,37 @@ def test_full_size_keeps_the_scores(
     compress(model, method, output, *arguments)
     torch.testing.assert_close(scores(output), scores(model), atol=1e-4, rtol=0)
     assert output.with_suffix(".safetensors").exists() == (save_format == "safetensors")
+
+
+def test_a_small_model_beside_its_large_one_is_another(trained: Trained, tmp_path: Path) -> None:
+    """`model.small.safetensors` is no part of `model.pt`, though it is called as a shard of it might be."""
+    _, model = trained(embedding=STANDARD, save_format="safetensors")
+    for file in (model, model.with_suffix(".safetensors")):
+        shutil.copy(file, tmp_path / f"model{file.suffix}")
+    before = scores(model)
+    for number, how in enumerate((["standard", "--store", "int8"], ["projective", "--rank", 4])):
+        method, *arguments = how
+        compress(tmp_path / "model.pt", str(method), tmp_path / f"model.small{number}.pt", *arguments)
+        assert torch.equal(scores(tmp_path / "model.pt"), before)
+    shards = load_file(tmp_path / "model.safetensors")
+    names = sorted(shards)
+    save_file({name: shards[name] for name in names[:3]}, tmp_path / "model.00.safetensors")
+    save_file({name: shards[name] for name in names[3:]}, tmp_path / "model.01.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    assert torch.equal(scores(tmp_path / "model.pt"), before)
+
+
+@pytest.mark.parametrize("reset", ["none", "states"])
+def test_result_is_trained_on_as_the_run_says(
+    reset: str, trained: Trained, host: Host, tmp_path: Path
+) -> None:
+    """It has no state of an optimiser, whose rate or schedule could be that of the model before."""
+    _, model = trained(embedding=STANDARD)
+    small = tmp_path / "small.pt"
+    compress(model, "projective", small, "--rank", 4)
+    options = {"learning_rate": 0.0, "train_steps": 2, "save_checkpoint_steps": 2, "reset_optim": reset}
+    after = host.train("next", "-train_from", str(small), **options)
+    assert torch.equal(scores(after), scores(small))
 
 
 def test_result_translates_trains_on_and_stays_tied(trained: Trained, tmp_path: Path) -> None:
@@ -296,8 +329,6 @@ def test_packed_models_go_through_every_command(trained: Trained, tmp_path: Path
     storage = json.loads(report.read_text())["tables"][0]["storage"]
     assert 0 < storage["added_error"] < 0.05
     assert storage["stored_bytes"]["after"] < 0.5 * storage["stored_bytes"]["before"]
-    from safetensors.torch import load_file
-
     assert HEADER in load_file(small.with_suffix(".safetensors"))
     assert len(host.translate(small)) == 7
     run("onmt_release_model", "-model", str(small), "-output", str(tmp_path / "released.pt"))

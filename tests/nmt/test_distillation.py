@@ -44,7 +44,7 @@ def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(se, "fit", short)
 
 
-def distilled(host: Host, teacher: Path, embedding: dict[str, Any], **options: Any) -> Path:
+def distilled(host: Host, teacher: Path, embedding: dict[str, Any] | None, **options: Any) -> Path:
     """Train a student; keys of the option may be given as ``d_KEY``."""
     keys = {name[2:]: options.pop(name) for name in list(options) if name.startswith("d_")}
     settings = {"embedding_distillation": {"teacher": str(teacher), **keys}}
@@ -383,3 +383,50 @@ def test_unfit_teachers_are_refused(trained: Trained, host: Host, refusal: Calla
     assert "has encoder.transformer.1" in said(deeper)
     host.write("vocab", ["other\t3", "words\t2"])
     assert "vocabulary of the teacher" in said(teacher)
+
+
+def test_other_words_of_as_many_are_refused(host: Host, refusal: Callable[..., str]) -> None:
+    """On a side that keeps a plain table, too, and when training goes on."""
+    for side in ("src", "tgt"):
+        host.write(f"{side}.vocab", (host.folder / "vocab").read_text().splitlines())
+    apart = {
+        **{f"{side}_vocab": str(host.folder / f"{side}.vocab") for side in ("src", "tgt")},
+        **dict.fromkeys(("share_vocab", "share_embeddings", "share_decoder_embeddings"), False),
+        "train_steps": 1,
+    }
+    teacher = host.train("teacher", tgt_embedding=STANDARD, **apart)
+    student = distilled(host, teacher, None, tgt_embedding=PROJECTIVE, **apart)
+    for side, name in (("src", "source"), ("tgt", "target")):
+        words = (host.folder / "vocab").read_text().splitlines()
+        host.write(f"{side}.vocab", words[::-1])
+        option = {"teacher": str(teacher)}
+        config = host.config("new", embedding_distillation=option, tgt_embedding=PROJECTIVE, **apart)
+        assert f"the {name} vocabulary of the teacher" in refusal("onmt_train", "-config", str(config))
+        other = host.train(f"other_{side}", tgt_embedding=STANDARD, **apart)
+        host.write(f"{side}.vocab", words)
+        config = host.config("student", **{**apart, "train_steps": 2})
+        going_on = ("-train_from", str(student), "-embedding_distillation", f"{{teacher: {other}}}")
+        said = refusal("onmt_train", "-config", str(config), *going_on)
+        assert f"the {name} vocabulary of the teacher {other}" in said
+
+
+def test_numbers_with_an_exponent() -> None:
+    """PyYAML takes 1e-3 for text; so it arrives from a configuration file, too."""
+    asked = parse_distillation("{teacher: teacher.pt, alpha: 1e-3}")
+    assert asked is not None and asked.alpha == 0.001
+    assert parse_distillation({"teacher": "teacher.pt", "alpha": "1e-3"}) == asked
+    assert parse_distillation("{'teacher': 'teacher.pt', 'alpha': '1e-3'}") == asked
+
+
+def test_a_released_student_does_without_its_teacher(trained: Trained, host: Host) -> None:
+    _, teacher = trained(embedding=STANDARD)
+    own = host.folder / "teacher.pt"
+    own.write_bytes(teacher.read_bytes())
+    student = distilled(host, own, PROJECTIVE, train_steps=1)
+    own.unlink()
+    released, averaged = host.folder / "released.pt", host.folder / "averaged.pt"
+    run("onmt_release_model", "-model", str(student), "-output", str(released))
+    run("onmt_average_models", "-models", str(student), str(student), "-output", str(averaged))
+    for model in (released, averaged):
+        assert read_checkpoint(str(model))["opt"].embedding_distillation is None
+        host.train(f"next_{model.stem}", "-train_from", str(model), train_steps=1)

@@ -43,6 +43,8 @@ def test_counts_of_words(tmp_path: Path) -> None:
         read_counts(tmp_path / "wrong")
     text.write_text("a b a\nb a\n")
     assert count_words([text, text]) == {"a": 6, "b": 4}
+    text.write_text("\ufeffa b a\nb a\n", encoding="utf-8")  # as some editors begin a text
+    assert count_words([text]) == {"a": 3, "b": 2}
     found = counts_of(["<s>", "a", "zero", "never"], {"a": 6, "zero": 0, "b": 9}, ["<s>"])
     assert found.tolist() == [9, 6, 1, 1]
 

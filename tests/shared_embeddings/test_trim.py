@@ -93,3 +93,8 @@ def test_a_covered_line_that_is_cut_otherwise_is_refused(
     with pytest.raises(ValueError, match="line 2 would be cut into other words"):
         trimming.trim(tmp_path, texts, output)
     assert not output.exists() and not output.with_suffix(".ids").exists()
+
+
+def test_the_mark_before_a_text_is_no_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes("\ufeffone\r\ntwo \ufeff\n".encode())
+    assert list(trimming.text_lines(tmp_path / "text")) == ["one", "two \ufeff"]
