@@ -251,7 +251,7 @@ def _coverage(trained: TrimmableModel, vocabulary: Vocabulary, path: Path, kept:
 def _check_free(paths: Sequence[Path]) -> None:
     """Refuse to write over anything, or where nothing can be written."""
     for path in paths:
-        if path.exists():
+        if os.path.lexists(path):
             raise ValueError(f"output {path}: is there already; name another one, or remove it")
         if not can_be_made(path):
             raise ValueError(f"output {path}: cannot be written; name one in a folder that can")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -113,14 +113,18 @@ def model_class(folder: Path, config: dict[str, Any]) -> Any:
     return found
 
 
-def read_model(folder: Path, chosen: Any, **settings: Any) -> Any:
+def read_model(folder: Path, chosen: Any, **settings: Any) -> tuple[Any, list[str]]:
     """The model of a folder, as the class `chosen` reads it, in the type of its weights, on the CPU.
 
     Args:
         settings: further ones of ``from_pretrained``.
 
+    Returns:
+        The model, and the names of tensors that are in the folder, but not in the model: published
+        checkpoints often hold the layers of another task, too.
+
     Raises:
-        ValueError: the weights cannot be read, or are not those of the model.
+        ValueError: the weights cannot be read, or some of the model are missing or have another shape.
     """
     files = weight_files(folder)
     safe = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
@@ -130,13 +134,18 @@ def read_model(folder: Path, chosen: Any, **settings: Any) -> Any:
             model, found = _from_packed(folder, files, chosen, settings)
         else:
             model, found = chosen.from_pretrained(folder, **settings)
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if found[kind]:
-            raise ValueError(
-                f"model {folder}: its weights do not fit its config.json ({kind.replace('_', ' ')}: "
-                f"{sorted(map(str, found[kind]))[0]}); copy it anew"
-            )
-    return model
+    for kind in ("missing_keys", "mismatched_keys"):
+        check_none(folder, kind, found[kind])
+    return model, sorted(map(str, found["unexpected_keys"]))
+
+
+def check_none(folder: Path, kind: str, names: Iterable[object]) -> None:
+    """Raise ValueError where there are names of tensors of a `kind` that do not fit the configuration."""
+    for name in sorted(map(str, names)):
+        raise ValueError(
+            f"model {folder}: its weights do not fit its config.json ({kind.replace('_', ' ')}: {name}); "
+            "copy it anew"
+        )
 
 
 def tensor_names(file: Path) -> list[str]:

@@ -25,6 +25,9 @@ from shared_embeddings.options import OptionError
 from shared_embeddings.registry import build
 from shared_embeddings.registry import options as options_class
 
+# How many of the tensors that are left out are named.
+_NAMED = 3
+
 
 class Host:
     """Folders with ``config.json`` and safetensors, as ``save_pretrained`` of transformers writes them."""
@@ -62,7 +65,10 @@ class FolderModel:
         if config.get("quantization_config") is not None:
             raise ValueError(f"model {path}: is quantised; compress the model that it was made from")
         self.is_compressed = ENTRY in config
-        self.module: Any = load(path) if self.is_compressed else read_model(path, model_class(path, config))
+        self.module: Any
+        self.module, self._left_out = (
+            (load(path), []) if self.is_compressed else read_model(path, model_class(path, config))
+        )
         self.vocabulary = Vocabulary(path)
         found = [] if self.is_compressed else find_tables(self.module.eval())
         self._tables: dict[str, WordTable] = {table.name: table for table in found}
@@ -145,7 +151,11 @@ class FolderModel:
         for name, embedding in fitted.items():
             embedding.to(self._tables[name].weight.dtype)
         place(self.module, fitted, {name: table.placement for name, table in self._tables.items()})
-        return []
+        if not self._left_out:
+            return []
+        named = ", ".join([*self._left_out[:_NAMED], *["…"] * (len(self._left_out) > _NAMED)])
+        kind = type(self.module).__name__
+        return [f"tensors that a {kind} does not have are left out ({len(self._left_out)}: {named})"]
 
     def written(self) -> dict[str, Tensor]:
         """The tensors of the model, each once, but those that its class computes anew."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from shared_embeddings.hf.entry import ENTRY, from_entry, place
-from shared_embeddings.hf.folder import model_class, read_config, read_model
+from shared_embeddings.hf.folder import check_none, model_class, read_config, read_model
 
 
 def load(folder: str | os.PathLike[str], **settings: Any) -> Any:
@@ -39,7 +39,8 @@ def load(folder: str | os.PathLike[str], **settings: Any) -> Any:
     with torch.device("meta"):
         from_entry(config[ENTRY])
     plain = model_class(path, config)
-    model = read_model(path, _with_embeddings(plain), **settings)
+    model, unexpected = read_model(path, _with_embeddings(plain), **settings)
+    check_none(path, "unexpected_keys", unexpected)
     model.__class__ = plain
     return model
 

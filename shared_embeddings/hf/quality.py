@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from shared_embeddings.compression_quality import Quality
 from shared_embeddings.hf.library import transformers
+from shared_embeddings.hf.positions import first_position
 from shared_embeddings.hf.words import Vocabulary
 
 # The longest window, which the scores of all words must fit into memory for.
@@ -41,8 +42,14 @@ def perplexity(model: Any, vocabulary: Vocabulary, path: Path) -> Quality:
     begin, ids = vocabulary.encode(text)
     if len(begin) + len(ids) < 2:
         raise ValueError(f"{path}: has {len(ids)} tokens, too few to predict one; give a longer text")
+    rows = model.get_input_embeddings().num_embeddings
+    if max(*begin, *ids) >= rows:
+        raise ValueError(
+            f"{path}: has a token with the id {max(*begin, *ids)}, but the model has {rows} rows; give the "
+            "model its own tokenizer"
+        )
     longest = getattr(model.config, "max_position_embeddings", None) or _LONGEST
-    window = min(_LONGEST, int(longest)) - len(begin)
+    window = min(_LONGEST, int(longest) - first_position(model)) - len(begin)
     nats, targets = _nats(model.eval(), begin, ids, window)
     how = f"{path}: {targets:,} tokens, in windows of {window + len(begin):,}, at least half of it context"
     return Quality("perplexity", math.exp(min(nats / targets, 700.0)), how)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ _KEPT = (
     "*.tiktoken",
     "LICENSE*",
 )
+# Beside those, what may stand in the folder of a model that is replaced.
+_REPLACED = (*_KEPT, "*.safetensors", "*.tsv", "*.md")
+_TEMPLATES = "additional_chat_templates"
 # What describes weights, or a run that made them.
 _LEFT = ("config.json", "trainer_state.json", "all_results.json", "train_results.json", "eval_results.json")
 
@@ -52,6 +56,13 @@ def check_output(folder: Path, force: bool) -> None:
         raise ValueError(f"output {folder}: is there already; add --force, or name another folder")
     if not folder.is_dir() or not (folder / "config.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"output {folder}: is there and holds no model, so it is not replaced; name another")
+    for entry in sorted(folder.iterdir()):
+        is_own = any(map(entry.match, _REPLACED)) if entry.is_file() else entry.name == _TEMPLATES
+        if not is_own:
+            raise ValueError(
+                f"output {folder}: holds {entry.name}, which is no part of a model and would be lost; name "
+                "another folder"
+            )
 
 
 def copy_rest(source: Path, target: Path) -> None:
@@ -60,7 +71,7 @@ def copy_rest(source: Path, target: Path) -> None:
         for file in source.glob(pattern):
             if file.is_file() and file.name not in _LEFT and not file.name.endswith(".index.json"):
                 shutil.copyfile(file, target / file.name)
-    templates = source / "additional_chat_templates"
+    templates = source / _TEMPLATES
     if templates.is_dir():
         shutil.copytree(templates, target / templates.name)
 
@@ -69,9 +80,13 @@ def copy_rest(source: Path, target: Path) -> None:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Give a temporary folder beside `path`; rename it to `path` on success, delete it on any error.
 
-    The files are on the disk before the rename. A folder that was there is replaced.
+    The files are on the disk before the rename. A folder that was there is replaced; where `path` is a link,
+    the folder that it leads to. What processes that were killed meanwhile have left is taken away.
     """
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
+    for remains in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        shutil.rmtree(remains, ignore_errors=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
     try:

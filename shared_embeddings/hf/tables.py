@@ -6,6 +6,7 @@ Axes: ``V`` vocabulary, ``D`` model dimension.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ def find_tables(model: Any) -> list[WordTable]:
                 "take a model with nn.Embedding and nn.Linear"
             )
         weights.setdefault(id(weight), (name, weight))
+    _check_output(model, named)
     found = []
     for name, weight in weights.values():
         table = WordTable("words" if len(weights) == 1 else name, weight, _uses(model, weight))
@@ -71,17 +73,42 @@ def _layers(model: Any) -> list[tuple[str, Any]]:
         raise ValueError(f"{kind}: takes more than text ({other[0]}); take a model of text alone")
     try:
         layers = [("input", model.get_input_embeddings()), ("output", model.get_output_embeddings())]
+        if getattr(config, "is_encoder_decoder", False):
+            layers.insert(1, ("decoder", model.get_decoder().get_input_embeddings()))
     except (NotImplementedError, AttributeError) as error:
         raise ValueError(
             f"{kind}: does not say where its word embeddings are; it is not supported"
         ) from error
-    if layers[1][1] is None:
+    if layers[-1][1] is None:
         raise ValueError(
             f"{kind}: has no output embeddings; take a model that scores words, not a classifier"
         )
-    if getattr(config, "is_encoder_decoder", False):
-        layers.insert(1, ("decoder", model.get_decoder().get_input_embeddings()))
     return layers
+
+
+@torch.no_grad()
+def _check_output(model: Any, layers: Sequence[tuple[str, Any]]) -> None:
+    """Raise ValueError where the model computes its scores otherwise than by calling its output layer.
+
+    MobileBERT and newer DeBERTa multiply with its table themselves, which would be none.
+    """
+    kind, output = type(model).__name__, layers[-1][1]
+    rows = {len(layer.weight) for name, layer in layers if name != "output"}
+    calls = []
+    hook = output.register_forward_hook(lambda *_: calls.append(1))
+    ids = torch.arange(min(_LOOKED_AT, *rows))[None]
+    given = {"input_ids": ids, **({"decoder_input_ids": ids} if len(layers) == 3 else {})}
+    try:
+        model(**given)
+    except Exception:  # it may take more than ids, and call the layer with it
+        calls.append(0)
+    finally:
+        hook.remove()
+    if len(output.weight) not in rows or not calls:
+        raise ValueError(
+            f"{kind}: computes its scores by other means than its output layer ({type(output).__name__} "
+            f"{tuple(output.weight.shape)}), where no embedding can stand; it is not supported"
+        )
 
 
 def _uses(model: nn.Module, weight: nn.Parameter) -> Placement:

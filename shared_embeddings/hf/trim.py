@@ -15,14 +15,17 @@ from torch import Tensor
 from shared_embeddings.files import first_line
 from shared_embeddings.hf.entry import ENTRY
 from shared_embeddings.hf.folder import GENERATION, INDEX, model_class, read_config, read_json, reading
+from shared_embeddings.hf.positions import first_position
 from shared_embeddings.hf.saving import replacing_folder
 from shared_embeddings.hf.token_ids import check_ids, named_ids, with_new_ids
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
-from shared_embeddings.hf.word_rows import SIDES, Weights, word_axes
+from shared_embeddings.hf.word_rows import SIDES, Weights, without_weights, word_axes
 from shared_embeddings.trim_hosts import Vocabulary
 
 NAME = "tokens"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+# The part of the configuration of a model of text and pictures that is about text.
+TEXT = "text_config"
 # What else is copied; vocabularies of slow tokenizers would still have all tokens.
 COPIED = (".json", ".jinja", ".md", "LICENSE")
 LEFT_OUT = ("vocab.json", "added_tokens.json", "tekken.json", INDEX)
@@ -65,13 +68,20 @@ class TrimmableFolder:
         self.settings = read_config(path)
         _check_folder(path, self.settings)
         self.config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        self.rows = int(self.config.get_text_config().vocab_size)
+        text = self.config.get_text_config()
+        if text is not self.config and TEXT not in self.settings:
+            raise ValueError(
+                f"model {path}: is made of several models ({self.settings['model_type']}), each with its "
+                "own settings; it cannot be trimmed"
+            )
+        self.rows = int(text.vocab_size)
         # Loading it first says better what is wrong with a damaged one.
         self.tokenizer = _load_tokenizer(path)
         self.file = TokenizerFile(read_json(path / TOKENIZER))
         _check_tokens(self.file, self.tokenizer, self.rows)
-        axes = word_axes(self.config, model_class(path, self.settings))
-        self.weights = Weights(path, axes, self.rows, self.settings)
+        kind = model_class(path, self.settings)
+        self.weights = Weights(path, word_axes(self.config, kind), self.rows, self.settings)
+        self.first_position = first_position(without_weights(kind, self.config))
         self.named: set[int] = set()
         for name in _settings_files(path):
             settings = read_json(path / name)
@@ -115,9 +125,13 @@ class TrimmableFolder:
                 self.beginnings.update(self.file.beginning_of(word))
 
     def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
-        """The ids that are tokens, and those that the tokenizer needs to cut covered texts as before."""
+        """The ids that are tokens, and those that the tokenizer needs to cut covered texts as before.
+
+        The id from which positions are counted stays what it is, by what stands before it.
+        """
         del vocabulary
-        return self.file.closed(ids | self.beginnings)
+        before = {one for one in range(self.first_position) if one in self.file.tokens}
+        return self.file.closed(ids | self.beginnings | before)
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         """Leave out all tokens but those ``(n,)``, and rows that have no token.
@@ -126,6 +140,12 @@ class TrimmableFolder:
             ValueError: the tokenizer, or an embedding, cannot do without the others.
         """
         self.kept = kept[NAME]
+        first = self.first_position
+        if self.kept[:first].tolist() != list(range(first)):
+            raise ValueError(
+                f"model {self.path}: counts positions from the id of padding, {first - 1}, and has rows "
+                "without a token before it; it cannot be trimmed"
+            )
         self.weights.tables.select(self.kept)
         with tempfile.TemporaryDirectory() as folder:
             self._write_settings(Path(folder))
@@ -192,7 +212,7 @@ class TrimmableFolder:
     def _with_size(self, settings: dict[str, Any], size: int) -> dict[str, Any]:
         """The configuration with the number of words, wherever it keeps it."""
         text = self.config.get_text_config()
-        part = settings if text is self.config else settings["text_config"]
+        part = settings if text is self.config else settings[TEXT]
         part[text.attribute_map.get("vocab_size", "vocab_size")] = size
         part.update({name: size for name in SIDES if part.get(name) is not None})
         tables = self.weights.tables.entry

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from shared_embeddings.hf.folder import INDEX, read_json, weight_files
 
 # Settings that say how many words there are, where a model has one for each side.
 SIDES = ("decoder_vocab_size",)
+# Settings with such a name that count something else than words.
+_OTHER_SIZES = ("type_vocab_size", "type_vocab_sizes", "task_type_vocab_size", "entity_vocab_size")
 
 
 def word_axes(config: Any, model_class: Any) -> dict[str, int | None]:
@@ -33,14 +35,19 @@ def word_axes(config: Any, model_class: Any) -> dict[str, int | None]:
         model_class: of transformers.
 
     Raises:
-        ValueError: the model has the words on two axes.
+        ValueError: the model has the words on two axes, or a second vocabulary.
     """
-    wider = copy.deepcopy(config)
-    text = wider.get_text_config()
-    for name in ("vocab_size", *SIDES):
-        if getattr(text, name, None) is not None:
-            setattr(text, name, getattr(text, name) + 1)
-    before, after = _shapes(model_class, config), _shapes(model_class, wider)
+    text = config.get_text_config()
+    own = ("vocab_size", text.attribute_map.get("vocab_size"), *SIDES)
+    before = _shapes(model_class, config)
+    for name, size in text.to_dict().items():
+        is_other = "vocab_size" in name and type(size) is int and name not in (*own, *_OTHER_SIZES)
+        if is_other and _shapes(model_class, _wider(config, [name])) != before:
+            raise ValueError(
+                f"{model_class.__name__}: looks ids up in a second vocabulary ({name}: {size}), which is not "
+                "trimmed with the first; this model cannot be trimmed"
+            )
+    after = _shapes(model_class, _wider(config, ["vocab_size", *SIDES]))
     axes: dict[str, int | None] = {}
     for name, shape in before.items():
         longer = [axis for axis, size in enumerate(shape) if after[name][axis] != size]
@@ -50,11 +57,25 @@ def word_axes(config: Any, model_class: Any) -> dict[str, int | None]:
     return axes
 
 
+def _wider(config: Any, names: Sequence[str]) -> Any:
+    """A configuration of which each of the sizes that are called so, where it has them, is one more."""
+    wider = copy.deepcopy(config)
+    text = wider.get_text_config()
+    for name in names:
+        if getattr(text, name, None) is not None:
+            setattr(text, name, getattr(text, name) + 1)
+    return wider
+
+
 def _shapes(model_class: Any, config: Any) -> dict[str, torch.Size]:
     """The shape of every tensor of a model."""
+    return {name: tensor.shape for name, tensor in without_weights(model_class, config).state_dict().items()}
+
+
+def without_weights(model_class: Any, config: Any) -> Any:
+    """A model of transformers whose tensors take no memory."""
     with torch.device("meta"):
-        model = model_class._from_config(copy.deepcopy(config))
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+        return model_class._from_config(copy.deepcopy(config))
 
 
 class Weights:
@@ -129,18 +150,21 @@ def _axis_of(name: str, shape: list[int], axes: Mapping[str, int | None], rows: 
     """The axis of the words of a tensor in a file, whose name may begin otherwise than the model's.
 
     Raises:
-        ValueError: the model has no such tensor, but it is as long as the vocabulary.
+        ValueError: the model has no such tensor, but it is as long as the vocabulary, or it has more rows.
     """
-    if name in axes:
-        return axes[name]
-    for own, axis in axes.items():
-        if own.endswith(f".{name}") or name.endswith(f".{own}"):
-            return axis
-    if rows in shape:
+    alike = (own for own in axes if own.endswith(f".{name}") or name.endswith(f".{own}"))
+    own = name if name in axes else next(alike, None)
+    if own is None and rows in shape:
         raise ValueError(
             f"tensor {name} {tuple(shape)} may have a row for every word, but is not of the model"
         )
-    return None
+    axis = None if own is None else axes[own]
+    if axis is not None and shape[axis] != rows:
+        raise ValueError(
+            f"tensor {name} {tuple(shape)} does not have one row for each of the {rows} words; this model "
+            "cannot be trimmed"
+        )
+    return axis
 
 
 def _header(file: Path) -> dict[str, Any]:

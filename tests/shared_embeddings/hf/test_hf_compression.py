@@ -39,6 +39,21 @@ def test_full_size_keeps_the_scores(tmp_path: Path, kind: str, method: list[Any]
     torch.testing.assert_close(scores(same), scores(model), atol=1e-4, rtol=0)
 
 
+def test_layers_of_another_task_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in BERT's published checkpoints, which were trained to tell the next sentence, too."""
+    torch.manual_seed(3)
+    whole = transformers.BertForPreTraining(transformers.BertConfig(**KINDS["bert"][1]))
+    whole.config.architectures = None
+    whole.save_pretrained(tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["BertForMaskedLM"]}))
+    plain = transformers.BertForMaskedLM.from_pretrained(tmp_path / "model")
+    assert compress(tmp_path / "model", "standard", tmp_path / "same") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "a BertForMaskedLM does not have are left out (4: bert.pooler.dense.bias, " in printed
+    torch.testing.assert_close(scores(hf.load(tmp_path / "same")), scores(plain), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "t5_untied", "marian", "marian_two_vocabularies"])
 def test_a_quarter_of_the_bytes(tmp_path: Path, kind: str) -> None:
     write(kind, tmp_path / "model")

@@ -78,3 +78,32 @@ def test_what_has_no_perplexity(tmp_path: Path, capsys: pytest.CaptureFixture[st
     line = capsys.readouterr().err
     assert "has no perplexity" in line and line.count("\n") == 1
     assert not (tmp_path / "small").exists()
+
+
+def test_positions_that_begin_behind_the_padding(tmp_path: Path) -> None:
+    """Of 24 positions RoBERTa has 22 for tokens, since it counts from the id of padding, which is 1."""
+    settings = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.XLMRobertaConfig(
+        vocab_size=WORDS, max_position_embeddings=24, is_decoder=True, pad_token_id=1, **settings
+    )
+    transformers.XLMRobertaForCausalLM(config).save_pretrained(tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    text, report = tmp_path / "text", tmp_path / "report.json"
+    text.write_text(" ".join(f"w{number}" for number in random.Random(1).choices(range(2, WORDS), k=80)))
+    asked = ["--validation", text, "--report", report]
+    assert compress(tmp_path / "model", "standard", tmp_path / "small", *asked) == 0
+    found = json.loads(report.read_text())["quality"]
+    assert found["after"] == pytest.approx(found["before"], rel=1e-6)
+
+
+def test_a_tokenizer_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = {"n_embd": 16, "n_layer": 1, "n_head": 2}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=WORDS - 1, **small))
+    model.save_pretrained(tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    (tmp_path / "text").write_text(f"w1 w{WORDS - 1}\n")
+    asked = ["--validation", tmp_path / "text"]
+    assert compress(tmp_path / "model", "standard", tmp_path / "small", *asked) == 2
+    assert (
+        f"has a token with the id {WORDS - 1}, but the model has {WORDS - 1} rows" in capsys.readouterr().err
+    )

@@ -79,6 +79,27 @@ def test_models_that_take_more_than_text(tmp_path: Path, capsys: pytest.CaptureF
     assert "takes more than text (vision_config)" in line
 
 
+def test_models_that_score_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They multiply with the weight of their output layer, or do not say where their words are."""
+    small = {**KINDS["bert"][1], "embedding_size": DIM, "hidden_size": 24}
+    sizes = {"d_model": DIM, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "langs": ["en", "de"]}
+    for number, (name, settings, said) in enumerate(
+        [
+            ("MobileBertForMaskedLM", small, f"its output layer (Linear ({WORDS}, {DIM}))"),
+            ("DebertaV2ForMaskedLM", {**small, "legacy": False}, "its output layer (Linear (24, 24))"),
+            (
+                "FSMTForConditionalGeneration",
+                {**sizes, "src_vocab_size": WORDS, "tgt_vocab_size": WORDS},
+                "does not say where its word embeddings are",
+            ),
+        ]
+    ):
+        chosen = getattr(transformers, name)
+        chosen(chosen.config_class(**settings)).save_pretrained(tmp_path / f"model{number}")
+        assert said in refused(capsys, tmp_path / f"model{number}", "standard", tmp_path / "small")
+    assert not (tmp_path / "small").exists()
+
+
 DAMAGES: dict[str, tuple[str, Any]] = {
     "a size in words": (
         "config.json",
@@ -129,6 +150,33 @@ def test_outputs_that_are_there(
             line = refused(capsys, model, "standard", tmp_path / "new", "--report", report, "--force")
             assert "is a file of the model that is read" in line
     assert content(other) == {"letter": b"dear"} and content(model) == before
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "checkpoint-500/model.safetensors"])
+def test_what_is_no_part_of_a_model_is_not_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A folder of Trainer holds a model, too."""
+    model, small = tmp_path / "model", tmp_path / "small"
+    write("gpt2", model)
+    assert compress(model, "standard", small) == 0
+    (small / name).parent.mkdir(exist_ok=True)
+    (small / name).write_text("weeks of work")
+    line = refused(capsys, model, "standard", small, "--force")
+    assert f"holds {name.split('/')[0]}, which is no part of a model and would be lost" in line
+    assert (small / name).read_text() == "weeks of work"
+
+
+def test_links_and_remains_of_killed_processes(tmp_path: Path) -> None:
+    model, small, link = tmp_path / "model", tmp_path / "small", tmp_path / "link"
+    write("gpt2", model)
+    assert compress(model, "standard", small) == 0
+    link.symlink_to(small)
+    (tmp_path / ".small.99999.tmp").mkdir()
+    (tmp_path / ".small.99999.tmp" / "model.safetensors").write_bytes(b"half")
+    assert compress(model, "projective", link, "--rank", 4, "--force") == 0
+    assert link.is_symlink() and hf.load(small).shared_embeddings["words"].method == "projective"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "model", "small"]
 
 
 @pytest.mark.parametrize("is_there", [False, True])

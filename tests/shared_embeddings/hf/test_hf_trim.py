@@ -11,13 +11,17 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 
+from shared_embeddings.hf.token_ids import check_ids, with_new_ids  # noqa: E402
+from shared_embeddings.hf.word_rows import word_axes  # noqa: E402
 from tests.shared_embeddings.hf.trimming import (  # noqa: E402
     KINDS,
+    SIZES,
     byte_level,
     log_probabilities,
     refused,
+    said,
     save,
     sentences,
     trim,
@@ -135,6 +139,103 @@ def test_refusals(
     (model / "tokenizer.json").unlink()
     assert "its tokenizer is a slow one" in refused(capsys, *found)
     assert not output.exists()
+
+
+def test_lists_of_ids() -> None:
+    """What is gone needs no mention, and transformers refuses lists without anything in them."""
+    new_ids = {0: 0, 1: 1, 9: 3}
+    settings = {
+        "suppress_tokens": [9, 400],
+        "begin_suppress_tokens": [400],
+        "bad_words_ids": [[400], [9, 400]],
+        "force_words_ids": [[1, 9]],
+        "sequence_bias": [[[9, 1], -5.0], [[400], 3.0]],
+        "forced_decoder_ids": [[1, 9], [2, 400]],
+        "eos_token_id": [9, 400],
+        "pad_index": 9,
+        "temperature": 9,
+    }
+    check_ids("", settings)
+    assert with_new_ids(settings, new_ids) == {
+        "suppress_tokens": [3],
+        "begin_suppress_tokens": None,
+        "bad_words_ids": None,
+        "force_words_ids": [[1, 3]],
+        "sequence_bias": [[[3, 1], -5.0]],
+        "forced_decoder_ids": [[1, 3], [2, None]],
+        "eos_token_id": [3],
+        "pad_index": 3,
+        "temperature": 9,
+    }
+    assert with_new_ids({"sequence_bias": [[[400], 3.0]]}, new_ids) == {"sequence_bias": None}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"suppress_tokens": 5},
+        {"suppress_tokens": [[1]]},
+        {"eos_token_id": [[1]]},
+        {"bad_words_ids": [1]},
+        {"sequence_bias": [[1, 5.0]]},
+        {"text_config": {"sequence_bias": {"1": 5.0}}},
+        {"forced_decoder_ids": [1, 2]},
+    ],
+    ids=str,
+)
+def test_lists_that_are_nested_wrongly(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="the file: .* wanted .*; correct it"):
+        check_ids("the file", wrong)
+
+
+@pytest.mark.parametrize("name", ["RobertaForMaskedLM", "XGLMForCausalLM", "LlamaForCausalLM"])
+def test_positions_that_are_counted_from_the_padding(name: str, tmp_path: Path, text: Path) -> None:
+    """The id of padding stays then, and otherwise not."""
+    words = [f"w{number}" for number in range(40)]
+    words[10], words[11] = "<pad>", "<unk>"
+    plain = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
+    )
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    chosen = getattr(transformers, name)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if name == "XGLMForCausalLM":
+        sizes = {"d_model": 16, "ffn_dim": 24, "num_layers": 1, "attention_heads": 2}
+    torch.manual_seed(2)
+    config = chosen.config_class(vocab_size=40, pad_token_id=10, bos_token_id=11, eos_token_id=11, **sizes)
+    model = chosen(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="<pad>", unk_token="<unk>"
+    ).save_pretrained(tmp_path / "model")
+    text.write_text("w20 w31 w22\n")
+    assert trim("--model", tmp_path / "model", "--text", text, "--output", tmp_path / "out") == 0
+    new_ids = dict(map(int, line.split("\t")) for line in (tmp_path / "out/ids.tsv").read_text().splitlines())
+    assert len(new_ids) < 20 and (new_ids[10] == 10) == (name != "LlamaForCausalLM")
+    found = said(chosen.from_pretrained(tmp_path / "out").eval(), [new_ids[word] for word in (20, 31, 22)])
+    wanted = said(model, [20, 31, 22])[:, list(new_ids)].log_softmax(dim=-1)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+def test_second_vocabularies_are_refused() -> None:
+    """Gemma 3n looks ids up in each layer, in tables of another size."""
+    config = transformers.Gemma3nTextConfig(
+        vocab_size=300, vocab_size_per_layer_input=280, hidden_size=16, intermediate_size=24
+    )
+    with pytest.raises(ValueError, match=r"a second vocabulary \(vocab_size_per_layer_input: 280\)"):
+        word_axes(config, transformers.Gemma3nForCausalLM)
+
+
+def test_models_of_several_models_are_refused(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = unigram()
+    half = transformers.BertConfig(vocab_size=len(tokenizer), **SIZES)
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(half, half)
+    transformers.EncoderDecoderModel(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    line = refused(capsys, "--model", tmp_path / "model", "--text", text, "--output", tmp_path / "out")
+    assert "is made of several models (encoder-decoder)" in line
 
 
 def _json(change: Callable[[Any], object]) -> Callable[[bytes], bytes]:
