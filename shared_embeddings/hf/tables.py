@@ -93,18 +93,17 @@ def _check_output(model: Any, layers: Sequence[tuple[str, Any]]) -> None:
     MobileBERT and newer DeBERTa multiply with its table themselves, which would be none.
     """
     kind, output = type(model).__name__, layers[-1][1]
-    rows = {len(layer.weight) for name, layer in layers if name != "output"}
-    calls = []
-    hook = output.register_forward_hook(lambda *_: calls.append(1))
-    ids = torch.arange(min(_LOOKED_AT, *rows))[None]
+    calls: list[None] = []
+    hook = output.register_forward_hook(lambda *_: calls.append(None))
+    ids = torch.arange(min(_LOOKED_AT, *(len(layer.weight) for _, layer in layers)))[None]
     given = {"input_ids": ids, **({"decoder_input_ids": ids} if len(layers) == 3 else {})}
     try:
-        model(**given)
-    except Exception:  # it may take more than ids, and call the layer with it
-        calls.append(0)
+        scores = model(**given).logits
+    except Exception:  # one that takes more than ids cannot be looked at so
+        return
     finally:
         hook.remove()
-    if len(output.weight) not in rows or not calls:
+    if not calls or scores.shape[-1] != len(output.weight):
         raise ValueError(
             f"{kind}: computes its scores by other means than its output layer ({type(output).__name__} "
             f"{tuple(output.weight.shape)}), where no embedding can stand; it is not supported"

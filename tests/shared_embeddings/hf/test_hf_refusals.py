@@ -81,12 +81,13 @@ def test_models_that_take_more_than_text(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_models_that_score_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They multiply with the weight of their output layer, or do not say where their words are."""
-    small = {**KINDS["bert"][1], "embedding_size": DIM, "hidden_size": 24}
+    bert = KINDS["bert"][1]
+    narrow = {**bert, "embedding_size": DIM, "hidden_size": 24}
     sizes = {"d_model": DIM, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "langs": ["en", "de"]}
     for number, (name, settings, said) in enumerate(
         [
-            ("MobileBertForMaskedLM", small, f"its output layer (Linear ({WORDS}, {DIM}))"),
-            ("DebertaV2ForMaskedLM", {**small, "legacy": False}, "its output layer (Linear (24, 24))"),
+            ("MobileBertForMaskedLM", narrow, f"its output layer (Linear ({WORDS}, {DIM}))"),
+            ("DebertaV2ForMaskedLM", {**bert, "legacy": False}, f"its output layer (Linear ({DIM}, {DIM}))"),
             (
                 "FSMTForConditionalGeneration",
                 {**sizes, "src_vocab_size": WORDS, "tgt_vocab_size": WORDS},
