@@ -19,7 +19,7 @@ from lm.errors import UserError
 from lm.models.interface import LanguageModel
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.files import UNREADABLE, first_line, replacing, save_tensors
-from shared_embeddings.storage import StorageError, unpack
+from shared_embeddings.storage import StorageError, packing_of, unpack
 
 FORMAT = "shared-embeddings-lm"
 VERSION = 1
@@ -111,7 +111,7 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint on the CPU.
+    """The content of a checkpoint on the CPU, its weights unpacked; ``packing`` says how they are stored.
 
     Raises:
         UserError: the file is missing, cut short, or of something else.
@@ -140,7 +140,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         if part not in content:
             raise UserError(f"checkpoint {path}: has no {part}; take one that lm_train wrote")
     try:
-        return {**content, "model": unpack(content["model"])}
+        packing = packing_of(content["model"])
+        return {**content, "model": unpack(content["model"]), "packing": packing}
     except StorageError as error:
         raise UserError(f"checkpoint {path}: {error}") from error
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from torch import Tensor
 
 from lm import compression
+from lm.checkpoint import read_checkpoint
 from lm.vocabulary import Vocabulary as Words
+from shared_embeddings.storage import pack
 from shared_embeddings.trim_hosts import BANDS_NOTE, Vocabulary, maps_beside, written_beside
 
 NAME = compression.NAME
@@ -40,6 +42,7 @@ class TrimmableCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.checkpoint = compression.CheckpointModel(path)
+        self.packing = read_checkpoint(path)["packing"]
         self.words = _vocabulary(self.checkpoint.words)
         self.trimmed = self.words
 
@@ -75,7 +78,11 @@ class TrimmableCheckpoint:
         self.checkpoint.words, self.trimmed = words, _vocabulary(words)
         settings = {"method": new.method, **new.stored_options()}
         self.checkpoint.config = {**self.checkpoint.config, "embedding": settings}
-        notes = ["the state of the optimiser and the position in the text are left out"]
+        notes = [
+            "the state of the optimiser and the position in the text are left out",
+            "probabilities are shared out among the words that are left: a perplexity is lower than that of "
+            "the whole model, and cannot be compared with it",
+        ]
         return notes if old.has_linear_scores else [*notes, BANDS_NOTE]
 
     def encoded_anew(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
@@ -83,9 +90,14 @@ class TrimmableCheckpoint:
         del vocabulary
         return [self.trimmed.encode(line) for line in lines]
 
+    def _weights(self) -> dict[str, Tensor]:
+        """The tensors, each once, packed as they were."""
+        written = self.checkpoint.written()
+        return written if self.packing is None else pack(written, *self.packing)
+
     def weight_bytes(self) -> int:
         """The bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.checkpoint.written().values())
+        return sum(tensor.nbytes for tensor in self._weights().values())
 
     def sources(self) -> list[Path]:
         """The file that the model was read from."""
@@ -102,7 +114,7 @@ class TrimmableCheckpoint:
     def write(self, output: Path, maps: Mapping[Path, str]) -> None:
         """Write the model without what only training needs, and the maps, completely or not at all."""
         with written_beside(maps):
-            self.checkpoint.write(output, self.checkpoint.written())
+            self.checkpoint.write(output, self._weights())
 
 
 def _vocabulary(words: Sequence[str]) -> Words:

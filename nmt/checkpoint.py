@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shutil
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from nmt.errors import UserError
 from nmt.files import (
     joined_generator,
     read_checkpoint,
+    reading_checkpoint,
     save_checkpoint,
     split_generator,
     write_atomically,
@@ -24,7 +26,7 @@ from nmt.files import (
 from nmt.model import load_unique_state, shared_embeddings_of, unique_state
 from shared_embeddings.distillation import OPTION
 from shared_embeddings.files import replacing, save_tensors
-from shared_embeddings.storage import StorageError, unpack
+from shared_embeddings.storage import Packing, StorageError, packing_of, unpack
 
 
 def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -86,6 +88,21 @@ def read_safetensors(path: str) -> dict[str, Tensor]:
         raise UserError(f"checkpoint {file}: {error}") from error
 
 
+def packing_of_checkpoint(path: str) -> Packing | None:
+    """Return how the weights of a checkpoint are packed, ``None`` where they are plain.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    from safetensors.torch import load_file
+
+    with reading_checkpoint(path):
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        if "model" in checkpoint:
+            return packing_of(joined_generator(checkpoint["model"], checkpoint.get("generator")))
+        return packing_of({k: v for file in safetensors_of(path) for k, v in load_file(file).items()})
+
+
 def read_weights(path: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
     """Return a checkpoint and the two parts of its weights, in whichever format they are.
 
@@ -131,11 +148,16 @@ def write_apart(weights: dict[str, Tensor], saved: dict[str, Any], base: str) ->
     from safetensors.torch import save_file
 
     distinct = _without_aliases(weights)
+
+    def write(name: str) -> None:
+        save_file(distinct, name)
+        shutil.copymode(temporary, name)  # safetensors writes for the owner alone
+
     with replacing(Path(f"{base}.pt")) as temporary:
         save_tensors(saved, temporary)
         # The weights come first: a checkpoint without them could not be read.
         try:
-            write_atomically(f"{base}.safetensors", lambda name: save_file(distinct, name))
+            write_atomically(f"{base}.safetensors", write)
         except SafetensorError as error:
             raise OSError(str(error)) from error
     return f"{base}.pt", f"{base}.safetensors"

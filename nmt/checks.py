@@ -42,6 +42,25 @@ def check_numbers(opt: Namespace, least: Mapping[str, int]) -> None:
                 raise UserError(f"{name}: {number} is too small; wanted at least {limit}")
 
 
+def check_features(opt: Namespace, vocabs: Mapping[str, Any]) -> None:
+    """Check that words are translated with as many features as the model was trained with; without them they
+    would be unknown.
+
+    Args:
+        opt: options of ``onmt_translate``.
+        vocabs: of the model.
+
+    Raises:
+        UserError: names both numbers.
+    """
+    trained = len(vocabs.get("src_feats") or ())
+    if opt.n_src_feats != trained:
+        raise UserError(
+            f"n_src_feats: is {opt.n_src_feats}, but the model was trained with {trained}; set it to that, "
+            "and src_feats_defaults and transforms as in the training"
+        )
+
+
 def check_training_numbers(opt: Namespace) -> None:
     """Check the numbers of ``onmt_train``.
 

@@ -176,11 +176,16 @@ class CheckpointModel:
         """Return the BLEU of a text.
 
         Raises:
-            UserError: the model does not translate.
+            UserError: the model does not translate, or takes more than words.
             ValueError: the texts are missing, empty or not parallel.
         """
         if self.is_language_model:
             raise UserError(f"model {self.path}: does not translate, and has no BLEU; leave --validation out")
+        if self.vocabs.get("src_feats"):
+            raise UserError(
+                f"model {self.path}: takes features of source words, and a validation text is read without "
+                "them; leave --validation out"
+            )
         from nmt.quality import bleu  # brings OpenNMT's translation with it
 
         source, target = validation.two_sides()

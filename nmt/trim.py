@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from nmt import compression
+from nmt.checkpoint import packing_of_checkpoint
 from nmt.errors import UserError
 from nmt.model import shared_embeddings_of, words_module
 from nmt.plan import PADDING, words_of
 from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
+from shared_embeddings.storage import pack
 from shared_embeddings.trim_hosts import BANDS_NOTE, Vocabulary, maps_beside, written_beside
 
 MARKS = (UNKNOWN, PADDING, *SENTENCE_MARKS)
@@ -48,6 +50,7 @@ class TrimmableCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.model = compression.CheckpointModel(path)
+        self.packing = packing_of_checkpoint(str(path))
         self.words = {side: words_of(self.model.vocabs, side) for side in SIDES}
         shared = bool(getattr(self.model.options, "share_vocab", False)) or self.model.share_inputs
         is_language_model = "source" not in self.model.sides and not self.model.share_inputs
@@ -139,9 +142,14 @@ class TrimmableCheckpoint:
             if table is not None and not isinstance(table, se.SharedEmbedding):
                 _select(table, ids[side], rows)
 
+    def _weights(self) -> dict[str, Tensor]:
+        """Return the tensors, each once, packed as they were."""
+        written = self.model.written()
+        return written if self.packing is None else pack(written, *self.packing)
+
     def weight_bytes(self) -> int:
         """Return the bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.model.written().values())
+        return sum(tensor.nbytes for tensor in self._weights().values())
 
     def sources(self) -> list[Path]:
         """Return the files that the model was read from."""
@@ -165,7 +173,7 @@ class TrimmableCheckpoint:
         """
         module = self.model.module
         # Upstream reads models of its own with every name of a tied tensor.
-        weights = self.model.written() if shared_embeddings_of(module) else module.state_dict()
+        weights = self._weights() if shared_embeddings_of(module) else module.state_dict()
         with written_beside(maps):
             self.model.write(output, weights)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +43,18 @@ _INTEGERS = {
     str(kind).removeprefix("torch."): kind
     for kind in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 }
+
+
+class Packing(NamedTuple):
+    """How a state was packed.
+
+    Attributes:
+        names: of the tensors.
+        store: of floating-point ones.
+    """
+
+    names: list[str]
+    store: str
 
 
 class StorageError(ValueError):
@@ -111,6 +123,19 @@ def unpack(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 "is damaged"
             ) from error
     return kept
+
+
+def packing_of(state: Mapping[str, Tensor]) -> Packing | None:
+    """How a state was packed, so that one with other values can be packed likewise; None for a plain one.
+
+    Raises:
+        StorageError: of another version of the storage.
+    """
+    if HEADER not in state:
+        return None
+    forms = _read_header(state[HEADER])
+    stores = [form["as"] for form in forms.values() if form.get("as") in STORES]
+    return Packing(list(forms), stores[0] if stores else "fp32")
 
 
 def check_store(store: str) -> None:

@@ -64,6 +64,13 @@ class Texts:
             if not paths:
                 option = "--text" if len(vocabularies) == 1 else f"--{name}-text"
                 raise ValueError(f"no text says which words of the vocabulary '{name}' stay; give {option}")
+        for vocabulary in vocabularies:
+            for side in vocabulary.sides:
+                if not (self.both or given[side]):
+                    raise ValueError(
+                        f"no text says which words of the {side} stay, which has the same vocabulary; give "
+                        f"--{side}-text, or --text for both"
+                    )
         return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-from nmt.checks import check_attention, check_gpu, check_reports
+from nmt.checks import check_attention, check_features, check_gpu, check_reports
 from nmt.summarization import length_control
 
 
@@ -17,6 +17,7 @@ def with_checked_options(original: Any) -> Any:
         translator = original(opt, *args, **kwargs)
         check_attention(opt, translator.model)
         check_reports(opt, translator.model.decoder)
+        check_features(opt, translator.vocabs)
         length_control.prepare_translator(translator, opt)
         return translator
 

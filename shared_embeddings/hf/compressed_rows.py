@@ -5,7 +5,6 @@ Axes: ``V`` vocabulary, ``n`` words that are kept.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from shared_embeddings.hf.entry import ENTRY, entry_of, from_entry
-from shared_embeddings.storage import HEADER, pack, unpack
+from shared_embeddings.storage import HEADER, pack, packing_of, unpack
 
 
 def is_of_embeddings(name: str) -> bool:
@@ -37,7 +36,7 @@ class CompressedTables:
     def __init__(self, files: Sequence[Path], settings: Mapping[str, Any], rows: int) -> None:
         self.tensors = _read(files)
         self.entry: dict[str, Any] | None = settings.get(ENTRY)
-        self._store = _store_of(self.tensors)
+        self._packing = packing_of(self.tensors)
         if self.entry is None:
             return
         self._embeddings, self._placements = from_entry(self.entry)
@@ -73,7 +72,7 @@ class CompressedTables:
         }
         # Tensors that were not packed have the type of the model.
         state = {name: tensor.to(self._types.get(name, tensor.dtype)) for name, tensor in state.items()}
-        self.tensors = pack(state, state, self._store) if HEADER in self.tensors else state
+        self.tensors = state if self._packing is None else pack(state, state, self._packing.store)
 
     def bytes(self) -> int:
         """The bytes of the tensors as they are written."""
@@ -87,11 +86,3 @@ def _read(files: Sequence[Path]) -> dict[str, Tensor]:
         with safe_open(file, "pt") as opened:
             found.update({name: opened.get_tensor(name) for name in opened.keys() if is_of_embeddings(name)})
     return found
-
-
-def _store_of(tensors: Mapping[str, Tensor]) -> str:
-    """The storage of packed floating-point tensors, fp32 where none is packed; `unpack` checks the header."""
-    if HEADER not in tensors:
-        return "fp32"
-    forms = json.loads(bytes(tensors[HEADER].tolist()))["tensors"].values()
-    return next((form["as"] for form in forms if form["as"] != "bits"), "fp32")

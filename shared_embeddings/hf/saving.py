@@ -96,6 +96,8 @@ def replacing_folder(path: Path) -> Iterator[Path]:
             if file.is_file():
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
+                # safetensors writes for the owner alone.
+                shutil.copymode(temporary / "config.json", file)
         if path.exists():
             path.rename(old)
         temporary.rename(path)

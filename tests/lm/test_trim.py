@@ -8,7 +8,7 @@ from typing import BinaryIO
 import pytest
 import torch
 
-from lm.checkpoint import load_model
+from lm.checkpoint import load_model, read_checkpoint
 from lm.corpus import load_corpus
 from shared_embeddings.cli import main
 from tests.lm.command_line import run, write_corpus, write_model
@@ -148,3 +148,22 @@ def test_a_full_disk_leaves_nothing(
     asked = ["--model", model, "--text", text, "--output", tmp_path / "out" / "trimmed.pt"]
     assert "No space left" in refused(capsys, *asked)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_packed_models_stay_packed(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = " ".join(f"w{number}" for number in range(90)) + f" {WORDS}"
+    model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", words))
+    small, output, keep = tmp_path / "small.pt", tmp_path / "trimmed.pt", tmp_path / "keep"
+    keep.write_text("\n".join(load_model(model).words[:80]))
+    squeeze = ["compress", "--method", "projective", "--rank", "4", "--store", "int8"]
+    assert main([*squeeze, "--model", str(model), "--output", str(small)]) == 0
+    assert trim("--model", small, "--text", text, "--keep", keep, "--output", output) == 0
+    assert "cannot be compared with it" in " ".join(capsys.readouterr().out.split())
+    packings = [read_checkpoint(path)["packing"] for path in (model, small, output)]
+    assert packings[0] is None and packings[1].store == packings[2].store == "int8"
+    assert packings[1].names == packings[2].names
+    before, after = log_probabilities(small, LINES), log_probabilities(output, LINES)
+    assert len(after) < len(before)
+    total = torch.stack([before[word] for word in after]).logsumexp(dim=0)
+    for word in after:
+        torch.testing.assert_close(after[word], before[word] - total, rtol=0, atol=1e-5)

@@ -14,8 +14,11 @@ import torch
 import shared_embeddings as se
 from nmt import describe_checkpoint
 from nmt.checkpoint import build_from_checkpoint, read_weights
+from nmt.compression import CheckpointModel
+from nmt.errors import UserError
 from nmt.files import read_checkpoint
 from nmt.model import SharedGenerator, shared_embeddings_of
+from shared_embeddings.compression_quality import Validation
 from shared_embeddings.dropout import Dropout
 from tests.nmt.conftest import Host, run
 
@@ -140,7 +143,7 @@ def test_other_models(options: dict[str, Any], host: Host) -> None:
     assert len(host.translate(checkpoint)) == 7
 
 
-def test_word_features_stay_beside_a_shared_source(host: Host) -> None:
+def test_word_features_stay_beside_a_shared_source(host: Host, refusal: Callable[..., str]) -> None:
     for split in ("train", "valid", "test"):
         path = host.folder / f"{split}.src"
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -156,6 +159,11 @@ def test_word_features_stay_beside_a_shared_source(host: Host) -> None:
     )
     features = ("-n_src_feats", "1", "-transforms", "inferfeats")
     assert len(host.translate(checkpoint, *features)) == 7
+    files = ("-src", str(host.folder / "test.src"), "-output", str(host.folder / "translation"))
+    said = refusal("onmt_translate", "-model", str(checkpoint), *files)
+    assert "n_src_feats: is 0, but the model was trained with 1" in said
+    with pytest.raises(UserError, match="takes features of source words"):
+        CheckpointModel(checkpoint).quality(Validation(source=Path("source"), target=Path("target")))
 
 
 def test_loss_equals_the_dense_one(trained: Callable[..., tuple[Host, Path]]) -> None:

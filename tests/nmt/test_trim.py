@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.checkpoint import build_from_checkpoint
+from nmt.checkpoint import build_from_checkpoint, packing_of_checkpoint
 from nmt.files import read_checkpoint
 from shared_embeddings.cli import main
 from tests.nmt.conftest import Host, run
@@ -141,3 +141,32 @@ def test_two_vocabularies(
     assert_same_scores(output, model)
     host.write("covered", SOURCE.splitlines())
     assert len(host.translate(output, source="covered")) == 3
+
+
+@pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
+def test_packed_models_stay_packed(
+    save_format: str, trained: Trained, texts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    _, model = trained(embedding=STANDARD["embedding"], save_format=save_format)
+    small, output = tmp_path / "small.pt", tmp_path / "trimmed.pt"
+    squeeze = ["compress", "--method", "projective", "--rank", "6", "--store", "int8"]
+    assert main([*squeeze, "--model", str(model), "--output", str(small)]) == 0
+    assert trim("--model", small, "--text", *texts, "--output", output) == 0
+    before, after = (packing_of_checkpoint(str(path)) for path in (small, output))
+    assert before is not None and before.store == "int8"
+    assert after is None  # what is left of this table has fewer values than are packed
+    assert trim("--model", small, "--text", *texts, "--keep-first", 60, "--output", tmp_path / "more.pt") == 0
+    after = packing_of_checkpoint(str(tmp_path / "more.pt"))
+    assert after is not None and after.store == "int8"
+    assert_same_scores(output, small)
+    assert_same_scores(tmp_path / "more.pt", small)
+
+
+def test_both_sides_of_one_vocabulary_need_a_text(
+    trained: Trained, texts: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, model = trained(**STANDARD)
+    asked = ["--model", model, "--output", tmp_path / "trimmed.pt"]
+    assert trim(*asked, "--source-text", texts[0]) == 2
+    assert "which words of the target stay" in capsys.readouterr().err
+    assert trim(*asked, "--source-text", texts[0], "--target-text", texts[1]) == 0
