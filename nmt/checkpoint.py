@@ -26,7 +26,7 @@ from nmt.files import (
 from nmt.model import load_unique_state, shared_embeddings_of, unique_state
 from shared_embeddings.distillation import OPTION
 from shared_embeddings.files import replacing, save_tensors
-from shared_embeddings.storage import Packing, StorageError, packing_of, unpack
+from shared_embeddings.storage import Packing, StorageError, pack, packing_of, unpack
 
 
 def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -241,8 +241,14 @@ def _mean(total: Tensor, number: int, fp32: bool, dtype: torch.dtype) -> Tensor:
 
 
 def strip_checkpoint(path: str) -> dict[str, Any]:
-    """Return a checkpoint with what translation needs only: no optimiser, no position in the data."""
+    """Return a checkpoint with what translation needs only: no optimiser, no position in the data.
+
+    Its weights are packed as they were.
+    """
     checkpoint, body, head = read_weights(path)
+    packing = packing_of_checkpoint(path)
+    if packing is not None:
+        body, head = split_generator(pack(joined_generator(body, head), *packing))
     kept = {
         name: value
         for name, value in checkpoint.items()
