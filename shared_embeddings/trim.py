@@ -156,8 +156,15 @@ def trim(model: Path, texts: Texts, output: Path, keep: Keep = Keep()) -> TrimRe
     for vocabulary in vocabularies:
         counts = _count(trained, vocabulary, given[vocabulary.name])
         wanted = {word for word, count in counts.items() if count >= keep.min_count}
-        wanted |= always[vocabulary.name] | vocabulary.specials
-        kept[vocabulary.name] = torch.tensor(sorted(trained.closed(vocabulary.name, wanted)))
+        wanted |= always[vocabulary.name]
+        if wanted <= vocabulary.specials:
+            raise ValueError(
+                f"no word of the vocabulary '{vocabulary.name}' is used {keep.min_count} times; lower "
+                "--min-count"
+            )
+        kept[vocabulary.name] = torch.tensor(
+            sorted(trained.closed(vocabulary.name, wanted | vocabulary.specials))
+        )
     weights, disk = trained.weight_bytes(), _size_on_disk(trained.sources())
     notes = trained.trim(kept)
     trimmed = [

@@ -108,6 +108,7 @@ def test_refusals(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
     found = [*asked, "--text", text]
     assert "word to keep 'zzz'" in refused(capsys, *found, "--keep", empty)
     assert "at least 1" in refused(capsys, *found, "--min-count", 0)
+    assert "is used 99 times; lower --min-count" in refused(capsys, *found, "--min-count", 99)
     assert "at least 0" in refused(capsys, *found, "--keep-first", -1)
     assert "no such file" in refused(capsys, *found, "--model", tmp_path / "none.pt")
     assert "cut short" in refused(capsys, *found, "--model", text)
