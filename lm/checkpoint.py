@@ -19,7 +19,7 @@ from lm.errors import UserError
 from lm.models.interface import LanguageModel
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.files import UNREADABLE, first_line, replacing, save_tensors
-from shared_embeddings.storage import StorageError, packing_of, unpack
+from shared_embeddings.storage import Packing, StorageError, packing_of, unpack
 
 FORMAT = "shared-embeddings-lm"
 VERSION = 1
@@ -34,12 +34,14 @@ class Trained(NamedTuple):
         words: the vocabulary, in the order of the ids.
         config: the flat configuration; its embedding names no files.
         training: what it takes to go on training, or None.
+        packing: how its weights are stored, None for plain ones.
     """
 
     model: LanguageModel
     words: list[str]
     config: dict[str, Any]
     training: dict[str, Any] | None
+    packing: Packing | None
 
 
 def save_model(
@@ -107,7 +109,7 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:
     except (LookupError, TypeError, UserError, se.OptionError) as error:
         raise UserError(f"checkpoint {path}: its model cannot be built ({first_line(error)})") from error
     load_state(model, content["model"], path)
-    return Trained(model.to(device).eval(), words, config, content["training"])
+    return Trained(model.to(device).eval(), words, config, content["training"], content["packing"])
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

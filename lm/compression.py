@@ -66,7 +66,7 @@ class CheckpointModel:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.module: LanguageModel
-        self.module, self.words, self.config, _ = load_model(path)
+        self.module, self.words, self.config, _, self.packing = load_model(path)
 
     def embeddings(self) -> list[WordEmbedding]:
         """The one embedding of the words."""

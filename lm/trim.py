@@ -9,9 +9,8 @@ from pathlib import Path
 from torch import Tensor
 
 from lm import compression
-from lm.checkpoint import read_checkpoint
 from lm.vocabulary import Vocabulary as Words
-from shared_embeddings.storage import pack
+from shared_embeddings.storage import packed_as
 from shared_embeddings.trim_hosts import BANDS_NOTE, Vocabulary, maps_beside, written_beside
 
 NAME = compression.NAME
@@ -42,7 +41,6 @@ class TrimmableCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.checkpoint = compression.CheckpointModel(path)
-        self.packing = read_checkpoint(path)["packing"]
         self.words = _vocabulary(self.checkpoint.words)
         self.trimmed = self.words
 
@@ -92,8 +90,7 @@ class TrimmableCheckpoint:
 
     def _weights(self) -> dict[str, Tensor]:
         """The tensors, each once, packed as they were."""
-        written = self.checkpoint.written()
-        return written if self.packing is None else pack(written, *self.packing)
+        return packed_as(self.checkpoint.written(), self.checkpoint.packing)
 
     def weight_bytes(self) -> int:
         """The bytes of all tensors."""

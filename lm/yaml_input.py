@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from lm.errors import UserError
+from shared_embeddings.command_line import EXPONENT
 
 
 def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
@@ -68,9 +69,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789"))
 
 
 def parse_yaml(text: str, source: str) -> Any:

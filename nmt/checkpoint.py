@@ -18,7 +18,6 @@ from nmt.errors import UserError
 from nmt.files import (
     joined_generator,
     read_checkpoint,
-    reading_checkpoint,
     save_checkpoint,
     split_generator,
     write_atomically,
@@ -26,7 +25,7 @@ from nmt.files import (
 from nmt.model import load_unique_state, shared_embeddings_of, unique_state
 from shared_embeddings.distillation import OPTION
 from shared_embeddings.files import replacing, save_tensors
-from shared_embeddings.storage import Packing, StorageError, pack, packing_of, unpack
+from shared_embeddings.storage import HEADER, Packing, StorageError, packed_as, packing_of, unpack
 
 
 def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -88,19 +87,23 @@ def read_safetensors(path: str) -> dict[str, Tensor]:
         raise UserError(f"checkpoint {file}: {error}") from error
 
 
-def packing_of_checkpoint(path: str) -> Packing | None:
-    """Return how the weights of a checkpoint are packed, ``None`` where they are plain.
+def packing_of_checkpoint(path: str, checkpoint: dict[str, Any]) -> Packing | None:
+    """Return how the weights of a checkpoint that was read are stored, ``None`` where they are plain.
 
-    Raises:
-        UserError: a file is missing or damaged.
+    Args:
+        path: ``NAME.pt``, beside which the weights may lie.
+        checkpoint: what was read from there.
     """
-    from safetensors.torch import load_file
+    from safetensors import safe_open
 
-    with reading_checkpoint(path):
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if "model" in checkpoint:
-            return packing_of(joined_generator(checkpoint["model"], checkpoint.get("generator")))
-        return packing_of({k: v for file in safetensors_of(path) for k, v in load_file(file).items()})
+    if "model" in checkpoint:
+        return checkpoint.get("packing")
+    header = {}
+    for file in safetensors_of(path):
+        with safe_open(file, "pt") as opened:
+            if HEADER in opened.keys():
+                header[HEADER] = opened.get_tensor(HEADER)
+    return packing_of(header)
 
 
 def read_weights(path: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
@@ -246,13 +249,12 @@ def strip_checkpoint(path: str) -> dict[str, Any]:
     Its weights are packed as they were.
     """
     checkpoint, body, head = read_weights(path)
-    packing = packing_of_checkpoint(path)
-    if packing is not None:
-        body, head = split_generator(pack(joined_generator(body, head), *packing))
+    packing = packing_of_checkpoint(path, checkpoint)
+    body, head = split_generator(packed_as(joined_generator(body, head), packing))
     kept = {
         name: value
         for name, value in checkpoint.items()
-        if name not in ("optim", "resume", "model", "generator")
+        if name not in ("optim", "resume", "model", "generator", "packing")
     }
     opt = without_teacher(checkpoint["opt"])
     return {"model": body, "generator": head, **kept, "opt": opt, "optim": None}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nmt.errors import UserError
 from shared_embeddings.files import UNREADABLE, first_line, save_tensors
-from shared_embeddings.storage import HEADER, StorageError, unpack
+from shared_embeddings.storage import HEADER, StorageError, packing_of, unpack
 
 # OpenNMT's checkpoints have the tensors of the output layer, whose names begin so, apart from the others.
 _GENERATOR = "generator."
@@ -129,15 +129,17 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def with_plain_tensors(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint whose model's tensors are plain ones, however they were stored.
+    """Return a checkpoint whose model's tensors are plain ones; ``packing`` says how they were stored, where
+    they were not.
 
     Raises:
         shared_embeddings.storage.StorageError: in a way that this program does not know.
     """
     if HEADER not in checkpoint.get("model", {}):
         return dict(checkpoint)
-    body, head = split_generator(unpack(joined_generator(checkpoint["model"], checkpoint.get("generator"))))
-    return {**checkpoint, "model": body, "generator": head}
+    stored = joined_generator(checkpoint["model"], checkpoint.get("generator"))
+    body, head = split_generator(unpack(stored))
+    return {**checkpoint, "model": body, "generator": head, "packing": packing_of(stored)}
 
 
 def split_generator(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

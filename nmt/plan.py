@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import re
 from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +18,11 @@ import yaml
 
 import shared_embeddings as se
 from nmt.errors import UserError
+from shared_embeddings.command_line import EXPONENT
 
 OPTION_NAMES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding")
 EXAMPLE = "{method: funnel, rank: 64}"
 PADDING = "<blank>"
-_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 # What an embedding is built with beside its options, and where it comes from.
 GIVEN_BY = {
@@ -116,7 +115,7 @@ def _with_numbers(value: Any) -> Any:
         return {key: _with_numbers(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_with_numbers(one) for one in value]
-    if isinstance(value, str) and _EXPONENT.fullmatch(value):
+    if isinstance(value, str) and EXPONENT.fullmatch(value):
         return float(value)
     return value
 

@@ -15,7 +15,7 @@ from nmt.errors import UserError
 from nmt.model import shared_embeddings_of, words_module
 from nmt.plan import PADDING, words_of
 from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
-from shared_embeddings.storage import pack
+from shared_embeddings.storage import packed_as
 from shared_embeddings.trim_hosts import BANDS_NOTE, Vocabulary, maps_beside, written_beside
 
 MARKS = (UNKNOWN, PADDING, *SENTENCE_MARKS)
@@ -50,7 +50,7 @@ class TrimmableCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.model = compression.CheckpointModel(path)
-        self.packing = packing_of_checkpoint(str(path))
+        self.packing = packing_of_checkpoint(str(path), self.model.checkpoint)
         self.words = {side: words_of(self.model.vocabs, side) for side in SIDES}
         shared = bool(getattr(self.model.options, "share_vocab", False)) or self.model.share_inputs
         is_language_model = "source" not in self.model.sides and not self.model.share_inputs
@@ -144,8 +144,7 @@ class TrimmableCheckpoint:
 
     def _weights(self) -> dict[str, Tensor]:
         """Return the tensors, each once, packed as they were."""
-        written = self.model.written()
-        return written if self.packing is None else pack(written, *self.packing)
+        return packed_as(self.model.written(), self.packing)
 
     def weight_bytes(self) -> int:
         """Return the bytes of all tensors."""
@@ -159,7 +158,7 @@ class TrimmableCheckpoint:
         """Return the files of a model that is called `output`.
 
         Raises:
-            UserError: weights beside it need a name that ends in .pt, and no others there.
+            UserError: weights beside it need a name that ends in .pt.
         """
         return self.model.files(output)
 

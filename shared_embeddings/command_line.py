@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from typing import Any, NoReturn
@@ -11,6 +12,8 @@ from typing import Any, NoReturn
 from shared_embeddings.files import refusal
 
 USER_ERROR = 2
+# A number that PyYAML takes for text, because it has no point.
+EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 UNREAD = 128 + signal.SIGPIPE  # what a shell says of a program whose reader has gone
 
 

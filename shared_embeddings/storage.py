@@ -138,6 +138,11 @@ def packing_of(state: Mapping[str, Tensor]) -> Packing | None:
     return Packing(list(forms), stores[0] if stores else "fp32")
 
 
+def packed_as(state: Mapping[str, Tensor], packing: Packing | None) -> dict[str, Tensor]:
+    """A state packed as one with the same names was; as it is where that was plain."""
+    return dict(state) if packing is None else pack(state, *packing)
+
+
 def check_store(store: str) -> None:
     """Raise `StorageError` unless `store` is one of `STORES`."""
     if store not in STORES:

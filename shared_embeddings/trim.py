@@ -60,11 +60,11 @@ class Texts:
             vocabulary.name: [*self.both, *(path for side in vocabulary.sides for path in given[side])]
             for vocabulary in vocabularies
         }
-        for name, paths in found.items():
-            if not paths:
+        for vocabulary in vocabularies:
+            name = vocabulary.name
+            if not found[name]:
                 option = "--text" if len(vocabularies) == 1 else f"--{name}-text"
                 raise ValueError(f"no text says which words of the vocabulary '{name}' stay; give {option}")
-        for vocabulary in vocabularies:
             for side in vocabulary.sides:
                 if not (self.both or given[side]):
                     raise ValueError(

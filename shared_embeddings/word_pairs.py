@@ -6,8 +6,6 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-_BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
-
 
 class WordPair(NamedTuple):
     """Two words and how similar people found them."""
@@ -34,7 +32,7 @@ def read_pairs(path: Path) -> WordPairs:
         ValueError: the file is missing, not UTF-8, has no pairs, or a line is malformed; its number is named.
     """
     try:
-        text = path.read_bytes().decode("utf-8").removeprefix(_BYTE_ORDER_MARK)
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"pairs {path}: is no UTF-8 text (byte {error.start}); convert it") from error
     except OSError as error:

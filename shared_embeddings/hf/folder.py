@@ -141,9 +141,10 @@ def read_model(folder: Path, chosen: Any, **settings: Any) -> tuple[Any, list[st
 
 def check_none(folder: Path, kind: str, names: Iterable[object]) -> None:
     """Raise ValueError where there are names of tensors of a `kind` that do not fit the configuration."""
-    for name in sorted(map(str, names)):
+    first = min(map(str, names), default=None)
+    if first is not None:
         raise ValueError(
-            f"model {folder}: its weights do not fit its config.json ({kind.replace('_', ' ')}: {name}); "
+            f"model {folder}: its weights do not fit its config.json ({kind.replace('_', ' ')}: {first}); "
             "copy it anew"
         )
 

@@ -18,7 +18,7 @@ from shared_embeddings.hf.folder import model_class, read_config, read_model
 from shared_embeddings.hf.loading import load
 from shared_embeddings.hf.quality import check_causal, perplexity
 from shared_embeddings.hf.saving import check_output, copy_rest, replacing_folder
-from shared_embeddings.hf.tables import WordTable, find_tables
+from shared_embeddings.hf.tables import WordTable, check_scoring, find_tables
 from shared_embeddings.hf.words import Vocabulary
 from shared_embeddings.interface import SharedEmbedding
 from shared_embeddings.options import OptionError
@@ -89,10 +89,11 @@ class FolderModel:
         """Its tables: one where the input and the output are tied.
 
         Raises:
-            ValueError: it has other embeddings already.
+            ValueError: it has other embeddings already, or its output can have no others.
         """
         if self.is_compressed:
             raise ValueError(f"model {self.path}: is compressed already; compress the plain model instead")
+        check_scoring(self.module)
         return [self._described(table) for table in self._tables.values()]
 
     def _described(self, table: WordTable) -> TiedTable:

@@ -6,7 +6,6 @@ Axes: ``V`` vocabulary, ``D`` model dimension.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,7 +49,6 @@ def find_tables(model: Any) -> list[WordTable]:
                 "take a model with nn.Embedding and nn.Linear"
             )
         weights.setdefault(id(weight), (name, weight))
-    _check_output(model, named)
     found = []
     for name, weight in weights.values():
         table = WordTable("words" if len(weights) == 1 else name, weight, _uses(model, weight))
@@ -87,11 +85,12 @@ def _layers(model: Any) -> list[tuple[str, Any]]:
 
 
 @torch.no_grad()
-def _check_output(model: Any, layers: Sequence[tuple[str, Any]]) -> None:
+def check_scoring(model: Any) -> None:
     """Raise ValueError where the model computes its scores otherwise than by calling its output layer.
 
     MobileBERT and newer DeBERTa multiply with its table themselves, which would be none.
     """
+    layers = _layers(model)
     kind, output = type(model).__name__, layers[-1][1]
     calls: list[None] = []
     hook = output.register_forward_hook(lambda *_: calls.append(None))

@@ -79,9 +79,9 @@ class TrimmableFolder:
         self.tokenizer = _load_tokenizer(path)
         self.file = TokenizerFile(read_json(path / TOKENIZER))
         _check_tokens(self.file, self.tokenizer, self.rows)
-        kind = model_class(path, self.settings)
-        self.weights = Weights(path, word_axes(self.config, kind), self.rows, self.settings)
-        self.first_position = first_position(without_weights(kind, self.config))
+        model = without_weights(model_class(path, self.settings), self.config)
+        self.weights = Weights(path, word_axes(model), self.rows, self.settings)
+        self.first_position = first_position(model)
         self.named: set[int] = set()
         for name in _settings_files(path):
             settings = read_json(path / name)

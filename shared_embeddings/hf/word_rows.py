@@ -25,29 +25,29 @@ SIDES = ("decoder_vocab_size",)
 _OTHER_SIZES = ("type_vocab_size", "type_vocab_sizes", "task_type_vocab_size", "entity_vocab_size")
 
 
-def word_axes(config: Any, model_class: Any) -> dict[str, int | None]:
+def word_axes(model: Any) -> dict[str, int | None]:
     """The axis of the words of every tensor of a model, by its name; None for a tensor without words.
 
     It is the axis that becomes longer when the configuration has one more word; no weights are allocated.
 
     Args:
-        config: of transformers.
-        model_class: of transformers.
+        model: of transformers; its own tensors may be `without_weights`, too.
 
     Raises:
         ValueError: the model has the words on two axes, or a second vocabulary.
     """
+    kind, config = type(model), model.config
     text = config.get_text_config()
     own = ("vocab_size", text.attribute_map.get("vocab_size"), *SIDES)
-    before = _shapes(model_class, config)
+    before = _shapes(model)
     for name, size in text.to_dict().items():
         is_other = "vocab_size" in name and type(size) is int and name not in (*own, *_OTHER_SIZES)
-        if is_other and _shapes(model_class, _wider(config, [name])) != before:
+        if is_other and _shapes(without_weights(kind, _wider(config, [name]))) != before:
             raise ValueError(
-                f"{model_class.__name__}: looks ids up in a second vocabulary ({name}: {size}), which is not "
+                f"{kind.__name__}: looks ids up in a second vocabulary ({name}: {size}), which is not "
                 "trimmed with the first; this model cannot be trimmed"
             )
-    after = _shapes(model_class, _wider(config, ["vocab_size", *SIDES]))
+    after = _shapes(without_weights(kind, _wider(config, ["vocab_size", *SIDES])))
     axes: dict[str, int | None] = {}
     for name, shape in before.items():
         longer = [axis for axis, size in enumerate(shape) if after[name][axis] != size]
@@ -67,9 +67,9 @@ def _wider(config: Any, names: Sequence[str]) -> Any:
     return wider
 
 
-def _shapes(model_class: Any, config: Any) -> dict[str, torch.Size]:
+def _shapes(model: Any) -> dict[str, torch.Size]:
     """The shape of every tensor of a model."""
-    return {name: tensor.shape for name, tensor in without_weights(model_class, config).state_dict().items()}
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 def without_weights(model_class: Any, config: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 from nmt.checkpoint import build_from_checkpoint, packing_of_checkpoint
 from nmt.files import read_checkpoint
 from shared_embeddings.cli import main
+from shared_embeddings.storage import Packing
 from tests.nmt.conftest import Host, run
 
 pytestmark = pytest.mark.usefixtures("installed_host")
@@ -143,6 +144,11 @@ def test_two_vocabularies(
     assert len(host.translate(output, source="covered")) == 3
 
 
+def packing(path: Path) -> Packing | None:
+    """How the weights of a checkpoint are stored."""
+    return packing_of_checkpoint(str(path), read_checkpoint(path))
+
+
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 def test_packed_models_stay_packed(
     save_format: str, trained: Trained, texts: tuple[Path, Path], tmp_path: Path
@@ -152,11 +158,11 @@ def test_packed_models_stay_packed(
     squeeze = ["compress", "--method", "projective", "--rank", "6", "--store", "int8"]
     assert main([*squeeze, "--model", str(model), "--output", str(small)]) == 0
     assert trim("--model", small, "--text", *texts, "--output", output) == 0
-    before, after = (packing_of_checkpoint(str(path)) for path in (small, output))
+    before, after = (packing(path) for path in (small, output))
     assert before is not None and before.store == "int8"
     assert after is None  # what is left of this table has fewer values than are packed
     assert trim("--model", small, "--text", *texts, "--keep-first", 60, "--output", tmp_path / "more.pt") == 0
-    after = packing_of_checkpoint(str(tmp_path / "more.pt"))
+    after = packing(tmp_path / "more.pt")
     assert after is not None and after.store == "int8"
     assert_same_scores(output, small)
     assert_same_scores(tmp_path / "more.pt", small)

@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
 from shared_embeddings.hf.token_ids import check_ids, with_new_ids  # noqa: E402
-from shared_embeddings.hf.word_rows import word_axes  # noqa: E402
+from shared_embeddings.hf.word_rows import without_weights, word_axes  # noqa: E402
 from tests.shared_embeddings.hf.trimming import (  # noqa: E402
     KINDS,
     SIZES,
@@ -223,7 +223,7 @@ def test_second_vocabularies_are_refused() -> None:
         vocab_size=300, vocab_size_per_layer_input=280, hidden_size=16, intermediate_size=24
     )
     with pytest.raises(ValueError, match=r"a second vocabulary \(vocab_size_per_layer_input: 280\)"):
-        word_axes(config, transformers.Gemma3nForCausalLM)
+        word_axes(without_weights(transformers.Gemma3nForCausalLM, config))
 
 
 def test_models_of_several_models_are_refused(
