@@ -3,11 +3,12 @@ PYTHON ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
 RECIPES ?=
+DRILLS ?=
 
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo report test smoke check format pins clean
+.PHONY: help setup demo report test smoke drill check format pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
@@ -27,6 +28,9 @@ test: setup ## run the tests (PYTEST_ARGS="-k name" to choose, WORKERS=0 for one
 smoke: setup ## the whole way of every recipe on small generated data (RECIPES="ptb_awd_lstm" to choose)
 	@names=$$($(BIN)/python -m recipes.smoke --list $(RECIPES)) && printf '%s\n' $$names | \
 	  xargs -n 1 -P $(if $(filter 0,$(WORKERS)),1,$(WORKERS)) $(BIN)/python -m recipes.smoke
+
+drill: setup ## kill, stop and starve the commands, and count how it went (DRILLS="training --tries 3" to choose)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.drills $(DRILLS)
 
 check: setup ## lint, formatting and types
 	$(BIN)/python -m ruff check .

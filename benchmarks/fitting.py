@@ -24,6 +24,7 @@ from benchmarks.publishing import Record, parser_of, publish, read_record
 from recipes.common.errors import UserError, run_main
 from shared_embeddings.command_line import positive
 from shared_embeddings.files import sha256
+from shared_embeddings.path_options import PathOption
 from shared_embeddings.results import provenance, write_record
 from shared_embeddings.skipgram import train_word_vectors
 from shared_embeddings.suggest import suggest
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str]) -> None:
         OSError, UserError: a text or an output that cannot be used; a README without markers.
     """
     parser = parser_of("benchmarks.fitting", __doc__)
-    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--text", type=PathOption.FILE, required=True)
     parser.add_argument("--methods", nargs="+", choices=se.methods(), default=se.methods())
     parser.add_argument("--dim", type=positive, default=400, help="D (default: 400)")
     parser.add_argument("--epochs", type=positive, default=10, help="passes of skip-gram (default: 10)")

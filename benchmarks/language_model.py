@@ -15,7 +15,6 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from lm.models import LanguageModel, Output, State, build
 from recipes.common.errors import run_main
 from recipes.common.table import NOT_RUN
 from shared_embeddings.command_line import positive
+from shared_embeddings.path_options import PathOption
 
 VOCABULARY, BATCH, TIME = 10000, 20, 70
 TOKENS = BATCH * TIME
@@ -152,7 +152,9 @@ def main(arguments: Sequence[str]) -> None:
     parser = parser_of("benchmarks.language_model", __doc__)
     parser.add_argument("--repeats", type=positive, default=5, help="measured steps of each (default: 5)")
     parser.add_argument("--threads", type=positive, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--input", type=Path, nargs="+", help="show these JSON files, and measure nothing")
+    parser.add_argument(
+        "--input", type=PathOption.FILE, nargs="+", help="show these JSON files, and measure nothing"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     if options.input:

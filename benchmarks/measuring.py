@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ import shared_embeddings as se
 from benchmarks.embeddings import DENSE, PUBLISHED, SETTINGS, Row, Setting, rows
 from benchmarks.publishing import joined, parser_of, publish
 from shared_embeddings.command_line import positive
+from shared_embeddings.path_options import PathOption
 
 Step = Callable[[], None]
 Prepare = Callable[[Row, Setting], Step]
@@ -181,7 +181,9 @@ def measure_layers(
     parser.add_argument("--methods", nargs="+", choices=se.methods(), default=se.methods())
     parser.add_argument("--repeats", type=positive, default=5, help="measured runs of each (default: 5)")
     parser.add_argument("--threads", type=positive, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--input", type=Path, nargs="+", help="show these JSON files, and measure nothing")
+    parser.add_argument(
+        "--input", type=PathOption.FILE, nargs="+", help="show these JSON files, and measure nothing"
+    )
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

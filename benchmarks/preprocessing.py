@@ -29,6 +29,7 @@ from recipes.common.errors import UserError, run_main
 from recipes.common.recipe import Recipe
 from recipes.published.settings import Settings, read_settings
 from shared_embeddings.command_line import positive
+from shared_embeddings.path_options import PathOption
 
 # Parts of syllables; those of the two languages differ, so that the languages share no long words.
 ONSETS = {0: "b c d f g h l m n p r s t v w st".split(), 1: "b d f g h k l m n r s t w z sch br".split()}
@@ -164,7 +165,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--vocab-size", type=positive, default=3_000_000, help="of a language (default: %(default)s)"
     )
-    parser.add_argument("--folder", type=Path, required=True, help="for all data; some GB")
+    parser.add_argument("--folder", type=PathOption.FOLDER, required=True, help="for all data; some GB")
     options = parser.parse_args(arguments)
     settings = read_settings(Recipe(options.recipe).folder / "data.yaml")
     pieces = options.pieces or list(settings.pieces)

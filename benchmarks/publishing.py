@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 from recipes.common.errors import UserError
 from recipes.common.table import update_readme
 from shared_embeddings.command_line import Parser
+from shared_embeddings.path_options import PathOption
+from shared_embeddings.reading import read_json
 from shared_embeddings.results import provenance, write_record
 
 Record = dict[str, Any]
@@ -23,8 +24,10 @@ def parser_of(module: str, description: str | None) -> Parser:
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
-    parser.add_argument("--readme", type=Path, help="put the table between the markers of this file")
+    parser.add_argument("--output", type=PathOption.OUTPUT, help="write the numbers to this JSON file")
+    parser.add_argument(
+        "--readme", type=PathOption.UPDATED, help="put the table between the markers of this file"
+    )
     return parser
 
 
@@ -36,7 +39,7 @@ def read_record(path: Path) -> Record:
         UserError: it is no JSON object.
     """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
     except ValueError as error:
         raise UserError(f"{path}: not a file that a benchmark has written ({error})") from error
     if not isinstance(record, dict):

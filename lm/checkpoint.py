@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pickle
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,12 +18,40 @@ from lm import models
 from lm.errors import UserError
 from lm.models.interface import LanguageModel
 from shared_embeddings.accounting import distinct_state
+from shared_embeddings.checkpoints import (
+    Kind,
+    check_finite,
+    check_parts,
+    is_state,
+    is_words,
+    mapped,
+)
+from shared_embeddings.checksums import verified, with_checksum
 from shared_embeddings.files import UNREADABLE, first_line, replacing, save_tensors
 from shared_embeddings.storage import Packing, StorageError, packing_of, unpack
 
 FORMAT = "shared-embeddings-lm"
 VERSION = 1
-_PARTS = ("config", "words", "model", "training")
+
+
+def _is_config(value: Any) -> bool:
+    """Whether a value has the form of a flat configuration."""
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        return False
+    embedding = value.get("embedding")
+    return (
+        isinstance(value.get("model"), str)
+        and isinstance(embedding, dict)
+        and isinstance(embedding.get("method"), str)
+    )
+
+
+_PARTS: dict[str, Kind] = {
+    "config": ("the settings of a model and its embedding", _is_config),
+    "words": ("a list of words", is_words),
+    "model": ("dense tensors by their names", is_state),
+    "training": ("the state of a run, or None", lambda value: value is None or isinstance(value, dict)),
+}
 
 
 class Trained(NamedTuple):
@@ -90,7 +118,7 @@ def save_state(
         "training": None if training is None else dict(training),
     }
     with replacing(Path(path)) as temporary:
-        save_tensors(content, temporary)
+        save_tensors(with_checksum(content), temporary)
 
 
 def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:
@@ -106,7 +134,7 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:
         names = [field.name for field in dataclasses.fields(models.options_class(kind))]
         options = {name: config[name] for name in names if name in config}
         model = models.build(kind, words, config["embedding"], options)
-    except (LookupError, TypeError, UserError, se.OptionError) as error:
+    except (*UNREADABLE, ArithmeticError, AttributeError) as error:
         raise UserError(f"checkpoint {path}: its model cannot be built ({first_line(error)})") from error
     load_state(model, content["model"], path)
     return Trained(model.to(device).eval(), words, config, content["training"], content["packing"])
@@ -118,12 +146,49 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is missing, cut short, or of something else.
     """
+    content = _identified(path, lambda: torch.load(path, map_location="cpu", weights_only=True))
+    _check_structure(path, content)
+    content = verified(content, f"checkpoint {path}")
+    try:
+        state, packing = unpack(content["model"]), packing_of(content["model"])
+    except StorageError as error:
+        raise UserError(f"checkpoint {path}: {error}") from error
+    check_finite(state, f"checkpoint {path}")
+    return {**content, "model": state, "packing": packing}
+
+
+def peek(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint as it is stored, without reading or verifying its tensors.
+
+    Raises:
+        UserError: the file is missing, cut short, or of something else.
+    """
+    content = _identified(path, lambda: mapped(path))
+    _check_structure(path, content)
+    return content
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a file is of lm_train, however damaged."""
+    try:
+        _identified(path, lambda: mapped(path))
+    except UserError:
+        return False
+    return True
+
+
+def _identified(path: Path, load: Callable[[], Any]) -> dict[str, Any]:
+    """What `load` gives for a file, which must say that it is of lm_train.
+
+    Raises:
+        UserError: the file is missing, cut short, or of something else.
+    """
     if not os.path.isfile(path):
         raise UserError(f"checkpoint {path}: no such file; check the path")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of kinds of files that it then refuses
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = load()
     except UNREADABLE as error:
         # Of a pickle that may hold code, torch says how to run that.
         reason = "" if isinstance(error, pickle.UnpicklingError) else f" ({first_line(error)})"
@@ -133,6 +198,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"checkpoint {path}: is of another program; take one that lm_train wrote")
+    return content
+
+
+def _check_structure(path: Path, content: dict[str, Any]) -> None:
+    """Raise `UserError` for a checkpoint of another version, or with a part missing or malformed."""
     if content.get("version") != VERSION:
         raise UserError(
             f"checkpoint {path}: has version {content.get('version')}, this program reads {VERSION}; use the "
@@ -141,11 +211,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     for part in _PARTS:
         if part not in content:
             raise UserError(f"checkpoint {path}: has no {part}; take one that lm_train wrote")
-    try:
-        packing = packing_of(content["model"])
-        return {**content, "model": unpack(content["model"]), "packing": packing}
-    except StorageError as error:
-        raise UserError(f"checkpoint {path}: {error}") from error
+    check_parts(content, _PARTS, f"checkpoint {path}")
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:

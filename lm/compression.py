@@ -9,12 +9,14 @@ from typing import Any
 from torch import Tensor
 
 import shared_embeddings as se
-from lm.checkpoint import load_model, read_checkpoint, save_state
+from lm.agreement import probe
+from lm.checkpoint import is_checkpoint, load_model, save_state
 from lm.errors import UserError
 from lm.models import LanguageModel
 from lm.quality import perplexity
 from lm.vocabulary import EOS
 from shared_embeddings.accounting import distinct_state
+from shared_embeddings.compression_agreement import Probe
 from shared_embeddings.compression_hosts import (
     TiedTable,
     WordEmbedding,
@@ -24,7 +26,6 @@ from shared_embeddings.compression_hosts import (
     with_untrained_part,
 )
 from shared_embeddings.compression_quality import Quality, Validation
-from shared_embeddings.storage import StorageError
 from shared_embeddings.token_counts import count_words
 
 NAME = "words"
@@ -34,18 +35,8 @@ class Host:
     """Checkpoints of lm_train."""
 
     def recognises(self, path: Path) -> bool:
-        """Whether a file is a checkpoint of lm_train.
-
-        Raises:
-            UserError: it is one, but its tensors are stored in a way that this program does not know.
-        """
-        try:
-            read_checkpoint(path)
-        except UserError as error:
-            if isinstance(error.__cause__, StorageError):
-                raise
-            return False
-        return True
+        """Whether a file is a checkpoint of lm_train, however damaged."""
+        return is_checkpoint(path)
 
     def read(self, path: Path) -> CheckpointModel:
         """Read a model.
@@ -110,7 +101,7 @@ class CheckpointModel:
         del table  # there is one only
         old = self.module.embedding
         chosen: dict[str, Any] = dict(options)
-        if old.output_bias() is not None and chosen.get("output") != "none":
+        if old.word_part().output_bias() is not None and chosen.get("output") != "none":
             chosen.setdefault("output_bias", True)
         new = with_untrained_part(old, self.words, method, chosen)
         if not new.has_output or new.score_dim != old.score_dim:
@@ -133,13 +124,22 @@ class CheckpointModel:
         """
         return perplexity(self.module, self.words, validation.one_text())
 
+    def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
+        """What the model predicts in texts, or in what it writes itself.
+
+        Raises:
+            UserError: its scores are no numbers.
+        """
+        return probe(self.module, self.words, texts, seed)
+
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embedding into the model; gives what else changes with it."""
         old = self.module.embedding
-        new, bias = old.with_word_part(fitted[NAME]), old.output_bias()
+        bias = old.word_part().output_bias()
         notes = ["the state of the optimiser and the position in the text are left out"]
         if bias is not None:
-            notes += take_over_bias(new, bias)
+            notes += take_over_bias(fitted[NAME], bias)
+        new = old.with_word_part(fitted[NAME])
         self.module.embedding = new
         self.config = {**self.config, "embedding": {"method": new.method, **new.stored_options()}}
         return notes

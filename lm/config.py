@@ -89,13 +89,16 @@ class TrainingOptions:
             require_at_least(name, getattr(self, name), 1)
         for name in ("evaluate_every", "save_every", "log_every"):
             require_at_least(name, getattr(self, name), 1)
-        for name in ("warmup_steps", "patience", "seed"):
+        for name in ("warmup_steps", "patience"):
             require_at_least(name, getattr(self, name), 0)
         require(
             (self.epochs is None) != (self.steps is None),
             f"'epochs' is {self.epochs} and 'steps' is {self.steps}; give exactly one of them",
         )
-        require(self.seed < SEEDS, f"option 'seed' is {self.seed}, but it must be below 2**63; lower it")
+        require(
+            0 <= self.seed < SEEDS,
+            f"option 'seed' is {self.seed}, but it must be at least 0 and below 2**63; choose another number",
+        )
         require(
             self.clip_norm is None or self.clip_norm > 0,
             f"option 'clip_norm' is {self.clip_norm}, but it must be above 0; raise it, or set it to null",

@@ -21,7 +21,9 @@ from tqdm import tqdm
 from lm.errors import UserError
 from lm.texts import word_blocks
 from lm.vocabulary import UNK, Limits, Vocabulary
-from shared_embeddings.files import replacing, sha256, write_text
+from shared_embeddings.files import UNREADABLE, clear_remains, first_line, sha256, staged, write_text
+from shared_embeddings.path_options import PathOption, check_paths
+from shared_embeddings.reading import read_json
 
 SPLITS = ("train", "valid", "test")
 VOCABULARY = "vocabulary.tsv"
@@ -29,6 +31,7 @@ DESCRIPTION = "data.json"
 FORMAT = "shared-embeddings-corpus"
 VERSION = 1
 DTYPE = np.dtype("<i4")
+_BLOCK = 1 << 22  # tokens that are looked at together
 
 Texts = Mapping[str, Sequence[Path]]
 
@@ -68,10 +71,12 @@ def prepare(
     limits: Limits = Limits(),  # noqa: B008
     lower: bool = False,
     published: Published | None = None,
+    force: bool = False,
 ) -> dict[str, Any]:
     """Make a corpus of texts, reading each twice and never holding one in memory.
 
-    Nothing is done when the folder holds it already, unharmed, from the same texts and settings.
+    Nothing is done when the folder holds it already, unharmed, from the same texts and settings; where it is
+    damaged it is made again.
 
     Args:
         texts: the files of each of `SPLITS`.
@@ -80,6 +85,7 @@ def prepare(
         limits: of the vocabulary.
         lower: whether to put all words into lower case.
         published: sizes that the texts must have.
+        force: replace a corpus of other texts or settings, and whatever else has the names of its files.
 
     Returns:
         The content of ``data.json``: ``name``, ``settings``, ``sources`` (checksums of the texts), ``tokens``
@@ -87,9 +93,13 @@ def prepare(
         each), and ``checksum``, SHA-256 over the latter.
 
     Raises:
-        UserError: `folder` is a file, or a text cannot be read, has fewer than two tokens, or not the
-            published size.
+        UserError: `folder` is a file or holds other files of these names, or a text cannot be read, is one of
+            these files, has fewer than two tokens, or not the published size.
     """
+    inputs = {f"-{split}": (PathOption.FILE, texts[split]) for split in SPLITS}
+    outputs = [folder / file for file in (*_files(), DESCRIPTION)]
+    check_paths({**inputs, "-output": (PathOption.FOLDER, folder)})
+    clear_remains(*outputs)
     made_from = {
         "format": FORMAT,
         "version": VERSION,
@@ -97,30 +107,31 @@ def prepare(
         "settings": {**limits._asdict(), "lower": lower},
         "sources": {split: _sources(texts[split]) for split in SPLITS},
     }
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"output {folder}: is a file, but it must be a folder; give another path")
     found = _read_description(folder)
-    if found is not None and _is_current(found, made_from, folder):
+    is_own = found is not None and all(found.get(key) == value for key, value in made_from.items())
+    if found is not None and is_own and _is_unharmed(found, folder):
         return found
-    _clear(folder)
+    check_paths({**inputs, "-output": (PathOption.NEW_FILE, outputs)}, force or is_own)
     counts, tokens = _count(texts, lower)
     vocabulary = Vocabulary.from_counts(counts, limits)
     if published:
         _check_published(
             name, published, tokens, len(vocabulary) if limits == Limits() and not lower else None
         )
-    unknown = _write_tokens(texts, folder, vocabulary, tokens, lower)
-    vocabulary.save(folder / VOCABULARY)
-    files = {file: sha256(folder / file) for file in _files()}
-    description = {
-        **made_from,
-        "tokens": tokens,
-        "unknown": unknown,
-        "types": len(vocabulary),
-        "files": files,
-        "checksum": _checksum(files),
-    }
-    write_text(folder / DESCRIPTION, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+    with staged(outputs) as places:
+        *token_files, vocabulary_file, description_file = places
+        unknown = _write_tokens(texts, dict(zip(SPLITS, token_files)), vocabulary, tokens, lower)
+        vocabulary.save(vocabulary_file)
+        files = {place.name: sha256(place) for place in places[:-1]}
+        description = {
+            **made_from,
+            "tokens": tokens,
+            "unknown": unknown,
+            "types": len(vocabulary),
+            "files": files,
+            "checksum": _checksum(files),
+        }
+        write_text(description_file, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
     return description
 
 
@@ -144,8 +155,30 @@ def load_corpus(folder: Path) -> Corpus:
         if sha256(path) != checksum:
             raise UserError(f"data {folder}: {file} is not what lm_prepare wrote; run lm_prepare again")
     vocabulary = Vocabulary.load(folder / VOCABULARY)
-    train, valid, test = (read_tokens(folder / f"{split}.npy") for split in SPLITS)
-    return Corpus(train, valid, test, vocabulary, description)
+    tokens = {split: read_tokens(folder / f"{split}.npy") for split in SPLITS}
+    for split in SPLITS:
+        _check_tokens(folder / f"{split}.npy", tokens[split], description["tokens"][split], len(vocabulary))
+    return Corpus(tokens["train"], tokens["valid"], tokens["test"], vocabulary, description)
+
+
+def _check_tokens(path: Path, tokens: np.ndarray, number: int, words: int) -> None:
+    """Check once, a block at a time, what training would run into later.
+
+    Raises:
+        UserError: there are not so many tokens as described, or one is no id of a word.
+    """
+    if len(tokens) != number:
+        raise UserError(
+            f"{path}: {len(tokens)} tokens, but {DESCRIPTION} says {number}; make it with lm_prepare"
+        )
+    for begin in range(0, number, _BLOCK):
+        block = tokens[begin : begin + _BLOCK]
+        odd = np.flatnonzero((block < 0) | (block >= words))
+        if len(odd):
+            raise UserError(
+                f"{path}: token {begin + odd[0]} is {block[odd[0]]}, but the vocabulary has the ids 0 to "
+                f"{words - 1}; make it with lm_prepare"
+            )
 
 
 def read_tokens(path: Path) -> np.ndarray:
@@ -156,10 +189,8 @@ def read_tokens(path: Path) -> np.ndarray:
     """
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(
-            f"{path}: no token file ({str(error).splitlines()[0]}); make it with lm_prepare"
-        ) from error
+    except (*UNREADABLE, SyntaxError) as error:
+        raise UserError(f"{path}: no token file ({first_line(error)}); make it with lm_prepare") from error
     if not isinstance(tokens, np.ndarray) or tokens.dtype != DTYPE or tokens.ndim != 1:
         kind = f"{tokens.dtype} of shape {tokens.shape}" if isinstance(tokens, np.ndarray) else "an archive"
         raise UserError(f"{path}: {kind}; wanted int32 of shape (N,); make it with lm_prepare")
@@ -184,21 +215,21 @@ def _count(texts: Texts, lower: bool) -> tuple[Counter[str], dict[str, int]]:
 
 
 def _write_tokens(
-    texts: Texts, folder: Path, vocabulary: Vocabulary, tokens: Mapping[str, int], lower: bool
+    texts: Texts, places: Mapping[str, Path], vocabulary: Vocabulary, tokens: Mapping[str, int], lower: bool
 ) -> dict[str, int]:
-    """Write the token file of every split; returns how many of its tokens are ``<unk>``."""
+    """Write the token file of every split to its place; returns how many of its tokens are ``<unk>``."""
     unknown = dict.fromkeys(SPLITS, 0)
     with _progress("writing", texts) as progress:
         for split in SPLITS:
             written = 0
-            with replacing(folder / f"{split}.npy") as temporary, temporary.open("wb") as file:
+            with places[split].open("wb") as file:
                 header = {"descr": DTYPE.str, "fortran_order": False, "shape": (tokens[split],)}
                 np.lib.format.write_array_header_1_0(file, header)
                 for path in texts[split]:
                     for words in word_blocks(path, lower, progress.update):
                         ids = map(vocabulary.index.get, words, repeat(vocabulary.unk))
                         block = np.fromiter(ids, DTYPE, len(words))  # type: ignore[arg-type]
-                        block.tofile(file)
+                        file.write(block.data)  # reports a full disk as such, which tofile does not
                         written += len(block)
                         unknown[split] += int(np.count_nonzero(block == vocabulary.unk))
                 if written != tokens[split]:
@@ -248,28 +279,33 @@ def _checksum(files: Mapping[str, str]) -> str:
 def _read_description(folder: Path) -> dict[str, Any] | None:
     """The content of ``data.json``; ``None`` when it is absent, damaged, foreign or of another version."""
     try:
-        content = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        content = read_json(folder / DESCRIPTION)
     except (OSError, ValueError):
         return None
     if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
         return None
+    return content if _is_complete(content) else None
+
+
+def _is_complete(content: Mapping[str, Any]) -> bool:
+    """Whether a description has all that `prepare` writes."""
     files = content.get("files")
-    return content if isinstance(files, dict) and sorted(files) == sorted(_files()) else None
-
-
-def _is_current(found: Mapping[str, Any], made_from: Mapping[str, Any], folder: Path) -> bool:
-    """Whether the corpus in the folder was made in this way, and its files are unharmed."""
-    if any(found.get(key) != value for key, value in made_from.items()):
+    if not isinstance(files, dict) or sorted(files) != sorted(_files()):
         return False
-    return all(
-        (folder / file).is_file() and sha256(folder / file) == found["files"][file] for file in _files()
+    numbers = [content.get("types")]
+    for part in ("tokens", "unknown"):
+        of_splits = content.get(part)
+        numbers += [of_splits.get(split) for split in SPLITS] if isinstance(of_splits, dict) else [None]
+    return (
+        all(isinstance(checksum, str) for checksum in files.values())
+        and content.get("checksum") == _checksum(files)
+        and all(type(number) is int and number >= 0 for number in numbers)
+        and isinstance(content.get("name"), str)
     )
 
 
-def _clear(folder: Path) -> None:
-    """Take away the description of an outdated corpus, and what a killed run has left."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / DESCRIPTION).unlink(missing_ok=True)
-    for file in (*_files(), DESCRIPTION):
-        for remains in folder.glob(f".{file}.*.tmp"):
-            remains.unlink(missing_ok=True)
+def _is_unharmed(found: Mapping[str, Any], folder: Path) -> bool:
+    """Whether the files of a corpus are those of its description."""
+    return all(
+        (folder / file).is_file() and sha256(folder / file) == found["files"][file] for file in _files()
+    )

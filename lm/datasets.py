@@ -14,6 +14,12 @@ from lm.errors import UserError
 from shared_embeddings.download import download, verify
 
 _WIKITEXT = "https://wikitext.smerity.com"
+# Of the archives at their first address: "download_checksums" in datasets/wikitext/dataset_infos.json of
+# huggingface/datasets; python/mlx/data/datasets/wikitext.py of ml-explore/mlx-data has the same.
+_WIKITEXT_SHA256 = {
+    "wikitext-2-v1.zip": "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+    "wikitext-103-v1.zip": "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+}
 _WIKITEXT_FILES = {split: f"wiki.{split}.tokens" for split in SPLITS}
 
 
@@ -26,8 +32,8 @@ class Source(NamedTuple):
         folder: where it is looked for below $DATA_DIR; torchtext's folders are tried after it.
         urls: what to download.
         files: name of each split's text.
-        sha256: checksums of downloads and texts, by name, as far as they are known; the published sizes tell
-            the rest.
+        sha256: checksums of downloads and texts, by name. Those of the texts in an archive are not known: the
+            published sizes tell them.
         published: sizes as in Mikolov et al. (2010) for PTB and Merity et al. (2017) for WikiText, with one
             ``<eos>`` for every line.
     """
@@ -62,7 +68,7 @@ SOURCES = {
         folder="wikitext-2",
         urls=(f"{_WIKITEXT}/wikitext-2-v1.zip",),
         files=_WIKITEXT_FILES,
-        sha256={},
+        sha256=_WIKITEXT_SHA256,
         published=Published({"train": 2_088_628, "valid": 217_646, "test": 245_569}, 33_278),
     ),
     "wikitext103": Source(
@@ -70,7 +76,7 @@ SOURCES = {
         folder="wikitext-103",
         urls=(f"{_WIKITEXT}/wikitext-103-v1.zip",),
         files=_WIKITEXT_FILES,
-        sha256={},
+        sha256=_WIKITEXT_SHA256,
         published=Published({"train": 103_227_021, "valid": 217_646, "test": 245_569}, 267_735),
     ),
 }
@@ -127,7 +133,7 @@ def _download(source: Source, dataset: Any, downloads: Path) -> Path:
     workspace = downloads / f".{dataset.name}.partial"
     inside = workspace / dataset.name
     needed = ", ".join(source.files.values())
-    advice = f"when offline, put {needed} into $DATA_DIR/{source.folder} and run again"
+    advice = f"without the download, put {needed} into $DATA_DIR/{source.folder} and run again"
     for url in source.urls:
         archive = inside / url.rsplit("/", 1)[-1]
         # A killed run has left complete files only.

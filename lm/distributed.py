@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +45,22 @@ class Group:
     def from_first(self, value: float) -> float:
         """The value of the first process, in every process."""
         return float(self.gather(value)[0])
+
+    def largest(self, value: int) -> Callable[[], int]:
+        """Ask for the largest value of all processes; gives a function that waits for the answer.
+
+        Until it is called, the processes compute on.
+        """
+        if self.world_size == 1:
+            return lambda: value
+        found = torch.tensor(value, device=self.device)
+        asked = dist.all_reduce(found, dist.ReduceOp.MAX, async_op=True)
+
+        def answer() -> int:
+            asked.wait()
+            return int(found)
+
+        return answer
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of a tensor over all processes."""

@@ -7,7 +7,6 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ from lm.pointer import PointerOptions, evaluate_with_pointer
 from lm.scored_text import Text, number_of_words, read_data
 from lm.yaml_input import parse_yaml
 from shared_embeddings.command_line import Parser
+from shared_embeddings.path_options import PathOption
 from shared_embeddings.results import describe_device, provenance, write_record
 
 # What some models let be set anew for evaluation.
@@ -54,8 +54,6 @@ def main(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(list(arguments))
     reading = Reading(options.target_length, options.context_length, options.chunk_length, options.batch_size)
     reading.check()
-    if options.output is not None and options.output.is_dir():
-        raise UserError(f"output {options.output}: is a folder, but it must be a file; name one in it")
     pointer = None
     if options.pointer is not None:
         pointer = PointerOptions.parse(parse_yaml(options.pointer, "-pointer"))
@@ -93,8 +91,14 @@ def _parser() -> Parser:
     """The command line."""
     parser = Parser("lm_eval", description=main.__doc__)
     add = parser.add_argument
-    add("-model", type=Path, required=True, metavar="FILE", help="checkpoint of lm_train")
-    add("-data", type=Path, required=True, metavar="PATH", help="folder of lm_prepare, or a UTF-8 text")
+    add("-model", type=PathOption.FILE, required=True, metavar="FILE", help="checkpoint of lm_train")
+    add(
+        "-data",
+        type=PathOption.SOURCE,
+        required=True,
+        metavar="PATH",
+        help="folder of lm_prepare, or a UTF-8 text",
+    )
     add("-split", choices=SPLITS, help="which text of the folder (default: test)")
     add("-target_length", type=int, default=70, metavar="N", help="tokens read at a time (default: 70)")
     add(
@@ -127,8 +131,14 @@ def _parser() -> Parser:
         help="cache pointer beside the model, such as '{window: 500, theta: 1.0, lambda: 0.1}'",
     )
     add("-words", type=int, metavar="N", help="also tell the perplexity per word, for a text of N words")
-    add("-reference", type=Path, metavar="FILE", help="the same for the words and line ends of this text")
-    add("-output", type=Path, metavar="FILE", help="write results.json here")
+    add(
+        "-reference",
+        type=PathOption.FILE,
+        metavar="FILE",
+        help="the same for the words and line ends of this text",
+    )
+    add("-output", type=PathOption.NEW_FILE, metavar="FILE", help="write results.json here")
+    add("-force", "--force", action="store_true", help="replace the file of -output")
     add_device(parser)
     return parser
 

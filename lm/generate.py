@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from lm.arguments import add_device, chosen_device
 from lm.checkpoint import load_model
@@ -13,6 +12,7 @@ from lm.generation import Sampling, generate
 from lm.randomness import SEEDS
 from lm.vocabulary import EOS, Vocabulary
 from shared_embeddings.command_line import Parser
+from shared_embeddings.path_options import PathOption
 
 SEPARATOR = "---"
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> None:
     """Write text with a trained model: words between spaces, a line end wherever the model ends a line."""
     parser = Parser("lm_generate", description=main.__doc__)
     add = parser.add_argument
-    add("-model", type=Path, required=True, metavar="FILE", help="checkpoint of lm_train")
+    add("-model", type=PathOption.FILE, required=True, metavar="FILE", help="checkpoint of lm_train")
     add("-prompt", default="", metavar="TEXT", help="words to go on from (default: the beginning of a line)")
     add("-length", type=int, default=100, metavar="N", help="words to write (default: 100)")
     add("-temperature", type=float, default=1.0, metavar="X", help="0 for the best word (default: 1)")

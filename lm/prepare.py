@@ -11,8 +11,10 @@ from typing import Any
 from lm.corpus import SPLITS, Published, Texts, prepare
 from lm.datasets import SOURCES, locate
 from lm.errors import UserError
+from lm.splitting import DEFAULT, FOLDER, Fractions, split_texts
 from lm.vocabulary import Limits
 from shared_embeddings.command_line import Parser
+from shared_embeddings.path_options import PathOption
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -20,16 +22,30 @@ def main(arguments: Sequence[str]) -> None:
     parser = Parser("lm_prepare", description=main.__doc__)
     for split in SPLITS:
         parser.add_argument(
-            f"-{split}", type=Path, nargs="+", metavar="FILE", help=f"UTF-8 texts of the {split} split"
+            f"-{split}",
+            type=PathOption.FILE,
+            nargs="+",
+            metavar="FILE",
+            help=f"UTF-8 texts of the {split} split",
         )
+    parser.add_argument(
+        "-split",
+        metavar="TRAIN,VALID,TEST",
+        help="-train alone is divided by lines, at random, into these fractions, with the parts in texts/ of "
+        f"-output (default: {DEFAULT})",
+    )
+    parser.add_argument("-seed", type=int, metavar="S", help="of -split (default: 1)")
     parser.add_argument(
         "-dataset", choices=list(SOURCES), help="instead: a corpus from $DATA_DIR or from the network"
     )
     parser.add_argument(
-        "-downloads", type=Path, metavar="DIR", help="where downloads go (default: DIR/downloads in -output)"
+        "-downloads",
+        type=PathOption.FOLDER,
+        metavar="DIR",
+        help="where downloads go (default: DIR/downloads in -output)",
     )
     parser.add_argument(
-        "-output", type=Path, required=True, metavar="DIR", help="folder for the prepared corpus"
+        "-output", type=PathOption.FOLDER, required=True, metavar="DIR", help="folder for the prepared corpus"
     )
     parser.add_argument(
         "-min_frequency",
@@ -41,11 +57,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "-max_size", type=int, metavar="N", help="words at most, <unk> and <eos> included (default: no limit)"
     )
+    parser.add_argument(
+        "-force", "--force", action="store_true", help="replace another corpus that is in the folder"
+    )
     parser.add_argument("-lower", action="store_true", help="put the texts into lower case")
     options = parser.parse_args(list(arguments))
     limits = _limits(options)
     name, texts, published = _texts(options)
-    made = prepare(texts, options.output, name, limits, options.lower, published)
+    made = prepare(texts, options.output, name, limits, options.lower, published, options.force)
     print(describe(made, options.output))
 
 
@@ -53,6 +72,9 @@ def _texts(options: argparse.Namespace) -> tuple[str, Texts, Published | None]:
     """Name and texts of the corpus that the command line asks for, and its sizes where they are published."""
     texts = {split: getattr(options, split) for split in SPLITS}
     given = [f"-{split}" for split in SPLITS if texts[split]]
+    for name in ("split", "seed"):
+        if getattr(options, name) is not None and given != ["-train"]:
+            raise UserError(f"-{name} divides the text of -train alone; leave it out, or the other texts")
     if options.dataset:
         if given:
             raise UserError(f"{' and '.join(given)} given beside -dataset; leave out one or the other")
@@ -62,10 +84,24 @@ def _texts(options: argparse.Namespace) -> tuple[str, Texts, Published | None]:
         return options.dataset, found, SOURCES[options.dataset].published
     if options.downloads:
         raise UserError("-downloads given without -dataset; it would have no effect")
+    if given == ["-train"]:
+        return options.train[0].stem, _split(options), None
     missing = [f"-{split}" for split in SPLITS if not texts[split]]
     if missing:
-        raise UserError(f"{' and '.join(missing)} not given; name a text for each split, or a -dataset")
+        raise UserError(
+            f"{' and '.join(missing)} not given; name a text for each split, -train alone, or a -dataset"
+        )
     return options.train[0].stem, texts, None
+
+
+def _split(options: argparse.Namespace) -> Texts:
+    """The parts of the one text that is given."""
+    seed = 1 if options.seed is None else options.seed
+    if seed < 0:
+        raise UserError(f"-seed is {seed}; it must be at least 0")
+    fractions = Fractions.parse(options.split or DEFAULT)
+    found = split_texts(options.train, options.output / FOLDER, fractions, seed, options.force)
+    return {split: [path] for split, path in found.items()}
 
 
 def describe(description: dict[str, Any], folder: Path) -> str:

@@ -12,6 +12,67 @@ from lm.errors import UserError
 from lm.optim import Averages
 from lm.randomness import generator_state, random_states, restore_generator, restore_random_states
 from lm.training import Trainer
+from shared_embeddings.checkpoints import Kind, check_optimizer, check_parts, is_dense, is_optimizer
+from shared_embeddings.files import UNREADABLE, first_line
+
+_SHOWN = 8  # settings that an error names
+
+
+def _is_count(value: Any) -> bool:
+    """Whether a value is a whole number of at least 0."""
+    return type(value) is int and value >= 0
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is a text."""
+    return isinstance(value, str)
+
+
+def _is_averages(value: Any) -> bool:
+    """Whether a value is None, or has the form of averaged parameters."""
+    if value is None:
+        return True
+    return (
+        isinstance(value, dict)
+        and _is_count(value.get("steps"))
+        and isinstance(value.get("parameters"), list)
+        and all(map(is_dense, value["parameters"]))
+    )
+
+
+def _is_process(value: Any) -> bool:
+    """Whether a value has the form of what one process has beside the model."""
+    if not isinstance(value, dict) or not {"random", "states", "window"} <= value.keys():
+        return False
+    states = value["states"]
+    return (
+        isinstance(states, list)
+        and all(isinstance(state, tuple) and all(map(is_dense, state)) for state in states)
+        and is_dense(value["window"])
+    )
+
+
+# What `save_run` stores beside the model.
+PARTS: dict[str, Kind] = {
+    "settings": (
+        "settings by their names",
+        lambda value: isinstance(value, dict) and all(map(_is_text, value)),
+    ),
+    "corpus": ("a checksum", _is_text),
+    "step": ("a whole number", _is_count),
+    "epoch": ("a whole number", _is_count),
+    "position": ("a whole number", _is_count),
+    "scores": ("a list of numbers", lambda value: isinstance(value, list) and all(map(_is_number, value))),
+    "optimizer": ("the state of an optimizer", is_optimizer),
+    "averages": ("averaged parameters, or None", _is_averages),
+    "lengths": ("the state of a generator", lambda value: isinstance(value, list)),
+    "processes": ("a list of states", lambda value: isinstance(value, list) and all(map(_is_process, value))),
+}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number."""
+    return type(value) in (int, float)
 
 
 def save_run(
@@ -56,17 +117,39 @@ def restore_run(path: Path, trainer: Trainer, settings: Mapping[str, Any], corpu
     saved = content["training"]
     if saved is None:
         raise UserError(f"checkpoint {path}: holds a model only; give another folder as 'save'")
+    lacking = next((part for part in PARTS if part not in saved), None)
+    if lacking is not None:
+        raise UserError(f"checkpoint {path}: its 'training' has no {lacking}; take one that lm_train wrote")
+    check_parts(saved, PARTS, f"checkpoint {path}: training")
     _check_same(path, saved, settings, corpus_checksum, trainer.group.world_size)
     load_state(trainer.model, content["model"], path)
+    try:
+        _restore(trainer, saved)
+    except (*UNREADABLE, AttributeError) as error:
+        raise UserError(
+            f"checkpoint {path}: its 'training' does not fit the model ({first_line(error)}); take another "
+            "one, or train from the start in another folder"
+        ) from error
+
+
+def _restore(trainer: Trainer, saved: Mapping[str, Any]) -> None:
+    """Put all but the model where `save_run` found it; an error of torch where that does not fit."""
     if saved["averages"] is not None:
         trainer.averages = Averages(trainer.parameters)
         trainer.averages.load(saved["averages"]["steps"], saved["averages"]["parameters"])
     trainer.optimizer.load_state_dict(saved["optimizer"])
+    check_optimizer(trainer.optimizer)
     trainer.step, trainer.epoch, trainer.position = saved["step"], saved["epoch"], saved["position"]
     trainer.scores = list(saved["scores"])
     restore_generator(trainer.lengths, saved["lengths"])
     own = saved["processes"][trainer.group.rank]
     device = trainer.group.device
+    # Of a memory, the length varies.
+    forms = [[(part.dtype, part.dim()) for part in state] for state in trainer.states]
+    if forms != [[(part.dtype, part.dim()) for part in state] for state in own["states"]]:
+        raise ValueError("the states of the model have other axes")
+    if (own["window"].dtype, own["window"].shape) != (trainer.window.dtype, trainer.window.shape):
+        raise ValueError("the window has other axes")
     trainer.states = [tuple(part.to(device) for part in state) for state in own["states"]]
     trainer.window = own["window"].to(device)
     restore_random_states(own["random"])
@@ -87,8 +170,9 @@ def _check_same(
     if len(saved["processes"]) != world_size:
         changed.append(f"it had {len(saved['processes'])} processes and has {world_size}")
     if changed:
+        shown = [*changed[:_SHOWN], *[f"and {len(changed) - _SHOWN} more"] * (len(changed) > _SHOWN)]
         raise UserError(
-            f"{path} is of a run with other settings ({'; '.join(changed)}); change them back to go on, or "
+            f"{path} is of a run with other settings ({'; '.join(shown)}); change them back to go on, or "
             "give another folder as 'save'"
         )
 

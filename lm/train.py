@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from lm import models
-from lm.checkpoint import load_state, read_checkpoint, save_model
+from lm.checkpoint import load_state, peek, read_checkpoint, save_model
 from lm.config import Configuration, parse
 from lm.config_help import help_text
 from lm.corpus import load_corpus
@@ -25,10 +25,11 @@ from lm.resuming import restore_run, save_run
 from lm.training import Trainer
 from lm.yaml_input import from_arguments
 from shared_embeddings.command_line import USER_ERROR
-from shared_embeddings.files import clear_remains, locked, write_text
+from shared_embeddings.files import clear_remains, locked, remove, write_text
+from shared_embeddings.interrupts import RESUME, Interrupted
 from shared_embeddings.options import OptionError
 
-LAST = "last.pt"
+LAST, BEST, CONFIG = "last.pt", "best.pt", "config.yaml"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str]) -> None:
 
     Raises:
         UserError: a mistake in the settings or the data, or training that diverged.
-        KeyboardInterrupt: training was asked to stop; the same command goes on.
+        Interrupted: training was asked to stop; the same command resumes.
     """
     if {"-h", "-help", "--help"} & set(arguments):
         print(help_text())
@@ -50,25 +51,53 @@ def main(arguments: Sequence[str]) -> None:
         if local_rank():
             sys.exit(USER_ERROR)
         raise
+    except Interrupted as error:
+        if local_rank():
+            sys.exit(error.status)
+        raise
 
 
 def train(config: Configuration, group: Group) -> None:
     """Train in this process, from the beginning or from last.pt in the folder of the run.
 
     Raises:
-        UserError, KeyboardInterrupt: see `main`.
+        UserError, Interrupted: see `main`.
         BlockingIOError: another training writes into that folder.
     """
+    folder = Path(config.training.save)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"save {folder}: is a file, but it must be a folder; give another path")
+    with _working_in(folder) if group.is_first else nullcontext():
+        _train(config, group)
+
+
+@contextmanager
+def _working_in(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run, and clear away at both ends what killed processes have left.
+
+    A folder that was made for the lock goes again when nothing else comes into it.
+    """
+    files, lock = [folder / name for name in (LAST, BEST, CONFIG)], folder / ".lock"
+    is_new = not folder.exists()
+    with locked(lock):
+        clear_remains(*files)
+        try:
+            yield
+        finally:
+            clear_remains(*files)
+            if is_new and list(folder.iterdir()) == [lock]:
+                remove(folder)
+
+
+def _train(config: Configuration, group: Group) -> None:
+    """Build the model or restore the run, and train it; see `train`."""
     options, settings = config.training, config.flat()
     corpus = load_corpus(Path(options.data))
     words, checksum = corpus.vocabulary.words, corpus.description["checksum"]
-    folder = Path(options.save)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"save {folder}: is a file, but it must be a folder; give another path")
-    last = folder / LAST
+    last = Path(options.save) / LAST
     embedding = options.embedding
     if options.embedding_distillation is not None and last.exists():
-        embedding = read_checkpoint(last)["config"]["embedding"]  # with the options that the fit has chosen
+        embedding = peek(last)["config"]["embedding"]  # with the options that the fit has chosen
     torch.manual_seed(options.seed)
     model = models.build(options.model, words, embedding, config.model_options()).to(group.device)
     reconstruction, lines = prepare_student(model, options, corpus.vocabulary, group, not last.exists())
@@ -79,8 +108,7 @@ def train(config: Configuration, group: Group) -> None:
     if last.exists():
         restore_run(last, trainer, settings, checksum)
     lines = [*lines, parameter_table(model), _beginning(trainer, len(words))]
-    with locked(folder / ".lock") if group.is_first else nullcontext():
-        _run(trainer, lines, words, settings, checksum)
+    _run(trainer, lines, words, settings, checksum)
 
 
 def _run(
@@ -89,14 +117,12 @@ def _run(
     """Train to the end, and write what comes of it into the folder of the run.
 
     Raises:
-        UserError, KeyboardInterrupt: see `main`.
+        UserError, Interrupted: see `main`.
     """
     folder, is_first = Path(trainer.options.save), trainer.group.is_first
-    last, best = folder / LAST, folder / "best.pt"
+    last, best = folder / LAST, folder / BEST
     if is_first:
-        for path in (last, best):
-            clear_remains(path)
-        write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+        write_text(folder / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
     report = Report(folder, trainer.step, trainer.total_tokens, trainer.tokens) if is_first else Silence()
     for line in lines:
         report.line(line)
@@ -116,7 +142,7 @@ def _run(
     except OSError as error:
         raise UserError(
             f"save {folder}: cannot be written ({error.strerror or error}); what was saved before is "
-            "unchanged; make room on the disk and run the same command again to go on"
+            f"unchanged; make room on the disk and {RESUME}"
         ) from error
     finally:
         report.close()

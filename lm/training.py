@@ -19,7 +19,6 @@ from lm.config import Configuration
 from lm.distributed import Group
 from lm.errors import UserError
 from lm.evaluation import evaluate
-from lm.interrupts import Interrupts
 from lm.losses import SegmentLoss
 from lm.models.interface import LanguageModel, State
 from lm.optim import Averages, draw_length, is_stalled
@@ -27,6 +26,8 @@ from lm.progress import Report, Speed
 from lm.schedules import Progress
 from lm.streams import Stream
 from shared_embeddings.distillation import Reconstruction
+from shared_embeddings.dropout import set_updates
+from shared_embeddings.interrupts import Interrupted, Interrupts, held
 
 
 class Trainer:
@@ -78,6 +79,7 @@ class Trainer:
         self.window = torch.zeros(2, dtype=torch.float64, device=group.device)
         self._loss = self._wrapped_loss()
         self._interrupts = Interrupts()
+        self._asked: Callable[[], int] = lambda: 0
 
     @property
     def epochs(self) -> float:
@@ -118,12 +120,12 @@ class Trainer:
 
         Args:
             report: hears of it.
-            save: stores all that it takes to go on from here; called in every process.
+            save: stores all that it takes to resume from here; called in every process.
             save_best: stores the model, whose averaged parameters are in place, after its best validation.
 
         Raises:
             UserError: the loss or a parameter is no finite number any more; nothing is saved then.
-            KeyboardInterrupt: the process was asked to stop; `save` was called after the last whole step.
+            Interrupted: a process was asked to stop; `save` was called after the last whole step.
         """
         speed = Speed(self.tokens)
         with self._interrupts:
@@ -135,15 +137,18 @@ class Trainer:
                     report.training(self.step, self.epochs, self._figures(rate, norm, speed), self.done)
                 if self._validation_is_due():
                     self._validate(report, save_best)
-                    save()
+                    with held():
+                        save()
                     speed = Speed(self.tokens)
                 elif self.options.save_every and self.step % self.options.save_every == 0:
                     self.check_finite()
-                    save()
-                if self._is_interrupted():
+                    with held():
+                        save()
+                if number := self._asked_to_stop():
                     self.check_finite()
-                    save()
-                    raise KeyboardInterrupt
+                    with held():
+                        save()
+                    raise Interrupted(number)
 
     def check_finite(self) -> None:
         """Raise `UserError` unless losses since the last line of the log and all parameters are finite."""
@@ -168,6 +173,7 @@ class Trainer:
         rate = self._rate(ids.size(1))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        set_updates(self.model, self.step)
         self.optimizer.zero_grad(set_to_none=True)
         self._backward(ids, targets)
         norm = nn.utils.clip_grad_norm_(self.parameters, options.clip_norm or math.inf)
@@ -292,8 +298,13 @@ class Trainer:
         """Have the parameters that are evaluated and stored as the model in it: the averaged ones, if any."""
         return nullcontext() if self.averages is None else self.averages.in_place()
 
-    def _is_interrupted(self) -> bool:
-        """Whether any process was asked to stop; several processes ask each other when they log."""
+    def _asked_to_stop(self) -> int:
+        """The number of the signal that asked any process to stop, or 0.
+
+        Several processes learn of it one step later, all after the same step.
+        """
+        asked = self.group.largest(self._interrupts.noted or 0)
         if self.group.world_size == 1:
-            return self._interrupts.noted
-        return self.step % self.options.log_every == 0 and any(self.group.gather(self._interrupts.noted))
+            return asked()
+        answer, self._asked = self._asked, asked
+        return answer()

@@ -11,7 +11,7 @@ from torch import Tensor
 from lm import compression
 from lm.vocabulary import Vocabulary as Words
 from shared_embeddings.storage import packed_as
-from shared_embeddings.trim_hosts import BANDS_NOTE, Vocabulary, maps_beside, written_beside
+from shared_embeddings.trim_hosts import BANDS_NOTE, Vocabulary, maps_beside, write_maps
 
 NAME = compression.NAME
 
@@ -109,9 +109,9 @@ class TrimmableCheckpoint:
         return maps_beside(output, self.vocabularies())
 
     def write(self, output: Path, maps: Mapping[Path, str]) -> None:
-        """Write the model without what only training needs, and the maps, completely or not at all."""
-        with written_beside(maps):
-            self.checkpoint.write(output, self._weights())
+        """Write the model without what only training needs, and the maps."""
+        self.checkpoint.write(output, self._weights())
+        write_maps(maps)
 
 
 def _vocabulary(words: Sequence[str]) -> Words:

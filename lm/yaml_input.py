@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lm.errors import UserError
-from shared_embeddings.command_line import EXPONENT
+from shared_embeddings.reading import parse_yaml, read_yaml
 
 
 def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
     """The mapping that ``-config FILE -key value …`` stands for; the command line goes before the file.
 
     Raises:
-        UserError: an argument that is no key, a key without a value, or a file that cannot be read.
+        UserError: an argument that is no key, a key without a value or with two, or a file that cannot be
+            read.
     """
     given: dict[str, Any] = {}
     path = None
@@ -31,6 +30,8 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
             if not rest:
                 raise UserError(f"'{key}' has no value; write -{key} VALUE")
             value = rest.pop(0)
+        if key in given or (key == "config" and path is not None):
+            raise UserError(f"'{key}' is given twice on the command line; give it once")
         if key == "config":
             path = Path(value)
         else:
@@ -44,41 +45,7 @@ def read_file(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is missing, is no text, or holds no mapping.
     """
-    if not path.is_file():
-        raise UserError(f"config {path}: no such file; check the path")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"config {path}: is no UTF-8 text; give a YAML file") from None
-    content = parse_yaml(text, f"config {path}")
+    content = read_yaml(path, "config")
     if not isinstance(content, dict):
         raise UserError(f"config {path}: holds no mapping; write one 'key: value' per line")
-    return {str(key): value for key, value in content.items()}
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML whose numbers may be written 1e-3, which PyYAML takes for text, and whose keys are distinct."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", node.start_mark
-                )
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789"))
-
-
-def parse_yaml(text: str, source: str) -> Any:
-    """What a YAML text says; `source` names it in errors.
-
-    Raises:
-        UserError: it is not YAML, or gives a key twice.
-    """
-    try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
-    except yaml.YAMLError as error:
-        raise UserError(f"{source}: cannot be read as YAML: {error}") from None
+    return content

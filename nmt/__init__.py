@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import shared_embeddings  # noqa: F401  # first: it reports signals while the rest is imported
 from nmt.vocabulary import provide_missing_packages
 
 # Upstream uses names that newer torch releases call differently; nobody but upstream can act on that.

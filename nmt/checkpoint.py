@@ -14,17 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nmt.checkpoint_parts import WEIGHTS, safetensors_of
 from nmt.errors import UserError
-from nmt.files import (
-    joined_generator,
-    read_checkpoint,
-    save_checkpoint,
-    split_generator,
-    write_atomically,
-)
+from nmt.files import building_from, joined_generator, peek, read_checkpoint, save_checkpoint, split_generator
 from nmt.model import load_unique_state, shared_embeddings_of, unique_state
+from nmt.transforms import kept_files
+from shared_embeddings.checkpoints import check_finite
+from shared_embeddings.checksums import load_safetensors, save_safetensors, with_checksum
 from shared_embeddings.distillation import OPTION
-from shared_embeddings.files import replacing, save_tensors
+from shared_embeddings.files import replacing_all, save_tensors
 from shared_embeddings.storage import HEADER, Packing, StorageError, packed_as, packing_of, unpack
 
 
@@ -46,45 +44,21 @@ def load_weights(model: nn.Module, body: dict[str, Tensor], head: dict[str, Tens
     load_unique_state(model, joined_generator(body, head))
 
 
-def safetensors_of(path: str) -> list[str]:
-    """Return the safetensors files that belong to a checkpoint ``NAME.pt``: ``NAME.safetensors``, or else the
-    shards ``NAME.00.safetensors``, ``NAME.01.safetensors``, … of a converted model.
-
-    Raises:
-        UserError: there is none.
-    """
-    base = path.removesuffix(".pt")
-    if os.path.isfile(f"{base}.safetensors"):
-        return [f"{base}.safetensors"]
-    beside = glob.glob(f"{glob.escape(base)}.*.safetensors")
-    # Only numbers: NAME.small.safetensors belongs to another checkpoint, NAME.small.pt.
-    found = sorted(name for name in beside if name.split(".")[-2].isdecimal())
-    if not found:
-        raise UserError(f"checkpoint {path}: its weights are missing; put {base}.safetensors beside it")
-    return found
-
-
 def read_safetensors(path: str) -> dict[str, Tensor]:
     """Return all tensors that belong to a checkpoint ``NAME.pt`` saved with ``save_format: safetensors``.
 
     Raises:
         UserError: a file is missing or damaged.
     """
-    import safetensors
-    from safetensors.torch import load_file
-
     tensors: dict[str, Tensor] = {}
     for file in safetensors_of(path):
-        try:
-            tensors.update(load_file(file))
-        except (safetensors.SafetensorError, OSError) as error:
-            raise UserError(
-                f"checkpoint {file}: cannot be read ({error}); it is cut short or damaged"
-            ) from error
+        tensors.update(load_safetensors(file, f"checkpoint {file}"))
     try:
-        return unpack(tensors)
+        plain = unpack(tensors)
     except StorageError as error:
         raise UserError(f"checkpoint {file}: {error}") from error
+    check_finite(plain, f"checkpoint {file}")
+    return plain
 
 
 def packing_of_checkpoint(path: str, checkpoint: dict[str, Any]) -> Packing | None:
@@ -118,6 +92,34 @@ def read_weights(path: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str
     return checkpoint, *split_generator(read_safetensors(path))
 
 
+def whole_steps(save_model: str | os.PathLike[str]) -> list[int]:
+    """Return the steps whose checkpoints are complete and whole, in ascending order.
+
+    A step is whole when its ``.pt`` has the parts of a checkpoint and, with ``save_format: safetensors``, the
+    weights beside it are its own. Tensors are not read, so this takes milliseconds a step; a byte of a tensor
+    that changed is found when the step is loaded.
+
+    Args:
+        save_model: the option of ``onmt_train``: checkpoints are ``{save_model}_step_N.pt``.
+    """
+    start = Path(save_model)
+    found = {}
+    for path in start.parent.glob(f"{glob.escape(start.name)}_step_*.pt"):
+        step = path.name.removeprefix(f"{start.name}_step_").removesuffix(".pt")
+        if step.isdecimal():
+            found[int(step)] = path
+    return [step for step in sorted(found) if is_whole(found[step])]
+
+
+def is_whole(path: str | os.PathLike[str]) -> bool:
+    """Say whether a checkpoint ``NAME.pt`` is complete and whole, see `whole_steps`."""
+    try:
+        peek(path)
+    except UserError:
+        return False
+    return True
+
+
 def write_step(
     model: nn.Module, saved: dict[str, Any], base: str, save_format: str
 ) -> tuple[str, str | None]:
@@ -137,7 +139,7 @@ def write_step(
 
 
 def write_apart(weights: dict[str, Tensor], saved: dict[str, Any], base: str) -> tuple[str, str]:
-    """Write a checkpoint and the safetensors of its weights; returns both files.
+    """Write a checkpoint and the safetensors of its weights as one set; returns both files.
 
     Args:
         weights: of the model, those of its generator under ``generator.``.
@@ -147,23 +149,13 @@ def write_apart(weights: dict[str, Tensor], saved: dict[str, Any], base: str) ->
     Raises:
         OSError: one of them cannot be written; neither is there then.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    distinct = _without_aliases(weights)
-
-    def write(name: str) -> None:
-        save_file(distinct, name)
-        shutil.copymode(temporary, name)  # safetensors writes for the owner alone
-
-    with replacing(Path(f"{base}.pt")) as temporary:
-        save_tensors(saved, temporary)
-        # The weights come first: a checkpoint without them could not be read.
-        try:
-            write_atomically(f"{base}.safetensors", write)
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
-    return f"{base}.pt", f"{base}.safetensors"
+    target = Path(base)
+    pair = [target.with_name(f"{target.name}.pt"), target.with_name(f"{target.name}.safetensors")]
+    with replacing_all(pair) as (checkpoint, tensors):
+        checksum = save_safetensors(_without_aliases(weights), tensors)
+        save_tensors(with_checksum({**saved, WEIGHTS: checksum}), checkpoint)
+        shutil.copymode(checkpoint, tensors)  # safetensors writes for the owner alone
+    return str(pair[0]), str(pair[1])
 
 
 def _without_aliases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -195,7 +187,7 @@ def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:
         checkpoint, *parts = read_weights(path)
         if not result:
             opt = without_teacher(checkpoint["opt"])
-            result = {"vocab": checkpoint["vocab"], "opt": opt, "optim": None}
+            result = {"vocab": checkpoint["vocab"], "opt": opt, "optim": None, **kept_files(checkpoint)}
             sums = [{name: _as_sum(tensor) for name, tensor in part.items()} for part in parts]
             kinds = [{name: tensor.dtype for name, tensor in part.items()} for part in parts]
             continue
@@ -254,7 +246,7 @@ def strip_checkpoint(path: str) -> dict[str, Any]:
     kept = {
         name: value
         for name, value in checkpoint.items()
-        if name not in ("optim", "resume", "model", "generator", "packing")
+        if name not in ("optim", "resume", "run", "model", "generator", "packing", WEIGHTS)
     }
     opt = without_teacher(checkpoint["opt"])
     return {"model": body, "generator": head, **kept, "opt": opt, "optim": None}
@@ -280,15 +272,16 @@ def build_from_checkpoint(path: str) -> tuple[nn.Module, dict[str, Any], Namespa
 
     upstream.install()
     checkpoint = onmt.model_builder.load_checkpoint(path)
-    options = ArgumentParser.ckpt_model_opts(checkpoint["opt"])
-    ArgumentParser.update_model_opts(options)
-    vocabs = dict_to_vocabs(checkpoint["vocab"])
-    model = onmt.model_builder.build_base_model(options, vocabs)
-    if "model" in checkpoint:
-        parts = {name: dict(checkpoint[name] or {}) for name in ("model", "generator")}
-        model.load_state_dict(parts)
-    else:
-        model.load_safe_state_dict(path.removesuffix(".pt"))
+    with building_from(path):
+        options = ArgumentParser.ckpt_model_opts(checkpoint["opt"])
+        ArgumentParser.update_model_opts(options)
+        vocabs = dict_to_vocabs(checkpoint["vocab"])
+        model = onmt.model_builder.build_base_model(options, vocabs)
+        if "model" in checkpoint:
+            parts = {name: dict(checkpoint.get(name) or {}) for name in ("model", "generator")}
+            model.load_state_dict(parts)
+        else:
+            model.load_safe_state_dict(path.removesuffix(".pt"))
     return model.eval(), vocabs, options, checkpoint
 
 

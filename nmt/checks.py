@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nmt.errors import UserError
+from nmt.ranges import check_ranges
 
-# The least that a number may be; upstream divides by most of them, or goes on forever.
-TRAINING = {
-    "batch_size": 1,
-    "valid_batch_size": 1,
-    "accum_count": 1,
-    "bucket_size": 1,
-    "heads": 1,
-    "valid_steps": 1,
-    "report_every": 1,
-    "save_checkpoint_steps": 0,
-    "train_steps": 0,
-}
-TRANSLATION = {"beam_size": 1, "n_best": 1, "batch_size": 1, "max_length": 1}
 SUBWORD_FILES = ("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab")
 WARMED_UP = ("noam", "noamwd", "rsqrt")
+# What a transform cannot do without; the target takes the source's where both have one vocabulary.
+NEEDED_FILES = {
+    "bpe": ("src_subword_model", "tgt_subword_model"),
+    "sentencepiece": ("src_subword_model", "tgt_subword_model"),
+    "terminology": ("termbase_path",),
+    "fuzzymatch": ("tm_path",),
+    "inlinetags": ("tags_dictionary_path",),
+}
 # Options of translation that need attention to a source, and what they are set to where they do nothing.
 ATTENDING = {"replace_unk": False, "attn_debug": False, "coverage_penalty": "none", "report_align": False}
-
-
-def check_numbers(opt: Namespace, least: Mapping[str, int]) -> None:
-    """Check numbers, and each of a list of them.
-
-    Raises:
-        UserError: names the first that is too small.
-    """
-    for name, limit in least.items():
-        given = getattr(opt, name)
-        for number in given if isinstance(given, list) else [given]:
-            if number < limit:
-                raise UserError(f"{name}: {number} is too small; wanted at least {limit}")
 
 
 def check_features(opt: Namespace, vocabs: Mapping[str, Any]) -> None:
@@ -62,25 +44,99 @@ def check_features(opt: Namespace, vocabs: Mapping[str, Any]) -> None:
 
 
 def check_training_numbers(opt: Namespace) -> None:
-    """Check the numbers of ``onmt_train``.
+    """Check the numbers and names of ``onmt_train``, each by itself and in their schedules.
 
     Raises:
-        UserError: names the first that is too small.
+        UserError: names the first that is out of range, or a schedule that does not begin at step 0 or goes
+            back.
     """
-    warmup = {"warmup_steps": 1} if opt.decay_method in WARMED_UP else {}
-    check_numbers(opt, {**TRAINING, **warmup})
+    check_ranges(opt)
+    if opt.decay_method in WARMED_UP and opt.warmup_steps < 1:
+        raise UserError(f"warmup_steps: {opt.warmup_steps} is too small; decay_method needs at least 1")
+    for name in ("accum_steps", "dropout_steps"):
+        steps = getattr(opt, name)
+        if steps[0] != 0 or sorted(set(steps)) != steps:
+            raise UserError(f"{name}: {steps} are not steps that rise from 0; write them like [0, 5000]")
 
 
-def check_subword_files(opt: Namespace) -> None:
-    """Check that the files of the subword transforms are there.
+def check_translation(opt: Namespace) -> None:
+    """Check the numbers and names of ``onmt_translate``, each by itself and against each other.
 
     Raises:
-        UserError: names the first that is not.
+        UserError: names the first that is out of range or does not fit another.
     """
-    for name in SUBWORD_FILES:
-        path = getattr(opt, name, None)
-        if path and not Path(path).is_file():
-            raise UserError(f"{name}: no such file: {path}; check the path")
+    check_ranges(opt)
+    if opt.n_best > opt.beam_size:
+        raise UserError(
+            f"n_best: {opt.n_best} is more than beam_size {opt.beam_size}; lower it, or raise that"
+        )
+    if opt.min_length > opt.max_length:
+        raise UserError(
+            f"min_length: {opt.min_length} is more than max_length {opt.max_length}; lower it, or raise that"
+        )
+    if opt.phrase_table and not opt.replace_unk:
+        raise UserError("phrase_table: has no effect without replace_unk; set that, or remove it")
+
+
+def check_counting(opt: Namespace) -> None:
+    """Check the numbers and names of ``onmt_build_vocab``.
+
+    Raises:
+        UserError: names the first that is out of range, or learns subwords of no kind.
+    """
+    check_ranges(opt)
+    if opt.n_sample in (0, 1):
+        raise UserError(f"n_sample: {opt.n_sample} is too small; wanted at least 2, or -1 for all lines")
+    if opt.learn_subwords and opt.src_subword_type == "none":
+        raise UserError("learn_subwords: needs src_subword_type: bpe or sentencepiece; set it")
+
+
+def check_vocabulary_limits(opt: Namespace, words: int) -> None:
+    """Check that a search does not look at more words than there are.
+
+    Args:
+        opt: options of a translation.
+        words: of the target's vocabulary.
+
+    Raises:
+        UserError: names the option.
+    """
+    for name in ("random_sampling_topk", "beam_size"):
+        if getattr(opt, name) > words:
+            raise UserError(
+                f"{name}: {getattr(opt, name)} is more than the {words} words of the vocabulary; lower it"
+            )
+
+
+def check_transforms(opt: Namespace, corpora: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check that transforms have the files that they need.
+
+    Args:
+        opt: options of a command.
+        corpora: of the option ``data``.
+
+    Raises:
+        UserError: names the option.
+    """
+    prior = getattr(opt, "lm_prior_model", None)
+    if prior and not Path(prior).exists():
+        raise UserError(f"lm_prior_model: no such file or folder: {prior}; check the path")
+    if getattr(opt, "learn_subwords", False):
+        return
+    asked = {
+        *opt.transforms,
+        *(name for corpus in corpora.values() for name in corpus.get("transforms") or ()),
+    }
+    for transform, files in NEEDED_FILES.items():
+        for name in files if transform in asked else ():
+            if not getattr(opt, name) and not (name.startswith("tgt_") and opt.share_vocab):
+                raise UserError(f"transforms: {transform} needs {name}, which is not set; name the file")
+    for side in ("src", "tgt") if "onmt_tokenize" in asked else ():
+        kind = getattr(opt, f"{side}_subword_type")
+        if kind != "none" and not getattr(opt, f"{side}_subword_model"):
+            raise UserError(
+                f"{side}_subword_type: {kind} needs {side}_subword_model, which is not set; set it"
+            )
 
 
 def check_processes(opt: Namespace) -> None:
@@ -180,21 +236,21 @@ def check_gpu(opt: Namespace) -> None:
         raise UserError(f"gpu: {opt.gpu}, but torch finds {found} CUDA devices; remove it, or set it to -1")
 
 
-def check_server_config(path: str) -> None:
-    """Check the file that tells ``onmt_server`` its models, as far as upstream does not.
+def check_one_process(opt: Namespace) -> None:
+    """Check that a translation is asked of one process.
 
     Raises:
-        UserError: it cannot be read, is not JSON, or names no models.
+        UserError: it is asked of several.
     """
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"model_config: {path}: {error.strerror}; check the path") from error
-    except ValueError as error:
-        raise UserError(f"model_config: {path}: is not JSON ({error}); correct it") from error
-    models = content.get("models") if isinstance(content, dict) else None
-    if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
-        raise UserError(
-            f"model_config: {path}: has no list of models; write it like "
-            '{"models": [{"id": 1, "model": "model.pt"}]}'
-        )
+    if opt.world_size > 1:
+        raise UserError(f"world_size: {opt.world_size}, but a translation runs in one process; remove it")
+
+
+def check_prefix(opt: Namespace) -> None:
+    """Check that there are targets for translations to begin with.
+
+    Raises:
+        UserError: there are none.
+    """
+    if opt.tgt_file_prefix and not opt.tgt and not ("prefix" in opt.transforms and opt.tgt_prefix):
+        raise UserError("tgt_file_prefix: needs the beginnings of translations; name their file with -tgt")

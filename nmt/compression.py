@@ -11,10 +11,12 @@ from typing import Any
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.checkpoint import build_from_checkpoint, safetensors_of, write_apart
+from nmt.agreement import language_probe, translation_probe
+from nmt.checkpoint import build_from_checkpoint, write_apart
+from nmt.checkpoint_parts import safetensors_of
 from nmt.distillation import ASKED, OPTION
 from nmt.errors import UserError
-from nmt.files import read_checkpoint, save_checkpoint, split_generator
+from nmt.files import is_checkpoint, save_checkpoint, split_generator
 from nmt.model import output_bias, place_embeddings, unique_state, words_module
 from nmt.plan import (
     OPTION_NAMES,
@@ -26,7 +28,9 @@ from nmt.plan import (
     padding_of,
     words_of,
 )
+from nmt.transforms import kept_files
 from nmt.vocabulary import SENTENCE_MARKS
+from shared_embeddings.compression_agreement import Probe
 from shared_embeddings.compression_hosts import (
     TiedTable,
     WordEmbedding,
@@ -36,7 +40,6 @@ from shared_embeddings.compression_hosts import (
     with_untrained_part,
 )
 from shared_embeddings.compression_quality import Quality, Validation
-from shared_embeddings.storage import StorageError
 from shared_embeddings.token_counts import count_words
 
 # Options for the tables that a model begins with; they have no effect once it is trained.
@@ -48,18 +51,8 @@ class Host:
     """Checkpoints of OpenNMT-py, with its own tables or with shared embeddings."""
 
     def recognises(self, path: Path) -> bool:
-        """Say whether a file holds a model of OpenNMT-py.
-
-        Raises:
-            UserError: it does, but its tensors are stored in a way that this program does not know.
-        """
-        try:
-            read_checkpoint(path)
-        except UserError as error:
-            if isinstance(error.__cause__, StorageError):
-                raise
-            return False
-        return True
+        """Say whether a file holds a model of OpenNMT-py, however damaged."""
+        return is_checkpoint(path)
 
     def read(self, path: Path) -> CheckpointModel:
         """Read a model.
@@ -191,6 +184,15 @@ class CheckpointModel:
         source, target = validation.two_sides()
         return bleu(self.path, self.module, source, target, validation.subwords)
 
+    def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
+        """Return what the model predicts in its translations, or in texts where it is a language model.
+
+        Raises:
+            UserError: the model does not read sentences, or knows too few words of the texts.
+        """
+        probe = language_probe if self.is_language_model else translation_probe
+        return probe(self.module, self.vocabs, texts, seed)
+
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embeddings of all sides into the model; return what else changes with them."""
         notes = ["the state of the optimiser and the position in the data are left out"]
@@ -235,7 +237,8 @@ class CheckpointModel:
 
     def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """Write the model without what only training needs; each file completely or not at all."""
-        saved = {"vocab": self.checkpoint["vocab"], "opt": self.options, "optim": None}
+        kept = kept_files(self.checkpoint)
+        saved = {"vocab": self.checkpoint["vocab"], "opt": self.options, "optim": None, **kept}
         if self.is_safetensors:
             write_apart(dict(weights), saved, str(path.with_suffix("")))
             return

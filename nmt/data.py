@@ -13,8 +13,11 @@ from onmt.constants import CorpusName
 from onmt.inputters.dynamic_iterator import DynamicDatasetIter
 from onmt.inputters.text_corpus import ParallelCorpus
 from onmt.utils.logging import logger
+from torch.utils.data import get_worker_info
 
+from nmt.corpora import parse_corpus
 from nmt.errors import UserError
+from nmt.loading import end_with_parent
 
 BYTE_ORDER_MARK = "\ufeff"
 
@@ -67,16 +70,15 @@ def check_corpora(corpora: Any) -> None:
 
     Raises:
         UserError: as `check_parallel`, or the option is not a mapping of corpora.
+        shared_embeddings.OptionError: as `nmt.corpora.parse_corpus`.
     """
     if not isinstance(corpora, dict) or not all(isinstance(corpus, dict) for corpus in corpora.values()):
         raise UserError("data: wanted a mapping of corpora, each with path_src and path_tgt")
     for name, corpus in corpora.items():
+        parse_corpus(name, corpus)
         paths = {side: corpus[side] for side in ("path_src", "path_tgt", "path_align") if corpus.get(side)}
         if not paths and not corpus.get("path_txt"):
             raise UserError(f"data: {name}: has no path_src; name the files of each corpus")
-        for side, path in paths.items():
-            if not isinstance(path, str):
-                raise UserError(f"data: {name}: {side} is {path!r}; wanted the path of one file")
         check_parallel(name, paths) if paths else None
     _check_weights(corpora)
 
@@ -85,13 +87,10 @@ def _check_weights(corpora: dict[str, dict[str, Any]]) -> None:
     """Check that training has a corpus to read.
 
     Raises:
-        UserError: a weight is no whole number, or nothing but validation has one above 0.
+        UserError: nothing but validation has a weight above 0.
     """
     weights = {name: corpus.get("weight", 1) for name, corpus in corpora.items()}
-    for name, weight in weights.items():
-        if type(weight) is not int or weight < 0:
-            raise UserError(f"data: {name}: weight is {weight!r}; wanted a whole number of at least 0")
-    if not any(weight for name, weight in weights.items() if name != CorpusName.VALID):
+    if not any(weight != 0 for name, weight in weights.items() if name != CorpusName.VALID):
         raise UserError(
             "data: there is no corpus to train on; name one with a weight of at least 1 beside "
             f"`{CorpusName.VALID}`"
@@ -169,6 +168,12 @@ class Position:
 
 class Batches(DynamicDatasetIter):  # type: ignore[misc]
     """Upstream's batches under a name of this package, which a data loader's workers then import first."""
+
+    def _init_datasets(self, worker_id: int) -> None:
+        """Open the corpora, in this process or in a worker of a data loader."""
+        if get_worker_info() is not None:
+            end_with_parent()
+        super()._init_datasets(worker_id)
 
 
 class ResumableBatches(Batches):
@@ -266,24 +271,31 @@ def _as_state(saved: Any) -> tuple[Any, ...]:
 
 
 class TrackedBatches:
-    """An iterable of batches that remembers the position of the last one that was taken, per worker."""
+    """An iterable of batches that remembers the positions, per worker, of those that whole steps have used.
 
-    def __init__(self, batches: Iterable[tuple[dict[str, Any], Position]]) -> None:
+    Args:
+        batches: with their positions.
+        start: what `state` gave of the batches before these.
+    """
+
+    def __init__(
+        self, batches: Iterable[tuple[dict[str, Any], Position]], start: dict[str, Any] | None = None
+    ) -> None:
         self.batches = batches
-        self.positions: dict[int, Position] = {}
-        self.last_worker = -1
+        self.positions: dict[int, dict[str, Any]] = dict(start["workers"]) if start else {}
+        self.last_worker: int = start["last_worker"] if start else -1
+        self.mark()
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Position]]:
         for batch, position in self.batches:
-            self.positions[position.worker] = position
+            self.positions[position.worker] = {**position.bucket, "used": position.used}
             self.last_worker = position.worker
             yield batch, position
 
+    def mark(self) -> None:
+        """Count the batches that were taken so far as used: the step that they are for is about to begin."""
+        self.marked = {"last_worker": self.last_worker, "workers": dict(self.positions)}
+
     def state(self) -> dict[str, Any]:
-        """Return plain data from which `ResumableBatches` goes on with the batch after the last one taken."""
-        return {
-            "last_worker": self.last_worker,
-            "workers": {
-                number: {**place.bucket, "used": place.used} for number, place in self.positions.items()
-            },
-        }
+        """Return plain data from which `ResumableBatches` resumes with the batch after the last one used."""
+        return self.marked

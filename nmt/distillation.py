@@ -12,7 +12,7 @@ from typing import Any
 
 import shared_embeddings as se
 from nmt.errors import UserError
-from nmt.files import read_checkpoint
+from nmt.files import peek
 from nmt.plan import EmbeddingPlan, parse_text, words_of
 from shared_embeddings.distillation import EXAMPLE, OPTION, Distillation, check_seed
 from shared_embeddings.distillation import parse_distillation as parse_given
@@ -25,7 +25,7 @@ def parse_mapping(value: Any) -> dict[str, Any] | None:
     """Return the option ``embedding_distillation`` as it is given.
 
     Args:
-        value: a mapping, its YAML or Python spelling as a string, or ``None``.
+        value: a mapping, its YAML spelling as a string, or ``None``.
 
     Raises:
         UserError: the text is not a mapping.
@@ -67,7 +67,7 @@ def check_new(distillation: Distillation, plan: EmbeddingPlan | None, vocabs: di
         check_seed(distillation, settings)
     path = distillation.teacher
     try:
-        checkpoint = read_checkpoint(path)
+        checkpoint = peek(path)
     except UserError as error:
         raise UserError(f"{OPTION}: teacher: {error}") from error
     check_words(distillation, plan, checkpoint["vocab"], vocabs)

@@ -1,7 +1,5 @@
-"""The one exception that the command line turns into a single line and exit code 2."""
+"""The exception that the command line turns into a single line and exit status 2."""
 
-from __future__ import annotations
+from shared_embeddings.errors import UserError
 
-
-class UserError(ValueError):
-    """Something the user can put right; the message says what was wrong, what was wanted and what to do."""
+__all__ = ["UserError"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from fnmatch import fnmatch
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from nmt.model import shared_embeddings_of, words_module
 from nmt.plan import OPTION_NAMES
 from nmt.summarization.length_control import has_length_control
 from shared_embeddings.command_line import complaint
+
+# What CTranslate2 writes into the folder of a model.
+OWN_FILES = ("model.bin", "config.json", "*vocabulary.json", "*vocabulary.txt", "*_vocabulary*.txt")
 
 
 @torch.no_grad()
@@ -72,6 +76,22 @@ def _output_layer(embedding: se.SharedEmbedding) -> tuple[torch.Tensor, torch.Te
     return table, table.new_zeros(len(table)) if bias is None else bias.clone()
 
 
+def _check_folder(output: str) -> None:
+    """Check that what is in the place of a folder for CTranslate2 is such a folder.
+
+    Raises:
+        UserError: it is a file, or a folder with other files, which would be lost.
+    """
+    if os.path.isfile(output):
+        raise UserError(f"output: {output} is a file; CTranslate2 wants a folder, name another one")
+    for name in sorted(os.listdir(output)) if os.path.isdir(output) else ():
+        if not any(fnmatch(name, own) for own in OWN_FILES):
+            raise UserError(
+                f"output: {output} holds {name}, which is no part of a model of CTranslate2 and would be "
+                "lost; name another folder"
+            )
+
+
 def export_ctranslate2(path: str, output: str, quantization: str | None) -> None:
     """Write a CTranslate2 model directory.
 
@@ -88,8 +108,7 @@ def export_ctranslate2(path: str, output: str, quantization: str | None) -> None
 
     import ctranslate2
 
-    if os.path.isfile(output):
-        raise UserError(f"output: {output} is a file; CTranslate2 wants a folder, name another one")
+    _check_folder(output)
     checkpoint = dense_checkpoint(path)
     if has_length_control(checkpoint["opt"]):
         raise UserError(

@@ -7,8 +7,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import shutil
-import tempfile
+import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nmt.checkpoint_parts import check_checkpoint
 from nmt.errors import UserError
-from shared_embeddings.files import UNREADABLE, first_line, save_tensors
+from shared_embeddings import files
+from shared_embeddings.checkpoints import check_finite, mapped
+from shared_embeddings.checksums import KEY, verified, with_checksum
+from shared_embeddings.files import UNREADABLE, first_line, replacing, save_tensors
+from shared_embeddings.options import OptionError
 from shared_embeddings.storage import HEADER, StorageError, packing_of, unpack
 
 # OpenNMT's checkpoints have the tensors of the output layer, whose names begin so, apart from the others.
@@ -58,33 +62,28 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[str], None])
     Raises:
         OSError: the directory cannot be written to.
     """
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    workspace = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        fresh = os.path.join(workspace, target.name)
-        write(fresh)
-        if target.is_dir() and os.path.isdir(fresh):
-            target.rename(os.path.join(workspace, "previous"))
-        os.replace(fresh, target)
-    finally:
-        shutil.rmtree(workspace, ignore_errors=True)
+    with replacing(Path(path)) as temporary:
+        write(str(temporary))
 
 
 def clear_remains(save_model: str) -> None:
     """Take away what processes that were killed while they saved have left beside the checkpoints of a run.
 
+    A step of which only one file was in place is rolled back.
+
     Args:
         save_model: the option of ``onmt_train``, which the names of its checkpoints begin with.
     """
     start = Path(save_model)
-    for workspace in start.parent.glob(f".{glob.escape(start.name)}_step_*.*.????????"):
-        shutil.rmtree(workspace, ignore_errors=True)
+    remains = start.parent.glob(f".{glob.escape(start.name)}_step_*.tmp")
+    named = (re.match(r"\.(.+\.(?:pt|safetensors))\.", file.name) for file in remains)
+    # A set is named after its .pt, which comes first.
+    files.clear_remains(*sorted({start.with_name(found[1]) for found in named if found}))
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write a checkpoint with ``torch.save``, all at once."""
-    write_atomically(path, lambda name: save_tensors(checkpoint, name))
+    """Write a checkpoint with its checksum, all at once."""
+    write_atomically(path, lambda name: save_tensors(with_checksum(checkpoint), name))
 
 
 def allow_checkpoint_types() -> None:
@@ -106,6 +105,8 @@ def reading_checkpoint(path: str) -> Iterator[None]:
         yield
     except StorageError as error:
         raise UserError(f"checkpoint {path}: {error}") from error
+    except UserError:
+        raise
     except UNREADABLE as error:
         raise UserError(
             f"checkpoint {path}: cannot be read ({first_line(error)}); it is cut short, or not a model "
@@ -113,32 +114,103 @@ def reading_checkpoint(path: str) -> Iterator[None]:
         ) from error
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read an OpenNMT checkpoint without running code from it.
+@contextlib.contextmanager
+def building_from(path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Turn what a checkpoint that does not fit itself makes OpenNMT or torch raise into one line about it.
+
+    Args:
+        path: of the checkpoint; where there is none, nothing changes.
 
     Raises:
-        UserError: the file is missing, cut short, or not a checkpoint of OpenNMT-py.
+        UserError: names the checkpoint, and what did not fit.
+    """
+    if not path:
+        yield
+        return
+    try:
+        yield
+    except (torch.OutOfMemoryError, OSError):
+        raise
+    except (UserError, OptionError) as error:
+        if os.fspath(path) in str(error):
+            raise
+        raise UserError(f"checkpoint {path}: {error}") from error
+    except (*UNREADABLE, AttributeError, ArithmeticError) as error:
+        raise UserError(
+            f"checkpoint {path}: its parts do not fit each other ({type(error).__name__}: "
+            f"{first_line(error)}); take another checkpoint"
+        ) from error
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read an OpenNMT checkpoint without running code from it, and verify it.
+
+    Raises:
+        UserError: the file is missing, cut short, damaged, not a checkpoint of OpenNMT-py, or of another run
+            than the weights beside it.
     """
     name = os.fspath(path)
     with reading_checkpoint(name):
         checkpoint = torch.load(name, map_location="cpu", weights_only=True)
-        missing = {"opt", "vocab"} - set(checkpoint)
-        if missing:
-            raise ValueError(f"it has no {' and no '.join(sorted(missing))}")
-        return with_plain_tensors(checkpoint)
+        check_checkpoint(name, checkpoint)
+        return with_plain_tensors(name, verified(checkpoint, f"checkpoint {name}"))
 
 
-def with_plain_tensors(checkpoint: dict[str, Any]) -> dict[str, Any]:
+def peek(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return a checkpoint as it is stored, without reading or verifying its tensors.
+
+    Raises:
+        UserError: as `read_checkpoint`, but for changed tensors.
+    """
+    name = os.fspath(path)
+    with reading_checkpoint(name):
+        checkpoint = mapped(name)
+        check_checkpoint(name, checkpoint)
+        return checkpoint  # type: ignore[no-any-return]
+
+
+def verify_checkpoint(path: str) -> None:
+    """Check a checkpoint that another function is going to read.
+
+    Raises:
+        UserError: as `read_checkpoint`.
+    """
+    checkpoint = peek(path)
+    with reading_checkpoint(path):
+        verified(checkpoint, f"checkpoint {path}")
+
+
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Say whether a file is a checkpoint of OpenNMT-py, however damaged."""
+    try:
+        with reading_checkpoint(os.fspath(path)):
+            checkpoint = mapped(path)
+    except UserError:
+        return False
+    return isinstance(checkpoint, dict) and {"opt", "vocab"} <= checkpoint.keys()
+
+
+def with_plain_tensors(path: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return a checkpoint whose model's tensors are plain ones; ``packing`` says how they were stored, where
     they were not.
 
+    Args:
+        path: of the checkpoint, for messages.
+        checkpoint: as it was read.
+
     Raises:
-        shared_embeddings.storage.StorageError: in a way that this program does not know.
+        UserError: tensors hold numbers that are not finite.
+        shared_embeddings.storage.StorageError: they are stored in a way that this program does not know.
     """
-    if HEADER not in checkpoint.get("model", {}):
-        return dict(checkpoint)
+    checkpoint = {name: value for name, value in checkpoint.items() if name != KEY}
+    if "model" not in checkpoint:
+        return checkpoint
     stored = joined_generator(checkpoint["model"], checkpoint.get("generator"))
-    body, head = split_generator(unpack(stored))
+    plain = unpack(stored)
+    check_finite(plain, f"checkpoint {path}")
+    if HEADER not in stored:
+        return checkpoint
+    body, head = split_generator(plain)
     return {**checkpoint, "model": body, "generator": head, "packing": packing_of(stored)}
 
 

@@ -7,18 +7,17 @@ work is refused here, before any training starts.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import yaml
 
 import shared_embeddings as se
 from nmt.errors import UserError
 from shared_embeddings.command_line import EXPONENT
+from shared_embeddings.reading import DocumentError, parse_yaml
 
 OPTION_NAMES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding")
 EXAMPLE = "{method: funnel, rank: 64}"
@@ -87,7 +86,7 @@ class EmbeddingPlan:
 
 
 def parse_text(name: str, value: Any, example: str) -> Any:
-    """Return the content of an option whose value may be its YAML or Python spelling.
+    """Return the content of an option whose value may be its YAML spelling.
 
     Args:
         name: the option, for messages.
@@ -100,17 +99,13 @@ def parse_text(name: str, value: Any, example: str) -> Any:
     if not isinstance(value, str):
         return _with_numbers(value)
     try:
-        # The YAML reader hands nested mappings over as Python text.
-        return _with_numbers(ast.literal_eval(value))
-    except (ValueError, SyntaxError, TypeError):
-        try:
-            return _with_numbers(yaml.safe_load(value))
-        except yaml.YAMLError as error:
-            raise UserError(f"{name}: {value!r} is not YAML ({error}); write it like {example}") from error
+        return _with_numbers(parse_yaml(value, name))
+    except DocumentError as error:
+        raise UserError(f"{error}; write it like {example}") from error
 
 
 def _with_numbers(value: Any) -> Any:
-    """Return a value in which 1e-3, which the YAML reader takes for text, is a number, at any depth."""
+    """Return a value in which 1e-3, which other YAML readers take for text, is a number, at any depth."""
     if isinstance(value, dict):
         return {key: _with_numbers(one) for key, one in value.items()}
     if isinstance(value, list):

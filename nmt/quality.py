@@ -33,6 +33,8 @@ _MARKS = {"bpe": "@@", "sentencepiece": "\N{LOWER ONE EIGHTH BLOCK}"}
 def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path, subwords: str) -> Quality:
     """Translate a text with beam 5, and compare it with the target.
 
+    The source is in tokens: transforms of the checkpoint are neither applied to it, nor undone on the output.
+
     Args:
         checkpoint: whose vocabulary and options the model has.
         model: what translates, in place of the one in the checkpoint.

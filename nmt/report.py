@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from onmt.utils.logging import logger
@@ -22,6 +23,7 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
         first_step: the step at which this process begins.
         total_steps: the last step; 0 when it is not known.
         distillation: the loss whose part for the embedding is reported, too, or ``None``.
+        check: called with the step and the mean loss before each line; raises when training has diverged.
     """
 
     def __init__(
@@ -31,9 +33,11 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
         first_step: int,
         total_steps: int,
         distillation: DistillationLoss | None = None,
+        check: Callable[[int, float], None] = lambda step, loss: None,
     ) -> None:
         super().__init__(report_every, start_time=-1, tensorboard_writer=tensorboard_writer)
         self.distillation = distillation
+        self.check = check
         self.first_step = first_step
         self.total_steps = total_steps
         self.bar = tqdm(
@@ -49,8 +53,11 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
         self.bar.update(step - self.bar.n)
         return super().report_training(step, *args, **kwargs)
 
-    def _report_training(self, step: int, *args: Any, **kwargs: Any) -> Any:
-        result = super()._report_training(step, *args, **kwargs)
+    def _report_training(
+        self, step: int, num_steps: int, learning_rate: float, patience: Any, report_stats: Any
+    ) -> Any:
+        self.check(step, report_stats.loss / max(1, report_stats.n_words))
+        result = super()._report_training(step, num_steps, learning_rate, patience, report_stats)
         if self.total_steps > 0:
             done = max(1, step - self.first_step)
             left = (self.total_steps - step) * (time.time() - self.start_time) / done

@@ -18,17 +18,23 @@ from onmt.inputters.text_corpus import get_corpora
 from onmt.transforms import make_transforms
 from onmt.utils.logging import init_logger, logger
 from onmt.utils.optimizers import Optimizer
-from torch.utils.data import DataLoader
 
 from nmt import upstream
+from nmt.checkpoint import whole_steps
 from nmt.data import ResumableBatches, TrackedBatches
 from nmt.distillation import asked_options, resume_distillation
 from nmt.errors import UserError
+from nmt.files import building_from
+from nmt.finite import check_finite
+from nmt.loading import QuietLoader, end_workers
 from nmt.model import broadcast_parameters, parameter_table
 from nmt.plan import OPTION_NAMES, read_plan
 from nmt.report import ProgressReport
+from nmt.stopping import Stopping
 from nmt.summarization.length_control import check_same_positions
 from nmt.teacher import DistillationLoss, prepare_student
+from shared_embeddings.checkpoints import check_optimizer
+from shared_embeddings.interrupts import Interrupted
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of mallopt(3) in the GNU C library
 
@@ -43,77 +49,156 @@ def keep_freed_memory() -> None:
         mallopt(parameter, value)
 
 
-def run(opt: Namespace, device_id: int) -> None:
+def run(opt: Namespace, device_id: int, record: dict[str, Any] | None = None) -> None:
     """Train in this process.
 
     Args:
         opt: options, checked by the parser.
         device_id: number of the process among those of this machine; -1 for a single process on a CPU.
+        record: what checkpoints tell about their run, see `nmt.runs.begin`.
 
     Raises:
-        UserError: the checkpoint to go on from does not fit the options.
+        UserError: the checkpoint to resume from does not fit the options, the model diverged, or a
+            checkpoint cannot be written.
+        Interrupted: training was asked to stop; the last whole step is saved.
     """
     train_single.configure_process(opt, device_id)
     init_logger(opt.log_file)
     if not torch.cuda.is_available():
         keep_freed_memory()
-    checkpoint, vocabs, transforms_cls = train_single._init_train(opt)
-    model_opt = train_single._get_model_opts(opt, checkpoint=checkpoint)
-    if checkpoint is not None:
-        _check_same_embedding(opt, asked_options(checkpoint["opt"]))
-        check_same_positions(opt, checkpoint["opt"])
-        resume_distillation(opt, model_opt)
-    model = train_single.build_model(model_opt, opt, vocabs, checkpoint, device_id)
+    with building_from(opt.train_from):
+        checkpoint, vocabs, transforms_cls = train_single._init_train(opt)
+        model_opt = train_single._get_model_opts(opt, checkpoint=checkpoint)
+        if checkpoint is not None:
+            _check_same_embedding(opt, asked_options(checkpoint["opt"]))
+            check_same_positions(opt, checkpoint["opt"])
+            resume_distillation(opt, model_opt)
+        model = train_single.build_model(model_opt, opt, vocabs, checkpoint, device_id)
     distilled = prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)
     broadcast_parameters(model)
     logger.info(parameter_table(model))
-    if checkpoint is not None and checkpoint.get("optim") is None:
-        # Compressed, averaged and released models have none; upstream would still take their options.
-        logger.info(
-            "The checkpoint has no state of an optimiser: it begins anew, with the options of this run"
-        )
-        checkpoint.pop("optim", None)
-    optim = Optimizer.from_opt(model, opt, checkpoint=checkpoint)
+    with building_from(opt.train_from):
+        optim = _build_optimizer(opt, model, checkpoint)
     first_step = optim.training_step - 1
+    _check_same_start(opt, first_step)
     if opt.train_steps and first_step >= opt.train_steps and not opt.single_pass:
         logger.info(
             f"The checkpoint has {first_step} steps already, train_steps is {opt.train_steps}: nothing to do"
         )
         return
     saver = train_single.build_model_saver(model_opt, opt, model, vocabs, optim, device_id)
+    saver.run = record
+    _count_checkpoints(saver, opt)
+    trainer = _build_trainer(opt, device_id, model, vocabs, optim, saver)
+    loss = DistillationLoss(trainer.train_loss, distilled) if distilled is not None else None
+    trainer.train_loss = loss or trainer.train_loss
+    trainer.report_manager = _build_report(opt, trainer, first_step, loss)
+    resume = _own_resume_state(checkpoint, opt.num_workers) if _continues(opt) else None
+    del checkpoint
+    with building_from(opt.train_from):
+        batches = _build_training_batches(opt, transforms_cls, vocabs, device_id, resume)
+    valid = train_single.build_dynamic_dataset_iter(
+        opt, transforms_cls, vocabs, task=CorpusTask.VALID, copy=opt.copy_attn, device_id=device_id
+    )
+    init_logger(opt.log_file)  # upstream drops the log file when it opens a corpus
+    saver.resume_state = lambda: gather_resume_state(trainer, batches)
+    with building_from(opt.train_from):
+        restore_state(trainer, resume)
+    restore_dropout(model, opt, first_step)
+    _train(trainer, batches, valid, opt)
+
+
+def _count_checkpoints(saver: Any, opt: Namespace) -> None:
+    """Let the checkpoints of a run that is resumed count among those that ``keep_checkpoint`` keeps."""
+    if opt.keep_checkpoint <= 0:
+        return
+    bases = [f"{opt.save_model}_step_{step}" for step in whole_steps(opt.save_model)]
+    saver.checkpoint_queue.extend(f"{base}.pt" for base in bases)
+    if opt.save_format == "safetensors":
+        saver.model_queue.extend(f"{base}.safetensors" for base in bases)
+
+
+def _build_optimizer(opt: Namespace, model: Any, checkpoint: dict[str, Any] | None) -> Any:
+    """Build the optimizer of a model, from the state in a checkpoint where there is one."""
+    if checkpoint is not None and checkpoint.get("optim") is None:
+        # Compressed, averaged and released models have none; upstream would still take their options.
+        logger.info(
+            "The checkpoint has no state of an optimizer: it begins afresh, with the options of this run"
+        )
+        checkpoint.pop("optim", None)
+    optim = Optimizer.from_opt(model, opt, checkpoint=checkpoint)
+    for part in getattr(optim._optimizer, "optimizers", [optim._optimizer]):
+        check_optimizer(part)
+    return optim
+
+
+def _check_same_start(opt: Namespace, first_step: int) -> None:
+    """Check that all ranks begin at the same step, as they do where all machines see the same checkpoints.
+
+    Raises:
+        UserError: they do not.
+    """
+    if not torch.distributed.is_initialized():
+        return
+    steps: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(steps, first_step)
+    if len(set(steps)) > 1:
+        raise UserError(
+            f"save_model: the ranks find different checkpoints of {opt.save_model} (their steps: "
+            f"{', '.join(map(str, steps))}); put save_model where all machines see the same files"
+        )
+
+
+def _build_trainer(
+    opt: Namespace, device_id: int, model: Any, vocabs: dict[str, Any], optim: Any, saver: Any
+) -> Any:
+    """Build the trainer of a model, whose early stopping remembers nothing of an earlier run."""
     trainer = train_single.build_trainer(opt, device_id, model, vocabs, optim, model_saver=saver)
     if opt.autocast == "bf16":
         device = next(model.parameters()).device
         upstream.autocast_model(model, (trainer.train_loss, trainer.valid_loss), device)
-    trainer.valid_steps = opt.valid_steps  # after which all processes hear of early stopping
     if trainer.earlystopper is not None:
-        # Upstream's default scorers are global, and remember the run before.
+        # Upstream's default scorers are global.
         stopper = trainer.earlystopper
         stopper.early_stopping_scorers = [type(scorer)() for scorer in stopper.early_stopping_scorers]
+    return trainer
+
+
+def _build_report(opt: Namespace, trainer: Any, first_step: int, loss: Any) -> ProgressReport:
+    """Build what reports the progress of a trainer; it stops training that has diverged."""
+
+    def check(step: int, loss: float) -> None:
+        # With gradient scaling, steps of a loss that overflows are left out.
+        check_finite(trainer.model, step, 0.0 if trainer.optim.amp else loss)
+
     total_steps = 0 if opt.single_pass else opt.train_steps
     writer = trainer.report_manager.tensorboard_writer
-    loss = DistillationLoss(trainer.train_loss, distilled) if distilled is not None else None
-    trainer.train_loss = loss or trainer.train_loss
-    trainer.report_manager = ProgressReport(opt.report_every, writer, first_step, total_steps, loss)
-    resume = _own_resume_state(checkpoint) if _continues(opt) else None
-    del checkpoint
-    batches = _build_training_batches(opt, transforms_cls, vocabs, device_id, resume)
-    init_logger(opt.log_file)  # upstream drops the log file when it opens a corpus
-    saver.resume_state = lambda: gather_resume_state(trainer, batches)
-    restore_state(trainer, resume)
-    restore_dropout(model, opt, first_step)
-    trainer.train(
-        batches,
-        total_steps,
-        save_checkpoint_steps=opt.save_checkpoint_steps,
-        valid_iter=train_single.build_dynamic_dataset_iter(
-            opt, transforms_cls, vocabs, task=CorpusTask.VALID, copy=opt.copy_attn, device_id=device_id
-        ),
-        valid_steps=opt.valid_steps,
-    )
-    trainer.report_manager.bar.close()
-    if writer is not None:
-        writer.close()
+    return ProgressReport(opt.report_every, writer, first_step, total_steps, loss, check)
+
+
+def _train(trainer: Any, batches: TrackedBatches, valid: Any, opt: Namespace) -> None:
+    """Run the training loop, to its end or until it is asked to stop.
+
+    Raises:
+        Interrupted: see `run`.
+    """
+    trainer.stopping = Stopping(trainer.earlystopper)
+    try:
+        with trainer.stopping.interrupts:
+            trainer.train(
+                batches,
+                0 if opt.single_pass else opt.train_steps,
+                save_checkpoint_steps=opt.save_checkpoint_steps,
+                valid_iter=valid,
+                valid_steps=opt.valid_steps,
+            )
+        if trainer.stopping.signal:
+            raise Interrupted(trainer.stopping.signal)
+    finally:
+        end_workers()
+        trainer.report_manager.bar.close()
+        if trainer.report_manager.tensorboard_writer is not None:
+            trainer.report_manager.tensorboard_writer.close()
 
 
 def restore_dropout(model: Any, opt: Namespace, step: int) -> None:
@@ -171,13 +256,14 @@ def _build_training_batches(
         offset=offset,
     )
     data.num_workers = opt.num_workers
-    if resume is not None:
-        data.start = resume["data"]["workers"]
-        data.first_worker = (resume["data"]["last_worker"] + 1) % max(1, opt.num_workers)
+    start = None if resume is None else resume["data"]
+    if start is not None:
+        data.start = start["workers"]
+        data.first_worker = (start["last_worker"] + 1) % max(1, opt.num_workers)
     if opt.num_workers == 0:
         data._init_datasets(0)
-        return TrackedBatches(data)
-    loader = DataLoader(
+        return TrackedBatches(data, start)
+    loader = QuietLoader(
         data,
         batch_size=None,
         pin_memory=torch.cuda.is_available(),
@@ -186,7 +272,7 @@ def _build_training_batches(
         worker_init_fn=data._init_datasets,
         prefetch_factor=opt.prefetch_factor,
     )
-    return TrackedBatches(dynamic_iterator.OnDeviceDatasetIter(loader, device))
+    return TrackedBatches(dynamic_iterator.OnDeviceDatasetIter(loader, device), start)
 
 
 def data_share(opt: Namespace, device_id: int) -> tuple[int, int]:
@@ -231,10 +317,11 @@ def gather_resume_state(trainer: Any, batches: TrackedBatches) -> list[dict[str,
     return states
 
 
-def _own_resume_state(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+def _own_resume_state(checkpoint: dict[str, Any], workers: int) -> dict[str, Any] | None:
     """Return the part of a checkpoint's resume state that belongs to this process.
 
-    Checkpoints of upstream have none; with another number of processes than before, the data begin anew.
+    Checkpoints of upstream have none; with another number of processes or loader workers than before, the
+    data begin anew.
     """
     states = checkpoint.get("resume")
     rank, world = _rank()
@@ -246,7 +333,12 @@ def _own_resume_state(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
             f"The checkpoint is of {len(states)} processes, this run has {world}: the data begin anew"
         )
         return None
-    return dict(states[rank])
+    state = dict(states[rank])
+    before = ((checkpoint.get("run") or {}).get("settings") or {}).get("num_workers", workers)
+    if before != workers:
+        logger.warning(f"num_workers was {before} and is {workers}: the data begin anew")
+        state["data"] = None
+    return state
 
 
 def restore_state(trainer: Any, state: dict[str, Any] | None) -> None:

@@ -14,6 +14,7 @@ from nmt.data import check_parallel, clean_line
 from nmt.errors import UserError
 from nmt.files import check_output, write_atomically
 from nmt.summarization.length_control import read_desired_lengths
+from shared_embeddings.files import naming
 
 
 def read_lines(path: str) -> list[str]:
@@ -46,8 +47,8 @@ def translate_file(opt: Namespace, translate: Callable[[Namespace], None]) -> No
         translate: translates the files that the options name.
 
     Raises:
-        UserError: a file is missing, not UTF-8 or cannot be written, or source, target and desired lengths
-            are not parallel.
+        UserError: a file is missing, not UTF-8 or cannot be written, source, target and desired lengths
+            are not parallel, or a target is empty.
     """
     check_output("output", opt.output)
     if not os.path.isfile(opt.src):
@@ -58,7 +59,13 @@ def translate_file(opt: Namespace, translate: Callable[[Namespace], None]) -> No
     texts = {side: read_lines(path) for side, path in sides.items()}
     desired = read_desired_lengths(opt, len(texts["src"]))
     filled = [number for number, line in enumerate(texts["src"]) if line]
-    with tempfile.TemporaryDirectory() as folder:
+    for number in filled:
+        if not texts.get("tgt", texts["src"])[number]:
+            raise UserError(
+                f"tgt: {opt.tgt}: line {number + 1} is empty, and that of src is not; give it text, or "
+                "translate such lines without -tgt"
+            )
+    with tempfile.TemporaryDirectory() as folder, naming({Path(folder): Path(folder)}):
         changed = Namespace(**vars(opt))
         if isinstance(desired, list):
             changed.desired_lengths = [desired[number] for number in filled]

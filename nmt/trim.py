@@ -16,7 +16,7 @@ from nmt.model import shared_embeddings_of, words_module
 from nmt.plan import PADDING, words_of
 from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
 from shared_embeddings.storage import packed_as
-from shared_embeddings.trim_hosts import BANDS_NOTE, Vocabulary, maps_beside, written_beside
+from shared_embeddings.trim_hosts import BANDS_NOTE, Vocabulary, maps_beside, write_maps
 
 MARKS = (UNKNOWN, PADDING, *SENTENCE_MARKS)
 SIDES = {"source": "src", "target": "tgt"}
@@ -167,14 +167,12 @@ class TrimmableCheckpoint:
         return maps_beside(output, self.vocabularies())
 
     def write(self, output: Path, maps: Mapping[Path, str]) -> None:
-        """Write the model without what only training needs, and the maps; each file completely or not at
-        all.
-        """
+        """Write the model without what only training needs, and the maps."""
         module = self.model.module
         # Upstream reads models of its own with every name of a tied tensor.
         weights = self._weights() if shared_embeddings_of(module) else module.state_dict()
-        with written_beside(maps):
-            self.model.write(output, weights)
+        self.model.write(output, weights)
+        write_maps(maps)
 
 
 def _select(layer: nn.Module, ids: Tensor, rows: dict[int, nn.Parameter]) -> None:

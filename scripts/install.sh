@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Install the pinned packages, OpenNMT-py and this project into an environment: the steps of `make setup` and of the images.
-# usage: scripts/install.sh PYTHON [STEP ...]     STEP: installer torch packages opennmt project, in this order; else all of them
-# Packages come from wherever pip is configured to take them.
+# usage: scripts/install.sh PYTHON [STEP ...]     STEP: installer packages torch opennmt project, in this order; else all of them
+# Packages come from wherever pip is configured to take them; all but torch and its CUDA libraries have to have a known SHA-256.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,28 +16,34 @@ say() {
     echo "set-up: $*"
 }
 
-installer() {
-    say "1 of 5: pip and setuptools"
-    pip install --quiet --constraint requirements/pins.txt pip setuptools
+# pip checks hashes only where every package that it may install has one; the files name all dependencies.
+hashed() {
+    pip install --quiet --no-deps --require-hashes "$@"
 }
 
+installer() {
+    say "1 of 5: pip and setuptools"
+    hashed --requirement requirements/installer.txt
+}
+
+packages() {
+    say "2 of 5: $(grep -c == requirements/pins.txt) packages (0.2 GB)"
+    hashed --no-build-isolation --requirement requirements/pins.txt
+}
+
+# After the packages, so that what it depends on is there already, and checked.
 torch() {
-    say "2 of 5: torch (the largest download: 0.2 GB, or 3 GB where the package index has the CUDA build)"
+    say "3 of 5: torch (the largest download: 0.2 GB, or 3 GB where the package index has the CUDA build)"
     local quiet=() # a long download shows its progress
     if pip show torch >/dev/null 2>&1; then
         quiet=(--quiet)
     fi
-    pip install "${quiet[@]}" --constraint requirements/pins.txt --requirement requirements/torch.txt
-}
-
-packages() {
-    say "3 of 5: $(grep -c == requirements/pins.txt) other packages (0.2 GB)"
-    pip install --quiet --no-build-isolation --constraint requirements/torch.txt --requirement requirements/pins.txt
+    pip install "${quiet[@]}" --requirement requirements/torch.txt
 }
 
 opennmt() {
     say "4 of 5: OpenNMT-py"
-    pip install --quiet --no-deps --requirement requirements/opennmt.txt
+    hashed --requirement requirements/opennmt.txt
 }
 
 # Last, so that its onmt_* commands replace those of OpenNMT-py.
@@ -48,13 +54,13 @@ project() {
 
 steps=("$@")
 if [ $# = 0 ]; then
-    steps=(installer torch packages opennmt project)
+    steps=(installer packages torch opennmt project)
 fi
 for step in "${steps[@]}"; do
     case $step in
-        installer | torch | packages | opennmt | project) "$step" ;;
+        installer | packages | torch | opennmt | project) "$step" ;;
         *)
-            echo "set-up: no step '$step'; there are installer, torch, packages, opennmt and project" >&2
+            echo "set-up: no step '$step'; there are installer, packages, torch, opennmt and project" >&2
             exit 2
             ;;
     esac

@@ -57,7 +57,7 @@ class Part:
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """The log-probabilities of the entries for hidden states ``(..., D)``, in at least 32 bits."""
-        scores = F.linear(self._narrowed(hidden), self.codes, self.bias)
+        scores = F.linear(self.narrowed(hidden), self.codes, self.bias)
         if self.masked_entry is not None:
             scores[..., self.masked_entry] = 0.0
         return F.log_softmax(scores, dim=-1, dtype=sum_dtype(scores))
@@ -67,7 +67,7 @@ class Part:
     ) -> tuple[Tensor, Tensor]:
         """Loss and best entries of hidden states ``(n, D)`` for the entries `targets` ``(n,)``."""
         return linear_cross_entropy(
-            self._narrowed(hidden),
+            self.narrowed(hidden),
             self.codes,
             targets,
             bias=self.bias,
@@ -77,7 +77,7 @@ class Part:
             reduction=reduction,
         )
 
-    def _narrowed(self, hidden: Tensor) -> Tensor:
+    def narrowed(self, hidden: Tensor) -> Tensor:
         """Hidden states in the width of the codes."""
         return hidden if self.basis is None else F.linear(hidden, self.basis)
 
@@ -87,7 +87,7 @@ class AdaptiveSoftmax:
     """A head and the clusters behind it.
 
     Attributes:
-        head: the words below the first cutoff, then one entry per cluster; its basis is None.
+        head: the words below the first cutoff, then one entry per cluster.
         tails: the clusters.
         cutoffs: the first word of each cluster.
     """
@@ -204,9 +204,10 @@ class AdaptiveSoftmax:
             weights[entry] = 1 / entries - tail.codes.size(0) / self.vocabulary
         if self.head.masked_entry is not None:
             weights[self.head.masked_entry] = 0.0
+        narrowed = self.head.narrowed(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
             vector = weights @ self.head.codes.to(weights.dtype)
-            loss = hidden.to(weights.dtype) @ vector
+            loss = narrowed.to(weights.dtype) @ vector
             if self.head.bias is not None:
                 loss = loss + weights @ self.head.bias.to(weights.dtype)
             loss = loss.masked_fill(~kept, 0.0)

@@ -5,32 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from shared_embeddings.command_line import UNREAD, USER_ERROR, Parser, complaint, drop_output
+from shared_embeddings.command_line import Parser, complaint, explain, run
 from shared_embeddings.commands import catalogue, classes, compress, correlation, similarity, trim
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit status.
+    """Run the command and return the exit status; see `shared_embeddings.command_line.run`."""
+    return run("shared-embeddings", _main, arguments, explain=_explain)
 
-    0 when it worked, 2 with one line on stderr for a mistake of the user, 130 when interrupted, 141 when
-    nobody reads the output.
-    """
-    parser = _parser()
-    known, rest = parser.parse_known_args(arguments)
-    try:
-        if not known.takes_options:
-            _refuse(rest)
-        print(known.run(known, rest), flush=True)
-    except BrokenPipeError:
-        drop_output()
-        return UNREAD
-    except (ValueError, ImportError, OSError, MemoryError) as error:
-        print(f"{parser.prog}: {complaint(error)}", file=sys.stderr)
-        return USER_ERROR
-    except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted; nothing was left half-written", file=sys.stderr)
-        return 130
-    return 0
+
+def _main(arguments: Sequence[str]) -> None:
+    """Run one command and print its result."""
+    known, rest = _parser().parse_known_args(arguments)
+    if not known.takes_options:
+        _refuse(rest)
+    print(known.run(known, rest), flush=True)
+
+
+def _explain(error: BaseException) -> str | None:
+    """What a user reads about an error; the library reports wrong values as ValueError."""
+    return complaint(error) if isinstance(error, ValueError) else explain(error)
 
 
 def _parser() -> Parser:

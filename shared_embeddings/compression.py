@@ -8,15 +8,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from shared_embeddings import accounting
+from shared_embeddings.compression_agreement import Comparison
 from shared_embeddings.compression_hosts import TiedTable, TrainedModel, find_host
-from shared_embeddings.compression_quality import Validation, checked, compared
+from shared_embeddings.compression_quality import Validation
 from shared_embeddings.compression_report import (
     CompressionReport,
     Sizes,
@@ -26,11 +28,12 @@ from shared_embeddings.compression_report import (
     relative_error,
 )
 from shared_embeddings.compression_targets import Target, options_within
-from shared_embeddings.files import bytes_on_disk, can_be_made, first_line, write_text
+from shared_embeddings.files import bytes_on_disk, first_line, staged, write_text
 from shared_embeddings.fitting import fit
 from shared_embeddings.interface import SharedEmbedding
-from shared_embeddings.options import OptionError
-from shared_embeddings.registry import method_class
+from shared_embeddings.options import STORED, OptionError
+from shared_embeddings.path_options import PathOption, check_paths
+from shared_embeddings.registry import file_options, method_class
 from shared_embeddings.storage import check_store, pack, unpack
 from shared_embeddings.token_counts import counts_of
 
@@ -67,7 +70,8 @@ def compress(
         target: a size from which the options follow.
         store: how the numbers of the embeddings are stored, see `shared_embeddings.storage`.
         counts: how often words occur, for methods that weigh them and for the frequency bands.
-        texts: to count the words in, in place of `counts`, as the host divides them.
+        texts: to count the words in, in place of `counts`, as the host divides them; the predictions of both
+            models are compared in them where there is no `validation`.
         validation: what the quality of the model is measured on, before and after.
         seed: of everything that is drawn.
         steps: of gradient descent, for methods that are fitted by it.
@@ -85,7 +89,17 @@ def compress(
     name, host = find_host(model)
     trained: TrainedModel = host.read(model)
     files = trained.files(output)
-    _check_paths(trained.sources(), files, report_file, force)
+    check_paths(
+        {
+            "--model": (PathOption.SOURCE, trained.sources()),
+            "--text": (PathOption.FILE, texts),
+            **_paths_of(validation),
+            **{f"--{name}": (PathOption.FILE, path) for name, path in _named_files(method, given).items()},
+            "--output": (_kind_of(trained.sources()), files),
+            "--report": (PathOption.NEW_FILE, report_file),
+        },
+        force,
+    )
     if texts is not None:
         counts = trained.count_text(texts)
     weights_before = _bytes_of(trained.written())
@@ -98,7 +112,7 @@ def compress(
         )
         for table in tables
     }
-    before = None if validation is None else checked(trained.quality(validation))
+    comparison = Comparison(trained, validation, texts, seed)
     fitted: dict[str, SharedEmbedding] = {}
     reports, missed = [], []
     for table in tables:
@@ -110,32 +124,47 @@ def compress(
     notes = [*missed, *trained.place(fitted)]
     written = _packed(trained, fitted, store)
     memory, parameters = _size_in_memory(trained)
+    quality, kept = comparison.result()
     disk = sum(map(bytes_on_disk, trained.sources()))
-    try:
-        trained.write(output, written)
-    except OSError as error:
-        raise OSError(
-            f"output {output}: cannot be written ({first_line(error)}); make room, or name another place"
-        ) from error
-    result = CompressionReport(
-        model=os.fspath(model),
-        output=os.fspath(output),
-        host=name,
-        method=method,
-        store=store,
-        bytes_on_disk=Sizes(disk, sum(map(bytes_on_disk, files))),
-        bytes_of_weights=Sizes(weights_before, _bytes_of(written)),
-        bytes_in_memory=Sizes(memory_before, memory),
-        parameters=Sizes(parameters_before, parameters),
-        quality=None
-        if before is None or validation is None
-        else compared(before, trained.quality(validation)),
-        tables=reports,
-        notes=notes,
-    )
-    if report_file is not None:
-        write_text(report_file, json.dumps(dataclasses.asdict(result), indent=1) + "\n")
+    with _writing(output, files, report_file) as (places, report_place):
+        trained.write(places[0], written)
+        result = CompressionReport(
+            model=os.fspath(model),
+            output=os.fspath(output),
+            host=name,
+            method=method,
+            store=store,
+            bytes_on_disk=Sizes(disk, sum(map(bytes_on_disk, places))),
+            bytes_of_weights=Sizes(weights_before, _bytes_of(written)),
+            bytes_in_memory=Sizes(memory_before, memory),
+            parameters=Sizes(parameters_before, parameters),
+            quality=quality,
+            kept=kept,
+            tables=reports,
+            notes=notes,
+        )
+        if report_place is not None:
+            write_text(report_place, json.dumps(dataclasses.asdict(result), indent=1) + "\n")
     return result
+
+
+@contextmanager
+def _writing(
+    output: Path, files: Sequence[Path], report: Path | None
+) -> Iterator[tuple[list[Path], Path | None]]:
+    """Give the places where the files of a model, and its report, are written; all of them appear, or none.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    try:
+        with staged([*files, *([] if report is None else [report])]) as places:
+            yield places[: len(files)], None if report is None else places[-1]
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        raise OSError(
+            f"output {output}: cannot be written ({reason}); make room, or name another place"
+        ) from error
 
 
 def _fit_table(
@@ -249,23 +278,23 @@ def _checked_options(
     return options
 
 
-def _check_paths(inputs: Sequence[Path], outputs: Sequence[Path], report: Path | None, force: bool) -> None:
-    """Refuse to write over the input, over anything unless `force`, or where nothing can be written.
+def _paths_of(validation: Validation | None) -> dict[str, tuple[PathOption, Path | None]]:
+    """The texts of a validation by the options that name them."""
+    if validation is None:
+        return {}
+    return {
+        "--validation": (PathOption.SOURCE, validation.text),
+        "--validation-source": (PathOption.FILE, validation.source),
+        "--validation-target": (PathOption.FILE, validation.target),
+    }
 
-    Models may be folders.
-    """
-    read = {file.resolve() for file in inputs}
-    is_folder = any(file.is_dir() for file in inputs)
-    written = [*outputs, *([] if report is None else [report])]
-    for file in written:
-        place = file.resolve()
-        if any(place == source or place in source.parents or source in place.parents for source in read):
-            raise ValueError(f"output {file}: is a file of the model that is read; name another one")
-        if file.is_dir() and (file == report or not is_folder):
-            raise ValueError(f"output {file}: is a folder; name a file")
-        if file.exists() and not force:
-            raise ValueError(f"output {file}: is there already; add --force, or name another file")
-        if not can_be_made(file):
-            raise ValueError(f"output {file}: cannot be written; name a file in a folder that can")
-    if len({file.resolve() for file in written}) < len(written):
-        raise ValueError(f"output {report}: is both the model and its report; name two files")
+
+def _named_files(method: str, options: Mapping[str, object]) -> dict[str, str]:
+    """The options of a method that name a file."""
+    given = {name: options.get(name) for name in file_options(method)}
+    return {name: value for name, value in given.items() if isinstance(value, str) and value != STORED}
+
+
+def _kind_of(sources: Sequence[Path]) -> PathOption:
+    """What is written for a model: a folder for one that is read from a folder, else files."""
+    return PathOption.NEW if any(map(os.path.isdir, sources)) else PathOption.NEW_FILE

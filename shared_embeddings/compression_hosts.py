@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from shared_embeddings.compression_agreement import Probe
 from shared_embeddings.compression_quality import Quality, Validation
 from shared_embeddings.interface import Layer, SharedEmbedding
 from shared_embeddings.registry import build
@@ -108,6 +109,13 @@ class TrainedModel(Protocol):
 
     def quality(self, validation: Validation) -> Quality:
         """How good the model is now; ValueError where that cannot be measured, before any long work."""
+
+    def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
+        """What the model predicts in texts, or in what it makes up from a seed where there are none.
+
+        Raises:
+            ValueError: it cannot be asked; says why.
+        """
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         """Put one embedding per table into the model; returns what else that changes."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from shared_embeddings.compression_agreement import Kept
 from shared_embeddings.compression_quality import QualityReport
 from shared_embeddings.fitting import FitReport
 from shared_embeddings.interface import SharedEmbedding
@@ -111,6 +112,7 @@ class CompressionReport:
         bytes_in_memory: of parameters and buffers.
         parameters: of the whole model.
         quality: of the model before and as it is written; None where there was no text for that.
+        kept: how much of what the model did it still does as it is written.
         tables: one for each table that was replaced.
         notes: what else changed.
     """
@@ -125,11 +127,12 @@ class CompressionReport:
     bytes_in_memory: Sizes
     parameters: Sizes
     quality: QualityReport | None
+    kept: Kept
     tables: list[TableReport]
     notes: list[str]
 
     def described(self) -> str:
-        """The report as a table to read."""
+        """The report as a table to read; the last line says how much of the model was kept."""
         rows = {
             "bytes on disk": self.bytes_on_disk,
             "bytes of weights": self.bytes_of_weights,
@@ -143,7 +146,7 @@ class CompressionReport:
             lines += _quality_lines(self.quality)
         for table in self.tables:
             lines += ["", *_table_lines(table)]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes), self.kept.described()])
 
 
 def relative_error(embedding: SharedEmbedding, wanted: Tensor) -> float:

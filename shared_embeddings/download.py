@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from shared_embeddings.errors import UserError
 from shared_embeddings.files import replacing, sha256
 
 ATTEMPTS = 3
@@ -18,7 +19,7 @@ TIMEOUT_SECONDS = 30
 USER_AGENT = "shared-embeddings"
 
 
-class DownloadError(Exception):
+class DownloadError(UserError):
     """A file that cannot be downloaded, or is not what it should be; says what to do, in one line."""
 
 
@@ -39,7 +40,7 @@ def download(url: str, path: Path, checksum: str | None, advice: str, wait_secon
         url: the address.
         path: appears only when it is complete and its checksum is right.
         checksum: SHA-256 in hexadecimal; ``None`` where it is not known.
-        advice: what to do without a connection, for the message.
+        advice: what to do without the download, for the message.
         wait_seconds: pause before the second attempt; twice as long before each further one.
 
     Raises:
@@ -51,7 +52,8 @@ def download(url: str, path: Path, checksum: str | None, advice: str, wait_secon
         try:
             with replacing(path) as temporary:
                 _fetch(url, temporary)
-                verify(temporary, checksum)
+                if checksum and (found := sha256(temporary)) != checksum:
+                    raise DownloadError(f"{url}: SHA-256 is {found}, expected {checksum}; {advice}")
             return
         except urllib.error.HTTPError as error:
             reason = f"the server answers {error.code} {error.reason}"

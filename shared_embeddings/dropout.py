@@ -46,3 +46,34 @@ class Dropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         """``(...)`` -> ``(...)``."""
         return dropout(input, self.p, self.training)
+
+
+class EndingDropout(Dropout):
+    """Dropout that ends after a number of optimizer updates, as `set_updates` tells it.
+
+    Args:
+        probability: of a zero, until then.
+        updates: after how many updates nothing is dropped any more; None for never.
+    """
+
+    def __init__(self, probability: float, updates: int | None) -> None:
+        super().__init__(probability)
+        self.probability = probability
+        self.updates = updates
+
+    def set_updates(self, done: int) -> None:
+        """Drop from now on what is due after `done` updates."""
+        # The number itself is not kept: a compiled model would be compiled again for each.
+        self.p = 0.0 if self.updates is not None and done >= self.updates else self.probability
+
+
+def set_updates(model: nn.Module, done: int) -> None:
+    """Tell a model how many optimizer updates it has been trained for, `done`, before the next one.
+
+    Training loops call this before every update, so that dropout which is to end after a number of them does
+    (option `relu_dropout_steps` of `alone`). The loop's own count is all that it takes, so that a run that
+    resumes at a step needs nothing else stored.
+    """
+    for module in model.modules():
+        if isinstance(module, EndingDropout):
+            module.set_updates(done)

@@ -92,22 +92,35 @@ def _decomposed(task: FitTask) -> SharedEmbedding:
 def _decomposed_bands(task: FitTask) -> SharedEmbedding:
     """Every band by its own truncated SVD, or as it is; clusters by the mean of their words."""
     embedding = task.build()
+    if embedding.map is not None:
+        return reconstruct(embedding, task)
     options, dim = embedding.options, embedding.embedding_dim
     blocks = task.teacher.split(list(options.sizes(embedding.num_embeddings)))
-    untied = embedding.output_tables is not None
     with torch.no_grad():
         for band, (block, width) in enumerate(zip(blocks, options.widths(dim), strict=True)):
-            key = str(band)
-            has_projection = key in embedding.projections
-            codes, basis = factorise.truncated_svd(block, width) if has_projection else (block, None)
-            for tables in (embedding.tables, embedding.output_tables) if untied else (embedding.tables,):
-                tables[key].copy_(codes)
+            is_projected = width < dim or (band == 0 and options.head_projection == "both")
+            codes, basis = _factors_of_band(block, width, is_projected)
+            for tables in (embedding.tables, embedding.output_tables):
+                if tables is not None:
+                    tables[str(band)].copy_(codes)
             for projections in (embedding.projections, embedding.output_projections):
-                if has_projection and projections is not None:
-                    projections[key].copy_(basis)
-            if band > 0 and embedding.clusters is not None:
-                embedding.clusters[band - 1] = block.mean(dim=0)
+                projection = projections.get(str(band)) if projections is not None else None
+                # Of hidden states with a width of their own the table says nothing.
+                if projection is not None and projection.shape == basis.shape:
+                    projection.copy_(basis)
+            if band == 0:
+                head = basis
+            elif embedding.clusters is not None:
+                # The nearest to the mean of all that the head can project: its rows are orthonormal.
+                embedding.clusters[band - 1] = head @ block.mean(dim=0)
     return embedding
+
+
+def _factors_of_band(block: Tensor, width: int, is_projected: bool) -> tuple[Tensor, Tensor]:
+    """The codes ``(n, width)`` and the projection ``(width, D)`` of the words of a band ``(n, D)``."""
+    if is_projected:
+        return factorise.truncated_svd(block, width)
+    return block, torch.eye(width, dtype=block.dtype, device=block.device)
 
 
 @fits("funnel")

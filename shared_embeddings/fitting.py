@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from shared_embeddings.dropout import set_updates
 from shared_embeddings.interface import SharedEmbedding
 from shared_embeddings.registry import build, method_class, options_for_words
 
@@ -158,7 +159,7 @@ def fit(
     embedding_class = method_class(method)
     if steps is not None and (not isinstance(steps, Integral) or steps < 1):
         raise ValueError(f"steps is {steps!r}, but gradient descent needs a whole number of at least 1")
-    if not isinstance(seed, Integral) or not -(2**63) <= seed < 2**64:
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
         raise ValueError(f"seed is {seed!r}, but it must be a whole number of at most 64 bits")
     table = _checked_teacher(teacher, padding_idx)
     counts = _checked_counts(token_counts, table)
@@ -223,6 +224,7 @@ def reconstruct(embedding: SharedEmbedding, task: FitTask) -> SharedEmbedding:
     embedding.train()
     bar = _bar(task, f"fitting {task.method}", steps)
     for step, ids in zip(range(1, steps + 1), _batches(task.words(), task.seed), strict=False):
+        set_updates(embedding, step - 1)
         loss = (embedding(ids) - task.teacher[ids]).norm(dim=1).mean()
         optimiser.zero_grad()
         loss.backward()
@@ -281,6 +283,9 @@ def _checked_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
     if not isinstance(teacher, Tensor) or teacher.dim() != 2 or 0 in teacher.shape:
         shape = tuple(teacher.shape) if isinstance(teacher, Tensor) else type(teacher).__name__
         raise ValueError(f"the teacher is {shape}, but it must be a table of words by dimensions")
+    if teacher.layout != torch.strided or teacher.is_meta:
+        kind = "on the meta device" if teacher.is_meta else f"of layout {teacher.layout}"
+        raise ValueError(f"the teacher is {kind}, but it must be a dense table with values")
     table = teacher.detach().float().clone()
     # What is no word is for `build` to refuse.
     if isinstance(padding_idx, Integral) and 0 <= padding_idx < len(table):

@@ -1,4 +1,9 @@
-"""DeFINE's expansion: a stack of group linear transforms and their connections (section 3, appendix A.1)."""
+"""DeFINE's expansion: a stack of group linear transforms and their connections (section 3, appendix A.1).
+
+The paper gives the transforms, their groups and their connections. Normalization, activation, biases and the
+rounding of widths are our choices for the paper's unit; `plan_delight_layers` follows code that the authors
+published later.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +24,24 @@ _SMALLEST_MULTIPLE = 8
 
 
 class LayerPlan(NamedTuple):
-    """The sizes of one group linear transform."""
+    """The sizes of one group linear transform.
+
+    Attributes:
+        groups: g, into how many the inputs and outputs are cut.
+        inputs: their number.
+        outputs: their number.
+        norm_width: how many neighboring outputs are normalized together; all runs of outputs of this width
+            share one gain and one shift.
+    """
 
     groups: int
     inputs: int
     outputs: int
+    norm_width: int
+
+    def num_parameters(self) -> int:
+        """The parameters: in * out / g weights (Eq. 1, appendix A.1), biases, gain and shift."""
+        return self.inputs * self.outputs // self.groups + self.outputs + 2 * self.norm_width
 
 
 def plan_groups(transform: Transform, max_groups: int, depth: int) -> list[int]:
@@ -50,8 +68,38 @@ def plan_layers(
         width = expand_dim / 2 if connection == "residual" else input_dim + share * (expand_dim - input_dim)
         outputs = _round_up(width, math.lcm(*groups[layer : layer + 2]))
         inputs = plans[-1].outputs + linked if plans else input_dim
-        plans.append(LayerPlan(groups[layer], inputs, outputs))
+        plans.append(LayerPlan(groups[layer], inputs, outputs, norm_width=outputs))
     return plans
+
+
+def plan_delight_groups(max_groups: int, depth: int) -> list[int]:
+    """The number of groups of each layer in the authors' later code.
+
+    From the last layer back they are 1, 2, 4 and so on up to g_max, then 1, 2, 4 again.
+    """
+    cycle = [2**power for power in range(max_groups.bit_length())]
+    return [cycle[(depth - 1 - layer) % len(cycle)] for layer in range(depth)]
+
+
+def plan_delight_layers(embedding_dim: int, expand_dim: int, depth: int, max_groups: int) -> list[LayerPlan]:
+    """The sizes of all layers behind the first one in the authors' later code, for inputs of D / 2.
+
+    Output widths are spaced linearly from D / 2 to k = `expand_dim`, without the first of them. Fractions are
+    dropped, and the rest is rounded up to a multiple of 8 and of the groups on both sides. The last group
+    transform reduces to D; a linear layer to D follows it. All layers but the first read the inputs, too.
+    """
+    groups = plan_delight_groups(max_groups, depth)
+    inputs = embedding_dim // 2
+    widths = [inputs + layer * (expand_dim - inputs) // (depth - 1) for layer in range(1, depth)]
+    outputs = [_round_up(width, max(groups[layer : layer + 2])) for layer, width in enumerate(widths)]
+    outputs.append(embedding_dim)
+    plans = [
+        LayerPlan(
+            count, inputs + (outputs[layer - 1] if layer else 0), outputs[layer], outputs[layer] // count
+        )
+        for layer, count in enumerate(groups)
+    ]
+    return [*plans, LayerPlan(1, inputs + embedding_dim, embedding_dim, norm_width=embedding_dim)]
 
 
 def _round_up(width: float, groups: int) -> int:
@@ -62,23 +110,26 @@ def _round_up(width: float, groups: int) -> int:
 
 
 class GroupLinear(nn.Module):
-    """A group linear transform (appendix A.1), then layer normalisation and GELU.
+    """A group linear transform (appendix A.1), then layer normalization and GELU.
 
     The input is cut into g chunks, chunk i is multiplied by its own matrix ``(inputs / g, outputs / g)``, and
     the results are put together; every output has a bias. Appendix A.1 writes one such matrix W for all
     chunks; the groups have one each in the group transform of Mehta et al. (2018) that Eq. 1 refers to, and
     in the authors' later code.
+
+    Args:
+        plan: the sizes.
     """
 
     def __init__(self, plan: LayerPlan) -> None:
         super().__init__()
-        groups, inputs, outputs = plan
+        groups, inputs, outputs, norm_width = plan
         self.weight = nn.Parameter(torch.empty(groups, inputs // groups, outputs // groups))
         self.bias = nn.Parameter(torch.empty(groups, 1, outputs // groups))
-        self.norm = nn.LayerNorm(outputs)
+        self.norm = nn.LayerNorm(norm_width)
 
     def reset_parameters(self, gain: float) -> None:
-        """Weights that keep the variance, no bias, and a normalisation to std `gain`."""
+        """Weights that keep the variance, no bias, and a normalization to std `gain`."""
         nn.init.normal_(self.weight, std=self.weight.size(1) ** -0.5)
         nn.init.zeros_(self.bias)
         nn.init.constant_(self.norm.weight, gain)
@@ -89,7 +140,8 @@ class GroupLinear(nn.Module):
         groups, width, _ = self.weight.shape
         chunks = vectors.reshape(-1, groups, width).transpose(0, 1)
         transformed = torch.baddbmm(self.bias, chunks, self.weight).transpose(0, 1).flatten(1)
-        return F.gelu(self.norm(transformed))
+        runs = transformed.unflatten(1, (-1, self.norm.normalized_shape[0]))
+        return F.gelu(self.norm(runs).flatten(1))
 
 
 class Expansion(nn.Module):
@@ -112,7 +164,7 @@ class Expansion(nn.Module):
         self.summands = len(plans) + has_first_link if connection == "residual" else 1
 
     def reset_parameters(self, gain: float) -> None:
-        """Reset all layers, the normalisation of those that the output is read from to std `gain`."""
+        """Reset all layers, the normalization of those that the output is read from to std `gain`."""
         for layer in self.layers:
             is_read = layer is self.layers[-1] or self.connection == "residual"
             assert isinstance(layer, GroupLinear)

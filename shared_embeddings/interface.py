@@ -122,6 +122,18 @@ class SharedEmbedding(CachingModule):
         """
         raise NotImplementedError
 
+    def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
+        """The vectors ``(N, D)`` of tokens that are the distinct `words` ``(n,)`` at `inverse` ``(N,)``.
+
+        For deep methods. By default each word is transformed once; dropout inside is drawn for each token.
+        """
+        return F.embedding(inverse, self._without_padding(self.rows(words), words))
+
+    @property
+    def draws_per_token(self) -> bool:
+        """Whether two tokens of one word have different vectors now, because dropout acts inside."""
+        return False
+
     def layers(self, ids: Tensor) -> list[Layer]:
         """What words with ids ``(n,)`` are in every layer; the last one is the "output", their `rows`."""
         return [Layer("output", self.rows(ids))]
@@ -221,7 +233,7 @@ class SharedEmbedding(CachingModule):
             vectors = F.embedding(flat, self.table())
         else:
             words, inverse = torch.unique(flat, return_inverse=True)
-            vectors = F.embedding(inverse, self._without_padding(self.rows(words), words))
+            vectors = self.token_rows(words, inverse)
         return vectors.view(*ids.shape, self.embedding_dim)
 
     def logits(self, hidden: Tensor) -> Tensor:

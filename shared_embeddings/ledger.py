@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
-import yaml
 
 from shared_embeddings.accounting import count_distinct, count_parameters
 from shared_embeddings.interface import SharedEmbedding
 from shared_embeddings.methods.define import DefineEmbedding
 from shared_embeddings.networks import build_network
+from shared_embeddings.reading import parse_yaml
 from shared_embeddings.registry import build, methods
 
 Format = Literal["markdown", "json"]
@@ -119,7 +119,7 @@ def figures() -> list[Figure]:
 def tables() -> list[dict[str, Any]]:
     """The tables of the data file."""
     file = importlib.resources.files("shared_embeddings").joinpath("data", "ledger.yaml")
-    found: list[dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8"))["tables"]
+    found: list[dict[str, Any]] = parse_yaml(file.read_text(encoding="utf-8"), "ledger.yaml")["tables"]
     return found
 
 

@@ -11,13 +11,19 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union
 
+from shared_embeddings.errors import UserError
+
 T = TypeVar("T")
+
+# No tensor has more rows, and no run more steps; no deeper network was ever published.
+LARGEST_COUNT = 2**31 - 1
+MOST_LAYERS = 1000
 
 # The value of an option that otherwise names a file: its content comes with the state_dict.
 STORED = "stored"
 
 
-class OptionError(ValueError):
+class OptionError(UserError):
     """An embedding option is unknown, of the wrong type, impossible, or would have no effect."""
 
 
@@ -83,10 +89,22 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_at_least(name: str, value: float | None, minimum: float) -> None:
-    """Raise `OptionError` unless option `name` is absent (None) or at least `minimum`."""
+    """Raise `OptionError` unless option `name` is absent (None) or at least `minimum`, and no vast count."""
     require(
         value is None or value >= minimum,
         f"option '{name}' is {value}, but it must be at least {minimum}; raise it",
+    )
+    require(
+        not isinstance(value, int) or value <= LARGEST_COUNT,
+        f"option '{name}' is {value}, but it must be at most {LARGEST_COUNT:,}; lower it",
+    )
+
+
+def require_layers(name: str, value: int) -> None:
+    """Raise `OptionError` unless 1 <= `value` <= `MOST_LAYERS`: each takes time and memory of its own."""
+    require_at_least(name, value, 1)
+    require(
+        value <= MOST_LAYERS, f"option '{name}' is {value}, but it must be at most {MOST_LAYERS}; lower it"
     )
 
 
@@ -175,12 +193,19 @@ def _matched_plain(value: object, wanted: type) -> object:
     if wanted is float and isinstance(value, Real) and not isinstance(value, bool):
         return _finite(value)
     if wanted is int and isinstance(value, Integral) and not isinstance(value, bool):
-        return int(value)
+        return _countable(value)
     if wanted in (bool, str) and isinstance(value, wanted):
         return value
     if wanted in (Mapping, dict) and isinstance(value, Mapping):
         return dict(value)
     raise TypeError
+
+
+def _countable(value: Integral) -> int:
+    """`value` as an int; TypeError where it has more than 64 bits."""
+    if not -(2**63) <= int(value) < 2**64:
+        raise TypeError
+    return int(value)
 
 
 def _finite(value: Real) -> float:

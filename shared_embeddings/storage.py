@@ -26,6 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared_embeddings.errors import UserError
+from shared_embeddings.reading import parse_json
+
 STORES = ("fp32", "fp16", "int8")
 HEADER = "packed_tensors"
 VERSION = 1
@@ -57,7 +60,7 @@ class Packing(NamedTuple):
     store: str
 
 
-class StorageError(ValueError):
+class StorageError(UserError):
     """Tensors that cannot be packed, or were not packed by a program that this one understands."""
 
 
@@ -261,7 +264,7 @@ def _unpack_codes(packed: Tensor, shape: Sequence[int], widths: Sequence[int]) -
 def _read_header(header: Tensor) -> dict[str, dict[str, Any]]:
     """How each tensor was packed, by name."""
     try:
-        content = json.loads(bytes(header.tolist()))
+        content = parse_json(bytes(header.tolist()).decode("utf-8"), HEADER)
         version, forms = content["version"], dict(content["tensors"])
     except (LookupError, TypeError, ValueError) as error:
         raise StorageError(f"'{HEADER}' is no description of packed tensors; the file is damaged") from error

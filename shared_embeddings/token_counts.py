@@ -25,7 +25,7 @@ def read_counts(path: Path) -> dict[str, int]:
         OSError: it cannot be read.
     """
     counts: dict[str, int] = {}
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(lines_of(path), 1):
         word, separator, count = _split(line)
         if not word or not separator or not count.isdecimal() or len(count) > _MOST_DIGITS:
             raise ValueError(
@@ -51,7 +51,7 @@ def count_words(paths: Sequence[Path]) -> dict[str, int]:
     """
     counts: Counter[str] = Counter()
     for path in paths:
-        for line in _lines(path):
+        for line in lines_of(path):
             counts.update(line.split())
     if not counts:
         raise ValueError(f"text {', '.join(map(str, paths))}: has no words; give tokenised text")
@@ -91,7 +91,7 @@ def _split(line: str) -> tuple[str, str, str]:
     return parts if parts[1] else line.rpartition(" ")
 
 
-def _lines(path: Path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
     """The lines of a text; only a line feed ends one."""
     try:
         lines = path.read_bytes().decode("utf-8-sig").split("\n")

@@ -19,7 +19,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from shared_embeddings.compression_hosts import find_host
-from shared_embeddings.files import can_be_made
+from shared_embeddings.files import staged
+from shared_embeddings.path_options import PathOption, check_paths
 from shared_embeddings.trim_hosts import GROUP, TrimmableModel, Vocabulary
 from shared_embeddings.trim_report import Coverage, TrimmedVocabulary, TrimReport
 
@@ -150,7 +151,16 @@ def trim(model: Path, texts: Texts, output: Path, keep: Keep = Keep()) -> TrimRe
     trained: TrimmableModel = host.read(model)
     vocabularies = trained.vocabularies()
     files, maps = trained.files(output), trained.map_files(output)
-    _check_free([*files, *maps.values()])
+    outputs = [*files, *(path for path in maps.values() if path.parent not in files)]
+    check_paths(
+        {
+            "--model": (PathOption.SOURCE, trained.sources()),
+            "--text": (PathOption.FILE, texts.both),
+            "--source-text": (PathOption.FILE, texts.source),
+            "--target-text": (PathOption.FILE, texts.target),
+            "--output": (PathOption.NEW, outputs),
+        }
+    )
     given, always = texts.of(vocabularies), keep.ids(vocabularies)
     kept = {}
     for vocabulary in vocabularies:
@@ -178,14 +188,17 @@ def trim(model: Path, texts: Texts, output: Path, keep: Keep = Keep()) -> TrimRe
         )
         for vocabulary in vocabularies
     ]
-    trained.write(output, {path: _map_text(kept[vocabulary]) for vocabulary, path in maps.items()})
+    with staged(outputs) as places:
+        written = trained.map_files(places[0])
+        trained.write(places[0], {path: _map_text(kept[name]) for name, path in written.items()})
+        size_after = _size_on_disk(places[: len(files)])
     return TrimReport(
         model=os.fspath(model),
         output=os.fspath(output),
         host=name,
         vocabularies=trimmed,
         bytes_of_weights=(weights, trained.weight_bytes()),
-        bytes_on_disk=(disk, _size_on_disk(files)),
+        bytes_on_disk=(disk, size_after),
         notes=notes,
     )
 
@@ -260,15 +273,6 @@ def _coverage(trained: TrimmableModel, vocabulary: Vocabulary, path: Path, kept:
             whole += 1
         lines += len(block)
     return Coverage(os.fspath(path), tokens, known, unknown, whole)
-
-
-def _check_free(paths: Sequence[Path]) -> None:
-    """Refuse to write over anything, or where nothing can be written."""
-    for path in paths:
-        if os.path.lexists(path):
-            raise ValueError(f"output {path}: is there already; name another one, or remove it")
-        if not can_be_made(path):
-            raise ValueError(f"output {path}: cannot be written; name one in a folder that can")
 
 
 def _map_text(kept: Tensor) -> str:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -81,7 +80,7 @@ class TrimmableModel(Protocol):
         """The file for the ids of each vocabulary."""
 
     def write(self, output: Path, maps: Mapping[Path, str]) -> None:
-        """Write the model and the texts of `maps`, completely or not at all."""
+        """Write the model and the texts of `maps`."""
 
 
 class TrimmingHost(Protocol):
@@ -101,14 +100,7 @@ def maps_beside(output: Path, vocabularies: Sequence[Vocabulary]) -> dict[str, P
     return {v.name: output.with_name(f"{output.name}.{v.name}.ids.tsv") for v in vocabularies}
 
 
-@contextmanager
-def written_beside(maps: Mapping[Path, str]) -> Iterator[None]:
-    """Write files, and take them away again when what is done next fails."""
-    try:
-        for path, text in maps.items():
-            write_text(path, text)
-        yield
-    except BaseException:
-        for path in maps:
-            path.unlink(missing_ok=True)
-        raise
+def write_maps(maps: Mapping[Path, str]) -> None:
+    """Write the files for ids."""
+    for path, text in maps.items():
+        write_text(path, text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from shared_embeddings.files import sha256
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -21,7 +24,7 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PIN_FILES = ["torch.txt", "pins.txt", "opennmt.txt"]
+PIN_FILES = ["installer.txt", "pins.txt", "torch.txt", "opennmt.txt"]
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 COMMANDS = {
     "lm_eval": "lm.cli:evaluate",
@@ -42,9 +45,15 @@ COMMANDS = {
 }
 
 
+def pinned_lines(name: str) -> list[tuple[str, list[str]]]:
+    """What a file of requirements pins, each with the words after it: its hashes."""
+    text = (ROOT / "requirements" / name).read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [(line.split(" --")[0], re.findall(r"--\S+", line)) for line in lines]
+
+
 def read_pins(name: str) -> list[Requirement]:
-    lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
-    return [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
+    return [Requirement(line) for line, _ in pinned_lines(name)]
 
 
 def applies(marker: Marker | None, python: str) -> bool:
@@ -78,6 +87,44 @@ def test_every_pin_is_exact(name: str) -> None:
         assert [s.operator for s in pin.specifier] == ["=="], pin
         assert "*" not in str(pin.specifier), pin
         assert not pin.url, pin
+
+
+@pytest.mark.parametrize("name", PIN_FILES)
+def test_every_pin_has_the_hashes_of_its_files(name: str) -> None:
+    for pin, hashes in pinned_lines(name):
+        if pin.startswith("torch=="):  # another file at every index
+            assert not hashes
+            continue
+        assert hashes, f"{pin}: pip would take any file"
+        for word in hashes:
+            assert re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", word), (pin, word)
+
+
+def test_pip_refuses_a_file_of_another_hash(tmp_path: Path) -> None:
+    """The options of scripts/install.sh, with an own package and hashes of its file and of another one."""
+    wheel = tmp_path / "pinned-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(
+            "pinned-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: pinned\nVersion: 1.0\n"
+        )
+        archive.writestr("pinned-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("pinned-1.0.dist-info/RECORD", "")
+    (options,) = re.findall(r"pip install (.*) \"\$@\"", (ROOT / "scripts" / "install.sh").read_text())
+    for digest, status in {sha256(wheel): 0, "0" * 64: 1}.items():
+        pins = tmp_path / "pins.txt"
+        pins.write_text(f"pinned==1.0 --hash=sha256:{digest}\n")
+        where = ["--no-index", "--find-links", str(tmp_path), "--target", str(tmp_path / digest[:4])]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            *options.split(),
+            *where,
+            "--requirement",
+            str(pins),
+        ]
+        assert subprocess.run(command, capture_output=True).returncode == status
 
 
 @pytest.mark.parametrize("python", PYTHONS)

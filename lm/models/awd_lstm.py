@@ -23,7 +23,7 @@ from lm.models.dropout import (
     word_dropout,
 )
 from lm.models.interface import LanguageModel, Output, State, register
-from shared_embeddings.options import require_at_least, require_probability
+from shared_embeddings.options import require_at_least, require_layers, require_probability
 
 # A dropped matrix lies elsewhere than the parameters, so cuDNN copies a layer's weights together for each
 # segment, which takes little beside the products with them.
@@ -59,8 +59,9 @@ class AWDLSTMOptions:
     temporal_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("embedding_dim", "hidden_dim", "num_layers"):
+        for name in ("embedding_dim", "hidden_dim"):
             require_at_least(name, getattr(self, name), 1)
+        require_layers("num_layers", self.num_layers)
         for place in ("words", "input", "hidden", "output", "weights"):
             require_probability(f"dropout_{place}", getattr(self, f"dropout_{place}"))
         for name in ("activation_penalty", "temporal_penalty"):

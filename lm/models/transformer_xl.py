@@ -12,7 +12,13 @@ import shared_embeddings as se
 from lm.models.interface import LanguageModel, Output, State, register
 from lm.models.relative_attention import Geometry, RelativeAttention, geometry
 from shared_embeddings.dropout import Dropout
-from shared_embeddings.options import OptionError, require, require_at_least, require_probability
+from shared_embeddings.options import (
+    OptionError,
+    require,
+    require_at_least,
+    require_layers,
+    require_probability,
+)
 
 # The published code draws all weights of the network with this standard deviation.
 _WEIGHT_STD = 0.02
@@ -54,13 +60,13 @@ class TransformerXLOptions:
     def __post_init__(self) -> None:
         for name in (
             "embedding_dim",
-            "num_layers",
             "num_heads",
             "head_dim",
             "feed_forward_dim",
             "clamp_length",
         ):
             require_at_least(name, getattr(self, name), 1)
+        require_layers("num_layers", self.num_layers)
         require_at_least("memory_length", self.memory_length, 0)
         for name in ("dropout", "dropout_attention"):
             require_probability(name, getattr(self, name))

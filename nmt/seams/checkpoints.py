@@ -11,8 +11,18 @@ from onmt.utils.logging import logger
 from torch import nn
 
 from nmt.checkpoint import load_weights, read_safetensors, write_step
-from nmt.files import reading_checkpoint, split_generator, with_plain_tensors
+from nmt.errors import UserError
+from nmt.files import (
+    building_from,
+    reading_checkpoint,
+    split_generator,
+    verify_checkpoint,
+    with_plain_tensors,
+)
+from nmt.finite import check_finite
 from nmt.model import fill_aliases, options_without_files, shared_embeddings_of
+from nmt.transforms import stored_files
+from shared_embeddings.interrupts import RESUME, held
 
 
 def loading_ties_once(original: Any) -> Any:
@@ -61,15 +71,39 @@ def loading_safetensors(original: Any) -> Any:
 
 
 def reading_safely(original: Any) -> Any:
-    """Say clearly what is wrong with a checkpoint that upstream cannot read."""
+    """Verify a checkpoint, and say clearly what is wrong with one that upstream cannot read."""
 
     def load_checkpoint(ckpt_path: str | None) -> dict[str, Any] | None:
         if not ckpt_path:
             return None
+        verify_checkpoint(ckpt_path)
         with reading_checkpoint(ckpt_path):
-            return with_plain_tensors(original(ckpt_path))
+            return with_plain_tensors(ckpt_path, original(ckpt_path))
 
     return load_checkpoint
+
+
+def reading_vectors_safely(original: Any) -> Any:
+    """Say clearly what is wrong with pretrained vectors that cannot be read; no code of theirs runs."""
+
+    def load_pretrained_vectors(self: Any, emb_file: str | None) -> None:
+        if emb_file:
+            with reading_checkpoint(emb_file):
+                torch.load(emb_file, map_location="cpu", weights_only=True)
+                original(self, emb_file)
+
+    return load_pretrained_vectors
+
+
+def fitting_its_options(original: Any) -> Any:
+    """Say clearly when a checkpoint is none of the model that its options describe."""
+
+    def load_test_model(opt: Any, device_id: int = 0, model_path: str | None = None) -> Any:
+        path = opt.models[0] if model_path is None else model_path
+        with building_from(path):
+            return original(opt, device_id, path)
+
+    return load_test_model
 
 
 def saving_atomically(original: Any) -> Any:
@@ -87,14 +121,33 @@ def saving_atomically(original: Any) -> Any:
             "opt": options_without_files(self.model_opt, model),
             "optim": self.optim.state_dict(),
             "resume": resume_state() if resume_state else None,
+            "run": getattr(self, "run", None),
+            **stored_files(self.model_opt),
         }
+        check_finite(model, step)
         distributed = torch.distributed.is_initialized()
         files: tuple[str | None, str | None] = (None, None)
         if not distributed or torch.distributed.get_rank() == 0:
             logger.info(f"Saving checkpoint {self.base_path}_step_{step}.pt")
-            files = write_step(model, saved, f"{self.base_path}_step_{step}", self.save_format)
+            files = _written(model, saved, f"{self.base_path}_step_{step}", self.save_format)
         if distributed:
             torch.distributed.barrier()
         return files
 
     return save
+
+
+def _written(model: nn.Module, saved: dict[str, Any], base: str, save_format: str) -> tuple[str, str | None]:
+    """Write the checkpoint of one step, whatever signals come, and return its files.
+
+    Raises:
+        UserError: it cannot be written, as on a full disk.
+    """
+    try:
+        with held():
+            return write_step(model, saved, base, save_format)
+    except OSError as error:
+        raise UserError(
+            f"save_model: {base} cannot be written ({error.strerror or error}); the checkpoints that were "
+            f"saved before are unchanged; make room on the disk and {RESUME}"
+        ) from error

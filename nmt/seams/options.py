@@ -6,7 +6,9 @@ from typing import Any
 
 from nmt import distillation
 from nmt.plan import EXAMPLE, OPTION_NAMES
+from nmt.runs import CHOICES
 from nmt.summarization import length_control
+from nmt.transforms import NEEDING_TARGETS, NONE
 
 
 def with_embedding_options(original: Any) -> Any:
@@ -38,8 +40,8 @@ def with_embedding_options(original: Any) -> Any:
     return model_opts
 
 
-def with_autocast_option(original: Any) -> Any:
-    """Add the option for mixed precision to the options of training."""
+def with_training_options(original: Any) -> Any:
+    """Add the options for mixed precision, and for a run that is there, to those of training."""
 
     def add_train_general_opts(parser: Any) -> None:
         original(parser)
@@ -52,6 +54,15 @@ def with_autocast_option(original: Any) -> Any:
             help="Run matrix products in bfloat16, on a GPU or CPU that is quick at it; parameters, sums and "
             "optimiser stay in 32 bits",
         )
+        group = parser.add_argument_group("Resuming")
+        group.add_argument(
+            "--resume",
+            "-resume",
+            choices=CHOICES,
+            default="auto",
+            help="What happens to a run that save_model holds already: auto resumes it when its settings are "
+            "the same, never fails, overwrite removes its checkpoints and begins",
+        )
 
     return add_train_general_opts
 
@@ -62,5 +73,20 @@ def with_length_options(original: Any) -> Any:
     def translate_opts(parser: Any) -> None:
         original(parser)
         length_control.add_translation_options(parser)
+
+    return translate_opts
+
+
+def with_transforms_of_checkpoint(original: Any) -> Any:
+    """Let ``-transforms`` of a translation be left to the checkpoint, or be none."""
+
+    def translate_opts(parser: Any) -> None:
+        original(parser)
+        (action,) = (action for action in parser._actions if action.dest == "transforms")
+        action.choices = [name for name in action.choices if name not in NEEDING_TARGETS] + [NONE]
+        action.help = (
+            "Transforms of the source, undone on the output; by default those of the model's training. "
+            f"{NONE}: the text is in tokens."
+        )
 
     return translate_opts

@@ -10,6 +10,8 @@ import onmt.utils.misc
 import torch
 from torch import Tensor
 
+from shared_embeddings.interrupts import leave_to_parent
+
 
 def only_with_cuda(original: Any) -> Any:
     """Several processes may train on a CPU over gloo: ranks alone do not mean that there is a GPU."""
@@ -64,27 +66,11 @@ def summing_gradients(original: Any) -> Any:
     return all_reduce
 
 
-def leaving_the_end_to_all(original: Any) -> Any:
-    """Do not let the first process, which alone validates, leave the others waiting for it."""
+def leaving_signals_to_parent(original: Any) -> Any:
+    """Let a process that counts or writes words end without a word when the command is stopped."""
 
-    def has_stopped(self: Any) -> bool:
-        self.ends = original(self)
-        return self.ends and not torch.distributed.is_initialized()
+    def start(*args: Any) -> Any:
+        leave_to_parent()
+        return original(*args)
 
-    return has_stopped
-
-
-def ending_together(original: Any) -> Any:
-    """End the batches of all processes when early stopping has ended training in one."""
-
-    def accum_batches(self: Any, iterator: Any) -> Any:
-        stopper = self.earlystopper if torch.distributed.is_initialized() else None
-        for item in original(self, iterator):
-            step = self.optim.training_step
-            yield item
-            if stopper is not None and step % self.valid_steps == 0:
-                ends = onmt.utils.distributed.all_gather_list(getattr(stopper, "ends", False))
-                if any(ends):
-                    return
-
-    return accum_batches
+    return start

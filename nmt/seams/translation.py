@@ -5,7 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-from nmt.checks import check_attention, check_features, check_gpu, check_reports
+from nmt.checks import (
+    check_attention,
+    check_features,
+    check_gpu,
+    check_reports,
+    check_vocabulary_limits,
+)
 from nmt.summarization import length_control
 
 
@@ -15,6 +21,7 @@ def with_checked_options(original: Any) -> Any:
     def build_translator(opt: Namespace, *args: Any, **kwargs: Any) -> Any:
         check_gpu(opt)
         translator = original(opt, *args, **kwargs)
+        check_vocabulary_limits(opt, len(translator.vocabs["tgt"]))
         check_attention(opt, translator.model)
         check_reports(opt, translator.model.decoder)
         check_features(opt, translator.vocabs)

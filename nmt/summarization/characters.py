@@ -5,12 +5,13 @@ A character is a code point of Unicode, of any script; a space is the token ``<s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nmt.summarization.commands import clean_lines, reporting_mistakes
-from shared_embeddings.command_line import Parser
+from nmt.summarization.commands import clean_lines
+from shared_embeddings.command_line import Parser, exit_with, run
 from shared_embeddings.files import replacing
+from shared_embeddings.path_options import PathOption
 
 SPACE = "<sp>"
 
@@ -46,15 +47,21 @@ def convert_file(source: Path, target: Path, convert: Callable[[str], str]) -> N
 
 def main() -> None:
     """``onmt_characters split`` and ``onmt_characters join``."""
-    with reporting_mistakes("onmt_characters"):
-        parser = Parser("onmt_characters", description="Text as characters, and characters as text")
-        commands = parser.add_subparsers(dest="command", required=True)
-        for name, (_, text) in COMMANDS.items():
-            command = commands.add_parser(name, help=text, description=text)
-            command.add_argument("-input", "--input", type=Path, required=True, help="UTF-8 text")
-            command.add_argument("-output", "--output", type=Path, required=True, help="file to write")
-        options = parser.parse_args()
-        convert_file(options.input, options.output, COMMANDS[options.command][0])
+    exit_with(run("onmt_characters", _main))
+
+
+def _main(arguments: Sequence[str]) -> None:
+    """Run the command on its arguments."""
+    parser = Parser("onmt_characters", description="Text as characters, and characters as text")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (_, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("-input", "--input", type=PathOption.FILE, required=True, help="UTF-8 text")
+        command.add_argument(
+            "-output", "--output", type=PathOption.OUTPUT, required=True, help="file to write"
+        )
+    options = parser.parse_args(arguments)
+    convert_file(options.input, options.output, COMMANDS[options.command][0])
 
 
 if __name__ == "__main__":

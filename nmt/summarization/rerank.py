@@ -15,9 +15,10 @@ from pathlib import Path
 
 from nmt.data import count_lines
 from nmt.errors import UserError
-from nmt.summarization.commands import clean_lines, reporting_mistakes
-from shared_embeddings.command_line import Parser
+from nmt.summarization.commands import clean_lines
+from shared_embeddings.command_line import Parser, exit_with, run
 from shared_embeddings.files import replacing
+from shared_embeddings.path_options import PathOption
 
 # Letters and digits of any script; a point, dash or apostrophe joins what is on both sides of it.
 WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
@@ -86,30 +87,36 @@ def rerank(sources: Path, hypotheses: Path, n_best: int, ignored: frozenset[str]
 
 def main() -> None:
     """``onmt_rerank``."""
-    with reporting_mistakes("onmt_rerank"):
-        parser = Parser(
-            "onmt_rerank",
-            description="Keep the hypothesis with most content words of the source; texts are plain words, "
-            "not subwords or characters",
-        )
-        parser.add_argument("-source", "--source", type=Path, required=True, help="plain text")
-        parser.add_argument(
-            "-hypotheses",
-            "--hypotheses",
-            type=Path,
-            required=True,
-            help="n_best lines for each of the source",
-        )
-        parser.add_argument("-n_best", "--n_best", type=int, required=True, help="as given to onmt_translate")
-        parser.add_argument("-output", "--output", type=Path, required=True, help="one line for each chosen")
-        parser.add_argument("-language", "--language", default="en", help="of the stop words (default: en)")
-        options = parser.parse_args()
-        if options.n_best < 1:
-            raise UserError(f"n_best: {options.n_best} is too small; wanted at least 1")
-        ignored = stop_words(options.language)
-        chosen = rerank(options.source, options.hypotheses, options.n_best, ignored)
-        with replacing(options.output) as fresh, fresh.open("w", encoding="utf-8", newline="") as file:
-            file.writelines(f"{line}\n" for line in chosen)
+    exit_with(run("onmt_rerank", _main))
+
+
+def _main(arguments: Sequence[str]) -> None:
+    """Run the command on its arguments."""
+    parser = Parser(
+        "onmt_rerank",
+        description="Keep the hypothesis with most content words of the source; texts are plain words, "
+        "not subwords or characters",
+    )
+    parser.add_argument("-source", "--source", type=PathOption.FILE, required=True, help="plain text")
+    parser.add_argument(
+        "-hypotheses",
+        "--hypotheses",
+        type=PathOption.FILE,
+        required=True,
+        help="n_best lines for each of the source",
+    )
+    parser.add_argument("-n_best", "--n_best", type=int, required=True, help="as given to onmt_translate")
+    parser.add_argument(
+        "-output", "--output", type=PathOption.OUTPUT, required=True, help="one line for each chosen"
+    )
+    parser.add_argument("-language", "--language", default="en", help="of the stop words (default: en)")
+    options = parser.parse_args(arguments)
+    if options.n_best < 1:
+        raise UserError(f"n_best: {options.n_best} is too small; wanted at least 1")
+    ignored = stop_words(options.language)
+    chosen = rerank(options.source, options.hypotheses, options.n_best, ignored)
+    with replacing(options.output) as fresh, fresh.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(f"{line}\n" for line in chosen)
 
 
 if __name__ == "__main__":

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from nmt.summarization.commands import reporting_mistakes
 from nmt.summarization.rouge import PRESETS, score_texts
 from nmt.summarization.rouge_tokens import TOKENS, read_exceptions, read_texts
-from shared_embeddings.command_line import Parser
+from shared_embeddings.command_line import Parser, exit_with, run
+from shared_embeddings.path_options import PathOption
 
 
 def make_parser() -> Parser:
     """The options; one that is not given has no attribute where the preset decides."""
     parser = Parser("onmt_rouge", description="ROUGE-1, ROUGE-2 and ROUGE-L of summaries, one text a line")
     add = parser.add_argument
-    add("--candidates", "-candidates", type=Path, required=True, metavar="FILE", help="what to score")
+    add(
+        "--candidates",
+        "-candidates",
+        type=PathOption.FILE,
+        required=True,
+        metavar="FILE",
+        help="what to score",
+    )
     add(
         "--references",
         "-references",
-        type=Path,
+        type=PathOption.FILE,
         nargs="+",
         required=True,
         metavar="FILE",
@@ -37,7 +44,7 @@ def make_parser() -> Parser:
     add(
         "--exceptions",
         "-exceptions",
-        type=Path,
+        type=PathOption.FILE,
         nargs="+",
         default=[],
         metavar="FILE",
@@ -55,15 +62,19 @@ def make_parser() -> Parser:
 
 def main() -> None:
     """``onmt_rouge``."""
-    with reporting_mistakes("onmt_rouge"):
-        options = make_parser().parse_args()
-        overrides = ("cut_bytes", "tokens", "stemming", "seed")
-        changed = {name: getattr(options, name) for name in overrides if name in options}
-        settings = replace(PRESETS[options.preset], **changed)
-        candidates = read_texts(options.candidates)
-        references = [read_texts(path) for path in options.references]
-        report = score_texts(candidates, references, settings, read_exceptions(options.exceptions))
-        print(json.dumps(report.as_json(), indent=2) if options.json else report)
+    exit_with(run("onmt_rouge", _main))
+
+
+def _main(arguments: Sequence[str]) -> None:
+    """Run the command on its arguments."""
+    options = make_parser().parse_args(arguments)
+    overrides = ("cut_bytes", "tokens", "stemming", "seed")
+    changed = {name: getattr(options, name) for name in overrides if name in options}
+    settings = replace(PRESETS[options.preset], **changed)
+    candidates = read_texts(options.candidates)
+    references = [read_texts(path) for path in options.references]
+    report = score_texts(candidates, references, settings, read_exceptions(options.exceptions))
+    print(json.dumps(report.as_json(), indent=2) if options.json else report)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nmt.errors import UserError
 from nmt.summarization.characters import SPACE
-from nmt.summarization.commands import clean_lines, reporting_mistakes
-from shared_embeddings.command_line import Parser
+from nmt.summarization.commands import clean_lines
+from shared_embeddings.command_line import Parser, exit_with, run
 from shared_embeddings.files import write_text
+from shared_embeddings.path_options import PathOption
 
 
 def count_tokens(paths: Iterable[Path]) -> Counter[str]:
@@ -49,23 +50,29 @@ def vocabulary_text(counts: Counter[str]) -> str:
 
 def main() -> None:
     """``onmt_character_vocab``."""
-    with reporting_mistakes("onmt_character_vocab"):
-        parser = Parser(
-            "onmt_character_vocab",
-            description="Make one vocabulary for a source in subwords and a target in characters, for "
-            "share_vocab: true; rare tokens are left out by the options of onmt_train "
-            "(src_words_min_frequency, src_vocab_size)",
+    exit_with(run("onmt_character_vocab", _main))
+
+
+def _main(arguments: Sequence[str]) -> None:
+    """Run the command on its arguments."""
+    parser = Parser(
+        "onmt_character_vocab",
+        description="Make one vocabulary for a source in subwords and a target in characters, for "
+        "share_vocab: true; rare tokens are left out by the options of onmt_train "
+        "(src_words_min_frequency, src_vocab_size)",
+    )
+    for side, kind in (("source", "text in subwords"), ("target", "text in characters")):
+        parser.add_argument(
+            f"-{side}", f"--{side}", type=PathOption.FILE, nargs="+", required=True, metavar="FILE", help=kind
         )
-        for side, kind in (("source", "text in subwords"), ("target", "text in characters")):
-            parser.add_argument(
-                f"-{side}", f"--{side}", type=Path, nargs="+", required=True, metavar="FILE", help=kind
-            )
-        parser.add_argument("-output", "--output", type=Path, required=True, help="vocabulary to write")
-        options = parser.parse_args()
-        counts = count_characters(options.target) + count_tokens(options.source)
-        if not counts:
-            raise UserError("source and target have no text")
-        write_text(options.output, vocabulary_text(counts))
+    parser.add_argument(
+        "-output", "--output", type=PathOption.OUTPUT, required=True, help="vocabulary to write"
+    )
+    options = parser.parse_args(arguments)
+    counts = count_characters(options.target) + count_tokens(options.source)
+    if not counts:
+        raise UserError("source and target have no text")
+    write_text(options.output, vocabulary_text(counts))
 
 
 if __name__ == "__main__":

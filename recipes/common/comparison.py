@@ -8,13 +8,13 @@ between ``<!-- BEGIN comparison -->`` and ``<!-- END comparison -->``. A line is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from recipes.common.errors import UserError, run_main
 from recipes.common.results import read_results
 from recipes.common.table import NOT_RUN, Record, describe_options, is_baseline, rows_of, update_readme
 from recipes.common.training import option_value
 from shared_embeddings.command_line import Parser
+from shared_embeddings.path_options import PathOption
 
 MARKER = "comparison"
 # Not for a plain table: it is the one that all others are fitted to, or a smaller network.
@@ -102,8 +102,12 @@ def _length(record: Record) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Put the comparison of ways to compress one trained model into a recipe's README."""
     parser = Parser("python -m recipes.common.comparison", description=main.__doc__)
-    parser.add_argument("--results", type=Path, required=True, help="folder of the recipe's results")
-    parser.add_argument("--readme", type=Path, required=True, help="README with the two markers")
+    parser.add_argument(
+        "--results", type=PathOption.SOURCE, required=True, help="folder of the recipe's results"
+    )
+    parser.add_argument(
+        "--readme", type=PathOption.UPDATED, required=True, help="README with the two markers"
+    )
     parser.add_argument("--quality", choices=sorted(METRICS), default="bleu", help="(default: %(default)s)")
     parser.add_argument("--rows", default="*", help="only rows of such names, for instance 'small_*'")
     options = parser.parse_args(arguments)

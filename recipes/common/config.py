@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from recipes.common.errors import UserError
+from shared_embeddings.reading import read_yaml
 
 COMMON = "common"
 
@@ -115,22 +116,6 @@ def check_start(configs: Path, name: str, row: dict[str, Any]) -> None:
 def distillation_options(distill: dict[str, Any], model: Path) -> dict[str, Any]:
     """What a row's ``distill`` adds to the options of training, with the teacher's trained `model`."""
     return {"embedding_distillation": {**distill, "teacher": str(model)}}
-
-
-def read_yaml(path: Path) -> Any:
-    """The content of a YAML file.
-
-    Raises:
-        UserError: it cannot be read, is not UTF-8, or is not YAML.
-    """
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not YAML: {error}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}; convert it") from error
 
 
 def read_content(path: Path) -> Any:

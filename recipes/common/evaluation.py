@@ -15,7 +15,7 @@ from recipes.common.moses import Tokenizer
 from recipes.common.recipe import Recipe
 from recipes.common.results import write_results
 from recipes.common.subwords import join
-from recipes.common.tools import run_tool
+from recipes.common.tools import run_tool, with_overrides
 from recipes.common.training import AVERAGED, peak_memory_of_children, read_json
 from shared_embeddings.files import replacing, write_text
 
@@ -112,7 +112,10 @@ def translate(row: Row, run: Path, source: Path, options: list[str], output: str
     )
     with replacing(run / output) as temporary:
         arguments: list[str | Path] = ["-config", run / "translate.yaml", "-model", run / AVERAGED]
-        run_tool("onmt_translate", [*arguments, "-src", source, "-output", temporary, *options])
+        arguments += ["-transforms", "none"]  # the data are in tokens
+        run_tool(
+            "onmt_translate", with_overrides([*arguments, "-src", source, "-output", temporary], options)
+        )
     found = re.findall(r"Tokens per second: ([\d.]+)", log.read_text(encoding="utf-8"))
     if not found:
         raise UserError(

@@ -16,6 +16,7 @@ from recipes.common.errors import run_main
 from recipes.common.evaluation import read_trained, translate, write_evaluation
 from recipes.common.recipe import Recipe
 from recipes.common.smoke import parse
+from recipes.common.tools import with_overrides
 from recipes.common.training import checkpoints_to_average, option_value, train_row
 
 # How far a length may be from the one that was asked for, as a share of that.
@@ -58,7 +59,7 @@ def evaluate(recipe: Recipe, row: Row, options: list[str]) -> None:
     controlled = controls_length(row)
     for length in trained.data["lengths"]:
         if controlled:
-            asked = ["-desired_length", str(length), *options]
+            asked = with_overrides(["-desired_length", str(length)], options)
             headlines, speed = write_headlines(recipe, row, asked, f"test.{length}")
             speeds.append(speed)
         elif not speeds:

@@ -7,7 +7,6 @@ between the markers of the README.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from recipes.common.config import read_row
 from recipes.common.errors import UserError, run_main
@@ -15,6 +14,7 @@ from recipes.common.headline_runs import controls_length
 from recipes.common.results import read_results
 from recipes.common.table import Column, Record, markdown_table, rows_of, update_readme
 from shared_embeddings.command_line import Parser
+from shared_embeddings.path_options import PathOption
 
 PREFIX = "length_"
 ROUGE = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L"}
@@ -67,8 +67,12 @@ def _paper(metric: str) -> Callable[[Record], str]:
 def main(arguments: Sequence[str]) -> None:
     """Put the table of a headline recipe into its README."""
     parser = Parser("python -m recipes.common.headline_table", description=main.__doc__)
-    parser.add_argument("--results", type=Path, required=True, help="folder of the recipe's results")
-    parser.add_argument("--readme", type=Path, required=True, help="README with the markers called results")
+    parser.add_argument(
+        "--results", type=PathOption.SOURCE, required=True, help="folder of the recipe's results"
+    )
+    parser.add_argument(
+        "--readme", type=PathOption.UPDATED, required=True, help="README with the markers called results"
+    )
     options = parser.parse_args(arguments)
     configs = options.readme.parent / "configs"
     if not configs.is_dir():

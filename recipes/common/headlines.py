@@ -12,11 +12,11 @@ from typing import Any
 from nmt.summarization.characters import convert_file, split_text
 from nmt.summarization.vocabulary import count_characters, count_tokens, vocabulary_text
 from recipes.common import subwords
-from recipes.common.config import read_yaml
 from recipes.common.corpus import check_pairs, read_lines, write_lines
 from recipes.common.errors import UserError
 from recipes.common.steps import run_step
 from shared_embeddings.files import sha256, write_text
+from shared_embeddings.reading import read_yaml
 
 SOURCE, TARGET = "source", "target"
 SPLITS = ("train", "valid", "test")

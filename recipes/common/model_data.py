@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from lm.corpus import VOCABULARY
 from lm.datasets import SOURCES, locate
-from recipes.common.config import read_yaml
 from recipes.common.errors import UserError, run_main
 from recipes.common.model_rows import RECIPES, Recipe
 from recipes.common.model_smoke import SmokeModelRecipe, write_smoke_corpus
@@ -23,6 +22,7 @@ from recipes.common.smoke import CLASSES, SMOKE, SMOKE_HELP
 from recipes.common.steps import run_step, tell
 from recipes.common.tools import run_module
 from shared_embeddings.classes import make_classes, regroup
+from shared_embeddings.reading import read_yaml
 
 CLASS_SETTINGS = ("num_classes", "epochs")
 SMALL = "small"
@@ -116,7 +116,7 @@ def prepare_smoke(recipe: Recipe) -> None:
     recipe, settings = SmokeModelRecipe(recipe.folder), read_settings(recipe)
     texts = write_smoke_corpus(settings.dataset, recipe.home / "raw")
     named: list[str | Path] = [part for split, path in texts.items() for part in (f"-{split}", path)]
-    run_module("lm.prepare", [*named, "-output", recipe.data])
+    run_module("lm.prepare", [*named, "-output", recipe.data, "-force"])
     classes = {name: {"num_classes": CLASSES, "epochs": 1} for name in settings.classes}
     _make_class_files(recipe, [texts["train"]], classes)
 
@@ -128,7 +128,8 @@ def _downloads(recipe: Recipe) -> Path:
 
 def _prepare_dataset(recipe: Recipe, dataset: str, output: Path) -> None:
     """Make the token files of a well-known corpus."""
-    run_module("lm.prepare", ["-dataset", dataset, "-output", output, "-downloads", _downloads(recipe)])
+    downloads = _downloads(recipe)
+    run_module("lm.prepare", ["-dataset", dataset, "-output", output, "-downloads", downloads, "-force"])
 
 
 def _make_class_files(
@@ -139,9 +140,9 @@ def _make_class_files(
     for name, numbers in classes.items():
         output = recipe.home / name
         first = trained.setdefault(numbers["epochs"], output)
-        make = partial(make_classes, texts, recipe.data / VOCABULARY, epochs=numbers["epochs"])
+        make = partial(make_classes, texts, recipe.data / VOCABULARY, epochs=numbers["epochs"], force=True)
         if output != first:
-            make = partial(regroup, first)
+            make = partial(regroup, first, force=True)
         run_step(
             output.stem,
             recipe.data / "steps",

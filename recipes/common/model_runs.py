@@ -21,9 +21,10 @@ from recipes.common.model_rows import RECIPES, ModelRow, Recipe, read_model_row,
 from recipes.common.model_smoke import SmokeModelRecipe, smoke_model_row
 from recipes.common.results import write_results
 from recipes.common.smoke import SMOKE
-from recipes.common.tools import run_module
+from recipes.common.tools import run_module, with_overrides
 from recipes.common.training import Segment, peak_memory_of_children, read_json
-from shared_embeddings.files import locked, write_text
+from shared_embeddings import reading
+from shared_embeddings.files import clear_remains, locked, write_text
 
 LAST, BEST = "last.pt", "best.pt"
 SPLITS = ("valid", "test")
@@ -139,6 +140,7 @@ def _train_stage(
         segment: Segment = {"started": time.time(), "ended": None}
         _write_books(folder, [*segments, segment], checksum, options)
         run_module("lm.train", arguments, keep_open=[lock])
+        clear_remains(folder / "settings.yaml", folder / "training.json")  # of processes that were killed
         segment["ended"] = time.time()
         # A run that was finished before has not trained.
         done = segments if _time_of(folder / LAST) == before else [*segments, segment]
@@ -240,9 +242,9 @@ def _measure(
 ) -> dict[str, Any]:
     """What ``lm_eval`` finds on one text."""
     output = run / f"{split}.json"
-    arguments = ["-model", str(model), "-data", str(data), "-split", split, "-output", str(output)]
-    run_module("lm.evaluate", [*arguments, *as_options(settings), *options])
-    return dict(json.loads(output.read_text(encoding="utf-8")))
+    arguments = ["-model", str(model), "-data", str(data), "-split", split, "-output", str(output), "-force"]
+    run_module("lm.evaluate", with_overrides([*arguments, *as_options(settings)], options))
+    return dict(reading.read_json(output))
 
 
 def _perplexities(record: dict[str, Any]) -> dict[str, float]:

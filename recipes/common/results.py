@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from recipes.common.errors import UserError
+from shared_embeddings.reading import read_json
 from shared_embeddings.results import provenance, write_record
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -93,10 +93,8 @@ def is_smoke(path: Path, runs: Path) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     """One results file, checked for the keys that every reader relies on."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+        record = read_json(path)
+    except UserError as error:
         raise UserError(f"{path}: not a results file ({error}); evaluate again") from error
     missing = [key for key in REQUIRED if not isinstance(record, dict) or key not in record]
     if missing:

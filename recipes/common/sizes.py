@@ -14,6 +14,7 @@ from recipes.common.config import Row, read_row, row_names
 from recipes.common.errors import UserError, run_main
 from shared_embeddings.command_line import Parser
 from shared_embeddings.files import write_text
+from shared_embeddings.path_options import PathOption
 
 SIZE_COMMENT = "# Size: "
 # Unknown, padding, start and end of a sentence.
@@ -57,7 +58,7 @@ def write_comment(path: Path, size: str) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Tell the size of every row's embedding, from the papers' formulas."""
     parser = Parser("python -m recipes.common.sizes", description=main.__doc__)
-    parser.add_argument("configs", type=Path, help="folder of the rows")
+    parser.add_argument("configs", type=PathOption.SOURCE, help="folder of the rows")
     parser.add_argument("--vocabulary", type=int, required=True, help="lines of the vocabulary file")
     parser.add_argument("--write", action="store_true", help="also write them into the files")
     options = parser.parse_args(arguments)

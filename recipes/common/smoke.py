@@ -17,6 +17,7 @@ from recipes.common.config import Row
 from recipes.common.recipe import Recipe
 from recipes.common.results import SMOKE_FOLDER
 from shared_embeddings.command_line import Parser
+from shared_embeddings.path_options import PathOption
 
 SMOKE = "--smoke"
 SMOKE_HELP = f"a generated text of a few hundred lines, in a folder {SMOKE_FOLDER} of its own"
@@ -27,15 +28,14 @@ WORDS, CLASSES, MERGES = 400, 12, 200
 # Longest translation, in pieces or characters; above the length that headlines are asked for.
 LONGEST = 30
 CUTOFFS = (60, 120, 180)
-# What grows with the vocabulary; `cutoffs` keep their number, and every other option stays as it is.
-_EMBEDDING = {"num_clusters": 16, "min_rank": 2, "num_classes": CLASSES}
+# What grows with the vocabulary or the steps; `cutoffs` keep their number, and the other options stay.
+_EMBEDDING = {"num_clusters": 16, "min_rank": 2, "num_classes": CLASSES, "relu_dropout_steps": 2}
 _NETWORK = {"enc_layers": 1, "dec_layers": 1, "transformer_ff": 32}
 _TRAINING: dict[str, Any] = {
     "train_steps": 4,
     "valid_steps": 2,
     "save_checkpoint_steps": 2,
     "report_every": 1,
-    "warmup_steps": 2,
     "bucket_size": 256,
     "num_workers": 0,
 }
@@ -79,7 +79,7 @@ def preprocess_options(
     """The options ``settings``, a file, and ``smoke`` of a preprocess.sh that has no others."""
     parser = Parser("preprocess.sh", description=description)
     default = recipe.folder / "data.yaml"
-    parser.add_argument("--settings", type=Path, default=default, help="default: %(default)s")
+    parser.add_argument("--settings", type=PathOption.FILE, default=default, help="default: %(default)s")
     parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
     return parser.parse_args(arguments)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shared_embeddings.files import sha256, write_text
+from shared_embeddings.reading import read_json
 
 
 def run_step(
@@ -62,6 +63,6 @@ def _checksums(paths: Sequence[Path]) -> dict[str, str | None]:
 def _read(stamp: Path) -> Any:
     """The content of a stamp; ``None`` when it is absent or damaged."""
     try:
-        return json.loads(stamp.read_text(encoding="utf-8"))
+        return read_json(stamp)
     except (OSError, ValueError):
         return None

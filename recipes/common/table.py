@@ -19,6 +19,7 @@ from recipes.common.plot import quality_size_plot
 from recipes.common.results import read_results
 from shared_embeddings.command_line import Parser
 from shared_embeddings.files import write_text
+from shared_embeddings.path_options import PathOption
 
 NOT_RUN = "not run"
 BASELINE = "standard"
@@ -244,11 +245,15 @@ def _columns(names: str) -> list[str]:
 def main(arguments: Sequence[str]) -> None:
     """Put a recipe's table into its README and draw its plot."""
     parser = Parser("python -m recipes.common.table", description=main.__doc__)
-    parser.add_argument("--results", type=Path, required=True, help="folder of the recipe's results")
-    parser.add_argument("--readme", type=Path, required=True, help="README with the two markers")
+    parser.add_argument(
+        "--results", type=PathOption.SOURCE, required=True, help="folder of the recipe's results"
+    )
+    parser.add_argument(
+        "--readme", type=PathOption.UPDATED, required=True, help="README with the two markers"
+    )
     parser.add_argument("--marker", default="results", help="name of the markers (default: %(default)s)")
     parser.add_argument(
-        "--configs", type=Path, help="folder of the rows (default: configs beside the README)"
+        "--configs", type=PathOption.SOURCE, help="folder of the rows (default: configs beside the README)"
     )
     parser.add_argument(
         "--quality",
@@ -258,7 +263,9 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--rows", default="*", help="only rows of such names, for instance 'small_*'")
     parser.add_argument("--columns", help="names of columns, with commas (default: those of the quality)")
-    parser.add_argument("--plot", type=Path, help="picture (default: quality_size.png beside the README)")
+    parser.add_argument(
+        "--plot", type=PathOption.OUTPUT, help="picture (default: quality_size.png beside the README)"
+    )
     parser.add_argument("--from-scratch", action="store_true", help="only rows that start from no other row")
     options = parser.parse_args(arguments)
     configs = options.configs or options.readme.parent / "configs"

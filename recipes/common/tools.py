@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,29 @@ def run_tool(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int
 def run_module(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
     """As `run_tool`, for a module of this project that is a program, such as ``lm.train``."""
     _run(name, [sys.executable, "-m", name, *arguments], keep_open)
+
+
+def with_overrides(own: Sequence[str | Path], given: Sequence[str]) -> list[str]:
+    """The options of a command: ours, but for those that the user gives another value; it takes each once.
+
+    Args:
+        own: options with their values.
+        given: those of the user, likewise.
+    """
+    names = {_option_name(text) for text in given}
+    kept, is_kept = [], True
+    for text in map(str, own):
+        if name := _option_name(text):
+            is_kept = name not in names
+        if is_kept:
+            kept.append(text)
+    return [*kept, *given]
+
+
+def _option_name(text: str) -> str:
+    """The name of the option that an argument is; nothing for a value."""
+    found = re.match(r"--?([a-zA-Z]\w*)", text)
+    return found[1] if found else ""
 
 
 def _run(name: str, command: Sequence[str | Path], keep_open: Sequence[int]) -> None:

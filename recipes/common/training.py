@@ -15,7 +15,8 @@ from recipes.common.config import Row, write_yaml
 from recipes.common.errors import UserError
 from recipes.common.fitting import fit_model
 from recipes.common.tools import run_tool
-from shared_embeddings.files import locked, replacing, write_text
+from shared_embeddings import reading
+from shared_embeddings.files import clear_remains, locked, replacing, write_text
 
 AVERAGED = "model_averaged.pt"
 # What may change between a start and a resumption without making it another model.
@@ -50,6 +51,7 @@ def train_row(row: Row, run: Path, data: Data, options: Sequence[str], average: 
     checkpoints = run / "checkpoints"
     paths = {"save_model": str(checkpoints / "model"), "log_file": str(run / "train.log")}
     with locked(run / "lock") as lock:
+        clear_remains(run / "train.yaml", run / "training.json", run / AVERAGED)
         found = complete_checkpoints(checkpoints)
         books: dict[str, Any] = {"settings": settings, "data_checksum": data.checksum}
         books |= {"segments": [], "finished": None}
@@ -188,7 +190,7 @@ def peak_memory_of_children() -> float:
 def read_json(path: Path) -> Any:
     """The content of a JSON file; ``None`` when it is absent or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return reading.read_json(path)
     except (OSError, ValueError):
         return None
 

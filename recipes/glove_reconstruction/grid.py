@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import shared_embeddings as se
-from recipes.common.config import read_yaml
 from recipes.common.errors import UserError
 from recipes.common.results import REPOSITORY
 from shared_embeddings.compression_targets import options_within
+from shared_embeddings.reading import read_yaml
 
 RECIPE = Path(__file__).parent
 # Folders below that of everything that the recipe writes.
@@ -148,7 +148,7 @@ def read_grid(path: Path) -> Grid:
         raise UserError(f"{path}: alone has a row {clash[0]!r}, which is a method; name it otherwise")
     for row, options in rows.items():
         for name in options:
-            if not isinstance(name, str) or name in _OF_THE_CELL:
+            if name in _OF_THE_CELL:
                 raise UserError(
                     f"{path}: alone: {row}: {name!r} is not for a row to set; it may set options of alone "
                     f"other than {' and '.join(_OF_THE_CELL)}"

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recipes.common.config import read_yaml
 from recipes.common.errors import UserError, run_main
 from recipes.common.smoke import SMOKE
 from recipes.common.steps import run_step
@@ -23,8 +22,10 @@ from recipes.glove_reconstruction.smoke import (
     write_smoke_pairs,
     write_smoke_vectors,
 )
-from shared_embeddings.command_line import Parser
+from shared_embeddings.command_line import Parser, positive
 from shared_embeddings.files import sha256, write_text
+from shared_embeddings.path_options import PathOption
+from shared_embeddings.reading import read_yaml
 from shared_embeddings.token_counts import count_words
 from shared_embeddings.vectors import WordVectors
 from shared_embeddings.word_pairs import read_pairs
@@ -112,15 +113,23 @@ def main(arguments: Sequence[str]) -> None:
     settings = read_yaml(RECIPE / "data.yaml")
     parser = Parser("preprocess.sh", description=main.__doc__)
     chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--vectors", type=Path, help="vectors of GloVe, word2vec or fastText")
+    chosen.add_argument("--vectors", type=PathOption.FILE, help="vectors of GloVe, word2vec or fastText")
     chosen.add_argument("--glove", choices=sorted(settings["glove"]), help="download these vectors")
     chosen.add_argument(SMOKE, action="store_true", help=SMOKE_DATA_HELP)
-    parser.add_argument("--limit", type=int, help="read the first so many words of the vectors only")
+    parser.add_argument("--limit", type=positive, help="read the first so many words of the vectors only")
     parser.add_argument(
-        "--text", nargs="+", type=Path, default=[], help="count words in these tokenised texts, to choose by"
+        "--text",
+        nargs="+",
+        type=PathOption.FILE,
+        default=[],
+        help="count words in these tokenised texts, to choose by",
     )
-    parser.add_argument("--pairs", nargs="+", type=Path, help="files of two words and a score on a line")
-    parser.add_argument("--grid", type=Path, default=RECIPE / "grid.yaml", help="default: %(default)s")
+    parser.add_argument(
+        "--pairs", nargs="+", type=PathOption.FILE, help="files of two words and a score on a line"
+    )
+    parser.add_argument(
+        "--grid", type=PathOption.FILE, default=RECIPE / "grid.yaml", help="default: %(default)s"
+    )
     options = parser.parse_args(arguments)
     grid = read_grid(options.grid)
     if options.smoke:

@@ -16,6 +16,7 @@ from recipes.glove_reconstruction.grid import CELLS, RECIPE, Grid, home, read_gr
 from recipes.glove_reconstruction.smoke import SMOKE_GRID_HELP, smoke_grid, smoke_home
 from shared_embeddings.command_line import Parser
 from shared_embeddings.files import replacing, write_text
+from shared_embeddings.path_options import PathOption
 
 Record = dict[str, Any]
 FIGURE = "figure3.png"
@@ -146,13 +147,21 @@ def main(arguments: Sequence[str]) -> None:
     """Put the measured cells into the README's table, and draw Figure 3 beside it from those of ALONE."""
     parser = Parser("eval.sh", description=main.__doc__)
     parser.add_argument(
-        "--results", type=Path, default=home() / CELLS, help="folder of results (default: %(default)s)"
+        "--results",
+        type=PathOption.SOURCE,
+        default=home() / CELLS,
+        help="folder of results (default: %(default)s)",
     )
     parser.add_argument(
-        "--readme", type=Path, default=RECIPE / "README.md", help="with the markers (default: %(default)s)"
+        "--readme",
+        type=PathOption.UPDATED,
+        default=RECIPE / "README.md",
+        help="with the markers (default: %(default)s)",
     )
     parser.add_argument(SMOKE, action="store_true", help=f"{SMOKE_GRID_HELP}, and their README")
-    parser.add_argument("--grid", type=Path, default=RECIPE / "grid.yaml", help="default: %(default)s")
+    parser.add_argument(
+        "--grid", type=PathOption.FILE, default=RECIPE / "grid.yaml", help="default: %(default)s"
+    )
     options = parser.parse_args(arguments)
     grid = read_grid(options.grid)
     if options.smoke:

@@ -23,6 +23,7 @@ from recipes.glove_reconstruction.smoke import SMOKE_GRID_HELP, smoke_grid, smok
 from recipes.glove_reconstruction.source import read_source
 from shared_embeddings.command_line import Parser
 from shared_embeddings.fitting import report
+from shared_embeddings.path_options import PathOption
 from shared_embeddings.vectors import WordVectors
 from shared_embeddings.word_pairs import read_pairs
 
@@ -177,7 +178,9 @@ def main(arguments: Sequence[str]) -> None:
     parser = Parser("train.sh", description=main.__doc__)
     parser.add_argument("cells", nargs="*", default=["*"], help="names or patterns, 'alone_real-*-0'; all")
     parser.add_argument("--list", action="store_true", help="only list the cells")
-    parser.add_argument("--grid", type=Path, default=RECIPE / "grid.yaml", help="default: %(default)s")
+    parser.add_argument(
+        "--grid", type=PathOption.FILE, default=RECIPE / "grid.yaml", help="default: %(default)s"
+    )
     parser.add_argument(SMOKE, action="store_true", help=SMOKE_GRID_HELP)
     options = parser.parse_args(arguments)
     grid, folder = read_grid(options.grid), home()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common import subwords
-from recipes.common.config import read_yaml
 from recipes.common.corpus import check_pairs, read_lines, with_progress, write_lines
 from recipes.common.errors import UserError, run_main
 from recipes.common.moses import Tokenizer
@@ -31,6 +30,7 @@ from recipes.multi30k_ende.rows import RECIPE
 from shared_embeddings.classes import make_classes
 from shared_embeddings.download import download, verify
 from shared_embeddings.files import replacing, sha256, write_text
+from shared_embeddings.reading import read_yaml
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def prepare(settings: Settings, raw: dict[str, Path], folder: Path) -> None:
     run_step(
         "classes",
         stamps,
-        lambda: print(make_classes(texts, vocabulary, settings.num_classes, classes)),
+        lambda: print(make_classes(texts, vocabulary, settings.num_classes, classes, force=True)),
         inputs=[*texts, vocabulary],
         outputs=[classes],
         settings={"num_classes": settings.num_classes},

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from recipes.common.errors import UserError, run_main
 from recipes.common.results import REPOSITORY
 from recipes.common.table import update_readme
 from recipes.glove_reconstruction.grid import read_grid
 from shared_embeddings.command_line import Parser
+from shared_embeddings.reading import read_yaml_as_text
 
 SOURCE = Path(__file__).with_name("coverage.yaml")
 RECIPES = REPOSITORY / "recipes"
@@ -120,12 +119,7 @@ def read_coverage(path: Path = SOURCE) -> list[Paper]:
         UserError: absent or not YAML, an unknown key, a figure without a name in `FIGURES`, two rows that
             cannot be told apart, or a row with neither a configuration nor a reason, or both.
     """
-    try:
-        # Everything is text: 60.90 stays 60.90.
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
-    return [_paper(each) for each in content["papers"]]
+    return [_paper(each) for each in read_yaml_as_text(path, "coverage")["papers"]]
 
 
 def _paper(content: Mapping[str, Any]) -> Paper:
@@ -197,7 +191,7 @@ def in_config(config: str) -> dict[str, str]:
     path = config_file(config)
     if path.name == GRID:
         return {}
-    return dict(yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["paper"])
+    return dict(read_yaml_as_text(path, "configuration")["paper"])
 
 
 def table_of(config: str) -> tuple[str, str]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import yaml
 
-from recipes.common.config import COMMON, read_yaml
+from recipes.common.config import COMMON
 from recipes.common.errors import UserError
 from recipes.common.results import REPOSITORY
+from shared_embeddings.reading import read_yaml
 
 SOURCE = Path(__file__).with_name("tables.yaml")
 ROW_KEYS = ("average", "batch", "data", "distill", "embedding", "train", "translate")

@@ -34,6 +34,9 @@ from recipes.published.sources import Located, Pair, Texts, locate, plain_files,
 from shared_embeddings.classes import make_classes, regroup
 from shared_embeddings.command_line import Parser
 from shared_embeddings.files import locked, replacing, sha256, write_text
+from shared_embeddings.interrupts import leave_to_parent
+from shared_embeddings.path_options import PathOption
+from shared_embeddings.reading import read_json
 
 TRAIN = "train"
 TEXT, TOKENS = "text", "tokens"
@@ -106,7 +109,7 @@ class Preparation:
 
     def training_files(self, folder: str | Path) -> list[Path]:
         """Both sides of all shards."""
-        number = len(json.loads((self.folder / TEXT / "shards.json").read_text())["pairs"])
+        number = len(read_json(self.folder / TEXT / "shards.json")["pairs"])
         return [path for index in range(number) for path in self.shard_files(folder, index)]
 
     def test_files(self, folder: str | Path) -> list[Path]:
@@ -190,8 +193,8 @@ class Preparation:
         files = [home / classes_file(number) for number in pieces.classes]
         for number, output in zip(pieces.classes, files, strict=True):
             first = output == files[0]
-            make = partial(make_classes, texts, vocabulary, number, output)
-            regrouped = partial(regroup, files[0], number, output)
+            make = partial(make_classes, texts, vocabulary, number, output, force=True)
+            regrouped = partial(regroup, files[0], number, output, force=True)
             run_step(
                 f"{name}-{output.stem}",
                 self.stamps,
@@ -207,7 +210,7 @@ class Preparation:
         files = sorted(path for path in home.iterdir() if path.is_file() and path.name != "data.json")
         checksums = {path.name: sha256(path) for path in files}
         vocabularies = {path.name: count_lines(path) for path in files if path.name.startswith("vocabulary")}
-        pairs = sum(json.loads((self.folder / TEXT / "shards.json").read_text())["pairs"])
+        pairs = sum(read_json(self.folder / TEXT / "shards.json")["pairs"])
         return {
             "source": self.settings.source,
             "target": self.settings.target,
@@ -227,8 +230,12 @@ def for_each(processes: int, work: Callable[[Path], None], texts: Sequence[Path]
             work(text)
         return
     with ProcessPoolExecutor(processes, initializer=end_with_parent) as pool:
-        for _ in tqdm(pool.map(work, texts), desc=what, unit=" files", total=len(texts)):
-            pass
+        try:
+            for _ in tqdm(pool.map(work, texts), desc=what, unit=" files", total=len(texts)):
+                pass
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def in_own_process(work: Callable[[], None]) -> None:
@@ -242,6 +249,7 @@ def end_with_parent() -> None:
 
     It would wait for work, and hold the lock on the data, forever.
     """
+    leave_to_parent()
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -313,7 +321,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("recipe", help=argparse.SUPPRESS)
     parser.add_argument("pieces", nargs="*", help="which of the pieces in data.yaml to make (default: all)")
     parser.add_argument("--processes", type=int, default=1, help="shards at a time (default: %(default)s)")
-    parser.add_argument("--settings", type=Path, help="another file than the recipe's data.yaml")
+    parser.add_argument("--settings", type=PathOption.FILE, help="another file than the recipe's data.yaml")
     parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
     options = parser.parse_args(arguments)
     recipe = Recipe(options.recipe)

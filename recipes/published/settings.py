@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from recipes.common.config import read_yaml
 from recipes.common.errors import UserError
 from recipes.published.sources import FORMATS, Texts
+from shared_embeddings.reading import read_yaml
 
 KINDS = ("bpe", "sentencepiece")
 MODELS = ("bpe", "unigram")

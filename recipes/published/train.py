@@ -11,7 +11,7 @@ from recipes.common.config import Row, write_yaml
 from recipes.common.errors import run_main
 from recipes.common.recipe import Recipe
 from recipes.common.smoke import SmokeRecipe
-from recipes.common.tools import run_tool
+from recipes.common.tools import run_tool, with_overrides
 from recipes.common.training import Data, checkpoints_to_average, read_json, target_step, train_row
 from recipes.published.rows import Machines, complete_row, prepared_data
 from recipes.published.smoke import parse
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     gpus = 0 if isinstance(recipe, SmokeRecipe) else torch.cuda.device_count()
     machines, options = read_options(given, gpus)
     row = complete_row(recipe, row)
-    options = [*machines.options(row.batch or {}), *options]
+    options = with_overrides(machines.options(row.batch or {}), options)
     data = prepared_data(recipe, row)
     if machines.machine:
         join_training(recipe, row, data, machines.machine, options)

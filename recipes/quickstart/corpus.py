@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from recipes.common.corpus import write_lines
 from recipes.common.errors import UserError, run_main
 from recipes.quickstart.facts import KINDS, Facts, Value, say, shared_inventory
 from recipes.quickstart.languages import Speech
 from shared_embeddings.command_line import Parser
+from shared_embeddings.path_options import PathOption, check_paths
+from shared_embeddings.reading import read_yaml
 
 Pair = tuple[str, str]
 SIZES = {"train": 20000, "valid": 500, "test": 500}
@@ -50,7 +50,7 @@ class Template:
 def read_templates(path: Path = TEMPLATES) -> list[Template]:
     """The hand-written sentences; raises CorpusError for a template with wrong gaps or kinds."""
     templates = []
-    for entry in yaml.safe_load(path.read_text(encoding="utf-8")):
+    for entry in read_yaml(path, "templates"):
         template = Template(entry.pop("slots"), entry)
         unknown = set(template.slots.values()) - KINDS.keys()
         if unknown:
@@ -181,8 +181,12 @@ def main(arguments: Sequence[str]) -> None:
         parser.add_argument(
             f"--{part}", type=int, default=size, help=f"pairs in {part} (default: %(default)s)"
         )
-    parser.add_argument("--output", type=Path, required=True, help="folder for the files")
+    parser.add_argument("--output", type=PathOption.FOLDER, required=True, help="folder for the files")
+    parser.add_argument("--force", action="store_true", help="replace files that are there already")
     options = parser.parse_args(arguments)
+    languages = sorted({options.source, options.target})
+    files = [options.output / f"{part}.{language}" for part in SIZES for language in languages]
+    check_paths({"--output": (PathOption.NEW_FILE, files)}, options.force)
     sizes = {part: getattr(options, part) for part in SIZES}
     parts = make_corpus(options.source, options.target, sizes, options.seed)
     try:

@@ -12,13 +12,11 @@ import json
 import os
 import re
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -38,6 +36,7 @@ from recipes.quickstart.score import scores
 from recipes.quickstart.tokens import Tokeniser
 from shared_embeddings.command_line import Parser, positive
 from shared_embeddings.files import locked, write_text
+from shared_embeddings.path_options import PathOption
 
 RECIPE = Path(__file__).parent
 CONFIGS = RECIPE / "configs"
@@ -174,7 +173,7 @@ def translate(models: Sequence[Model], machine: Machine) -> dict[str, Job]:
         write_text(config, write_yaml({**model.row.translate, "report_time": True}))
         command = [_command("onmt_translate"), "-config", str(config), "-model", str(model.checkpoint())]
         command += ["-src", str(model.data.words("test", model.data.settings.source))]
-        command += ["-output", str(model.words)]
+        command += ["-output", str(model.words), "-transforms", "none"]  # the data are in tokens
         jobs[model.name] = Job(f"{model.name}: translating", command, model.folder / "translate.log")
     environment = machine.environment(machine.threads)
     run_jobs(list(jobs.values()), machine.at_once, environment, machine.keep_open)
@@ -295,7 +294,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rows", help=f"which models, with commas (default: {','.join(row_names(CONFIGS))})")
     parser.add_argument("--steps", type=positive, help="training steps (default: as configured)")
     parser.add_argument("--jobs", type=positive, help="trainings side by side (default: one per core)")
-    parser.add_argument("--output", type=Path, default=default, help="folder (default: %(default)s)")
+    parser.add_argument(
+        "--output", type=PathOption.FOLDER, default=default, help="folder (default: %(default)s)"
+    )
     parser.add_argument("--fresh", action="store_true", help="do everything again")
     parser.add_argument(SMOKE, action="store_true", help=f"{SMOKE_HELP}: two models of a few steps")
     if SMOKE in arguments:
@@ -306,7 +307,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> None:
     """Run the whole recipe."""
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, _stop)
     folder = options.output.absolute() / f"{options.source}-{options.target}"
     try:
         with locked(folder / "lock") as lock:
@@ -316,11 +316,6 @@ def main(arguments: Sequence[str]) -> None:
     except OSError as error:
         name = error.filename or folder
         raise UserError(f"{name}: {error.strerror}; --output chooses another folder") from error
-
-
-def _stop(signal_number: int, frame: object) -> NoReturn:
-    """End in order, commands included, when somebody ends us."""
-    raise SystemExit(128 + signal_number)
 
 
 def _run(options: argparse.Namespace, folder: Path, lock: int) -> None:

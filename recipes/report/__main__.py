@@ -15,6 +15,7 @@ from recipes.report.lines import lines_of
 from shared_embeddings.command_line import Parser
 from shared_embeddings.files import write_text
 from shared_embeddings.ledger import figures
+from shared_embeddings.path_options import PathOption
 
 
 def is_recipe(folder: Path) -> bool:
@@ -73,8 +74,12 @@ def main(arguments: Sequence[str]) -> None:
     """Write the report of the results in the repository and in $RUNS, as Markdown and as an HTML page."""
     parser = Parser("python -m recipes.report", description=main.__doc__)
     runs = Path(os.environ.get("RUNS") or REPOSITORY / "runs")
-    parser.add_argument("--runs", type=Path, help="folder that recipes write to (default: $RUNS, else runs)")
-    parser.add_argument("--output", type=Path, help="folder of the report (default: report in that folder)")
+    parser.add_argument(
+        "--runs", type=PathOption.SOURCE, help="folder that recipes write to (default: $RUNS, else runs)"
+    )
+    parser.add_argument(
+        "--output", type=PathOption.FOLDER, help="folder of the report (default: report in that folder)"
+    )
     options = parser.parse_args(arguments)
     if options.runs is not None and not options.runs.is_dir():
         raise UserError(f"--runs {options.runs}: no such folder; name the one that recipes have written to")

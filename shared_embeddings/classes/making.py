@@ -6,14 +6,16 @@ Axes: ``V`` vocabulary, ``K`` classes, ``d`` width of the word vectors.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shared_embeddings.classes.sizes import describe_sizes, draw_sizes, figure_class
 from shared_embeddings.classes.word_classes import WordClasses, class_of_unseen
-from shared_embeddings.files import can_be_made
+from shared_embeddings.files import staged
+from shared_embeddings.path_options import Given, PathOption, check_paths
 from shared_embeddings.skipgram import Path, train_word_vectors
 
 
@@ -97,6 +99,7 @@ def make_classes(
     epochs: int = 5,
     seed: int = 0,
     figure: Path | None = None,
+    force: bool = False,
 ) -> str:
     """Make the class file of a vocabulary from tokenised texts.
 
@@ -108,6 +111,7 @@ def make_classes(
         num_classes: K; the paper suggests a little less than a tenth of the words (A.4).
         output: the .npz file to write.
         figure: a PNG file for the sizes of the classes (Figure 2).
+        force: replace files that are there.
 
     Returns:
         What was made, in words and as a histogram.
@@ -117,7 +121,9 @@ def make_classes(
         ImportError: gensim, scikit-learn or (for a figure) matplotlib is not installed.
     """
     words = read_vocabulary(vocab_file)
-    _check_before_work(len(words), num_classes, seed, [*texts, vocab_file], output, figure)
+    inputs = {"--text": (PathOption.FILE, texts), "--vocab": (PathOption.FILE, vocab_file)}
+    _check_before_work(len(words), num_classes, seed)
+    _check_files(inputs, output, figure, force)
     vectors = train_word_vectors(texts, words, dim, window, epochs, seed)
     settings = {
         "texts": [os.path.basename(text) for text in texts],
@@ -128,7 +134,14 @@ def make_classes(
     return _write(made, output, figure)
 
 
-def regroup(classes: Path, num_classes: int, output: Path, seed: int = 0, figure: Path | None = None) -> str:
+def regroup(
+    classes: Path,
+    num_classes: int,
+    output: Path,
+    seed: int = 0,
+    figure: Path | None = None,
+    force: bool = False,
+) -> str:
     """Make another number of classes from the word vectors of a class file, without the texts.
 
     The file is the one that `make_classes` would make with that number and the settings of `classes`, if
@@ -136,7 +149,7 @@ def regroup(classes: Path, num_classes: int, output: Path, seed: int = 0, figure
 
     Args:
         classes: the file that the vectors are taken from.
-        num_classes, output, figure: as in `make_classes`.
+        num_classes, output, figure, force: as in `make_classes`.
         seed: of the first centres.
 
     Returns:
@@ -146,7 +159,8 @@ def regroup(classes: Path, num_classes: int, output: Path, seed: int = 0, figure
         ValueError, ImportError: as in the functions that this calls.
     """
     known = WordClasses.load(classes)
-    _check_before_work(len(known.words), num_classes, seed, [], output, figure)
+    _check_before_work(len(known.words), num_classes, seed)
+    _check_files({"--vectors-of": (PathOption.FILE, classes)}, output, figure, force)
     clusters = cluster(known.vectors, num_classes, seed)
     settings = {**known.settings, "num_classes": num_classes, "seed": seed}
     return _write(WordClasses(known.words, *clusters, known.vectors, settings), output, figure)
@@ -160,22 +174,30 @@ def _check_settings(num_classes: int, seed: int) -> None:
         raise ValueError(f"seed is {seed}, but it must be at least 0 and below 2**32; choose another number")
 
 
-def _check_before_work(
-    words: int, num_classes: int, seed: int, inputs: Sequence[Path], output: Path, figure: Path | None
-) -> None:
+def _check_before_work(words: int, num_classes: int, seed: int) -> None:
     """Raise at once what would otherwise be raised in the end."""
     _kmeans()
-    _check_targets(output, figure, inputs)
-    if figure is not None:
-        figure_class()
     _check_settings(num_classes, seed)
     if num_classes > words:
         raise ValueError(f"num_classes is {num_classes}, more than the {words} words; lower it")
 
 
+def _check_files(
+    inputs: Mapping[str, tuple[PathOption, Given]], output: Path, figure: Path | None, force: bool
+) -> None:
+    """Check the files before any work, and that a figure can be drawn where one is asked for."""
+    outputs = {"--output": (PathOption.NEW_FILE, output), "--figure": (PathOption.NEW_FILE, figure)}
+    check_paths({**inputs, **outputs}, force)
+    if figure is not None:
+        figure_class()
+
+
 def _write(made: WordClasses, output: Path, figure: Path | None) -> str:
-    """Write a class file and its figure, and tell what it holds."""
-    made.save(output)
+    """Write a class file and its figure, both or neither, and describe what it holds."""
+    with staged([pathlib.Path(path) for path in (output, figure) if path is not None]) as places:
+        made.save(places[0])
+        if figure is not None:
+            draw_sizes(made, places[1])
     lines = [describe_sizes(made)]
     unseen = int((~made.vectors.any(axis=1)).sum())
     if unseen:
@@ -183,7 +205,6 @@ def _write(made: WordClasses, output: Path, figure: Path | None) -> str:
             f"words that never occur in the texts: {unseen:,}, in class {class_of_unseen(made.centres)}"
         )
     if figure is not None:
-        draw_sizes(made, figure)
         lines.append(f"figure: {figure}")
     return "\n".join([*lines, f"classes: {output}"])
 
@@ -197,17 +218,6 @@ def _kmeans() -> Any:
             "clustering needs scikit-learn, which is not installed; pip install 'shared-embeddings[classes]'"
         ) from None
     return KMeans
-
-
-def _check_targets(output: Path, figure: Path | None, inputs: Sequence[Path]) -> None:
-    """Raise ValueError unless files of these names can be written, and are none that are read."""
-    taken = {os.path.realpath(path) for path in inputs}
-    for path in (output,) if figure is None else (output, figure):
-        if os.path.isdir(path) or not can_be_made(path):
-            raise ValueError(f"output {path}: cannot be written; give a file in a folder that can")
-        if os.path.realpath(path) in taken:
-            raise ValueError(f"output {path}: is another file of this command; name a new one")
-        taken.add(os.path.realpath(path))
 
 
 def _without_count(line: str) -> str:

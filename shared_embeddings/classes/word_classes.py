@@ -17,7 +17,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from shared_embeddings.files import replacing
+from shared_embeddings.files import UNREADABLE, replacing
+from shared_embeddings.reading import parse_json
 from shared_embeddings.skipgram import Path
 
 _FORMAT = 1
@@ -46,6 +47,8 @@ class WordClasses:
 
     def __post_init__(self) -> None:
         _check_words(self.words)
+        if not isinstance(self.settings, Mapping):
+            raise ValueError(f"settings must be a mapping, not {self.settings!r:.40}")
         if self.classes.dtype.kind not in "iu" or self.classes.shape != (len(self.words),):
             raise ValueError(f"classes must be one whole number for each of the {len(self.words)} words")
         shapes = self.centres.shape, self.vectors.shape
@@ -53,6 +56,11 @@ class WordClasses:
             raise ValueError(
                 f"centres {shapes[0]} and vectors {shapes[1]} do not fit {len(self.words)} words; "
                 "they must be (K, d) and (V, d)"
+            )
+        if self.centres.dtype.kind != "f" or self.vectors.dtype.kind != "f":
+            raise ValueError(
+                f"centres ({self.centres.dtype}) and vectors ({self.vectors.dtype}) must be of "
+                "floating-point numbers"
             )
         if not (np.isfinite(self.centres).all() and np.isfinite(self.vectors).all()):
             raise ValueError("centres or vectors hold numbers that are not finite")
@@ -140,7 +148,7 @@ class WordClasses:
         try:
             with open(path, "rb") as file:
                 return cls._read(file)
-        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (*UNREADABLE, NotImplementedError, SyntaxError, zipfile.BadZipFile, zlib.error) as error:
             lines = str(error).strip("'\" \n").splitlines()
             reason = lines[0] if lines else type(error).__name__
             raise ValueError(
@@ -162,7 +170,7 @@ class WordClasses:
                 arrays["classes"],
                 arrays["centres"],
                 arrays["vectors"],
-                json.loads(str(arrays["settings"])),
+                parse_json(str(arrays["settings"]), "settings"),
             )
             if found.vocabulary_hash != str(arrays["vocabulary_hash"]):
                 raise ValueError("the words are not those that it was made with")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 
 from shared_embeddings.command_line import Parser
+from shared_embeddings.reading import DocumentError, parse_json
 
 OPTIONS_FOLLOW = "Any option of the method follows as --option value, e.g. --rank 64."
 Command = Callable[[argparse.Namespace, list[str]], str]
@@ -36,15 +36,18 @@ def read_options(rest: list[str]) -> dict[str, object]:
         value = text if separator else next(words, None)
         if value is None:
             raise ValueError(f"option '--{name}' has no value; write --{name} value")
-        given[name.replace("-", "_")] = _read_value(value)
+        key = name.replace("-", "_")
+        if key in given:
+            raise ValueError(f"option '--{name}' is given twice; give it once")
+        given[key] = _read_value(value, f"--{name}")
     return given
 
 
-def _read_value(text: str) -> object:
+def _read_value(text: str, where: str) -> object:
     """A value from the command line: JSON where it is, a list of numbers such as 100,200, or plain text."""
     for candidate in (text, f"[{text}]" if "," in text else text):
         try:
-            return json.loads(candidate)
-        except json.JSONDecodeError:
+            return parse_json(candidate, where)
+        except DocumentError:
             continue
     return text

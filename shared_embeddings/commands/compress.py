@@ -8,6 +8,8 @@ from pathlib import Path
 from shared_embeddings.command_line import Parser
 from shared_embeddings.commands.arguments import OPTIONS_FOLLOW, add, read_options
 from shared_embeddings.compression_quality import SUBWORDS, Validation
+from shared_embeddings.options import require_seed
+from shared_embeddings.path_options import PathOption
 from shared_embeddings.storage import STORES
 
 
@@ -17,19 +19,30 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
         commands, "compress", "replace the embeddings of a trained model", _compress, takes_options=True
     )
     command.epilog = OPTIONS_FOLLOW
-    command.add_argument("--model", required=True, type=Path, help="a trained model of any host")
+    command.add_argument("--model", required=True, type=PathOption.SOURCE, help="a trained model of any host")
     command.add_argument("--method", required=True, help="a method, see 'shared-embeddings methods'")
-    command.add_argument("--output", required=True, action="append", help="the model to write, as it was")
+    command.add_argument(
+        "--output", required=True, action="append", type=PathOption.NEW, help="the model to write, as it was"
+    )
     command.add_argument("--embedding-output", help="the option 'output' of a method, such as table")
-    command.add_argument("--token-counts", type=Path, help="a word, a tab and its count on every line")
-    command.add_argument("--text", nargs="+", type=Path, help="tokenised text, to count words in instead")
-    command.add_argument("--validation", type=Path, help="a text: shows the perplexity of a language model")
+    command.add_argument(
+        "--token-counts", type=PathOption.FILE, help="a word, a tab and its count on every line"
+    )
+    command.add_argument(
+        "--text",
+        nargs="+",
+        type=PathOption.FILE,
+        help="tokenised text: words are counted in it instead, and predictions compared",
+    )
+    command.add_argument(
+        "--validation", type=PathOption.SOURCE, help="a text: shows the perplexity of a language model"
+    )
     command.add_argument(
         "--validation-source",
-        type=Path,
+        type=PathOption.FILE,
         help="a text in the model's tokens: shows the BLEU of a translation model",
     )
-    command.add_argument("--validation-target", type=Path, help="what its translation should read")
+    command.add_argument("--validation-target", type=PathOption.FILE, help="what its translation should read")
     command.add_argument(
         "--validation-subwords",
         choices=SUBWORDS,
@@ -41,7 +54,9 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     command.add_argument("--store", choices=STORES, default="fp32", help="of the numbers (default: fp32)")
     command.add_argument("--fit-steps", type=int, help="steps of methods fitted by gradient descent")
     command.add_argument("--seed", type=int, default=0, help="(default: 0)")
-    command.add_argument("--report", type=Path, help="write the report into this JSON file, too")
+    command.add_argument(
+        "--report", type=PathOption.NEW_FILE, help="write the report into this JSON file, too"
+    )
     command.add_argument("--force", action="store_true", help="replace files that are there already")
 
 
@@ -53,6 +68,7 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
         raise ValueError("--token-counts and --text both say how often words occur; leave one of them out")
     if len(known.output) > 1:
         raise ValueError("--output is given twice; a method's option 'output' is --embedding-output here")
+    require_seed(known.seed)
     options = read_options(rest)
     if known.embedding_output is not None:
         options["output"] = known.embedding_output

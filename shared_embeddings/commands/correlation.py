@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from shared_embeddings.command_line import Parser
 from shared_embeddings.commands.arguments import add
+from shared_embeddings.path_options import PathOption, check_paths
 
 SUMMARY = "correlation.json"
 
@@ -18,28 +20,37 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     command = add(
         commands, "correlation", "draw the correlation between dimensions, layer by layer", _correlation
     )
-    command.add_argument("--model", required=True, type=Path, help="a trained model of any host")
-    command.add_argument("--output", required=True, type=Path, help=f"folder for the PNG files and {SUMMARY}")
+    command.add_argument("--model", required=True, type=PathOption.SOURCE, help="a trained model of any host")
+    command.add_argument(
+        "--output", required=True, type=PathOption.FOLDER, help=f"folder for the PNG files and {SUMMARY}"
+    )
+    command.add_argument("--force", action="store_true", help="replace files that are there already")
 
 
 def _correlation(known: argparse.Namespace, _: list[str]) -> str:
     from shared_embeddings.compression_hosts import find_host
     from shared_embeddings.correlation import draw_map, layer_correlations
-    from shared_embeddings.files import write_text
+    from shared_embeddings.files import staged, write_text
 
-    if known.output.exists() and not known.output.is_dir():
-        raise ValueError(f"output {known.output}: is a file; name a folder")
+    _check_free([known.output / SUMMARY], known.force)
     host = find_host(known.model)[1]
     embeddings = host.read(known.model).embeddings()
     layers = [layer for embedding in embeddings for layer in layer_correlations(embedding)]
-    summaries = []
-    for layer in layers:
-        for found in (layer, *layer.by_group()):
-            draw_map(found, known.output / found.file_name())
-            summaries.append({**found.summary(), "picture": found.file_name()})
+    drawn = [found for layer in layers for found in (layer, *layer.by_group())]
+    outputs = [known.output / name for name in (SUMMARY, *(found.file_name() for found in drawn))]
+    _check_free(outputs, known.force)
+    summaries = [{**found.summary(), "picture": found.file_name()} for found in drawn]
     record = {"model": str(known.model), "layers": summaries}
-    write_text(known.output / SUMMARY, json.dumps(record, indent=1) + "\n")
+    with staged(outputs) as places:
+        write_text(places[0], json.dumps(record, indent=1) + "\n")
+        for found, place in zip(drawn, places[1:]):
+            draw_map(found, place)
     return f"{_as_table(summaries)}\nwrote {len(summaries)} pictures and {SUMMARY} to {known.output}"
+
+
+def _check_free(outputs: Sequence[Path], force: bool) -> None:
+    """Check that files can be written, and are not there already unless `force`."""
+    check_paths({f"--output ({path.name})": (PathOption.NEW_FILE, path) for path in outputs}, force)
 
 
 def _as_table(summaries: list[dict[str, Any]]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shared_embeddings.command_line import Parser
 from shared_embeddings.commands.arguments import add
+from shared_embeddings.path_options import PathOption
 
 if TYPE_CHECKING:
     from shared_embeddings.analysis import Similarity
@@ -22,10 +23,16 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
         commands, "similarity", "compare the similarity of word vectors with people's judgement", _similarity
     )
     source = command.add_mutually_exclusive_group(required=True)
-    source.add_argument("--vectors", type=Path, help="vectors of GloVe, word2vec or fastText, text or binary")
-    source.add_argument("--model", type=Path, help="a trained model of any host")
+    source.add_argument(
+        "--vectors", type=PathOption.FILE, help="vectors of GloVe, word2vec or fastText, text or binary"
+    )
+    source.add_argument("--model", type=PathOption.SOURCE, help="a trained model of any host")
     command.add_argument(
-        "--pairs", required=True, nargs="+", type=Path, help="files of two words and a score on a line"
+        "--pairs",
+        required=True,
+        nargs="+",
+        type=PathOption.FILE,
+        help="files of two words and a score on a line",
     )
     command.add_argument("--limit", type=int, help="read the first so many words of --vectors only")
     command.add_argument("--json", action="store_true", help="print one JSON object")

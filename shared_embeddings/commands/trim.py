@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from shared_embeddings.command_line import Parser
 from shared_embeddings.commands.arguments import add
+from shared_embeddings.path_options import PathOption
 
 
 def register(commands: argparse._SubParsersAction[Parser]) -> None:
     """Add the command."""
     command = add(commands, "trim", "leave out the words that some texts do not use", _trim)
-    command.add_argument("--model", required=True, type=Path, help="a trained model, file or folder")
+    command.add_argument(
+        "--model", required=True, type=PathOption.SOURCE, help="a trained model, file or folder"
+    )
     text = "texts whose words stay, as the model reads them (tokenised where it is trained so)"
-    command.add_argument("--text", nargs="+", default=[], type=Path, metavar="FILE", help=text)
+    command.add_argument("--text", nargs="+", default=[], type=PathOption.FILE, metavar="FILE", help=text)
     for side in ("source", "target"):
         command.add_argument(
             f"--{side}-text",
             nargs="+",
             default=[],
-            type=Path,
+            type=PathOption.FILE,
             metavar="FILE",
             help=f"the same for the {side} of a translation model",
         )
-    command.add_argument("--output", required=True, type=Path, help="the model to write, as it was")
+    command.add_argument("--output", required=True, type=PathOption.NEW, help="the model to write, as it was")
     command.add_argument(
-        "--keep", nargs="+", default=[], type=Path, metavar="FILE", help="words that stay, one a line"
+        "--keep",
+        nargs="+",
+        default=[],
+        type=PathOption.FILE,
+        metavar="FILE",
+        help="words that stay, one a line",
     )
     command.add_argument("--keep-first", type=int, default=0, metavar="N", help="the first N words stay, too")
     command.add_argument(

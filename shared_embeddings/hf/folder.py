@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from safetensors.torch import load_file
 
+import shared_embeddings.reading as documents
+from shared_embeddings.checkpoints import check_finite
+from shared_embeddings.checksums import load_safetensors, recorded_checksum
 from shared_embeddings.files import first_line
 from shared_embeddings.hf.library import transformers
 from shared_embeddings.storage import HEADER, unpack
@@ -19,6 +20,7 @@ from shared_embeddings.storage import HEADER, unpack
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 GENERATION = "generation_config.json"
+_LONGEST_REASON = 300  # characters of an error of a library
 # Weights that transformers reads by unpickling.
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -28,8 +30,13 @@ def reading(folder: Path) -> Iterator[None]:
     """Turn whatever a damaged model makes the libraries raise into a ValueError that names it."""
     try:
         yield
-    except (ValueError, ImportError):
+    except ImportError:
         raise
+    except ValueError as error:
+        if str(folder) in str(error):
+            raise
+        reason = " ".join(str(error).split())[:_LONGEST_REASON]
+        raise ValueError(f"model {folder}: {reason}") from error
     # Which errors there are depends on the class of the model.
     except Exception as error:
         raise ValueError(f"model {folder}: cannot be read ({first_line(error)})") from error
@@ -54,10 +61,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: it is no JSON object.
         OSError: it cannot be read.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: is no JSON ({first_line(error)}); copy it anew") from error
+    content = documents.read_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path}: is no JSON object; copy it anew")
     return content
@@ -133,10 +137,24 @@ def read_model(folder: Path, chosen: Any, **settings: Any) -> tuple[Any, list[st
         if any(HEADER in tensor_names(file) for file in files):
             model, found = _from_packed(folder, files, chosen, settings)
         else:
+            check_weights(files)
             model, found = chosen.from_pretrained(folder, **settings)
     for kind in ("missing_keys", "mismatched_keys"):
         check_none(folder, kind, found[kind])
+    check_finite(dict(model.named_parameters()), f"model {folder}")
     return model, sorted(map(str, found["unexpected_keys"]))
+
+
+def check_weights(files: Iterable[Path]) -> None:
+    """Verify the files of weights that have a checksum in their metadata.
+
+    Raises:
+        UserError: the tensors of one are not what was written.
+        safetensors.SafetensorError: one is cut short.
+    """
+    for file in files:
+        if recorded_checksum(file) is not None:
+            load_safetensors(file, f"weights {file}")
 
 
 def check_none(folder: Path, kind: str, names: Iterable[object]) -> None:
@@ -165,7 +183,8 @@ def _from_packed(
         named.setdefault(
             "generation_config", transformers().GenerationConfig.from_pretrained(folder, **local)
         )
-    state = unpack({name: tensor for file in files for name, tensor in load_file(file).items()})
+    loaded = [load_safetensors(file, f"weights {file}") for file in files]
+    state = unpack({name: tensor for tensors in loaded for name, tensor in tensors.items()})
     model, found = chosen.from_pretrained(None, state_dict=state, **named)
     model.name_or_path = model.config.name_or_path = os.fspath(folder)
     return model, found

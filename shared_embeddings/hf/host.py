@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.accounting import distinct_state
+from shared_embeddings.compression_agreement import Probe
 from shared_embeddings.compression_hosts import TiedTable, WordEmbedding
 from shared_embeddings.compression_quality import Quality, Validation
+from shared_embeddings.hf.agreement import probe
 from shared_embeddings.hf.entry import ENTRY, place
-from shared_embeddings.hf.folder import model_class, read_config, read_model
+from shared_embeddings.hf.folder import model_class, read_config, read_model, reading
 from shared_embeddings.hf.loading import load
 from shared_embeddings.hf.quality import check_causal, perplexity
-from shared_embeddings.hf.saving import check_output, copy_rest, replacing_folder
+from shared_embeddings.hf.saving import check_output, copy_rest, replacing_folder, save_pretrained
 from shared_embeddings.hf.tables import WordTable, check_scoring, find_tables
 from shared_embeddings.hf.words import Vocabulary
 from shared_embeddings.interface import SharedEmbedding
@@ -47,7 +49,8 @@ class Host:
             ValueError: it is incomplete, of no class of transformers, or its weights are not safetensors.
             ImportError: transformers is not installed.
         """
-        return FolderModel(path)
+        with reading(path):
+            return FolderModel(path)
 
 
 class FolderModel:
@@ -147,6 +150,10 @@ class FolderModel:
         check_causal(self.module)
         return perplexity(self.module, self.vocabulary, validation.one_text())
 
+    def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
+        """What the model predicts; ValueError where it takes more than tokens."""
+        return probe(self.module, self.vocabulary, texts, seed)
+
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         """Put the embeddings into the model, in its type."""
         for name, embedding in fitted.items():
@@ -178,7 +185,7 @@ class FolderModel:
         # Of tensors with several names, transformers chooses the one to write.
         state = {**self.module.state_dict(), **weights}
         with replacing_folder(path) as temporary:
-            self.module.save_pretrained(temporary, state_dict=state)
+            save_pretrained(self.module, temporary, state_dict=state)
             copy_rest(self.path, temporary)
 
 

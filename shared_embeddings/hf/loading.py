@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from shared_embeddings.hf.entry import ENTRY, from_entry, place
-from shared_embeddings.hf.folder import check_none, model_class, read_config, read_model
+from shared_embeddings.hf.folder import check_none, model_class, read_config, read_model, reading
 
 
 def load(folder: str | os.PathLike[str], **settings: Any) -> Any:
@@ -36,7 +36,7 @@ def load(folder: str | os.PathLike[str], **settings: Any) -> Any:
             "from_pretrained of transformers reads"
         )
     # An unreadable entry is reported before transformers builds the model.
-    with torch.device("meta"):
+    with reading(path), torch.device("meta"):
         from_entry(config[ENTRY])
     plain = model_class(path, config)
     model, unexpected = read_model(path, _with_embeddings(plain), **settings)

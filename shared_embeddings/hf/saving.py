@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import glob
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
+
+from shared_embeddings.checksums import stamp_safetensors
+from shared_embeddings.files import clear_remains, first_line, replacing
 
 # What stands beside the weights and the configuration: tokenizers, and how to generate. No code.
 _KEPT = (
@@ -45,7 +50,23 @@ def save(model: Any, folder: str | os.PathLike[str], *, force: bool = False) -> 
     path = Path(folder)
     check_output(path, force)
     with replacing_folder(path) as temporary:
-        model.save_pretrained(temporary)
+        save_pretrained(model, temporary)
+
+
+def save_pretrained(model: Any, folder: Path, **settings: Any) -> None:
+    """Let transformers write a model into a folder, and put the checksums of its tensors into its weights.
+
+    Args:
+        model: of transformers.
+        folder: that is there.
+        settings: of ``save_pretrained``.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    model.save_pretrained(folder, **settings)
+    for file in folder.glob("*.safetensors"):
+        stamp_safetensors(file)
 
 
 def check_output(folder: Path, force: bool) -> None:
@@ -83,28 +104,20 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     The files are on the disk before the rename. A folder that was there is replaced; where `path` is a link,
     the folder that it leads to. What processes that were killed meanwhile have left is taken away.
     """
-    path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for remains in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        shutil.rmtree(remains, ignore_errors=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    old = path.with_name(f".{path.name}.{os.getpid()}.old")
-    try:
+    clear_remains(path)
+    with replacing(path) as temporary:
         temporary.mkdir()
-        yield temporary
+        try:
+            yield temporary
+        except SafetensorError as error:  # such as a full disk
+            raise _refused(error) from error
         for file in temporary.rglob("*"):
             if file.is_file():
-                with file.open("rb") as opened:
-                    os.fsync(opened.fileno())
                 # safetensors writes for the owner alone.
                 shutil.copymode(temporary / "config.json", file)
-        if path.exists():
-            path.rename(old)
-        temporary.rename(path)
-    except BaseException:
-        if old.exists() and not path.exists():
-            old.rename(path)
-        raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def _refused(error: SafetensorError) -> OSError:
+    """What the operating system refused when safetensors wrote, which that reports as text of its own."""
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(first_line(error))

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from shared_embeddings.checksums import save_safetensors
 from shared_embeddings.hf.compressed_rows import CompressedTables, is_of_embeddings
-from shared_embeddings.hf.folder import INDEX, read_json, weight_files
+from shared_embeddings.hf.folder import INDEX, check_weights, read_json, weight_files
+from shared_embeddings.reading import parse_json
 
 # Settings that say how many words there are, where a model has one for each side.
 SIDES = ("decoder_vocab_size",)
@@ -101,6 +102,7 @@ class Weights:
         self.files = weight_files(folder)
         self.rows = rows
         headers = {name: entry for file in self.files for name, entry in _header(file).items()}
+        check_weights(self.files)
         self.tables = CompressedTables(self.files, settings, rows)
         self._entries = {name: entry for name, entry in headers.items() if not is_of_embeddings(name)}
         self._axes = {
@@ -132,7 +134,7 @@ class Weights:
                 metadata = opened.metadata()
             if file == self.files[-1]:
                 tensors.update(self.tables.tensors)
-            safetensors.torch.save_file(tensors, folder / file.name, metadata=metadata)
+            save_safetensors(tensors, folder / file.name, metadata)
             where.update(dict.fromkeys(tensors, file.name))
         if (self.folder / INDEX).is_file():
             index = read_json(self.folder / INDEX)
@@ -176,7 +178,7 @@ def _header(file: Path) -> dict[str, Any]:
     try:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(min(size, file.stat().st_size)))
+            header = parse_json(opened.read(min(size, file.stat().st_size)).decode("utf-8"), str(file))
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -49,6 +49,23 @@ class Vocabulary:
         begin = first if first == [self._tokenizer.bos_token_id] else []
         return begin, self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
+    def sentences(self, lines: Sequence[str], longest: int) -> list[list[int]]:
+        """The ids of lines with the marks of sentences, cut at `longest` tokens.
+
+        Raises:
+            ValueError: there is no tokenizer.
+        """
+        if self._tokenizer is None:
+            raise ValueError(f"model {self.folder}: has no tokenizer to divide a text with; put it there")
+        found: list[list[int]] = self._tokenizer(list(lines), truncation=True, max_length=longest)[
+            "input_ids"
+        ]
+        return found
+
+    def mask(self) -> int | None:
+        """The id of the word that stands for masked ones, if there is one."""
+        return None if self._tokenizer is None else self._tokenizer.mask_token_id
+
     def count(self, texts: Sequence[Path]) -> dict[str, int]:
         """How often each word is in texts, as the tokenizer divides them.
 

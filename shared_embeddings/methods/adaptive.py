@@ -7,69 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
-from itertools import pairwise
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shared_embeddings.adaptive_options import AdaptiveOptions
 from shared_embeddings.adaptive_softmax import AdaptiveSoftmax, Part, bands_of, positions_by_group
 from shared_embeddings.blockwise import Reduction
 from shared_embeddings.interface import Layer, SharedEmbedding, entry_std, zero_padding_row
-from shared_embeddings.options import EmbeddingOptions, require, require_at_least
-from shared_embeddings.registry import register
-
-Tie = Literal["all", "tables", "none"]
-
-
-@dataclasses.dataclass(frozen=True)
-class AdaptiveOptions(EmbeddingOptions):
-    """Options of `adaptive`. Word ids must be sorted by frequency, the most frequent first.
-
-    Attributes:
-        cutoffs: the first word of each band but the first, ascending, each from 1 to V - 1.
-        factor: k; the vectors of band i (from 0) are D // k**i wide.
-        head_projection: a projection (D x D) for the first band, too, as in Baevski & Auli's figure 1.
-        tie: what the output shares with the input: "all", the "tables" only, with projections of its own, or
-            "none", with tables and projections of its own.
-        output: "adaptive", or "none" for an embedding without an output side.
-    """
-
-    cutoffs: tuple[int, ...]
-    factor: int = 4
-    head_projection: bool = False
-    tie: Tie = "all"
-    output: Literal["adaptive", "none"] = "adaptive"
-
-    def __post_init__(self) -> None:
-        require(len(self.cutoffs) > 0, "option 'cutoffs' is empty; give the first word of each further band")
-        require(
-            self.cutoffs[0] >= 1 and all(low < high for low, high in pairwise(self.cutoffs)),
-            f"option 'cutoffs' is {list(self.cutoffs)}, but cutoffs must ascend from at least 1; sort them",
-        )
-        require_at_least("factor", self.factor, 1)
-        require(
-            self.output != "none" or self.tie == "all",
-            f"option 'tie' is '{self.tie}', which has no effect with output 'none'; leave it out",
-        )
-        require(
-            self.output != "none" or not self.output_bias,
-            "option 'output_bias' has no effect with output 'none'; leave it out",
-        )
-
-    def sizes(self, num_embeddings: int) -> list[int]:
-        """The number of words in each band."""
-        return [high - low for low, high in pairwise((0, *self.cutoffs, num_embeddings))]
-
-    def widths(self, embedding_dim: int) -> list[int]:
-        """The width of the vectors of each band."""
-        return [embedding_dim // self.factor**band for band in range(len(self.cutoffs) + 1)]
-
-    def projected(self) -> range:
-        """The bands that have a projection."""
-        return range(0 if self.head_projection else 1, len(self.cutoffs) + 1)
+from shared_embeddings.registry import build, expected_count, register
 
 
 @register("adaptive", AdaptiveOptions)
@@ -77,14 +26,16 @@ class AdaptiveEmbedding(SharedEmbedding):
     """Words in bands: the vector of a word of band i is ``tables[i][w] @ projections[i]``.
 
     The output is an adaptive softmax: words of the first band and one entry per further band, a cluster,
-    compete in the head; a word of a cluster competes inside it. Scores are hierarchical, so `logits` are
+    compete in the head; a word of a cluster competes inside it. Hidden states are projected to the width of
+    each band, to that of the first one for all entries of the head. Scores are hierarchical, so `logits` are
     the log-probabilities, and no matrix gives them: `output_table` holds each word's vector inside its own
     band. The padding word scores zero in its band, but has its share in the distribution.
 
-    Parameters: `tables` and `projections` by the number of their band, ``(V_i, d_i)`` and ``(d_i, D)`` (none
-    for the first band without `head_projection`), the same for the output where it is not tied, and
-    `clusters` ``(number of cutoffs, D)``. With the option `output_bias` all entries of the head and of the
-    clusters have one, as in Grave et al.: ``bias`` ``(V,)`` of the words, and `cluster_bias` of the clusters.
+    Parameters: `tables` and `projections` by the number of their band, ``(V_i, d_i)`` and ``(d_i, D)`` (for
+    bands that need one, see the options), the same for the output where it is not tied, there with S in
+    place of D, and `clusters` ``(number of cutoffs, d_0)``; with the option `map` the embedding `map` in
+    place of the tables. With the option `output_bias` all entries of the head and of the clusters have one,
+    as in Grave et al.: ``bias`` ``(V,)`` of the words, and `cluster_bias` of the clusters.
     """
 
     options: AdaptiveOptions
@@ -96,40 +47,38 @@ class AdaptiveEmbedding(SharedEmbedding):
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: AdaptiveOptions
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        self.tables = self._new_tables()
-        self.projections = self._new_projections()
-        self.output_tables = self._new_tables() if options.tie == "none" else None
-        self.output_projections = self._new_projections() if options.tie != "all" else None
         self.has_output = options.output != "none"
-        self.clusters = (
-            nn.Parameter(torch.empty(len(options.cutoffs), embedding_dim)) if self.has_output else None
+        self.score_dim = options.score_dim or embedding_dim
+        first, *_ = options.widths(embedding_dim)
+        self.map = _new_map(num_embeddings, first, padding_idx, options) if options.map else None
+        self.tables = self._new_tables() if self.map is None else nn.ParameterDict()
+        self.projections = _new_matrices(options.input_shapes(embedding_dim))
+        self.output_tables = self._new_tables() if options.tie == "none" else None
+        self.output_projections = (
+            _new_matrices(options.output_shapes(embedding_dim)) if options.tie != "all" else None
         )
+        self.clusters = nn.Parameter(torch.empty(len(options.cutoffs), first)) if self.has_output else None
         self.cluster_bias = nn.Parameter(torch.empty(len(options.cutoffs))) if options.output_bias else None
         self.reset_parameters()
 
     def _new_tables(self) -> nn.ParameterDict:
         """Memory for the table ``(V_i, d_i)`` of every band."""
         sizes, widths = self.options.sizes(self.num_embeddings), self.options.widths(self.embedding_dim)
-        shapes = enumerate(zip(sizes, widths, strict=True))
-        return nn.ParameterDict({str(band): nn.Parameter(torch.empty(shape)) for band, shape in shapes})
-
-    def _new_projections(self) -> nn.ParameterDict:
-        """Memory for the projection ``(d_i, D)`` of every band that has one."""
-        widths = self.options.widths(self.embedding_dim)
-        shapes = {str(band): (widths[band], self.embedding_dim) for band in self.options.projected()}
-        return nn.ParameterDict({band: nn.Parameter(torch.empty(shape)) for band, shape in shapes.items()})
+        return _new_matrices({str(band): shape for band, shape in enumerate(zip(sizes, widths, strict=True))})
 
     def draw_parameters(self) -> None:
         """Normal entries; the vectors of every band, once projected, and the clusters have std D**-0.5."""
+        if self.map is not None:
+            self.map.reset_parameters()
         for tables in (self.tables, self.output_tables):
             for band, table in enumerate(tables.values() if tables is not None else ()):
                 nn.init.normal_(table, std=entry_std(table.size(1)))
                 zero_padding_row(table, self._padding_in(band))
         for projections in (self.projections, self.output_projections):
             for projection in projections.values() if projections is not None else ():
-                nn.init.normal_(projection, std=entry_std(self.embedding_dim))
+                nn.init.normal_(projection, std=entry_std(projection.size(1)))
         if self.clusters is not None:
-            nn.init.normal_(self.clusters, std=entry_std(self.embedding_dim))
+            nn.init.normal_(self.clusters, std=entry_std(self.clusters.size(1)))
         if self.cluster_bias is not None:
             nn.init.zeros_(self.cluster_bias)
 
@@ -140,25 +89,58 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``; a band is touched for the words in it only."""
-        positions = positions_by_group(bands_of(ids, self.options.cutoffs), len(self.tables))
-        starts = (0, *self.options.cutoffs)
-        vectors = torch.cat(
-            [
-                _projected(F.embedding(ids[inside] - start, band.codes), band.basis)
-                for inside, start, band in zip(positions, starts, self._bands(), strict=True)
-            ]
-        )
-        return torch.empty_like(vectors).index_copy_(0, torch.cat(positions), vectors)
+        positions = self._positions(ids)
+        return self._widened(self._codes_of(ids, positions), positions)
+
+    @property
+    def is_deep(self) -> bool:  # type: ignore[override]
+        """As the map."""
+        return self.map is not None and bool(self.map.is_deep)
+
+    @property
+    def draws_per_token(self) -> bool:
+        """As the map."""
+        return self.map is not None and bool(self.map.draws_per_token)
+
+    def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
+        """As in the base class; every token is widened by itself where the map draws for it."""
+        if self.map is None or not self.draws_per_token:
+            return super().token_rows(words, inverse)
+        tokens = words.index_select(0, inverse)
+        positions = self._positions(tokens)
+        vectors = self.map.token_rows(words, inverse)
+        codes = [vectors.index_select(0, inside) for inside in positions]
+        return self._without_padding(self._widened(codes, positions), tokens)
 
     def layers(self, ids: Tensor) -> list[Layer]:
         """The narrow vectors of every band, of those words that are in it, and the output."""
-        bands = bands_of(ids, self.options.cutoffs)
-        starts = (0, *self.options.cutoffs)
-        inner = [
-            Layer(f"band {band}", F.embedding(ids[bands == band] - starts[band], table))
-            for band, table in enumerate(self.tables.values())
-        ]
+        codes = self._codes_of(ids, self._positions(ids))
+        inner = [Layer(f"band {band}", of_band) for band, of_band in enumerate(codes)]
         return [*inner, *super().layers(ids)]
+
+    def _positions(self, ids: Tensor) -> tuple[Tensor, ...]:
+        """Where in `ids` ``(n,)`` the words of each band stand."""
+        cutoffs = self.options.cutoffs
+        return positions_by_group(bands_of(ids, cutoffs), len(cutoffs) + 1)
+
+    def _codes_of(self, ids: Tensor, positions: Sequence[Tensor]) -> list[Tensor]:
+        """The vectors ``(n_i, d_i)`` of those `ids` ``(n,)`` that stand at the `positions` of each band."""
+        if self.map is not None:
+            vectors = self.map.rows(ids)
+            return [vectors.index_select(0, inside) for inside in positions]
+        starts = (0, *self.options.cutoffs)
+        return [
+            F.embedding(ids[inside] - start, table)
+            for inside, start, table in zip(positions, starts, self.tables.values(), strict=True)
+        ]
+
+    def _widened(self, codes: Sequence[Tensor], positions: Sequence[Tensor]) -> Tensor:
+        """Rows ``(n, D)`` from the vectors ``(n_i, d_i)`` of each band, which belong at its `positions`."""
+        projected = [
+            _projected(of_band, self.projections.get(str(band))) for band, of_band in enumerate(codes)
+        ]
+        vectors = torch.cat(projected)
+        return torch.empty_like(vectors).index_copy_(0, torch.cat(list(positions)), vectors)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The log-probabilities ``(..., V)``: the scores of a word and of its cluster only count together."""
@@ -196,11 +178,53 @@ class AdaptiveEmbedding(SharedEmbedding):
         loss, best = softmax.cross_entropy(hidden, targets, **options)
         return loss, softmax.predictions(hidden, best)
 
+    def word_part(self) -> SharedEmbedding:
+        """As in the base class: at factor 1 the one table of all bands, as `map`, or else as a copy."""
+        if self.map is not None:
+            return self.map
+        if self.options.factor > 1 or self.options.tie == "none":
+            return self
+        table = torch.cat(list(self.tables.values())).detach()
+        plain: Any = build(
+            "standard",
+            num_embeddings=self.num_embeddings,
+            embedding_dim=table.size(1),
+            padding_idx=self.padding_idx,
+        )
+        plain.weight = nn.Parameter(table)
+        return plain.train(self.training)  # type: ignore[no-any-return]
+
+    def with_word_part(self, part: SharedEmbedding) -> SharedEmbedding:
+        """As in the base class; the part's own bias is left out, because the words have theirs here."""
+        if self.word_part() is self:
+            return super().with_word_part(part)
+        of_map = {name: value for name, value in part.stored_options().items() if name != "output_bias"}
+        given: dict[str, Any] = {**self.stored_options(), "map": part.method, "map_options": of_map}
+        with torch.device("meta"):
+            new: Any = build(
+                self.method,
+                num_embeddings=self.num_embeddings,
+                embedding_dim=self.embedding_dim,
+                padding_idx=self.padding_idx,
+                **given,
+            )
+        state = {f"map.{name}": tensor for name, tensor in part.state_dict().items() if name != "bias"}
+        state |= {name: tensor for name, tensor in self.state_dict().items() if name in new.state_dict()}
+        new.load_state_dict(state, assign=True)
+        return new.train(self.training)  # type: ignore[no-any-return]
+
+    def stored_options(self) -> dict[str, object]:
+        """As in the base class; those of the map name no files either."""
+        options = super().stored_options()
+        if self.map is not None and (of_map := self.map.stored_options()):
+            options["map_options"] = of_map
+        return options
+
     def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """As in the base class; every band keeps its width, and must keep a word."""
         options, state = super().selected(ids)
         starts = (0, *self.options.cutoffs)
-        members = [ids[inside] for inside in positions_by_group(bands_of(ids, starts[1:]), len(starts))]
+        members = [ids[inside] for inside in self._positions(ids)]
         for band, words in enumerate(members):
             if len(words) == 0:
                 raise ValueError(
@@ -210,6 +234,10 @@ class AdaptiveEmbedding(SharedEmbedding):
             for name in ("tables", "output_tables"):
                 if f"{name}.{band}" in state:
                     state[f"{name}.{band}"] = state[f"{name}.{band}"][words - starts[band]]
+        if self.map is not None:
+            of_map, state_of_map = self.map.selected(ids)
+            options["map_options"] = of_map
+            state |= {f"map.{name}": tensor for name, tensor in state_of_map.items()}
         sizes = [len(words) for words in members]
         return {**options, "cutoffs": list(itertools.accumulate(sizes[:-1]))}, state
 
@@ -240,35 +268,33 @@ class AdaptiveEmbedding(SharedEmbedding):
         """The output side of the parameters as they are."""
         assert self.clusters is not None
         first, *tails = self._output_bands()
-        codes = torch.cat([_projected(first.codes, first.basis), self.clusters])
-        bias = None
+        head = dataclasses.replace(first, codes=torch.cat([first.codes, self.clusters]))
         if self.cluster_bias is not None:
             assert self.bias is not None
             of_head, *of_tails = self.bias.split(self.options.sizes(self.num_embeddings))
-            bias = torch.cat([of_head, self.cluster_bias])
+            head = dataclasses.replace(head, bias=torch.cat([of_head, self.cluster_bias]))
             tails = [dataclasses.replace(tail, bias=part) for tail, part in zip(tails, of_tails, strict=True)]
-        return AdaptiveSoftmax(Part(codes, None, first.masked_entry, bias), tails, self.options.cutoffs)
-
-    def _bands(self) -> list[Part]:
-        """The bands of the input."""
-        return self._paired(self.tables, self.projections)
+        return AdaptiveSoftmax(head, tails, self.options.cutoffs)
 
     def _output_bands(self) -> list[Part]:
         """The bands of the output."""
-        return self._paired(*self._output_dicts())
-
-    def _output_dicts(self) -> tuple[nn.ParameterDict, nn.ParameterDict]:
-        """The tables and the projections of the output."""
-        return (
-            self.tables if self.output_tables is None else self.output_tables,
-            self.projections if self.output_projections is None else self.output_projections,
-        )
-
-    def _paired(self, tables: nn.ParameterDict, projections: nn.ParameterDict) -> list[Part]:
-        """Each band's table with its projection, if it has one."""
+        projections = self._output_projections()
         return [
-            Part(table, projections.get(band), self._padding_in(int(band))) for band, table in tables.items()
+            Part(codes, projections.get(str(band)), self._padding_in(band))
+            for band, codes in enumerate(self._output_codes())
         ]
+
+    def _output_codes(self) -> Sequence[Tensor]:
+        """The vectors ``(V_i, d_i)`` of the words of every band, as the output has them."""
+        if self.map is not None:
+            return self.map.table().split(self.options.sizes(self.num_embeddings))
+        return list((self.tables if self.output_tables is None else self.output_tables).values())
+
+    def _output_projections(self) -> Mapping[str, Tensor]:
+        """The projections of the output by the number of their band."""
+        if self.output_projections is not None:
+            return dict(self.output_projections.items())
+        return {band: self.projections[band] for band in self.options.output_shapes(self.embedding_dim)}
 
     def _padding_in(self, band: int) -> int | None:
         """The number of the padding word within a band, or None if it is not there."""
@@ -278,34 +304,27 @@ class AdaptiveEmbedding(SharedEmbedding):
         return word if 0 <= word < self.options.sizes(self.num_embeddings)[band] else None
 
     def input_parameters(self) -> Iterator[nn.Parameter]:
-        """The tables and projections of the input."""
+        """The map or the tables, and the projections of the input."""
+        if self.map is not None:
+            yield from self.map.parameters()
         yield from self.tables.parameters()
         yield from self.projections.parameters()
 
     def output_parameters(self) -> Iterator[nn.Parameter]:
-        """The tables and projections of the output, the clusters, and any bias."""
-        tables, projections = self._output_dicts()
-        yield from tables.parameters()
-        yield from projections.parameters()
+        """The map or the tables, the projections of the output, the clusters, and any bias."""
+        if self.map is not None:
+            yield from self.map.parameters()
+        yield from (self.tables if self.output_tables is None else self.output_tables).parameters()
+        yield from self._output_projections().values()  # type: ignore[misc]
         for parameter in (self.clusters, self.bias, self.cluster_bias):
             if parameter is not None:
                 yield parameter
 
     @classmethod
     def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: AdaptiveOptions) -> None:
-        """Every band needs a word and a width of at least 1."""
-        last = options.cutoffs[-1]
-        require(
-            last < num_embeddings,
-            f"option 'cutoffs' ends with {last}, but there are {num_embeddings} words; choose cutoffs from 1 "
-            f"to {num_embeddings - 1}",
-        )
-        width = options.widths(embedding_dim)[-1]
-        require(
-            width >= 1,
-            f"option 'factor' is {options.factor}, which leaves band {len(options.cutoffs)} a width of less "
-            f"than 1 (dimension {embedding_dim}); choose a smaller factor or fewer cutoffs",
-        )
+        """As the options say; a map must be possible."""
+        options.check_sizes(num_embeddings, embedding_dim)
+        cls._count_tables(num_embeddings, embedding_dim, options)
 
     @classmethod
     def count_bias(cls, num_embeddings: int, options: AdaptiveOptions) -> int:
@@ -314,20 +333,43 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     @classmethod
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: AdaptiveOptions) -> int:
-        """Tables V_i d_i, projections d_i D, and D for each cluster; twice where the output has its own.
+        """Tables V_i d_i, projections d_i D, and d_0 for each cluster; twice where the output has its own.
 
-        DeFINE's table 1a counts so. UnClE's Eq. 9 leaves the clusters out and gives the first band a
-        projection, but its table 12 is computed without that one.
+        DeFINE's table 1a counts so, with d_0 = D, and its table 2, where d_i = n for all bands. UnClE's Eq. 9
+        leaves the clusters out and gives the first band a projection; its table 12 is without that one.
         """
+        projections = sum(a * b for a, b in options.input_shapes(embedding_dim).values())
+        if options.tie != "all":
+            projections += sum(a * b for a, b in options.output_shapes(embedding_dim).values())
+        first, *_ = options.widths(embedding_dim)
+        clusters = len(options.cutoffs) * first if options.output != "none" else 0
+        return cls._count_tables(num_embeddings, embedding_dim, options) + projections + clusters
+
+    @classmethod
+    def _count_tables(cls, num_embeddings: int, embedding_dim: int, options: AdaptiveOptions) -> int:
+        """The parameters of the map, by its own method's formula, or of the tables."""
         sizes, widths = options.sizes(num_embeddings), options.widths(embedding_dim)
+        if options.map is not None:
+            counted = {"num_embeddings": num_embeddings, "embedding_dim": widths[0]}
+            return expected_count(options.map, **counted, **options.map_options)
         tables = sum(size * width for size, width in zip(sizes, widths, strict=True))
-        projections = sum(widths[band] for band in options.projected()) * embedding_dim
-        clusters = len(options.cutoffs) * embedding_dim if options.output != "none" else 0
-        return (
-            tables * (2 if options.tie == "none" else 1)
-            + projections * (2 if options.tie != "all" else 1)
-            + clusters
-        )
+        return 2 * tables if options.tie == "none" else tables
+
+
+def _new_map(vocabulary: int, width: int, padding_idx: int | None, options: AdaptiveOptions) -> Any:
+    """The one table ``(V, d_0)`` of all bands, by the method that the options name."""
+    return build(
+        str(options.map),
+        num_embeddings=vocabulary,
+        embedding_dim=width,
+        padding_idx=padding_idx,
+        **options.map_options,
+    )
+
+
+def _new_matrices(shapes: Mapping[str, tuple[int, int]]) -> nn.ParameterDict:
+    """Memory for a matrix of each of the `shapes`, by the name of its band."""
+    return nn.ParameterDict({band: nn.Parameter(torch.empty(shape)) for band, shape in shapes.items()})
 
 
 def _projected(vectors: Tensor, projection: Tensor | None) -> Tensor:

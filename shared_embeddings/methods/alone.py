@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.dropout import dropout
+from shared_embeddings.dropout import EndingDropout
 from shared_embeddings.interface import Layer, SharedEmbedding, entry_std
 from shared_embeddings.options import (
     EmbeddingOptions,
@@ -38,7 +38,8 @@ class AloneOptions(EmbeddingOptions):
         codebook_size: c, how many vectors each codebook holds.
         zero_probability: p_o, the probability that a mask's element is 0 (default 0.5); for "binary" only.
         train_base: whether the base vector is trained.
-        relu_dropout: dropout behind the ReLU.
+        relu_dropout: dropout behind the ReLU (section 3.2), on the input side only.
+        relu_dropout_steps: after how many optimizer updates it ends; never when left out.
         seed: what the filters are drawn from.
     """
 
@@ -50,13 +51,18 @@ class AloneOptions(EmbeddingOptions):
     zero_probability: float | None = None
     train_base: bool = True
     relu_dropout: float = 0.0
+    relu_dropout_steps: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("hidden_dim", "base_dim", "codebooks", "codebook_size"):
+        for name in ("hidden_dim", "base_dim", "codebooks", "codebook_size", "relu_dropout_steps"):
             require_at_least(name, getattr(self, name), 1)
         require_seed(self.seed)
         require_probability("relu_dropout", self.relu_dropout)
+        require(
+            self.relu_dropout_steps is None or self.relu_dropout > 0.0,
+            "option 'relu_dropout_steps' has no effect without 'relu_dropout'; give both or leave it out",
+        )
         if self.zero_probability is None:
             return
         require(
@@ -83,6 +89,10 @@ class AloneEmbedding(SharedEmbedding):
     "binary"). Both are fixed, drawn from ``options.seed``, and saved with the parameters; what is loaded wins
     over the seed.
 
+    With `relu_dropout`, hidden units of every input token are dropped by themselves, as in the authors' code:
+    two tokens of one word differ, and neither `table` nor the output side has any. A training loop tells by
+    `shared_embeddings.set_updates` when `relu_dropout_steps` updates are done.
+
     Parameters: `base` o ``(D_o,)``, a buffer when it is not trained; `first` W1 ``(H, D_o)``; `second` W2
     ``(D, H)``.
     They are the paper's "volatile" count; `stored_bits` adds the codebooks, and log2(c) bits for each code.
@@ -108,6 +118,7 @@ class AloneEmbedding(SharedEmbedding):
             self.register_buffer("base", base)
         self.first = nn.Parameter(torch.empty(options.hidden_dim, base_dim))
         self.second = nn.Parameter(torch.empty(embedding_dim, options.hidden_dim))
+        self.relu_dropout = EndingDropout(options.relu_dropout, options.relu_dropout_steps)
         codes_shape = (num_embeddings, options.codebooks)
         codebooks_shape = (options.codebooks, options.codebook_size, base_dim)
         is_binary = options.filter == "binary"
@@ -152,14 +163,31 @@ class AloneEmbedding(SharedEmbedding):
         return self.row_function()(ids)
 
     def row_function(self) -> Callable[[Tensor], Tensor]:
-        """Fold the base into W1, and for "real" filters W1 into the codebooks, once for all rows.
+        """As in the base class; without dropout."""
+        return functools.partial(self._second_layer, self._hidden_function())
 
-        W1 (m_w * o) is linear in a real filter, so it is a sum of M rows of a small ``(M * c, H)`` table.
+    @property
+    def draws_per_token(self) -> bool:
+        """As in the base class: in training, until `relu_dropout` ends."""
+        return self.training and self.relu_dropout.p > 0.0
+
+    def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
+        """As in the base class; with dropout, only what comes before it is shared by the tokens of a word."""
+        if not self.draws_per_token:
+            return super().token_rows(words, inverse)
+        hidden = self.relu_dropout(F.embedding(inverse, self._hidden_function()(words)))
+        return self._without_padding(F.linear(hidden, self.second), words.index_select(0, inverse))
+
+    def _hidden_function(self) -> Callable[[Tensor], Tensor]:
+        """Word ids ``(n,)`` -> hidden units ``(n, H)``, what all words share of the work done once.
+
+        The base is folded into W1, and for "real" filters W1 into the codebooks: W1 (m_w * o) is linear in a
+        real filter, so it is a sum of M rows of a small ``(M * c, H)`` table.
         """
         folded = self.first * self.base
         if self.options.filter == "binary":
-            return functools.partial(self._rows_of_masks, folded)
-        return functools.partial(self._rows_of_sums, self.codebooks.flatten(0, 1) @ folded.t())
+            return functools.partial(self._hidden_of_masks, folded)
+        return functools.partial(self._hidden_of_sums, self.codebooks.flatten(0, 1) @ folded.t())
 
     def layers(self, ids: Tensor) -> list[Layer]:
         """The base as each word's filter leaves it ``(n, D_o)``, the hidden units ``(n, H)``, the output."""
@@ -173,24 +201,23 @@ class AloneEmbedding(SharedEmbedding):
         hidden = torch.relu(F.linear(filtered, self.first))
         return [Layer("filtered", filtered), Layer("hidden", hidden), *super().layers(ids)]
 
-    def _rows_of_sums(self, codebooks: Tensor, ids: Tensor) -> Tensor:
-        """Rows ``(n, D)`` from `codebooks` ``(M * c, H)`` that have passed through W1."""
+    def _hidden_of_sums(self, codebooks: Tensor, ids: Tensor) -> Tensor:
+        """Hidden units ``(n, H)`` from `codebooks` ``(M * c, H)`` that have passed through W1."""
         codes = self.codes.index_select(0, ids).long()
         starts = torch.arange(self.options.codebooks, device=codes.device) * self.options.codebook_size
-        return self._second_layer(F.embedding_bag(codes + starts, codebooks, mode="sum"))
+        return torch.relu(F.embedding_bag(codes + starts, codebooks, mode="sum"))
 
-    def _rows_of_masks(self, folded: Tensor, ids: Tensor) -> Tensor:
-        """Rows ``(n, D)`` from W1 with the base folded in, `folded` ``(H, D_o)``."""
+    def _hidden_of_masks(self, folded: Tensor, ids: Tensor) -> Tensor:
+        """Hidden units ``(n, H)`` from W1 with the base folded in, `folded` ``(H, D_o)``."""
         codes = self.codes.index_select(0, ids).long()
         mask = torch.zeros((ids.size(0), folded.size(1)), dtype=torch.bool, device=codes.device)
         for number, codebook in enumerate(self.codebooks):
             mask |= codebook.index_select(0, codes[:, number])
-        return self._second_layer(F.linear(mask.to(folded.dtype), folded))
+        return torch.relu(F.linear(mask.to(folded.dtype), folded))
 
-    def _second_layer(self, hidden: Tensor) -> Tensor:
-        """``W2 dropout(max(0, hidden))``: ``(n, H)`` -> ``(n, D)``."""
-        activated = torch.relu(hidden)
-        return F.linear(dropout(activated, self.options.relu_dropout, self.training), self.second)
+    def _second_layer(self, hidden: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+        """``W2 max(0, hidden)``: ids ``(n,)`` -> rows ``(n, D)``."""
+        return F.linear(hidden(ids), self.second)
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
         """log2(c) bits, rounded up, for a code; one bit for an element of a binary codebook."""

@@ -4,135 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shared_embeddings.blockwise import Reduction
-from shared_embeddings.group_transform import (
-    Connection,
-    Expansion,
-    LayerPlan,
-    Transform,
-    gain_for_rms,
-    plan_groups,
-    plan_layers,
-    rms_of_activations,
-)
+from shared_embeddings.define_options import DefineOptions
+from shared_embeddings.group_transform import Expansion, GroupLinear, gain_for_rms, rms_of_activations
 from shared_embeddings.interface import Layer, SharedEmbedding, entry_std
-from shared_embeddings.options import EmbeddingOptions, OptionError, require, require_at_least
+from shared_embeddings.options import OptionError
 from shared_embeddings.registry import build, expected_count, methods, options, register
 
-_DEFAULT_GROUPS = 4
 # Options of a map that the unit decides about.
 _OF_THE_UNIT = ("output", "output_bias")
-# What `build` is told beside the options of the map.
-_OF_THE_MAP = ("method", "num_embeddings", "embedding_dim")
-
-
-@dataclasses.dataclass(frozen=True)
-class DefineOptions(EmbeddingOptions):
-    """Options of `define`; those of the map's own method stand beside them (``map="projective", rank=32``).
-
-    Attributes:
-        map_dim: n, the width of the mapped vectors; divisible by the groups of every layer.
-        expand_dim: k, the width after the last layer; at least n.
-        depth: N, the number of group transforms.
-        max_groups: g_max, the groups of the first layer (default 4); not for transform "linear".
-        transform: "hgt" halves the groups from layer to layer, "glt" keeps them, "linear" has one.
-        shuffle: deal the outputs of the groups out anew between layers; not for transform "linear".
-        connection: what a layer sees beside the previous output, see `Expansion`. "residual" makes all layers
-            k / 2 wide (section 4.4).
-        reduce: project the expanded vector to D; without it its width must be D.
-        map: the method of the map (V x n).
-        output: what the output layer is tied to: "map" (hidden states of n dimensions), "table" (the whole
-            unit) or "none" (input only).
-        output_projection: with output "map", project hidden states from D to n first.
-        map_options: the options of the map, also accepted beside the others.
-    """
-
-    map_dim: int
-    expand_dim: int
-    depth: int
-    max_groups: int | None = None
-    transform: Transform = "hgt"
-    shuffle: bool = False
-    connection: Connection = "mixer"
-    reduce: bool = True
-    map: str = "standard"
-    output: Literal["map", "table", "none"] = "map"
-    output_projection: bool = False
-    map_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("map_dim", "expand_dim", "depth", "max_groups"):
-            require_at_least(name, getattr(self, name), 1)
-        require(
-            self.expand_dim >= self.map_dim,
-            f"option 'expand_dim' is {self.expand_dim}, less than 'map_dim' {self.map_dim}; raise it",
-        )
-        for name in ("max_groups", "shuffle"):
-            require(
-                self.transform != "linear" or not getattr(self, name),
-                f"option '{name}' has no effect with transform 'linear', which has one group; leave it out",
-            )
-        require(
-            self.output == "map" or not self.output_projection,
-            f"option 'output_projection' has no effect with output '{self.output}'; leave it out",
-        )
-        require(
-            self.output != "none" or not self.output_bias,
-            "option 'output_bias' has no effect with output 'none'; leave it out",
-        )
-        require(
-            "output" not in self.map_options,
-            "option 'map_options' has an 'output', but that of the unit decides; leave it out",
-        )
-        for name in self.map_options:
-            require(
-                isinstance(name, str) and name not in _OF_THE_MAP,
-                f"option 'map_options' has {name!r}, which is no option of a map; leave it out",
-            )
-        self._check_groups()
-
-    def __getattr__(self, name: str) -> object:
-        # The options of the map read like the unit's own.
-        map_options = self.__dict__.get("map_options", {})
-        if name in map_options:
-            return map_options[name]
-        raise AttributeError(f"'define' has no option '{name}'")
-
-    def layers(self) -> list[LayerPlan]:
-        """The sizes of the group transforms."""
-        return plan_layers(
-            self.map_dim, self.expand_dim, self.depth, self._groups(), self.transform, self.connection
-        )
-
-    def _groups(self) -> int:
-        """g_max."""
-        return self.max_groups or _DEFAULT_GROUPS
-
-    def _check_groups(self) -> None:
-        """Raise `OptionError` unless the mapped vector splits into the groups of each layer that reads it."""
-        groups = plan_groups(self.transform, self._groups(), self.depth)
-        reading = groups if self.connection in ("mixer", "skip") else groups[:1]
-        for layer, count in enumerate(reading, start=1):
-            require(
-                self.map_dim % count == 0,
-                f"option 'map_dim' is {self.map_dim}, not divisible by the {count} groups of layer {layer}; "
-                f"change it or 'max_groups' ({self._groups()})",
-            )
 
 
 @register("define", DefineOptions)
 class DefineEmbedding(SharedEmbedding):
     """The DeFINE unit (section 3.3): ``e_o = W e_N + b`` over an expansion of ``e_i``, the map's vector.
 
-    What the paper leaves open follows the authors' later code: a linear layer n -> n with a bias comes before
-    the group transforms, and its output is the input that they are linked to; every group has its own
-    weights (see `GroupLinear`); a bias, layer normalisation and GELU follow each group transform; the
-    reduction is linear with a bias.
+    Unit "paper", the default, takes from the paper: the map, the group transforms with their groups and
+    connections, and the linear reduction. The paper leaves the rest open. Our choices are a linear layer
+    n -> n with a bias in front of the group transforms, whose output they are linked to as the input; one
+    matrix per group (see `GroupLinear`); a bias, one layer normalization of all outputs, and GELU behind each
+    group transform; the rounding of widths (see `plan_layers`); and no dropout.
+
+    Unit "delight" is the one that stands for DeFINE in the code of the authors' next paper, DeLighT (Mehta et
+    al., 2021). Every layer ends in layer normalization and GELU: a linear layer n -> D / 2; N group
+    transforms with mixers, of which the last one reduces to D; and a linear layer to D, which reads the D / 2
+    values again. The group transforms normalize every group by itself, with one gain and shift of its width
+    for all; their groups cycle through the powers of 2 up to g_max and end in 1. Two parts of that code are
+    left out, the dropout behind each layer and the factor sqrt(n) on the map; weights start as in "paper".
     """
 
     options: DefineOptions
@@ -148,7 +51,7 @@ class DefineEmbedding(SharedEmbedding):
             # The map, whose output side does the work, has the bias, too.
             self.bias = None
         width = options.map_dim
-        layers = options.layers()
+        layers = options.layers(embedding_dim)
         self.map = build(
             options.map,
             num_embeddings=num_embeddings,
@@ -156,9 +59,14 @@ class DefineEmbedding(SharedEmbedding):
             padding_idx=padding_idx,
             **_map_options(options),
         )
-        self.entry = nn.Linear(width, width)
+        self.entry: nn.Linear | GroupLinear
+        self.reduction: nn.Linear | None = None
+        if options.unit == "delight":
+            self.entry = GroupLinear(options.delight_entry(embedding_dim))
+        else:
+            self.entry = nn.Linear(width, width)
+            self.reduction = nn.Linear(layers[-1].outputs, embedding_dim) if options.reduce else None
         self.expansion = Expansion(layers, options.connection, options.shuffle)
-        self.reduction = nn.Linear(layers[-1].outputs, embedding_dim) if options.reduce else None
         self.output_projection = (
             nn.Linear(embedding_dim, width, bias=False) if options.output_projection else None
         )
@@ -170,9 +78,12 @@ class DefineEmbedding(SharedEmbedding):
     def draw_parameters(self) -> None:
         """The map by its own rule; the rest such that the unit's outputs have std D**-0.5."""
         self.map.reset_parameters()
-        # The map's vectors have norm one, so the entry's values get std one, like a layer's.
-        nn.init.normal_(self.entry.weight)
-        nn.init.zeros_(self.entry.bias)
+        if isinstance(self.entry, GroupLinear):
+            self.entry.reset_parameters(gain=1.0)
+        else:
+            # The map's vectors have norm one, so the entry's values get std one, like a layer's.
+            nn.init.normal_(self.entry.weight)
+            nn.init.zeros_(self.entry.bias)
         std = entry_std(self.embedding_dim)
         summands = self.expansion.summands
         if self.reduction is None:
@@ -192,17 +103,34 @@ class DefineEmbedding(SharedEmbedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``: map, expand, reduce."""
-        expanded = self.expansion(self.entry(self.map.rows(ids)))
+        return self._deepened(self.map.rows(ids))
+
+    @property
+    def draws_per_token(self) -> bool:
+        """As the map."""
+        return self.map.draws_per_token
+
+    def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
+        """As in the base class; the unit reads every token by itself where the map draws for it."""
+        if not self.draws_per_token:
+            return super().token_rows(words, inverse)
+        rows = self._deepened(self.map.token_rows(words, inverse))
+        return self._without_padding(rows, words.index_select(0, inverse))
+
+    def _deepened(self, mapped: Tensor) -> Tensor:
+        """Rows ``(n, D)`` from vectors of the map, of as many rows: expand, reduce."""
+        expanded = self.expansion(self.entry(mapped))
         return expanded if self.reduction is None else self.reduction(expanded)
 
     def word_part(self) -> SharedEmbedding:
-        """As in the base class: the map where the output is tied to it."""
-        return self.map if self.options.output == "map" else self
+        """As in the base class: that of the map where the output is tied to it."""
+        return self.map.word_part() if self.options.output == "map" else self
 
     def with_word_part(self, part: SharedEmbedding) -> SharedEmbedding:
         """As in the base class; the layers after the map are those of this unit."""
         if self.options.output != "map":
             return super().with_word_part(part)
+        part = self.map.with_word_part(part)
         # Whether the map has an output side follows from the unit.
         of_map = {name: value for name, value in part.stored_options().items() if name not in _OF_THE_UNIT}
         given: dict[str, Any] = {
@@ -238,15 +166,16 @@ class DefineEmbedding(SharedEmbedding):
         return options, state
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        """The layers of the map, the linear layer n -> n, every group transform, and the output."""
+        """The layers of the map, the linear layer behind it, every group transform, and the output."""
         *inner, mapped = self.map.layers(ids)
         entry = self.entry(mapped.values)
-        expanded = zip(self.expansion.groups, self.expansion.outputs(entry))
+        depth = self.options.depth
+        expanded = zip(range(1, depth + 1), self.expansion.groups, self.expansion.outputs(entry))
         return [
             *(layer._replace(name=f"map: {layer.name}") for layer in inner),
             mapped._replace(name="map"),
             Layer("entry", entry),
-            *(Layer(f"layer {number}", out, groups) for number, (groups, out) in enumerate(expanded, 1)),
+            *(Layer(f"layer {number}", out, groups) for number, groups, out in expanded),
             *super().layers(ids),
         ]
 
@@ -353,30 +282,28 @@ class DefineEmbedding(SharedEmbedding):
 
     @classmethod
     def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: DefineOptions) -> None:
-        """The map must be possible; without the reduction the expanded width must be D."""
+        """The map must be possible, and so must D; see `DefineOptions.check_dim`."""
         maps = [name for name in methods() if name != "define"]
         if options.map not in maps:
             raise OptionError(f"option 'map' is '{options.map}', but it must be one of {', '.join(maps)}")
         # Counting checks the map's options without building it.
         cls._count_map(num_embeddings, options)
-        width = options.layers()[-1].outputs
-        require(
-            options.reduce or width == embedding_dim,
-            f"option 'reduce' is off, but the expanded vectors are {width} wide and the dimension is "
-            f"{embedding_dim}; change 'expand_dim' or leave 'reduce' on",
-        )
+        options.check_dim(embedding_dim)
 
     @classmethod
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: DefineOptions) -> int:
-        """The map, n (n + 1), and in * out / g + 3 out per layer; then (k + 1) D reduced, n D projected.
+        """The map, the first layer, the group transforms (`LayerPlan.num_parameters`), reduction, projection.
 
-        The weights of a layer are Eq. 1 with appendix A.1; its 3 out are bias and normalisation.
+        The first layer has n (n + 1), in unit "delight" (n + 1) D / 2 and D of normalization. The reduction
+        has (k + 1) D; that of "delight", (3 / 2 D + 1) D + 2 D, is planned with the group transforms.
         """
-        n, layers = options.map_dim, options.layers()
-        transforms = sum(layer.inputs * layer.outputs // layer.groups + 3 * layer.outputs for layer in layers)
-        reduction = (layers[-1].outputs + 1) * embedding_dim if options.reduce else 0
+        n, layers = options.map_dim, options.layers(embedding_dim)
+        is_paper = options.unit == "paper"
+        entry = n * (n + 1) if is_paper else options.delight_entry(embedding_dim).num_parameters()
+        reduction = (layers[-1].outputs + 1) * embedding_dim if is_paper and options.reduce else 0
         projection = n * embedding_dim if options.output_projection else 0
-        return cls._count_map(num_embeddings, options) + n * (n + 1) + transforms + reduction + projection
+        transforms = sum(layer.num_parameters() for layer in layers)
+        return cls._count_map(num_embeddings, options) + entry + transforms + reduction + projection
 
     @classmethod
     def count_bias(cls, num_embeddings: int, options: DefineOptions) -> int:

@@ -109,7 +109,7 @@ def test_the_program_writes_numbers_and_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, "No such file"),
+        (None, "no such file"),
         ("no JSON", "not a file that a benchmark has written"),
         ("[1]", "must hold a JSON object"),
         ('{"threads": 1}', "no list 'measured'"),

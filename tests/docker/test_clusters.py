@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.docker.image import DOCKER, stages
+from tests.docker.image import DOCKER, ROOT, stages
 
 SCRIPT = DOCKER / "slurm.sbatch"
 JOB = yaml.safe_load((DOCKER / "pytorchjob.yaml").read_text(encoding="utf-8"))
 REPLICAS = JOB["spec"]["pytorchReplicaSpecs"]
+VERSION = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+IMAGE = f"shared-embeddings:{VERSION.group(1) if VERSION else ''}"
 
 
 def containers() -> list[dict[str, Any]]:
@@ -62,10 +64,10 @@ def test_slurm_runs_the_same_line_on_every_machine(cluster: dict[str, str]) -> N
     assert second == "2 1 3 node7 23456"
     assert line == same
     words = re.findall(r"\[(.*?)\]", line)
-    assert words[:2] == ["run", "--nv"]
+    assert words[:3] == ["run", "--nv", "--no-privs"]
     assert "/shared/my data:/data" in words and "/shared/runs:/runs" in words
     command = ["distributed", "onmt_train", "-embedding", "{method: funnel, rank: 64}"]
-    assert words[-5:] == ["docker://shared-embeddings:latest", *command]
+    assert words[-5:] == [f"docker://{IMAGE}", *command]
 
 
 @pytest.mark.parametrize("image", ["/images/a.sif", "docker-daemon://a:latest"])
@@ -97,9 +99,19 @@ def test_slurm_starts_one_task_on_each_machine() -> None:
 def test_one_image_everywhere() -> None:
     services = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))["services"]
     (name,) = {container["image"] for container in containers()}
+    assert name == IMAGE
     assert services["train"]["image"] == f"${{IMAGE:-{name}}}"
     assert f"image=${{IMAGE:-{name}}}" in SCRIPT.read_text(encoding="utf-8")
-    assert f"-t {name.split(':')[0]} ." in (DOCKER / "README.md").read_text(encoding="utf-8")
+    assert f"-t {name} ." in (DOCKER / "README.md").read_text(encoding="utf-8")
+    assert services["server"]["image"] == f"${{SERVER_IMAGE:-{name}-server}}"
+
+
+def test_every_mention_of_the_image_has_its_version() -> None:
+    for path in [*DOCKER.iterdir(), ROOT / "README.md"]:
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        assert ":latest" not in text, path
+        for tag in re.findall(r"shared-embeddings:([\w.-]+)", text):
+            assert tag.removesuffix("-server") == IMAGE.split(":")[1], path
 
 
 def test_pytorchjob_counts_its_machines() -> None:
@@ -121,11 +133,16 @@ def test_pytorchjob_uses_the_port_of_the_entry_point() -> None:
         assert container["ports"] == [{"name": "pytorchjob-port", "containerPort": int(default.group(1))}]
 
 
-def test_pytorchjob_has_volumes_shared_memory_and_an_ordinary_user() -> None:
+def test_pytorchjob_has_volumes_shared_memory_and_no_rights_but_those_of_an_ordinary_user() -> None:
     (user,) = stages()["base"].all("USER")
     for replica in REPLICAS.values():
         pod = replica["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        for container in pod["containers"]:
+            rights = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+            assert container["securityContext"] == rights
         assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == user
         mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
         volumes = {volume["name"]: volume for volume in pod["volumes"]}

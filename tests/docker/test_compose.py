@@ -24,6 +24,13 @@ def test_services(services: dict[str, Any]) -> None:
     assert list(services) == ["train", "server", "tensorboard"]
 
 
+def test_services_have_no_rights_but_those_of_an_ordinary_user(services: dict[str, Any]) -> None:
+    for service in services.values():
+        assert service["cap_drop"] == ["ALL"] and "cap_add" not in service
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["user"] and not service.get("privileged", False)
+
+
 def test_training_has_all_gpus_and_what_nccl_needs(services: dict[str, Any]) -> None:
     train = services["train"]
     (device,) = train["deploy"]["resources"]["reservations"]["devices"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -84,7 +85,7 @@ def test_versions_are_the_pins(built: tuple[Path, Path]) -> None:
     pins = {
         canonicalize_name(pin.name): next(iter(pin.specifier)).version
         for path in (ROOT / "requirements").glob("*.txt")
-        for pin in map(Requirement, (line for line in path.read_text().splitlines() if "==" in line))
+        for pin in map(Requirement, re.findall(r"^[^#\s].*==.*?(?= \\\\$|$)", path.read_text(), re.MULTILINE))
         if pin.marker is None or pin.marker.evaluate()
     }
     assert {name: installed.get(name) for name in pins} == pins

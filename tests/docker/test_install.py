@@ -10,12 +10,12 @@ import pytest
 from tests.docker.image import ROOT
 
 SCRIPT = ROOT / "scripts" / "install.sh"
-PINS, TORCH = "--constraint requirements/pins.txt", "--constraint requirements/torch.txt"
+HASHED = "install --quiet --no-deps --require-hashes"
 CALLS = {
-    "installer": f"install --quiet {PINS} pip setuptools",
-    "torch": f"install {PINS} --requirement requirements/torch.txt",
-    "packages": f"install --quiet --no-build-isolation {TORCH} --requirement requirements/pins.txt",
-    "opennmt": "install --quiet --no-deps --requirement requirements/opennmt.txt",
+    "installer": f"{HASHED} --requirement requirements/installer.txt",
+    "packages": f"{HASHED} --no-build-isolation --requirement requirements/pins.txt",
+    "torch": "install --requirement requirements/torch.txt",
+    "opennmt": f"{HASHED} --requirement requirements/opennmt.txt",
     "project": "install --quiet --no-deps --no-build-isolation --editable .",
 }
 
@@ -62,4 +62,4 @@ def test_nothing_follows_a_step_that_failed(tmp_path: Path) -> None:
 def test_unknown_step(tmp_path: Path) -> None:
     calls, status, error = install(tmp_path, "pytorch")
     assert (calls, status) == ([], 2)
-    assert error == "set-up: no step 'pytorch'; there are installer, torch, packages, opennmt and project\n"
+    assert error == "set-up: no step 'pytorch'; there are installer, packages, torch, opennmt and project\n"

@@ -18,13 +18,23 @@ from lm.checkpoint import load_model, load_state, save_model
 from lm.errors import UserError
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.classes import WordClasses
+from tests.altered import alter
 
 WORDS = ["<eos>", "<unk>", *"abcdefghij"]
 OPTIONS = {"embedding_dim": 8, "hidden_dim": 6, "num_layers": 2}
 EMBEDDINGS: list[dict[str, Any]] = [
     {"method": "standard", "output_bias": True},
     {"method": "adaptive", "cutoffs": [4, 8], "factor": 2},
+    {"method": "adaptive", "cutoffs": [4, 8], "factor": 1, "width": 3, "output_bias": True},
+    {
+        "method": "adaptive",
+        "cutoffs": [4, 8],
+        "factor": 1,
+        "map": "compositional_code",
+        "map_options": {"num_codebooks": 2, "codebook_size": 4},
+    },
     {"method": "define", "map_dim": 4, "expand_dim": 8, "depth": 2, "output": "map"},
+    {"method": "define", "unit": "delight", "map_dim": 4, "expand_dim": 8, "depth": 2, "output": "map"},
     {"method": "alone", "base_dim": 6, "hidden_dim": 6, "codebooks": 2, "codebook_size": 4},
     {"method": "uncle", "unique_dim": 4, "num_classes": 3, "random_classes": True},
 ]
@@ -148,9 +158,7 @@ def test_code_in_a_file_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_checkpoint_that_does_not_fit_itself(tmp_path: Path, change: dict[str, Any], word: str) -> None:
     path = tmp_path / "model.pt"
     save_model(path, built(EMBEDDINGS[0]), WORDS, config(EMBEDDINGS[0]), None)
-    content = torch.load(path, weights_only=True)
-    content["config"].update(change)
-    torch.save(content, path)
+    alter(path, lambda content: content["config"].update(change))
     with pytest.raises(UserError, match=word):
         load_model(path)
 

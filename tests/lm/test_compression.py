@@ -23,6 +23,7 @@ from lm.errors import UserError
 from lm.models import LanguageModel
 from shared_embeddings.cli import main
 from shared_embeddings.storage import HEADER, STORES
+from tests.altered import alter
 from tests.lm.command_line import run, write_corpus, write_model
 from tests.lm.runs import run as train
 from tests.lm.runs import settings, small_corpus
@@ -238,9 +239,8 @@ def test_packed_models_are_evaluated_and_go_on(tmp_path: Path, capsys: pytest.Ca
 def test_files_of_later_versions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, small = wide_model(tmp_path / "model.pt"), tmp_path / "small.pt"
     assert compress(model, "projective", small, "--rank", 4, "--store", "int8") == 0
-    content = torch.load(small, weights_only=True)
-    content["model"][HEADER] = torch.tensor(list(b'{"version":2,"tensors":{}}'), dtype=torch.uint8)
-    torch.save(content, small)
+    header = torch.tensor(list(b'{"version":2,"tensors":{}}'), dtype=torch.uint8)
+    alter(small, lambda content: content["model"].update({HEADER: header}))
     with pytest.raises(UserError, match="packed in version 2, this program reads 1"):
         read_checkpoint(small)
     capsys.readouterr()
@@ -251,9 +251,7 @@ def test_files_of_later_versions_are_refused(tmp_path: Path, capsys: pytest.Capt
 
 def test_what_cannot_be_stored_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = wide_model(tmp_path / "model.pt")
-    content = torch.load(model, weights_only=True)
-    content["model"]["embedding.weight"] *= 1e6
-    torch.save(content, model)
+    alter(model, lambda content: content["model"]["embedding.weight"].mul_(1e6))
     assert compress(model, "standard", tmp_path / "small.pt", "--store", "fp16") == 2
     line = capsys.readouterr().err
     assert "but fp16 ends at 65504" in line and line.count("\n") == 1
@@ -272,14 +270,15 @@ def test_a_full_disk_and_a_killed_process(tmp_path: Path, ending: str) -> None:
     assert hashlib.sha256(model.read_bytes()).hexdigest() == before
     if ending == "full":
         assert ended.returncode == 2 and left == []
-        assert "small.pt: cannot be written ([Errno 27] File too large" in ended.stderr
+        assert "small.pt: cannot be written (File too large)" in ended.stderr
         assert ended.stderr.count("\n") == 1
         return
     assert ended.returncode == -signal.SIGXFSZ
     (half,) = left
-    assert half.startswith(".small.pt.") and (tmp_path / half).stat().st_size == 3000
-    # What was left is in nobody's way.
+    assert half.startswith(".small.pt.") and half.endswith(".tmp")
+    # What was left goes with the next run.
     assert compress(model, "projective", output, "--rank", 8) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "small.pt"]
 
 
 class Trap:
@@ -304,3 +303,19 @@ def test_pickles_do_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         with pytest.raises(UserError, match="cannot be read"):
             train(settings(data, tmp_path / "run", steps=1, **option))
     assert not sprung.exists() and not (tmp_path / "small.pt").exists()
+
+
+def test_files_that_options_name_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"))
+    classes = tmp_path / "classes.npz"
+    (tmp_path / "text").write_text("a b c d\nc d e f\n" * 9)
+    (tmp_path / "words").write_text("a\nb\nc\nd\ne\nf\ng\n")
+    asked = ["--text", tmp_path / "text", "--vocab", tmp_path / "words", "--num-classes", 2, "--dim", 4]
+    assert main(["classes", *map(str, asked), "--output", str(classes)]) == 0
+    before = classes.read_bytes()
+    options = ["--classes", classes, "--unique-dim", 2, "--force"]
+    capsys.readouterr()
+    for further in ([classes], [tmp_path / "small.pt", "--report", classes]):
+        assert compress(model, "uncle", *further, *options) == 2
+        assert f"{classes} would replace the file of --classes" in capsys.readouterr().err
+    assert classes.read_bytes() == before

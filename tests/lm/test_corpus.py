@@ -104,16 +104,22 @@ def test_any_change_makes_it_anew(
     else:
         (folder / "data.json").write_text("{")
     reading = Counting(monkeypatch)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    if change != "tokens":  # else it is the same corpus, damaged
+        with pytest.raises(UserError, match="train.npy is there already; add --force"):
+            prepare(texts, folder, **settings)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before and not reading.passes
+        settings["force"] = True
     description = prepare(texts, folder, **settings)
     assert reading.passes == 6
     assert load_corpus(folder).description == description
 
 
-def test_interrupted_run_leaves_no_corpus_and_the_next_one_clears_up(
+def test_interrupted_run_leaves_the_old_corpus_and_the_next_one_clears_up(
     texts: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "data"
-    prepare(texts, folder)
+    before = prepare(texts, folder)
     write_text(texts["train"][0], "other words\n")
 
     def interrupted(*arguments: Any) -> Any:
@@ -122,11 +128,10 @@ def test_interrupted_run_leaves_no_corpus_and_the_next_one_clears_up(
     with monkeypatch.context() as patch:
         patch.setattr(corpus, "_write_tokens", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            prepare(texts, folder)
-    with pytest.raises(UserError, match="run lm_prepare"):
-        load_corpus(folder)
+            prepare(texts, folder, force=True)
+    assert load_corpus(folder).description == before
     (folder / ".train.npy.12345.tmp").write_bytes(b"half")
-    prepare(texts, folder)
+    prepare(texts, folder, force=True)
     assert sorted(path.name for path in folder.iterdir()) == sorted([*corpus._files(), "data.json"])
 
 
@@ -152,7 +157,7 @@ def test_text_that_changes_under_way_is_refused(
         ("train", b"", "train.txt: 0 tokens; the train text needs at least 2"),
         ("valid", b"\n", "valid.txt: 1 tokens; the valid text needs at least 2"),
         ("test", b"caf\xe9 au lait\n", "test.txt: not UTF-8 at byte 3"),
-        ("valid", None, "valid.txt: No such file"),
+        ("valid", None, "-valid: no such file: .*valid.txt"),
     ],
 )
 def test_unusable_texts_are_refused(
@@ -174,7 +179,7 @@ def test_published_sizes_are_checked(texts: dict[str, list[Path]], tmp_path: Pat
     with pytest.raises(UserError, match="7 words .* published text has 8"):
         prepare(texts, tmp_path / "data", published=Published(tokens, 8))
     prepare(texts, tmp_path / "data", published=Published(tokens, 8), limits=Limits(min_frequency=2))
-    prepare(texts, tmp_path / "data", published=Published(tokens, 7))
+    prepare(texts, tmp_path / "data", published=Published(tokens, 7), force=True)
 
 
 def damage(path: Path, kind: str) -> None:
@@ -204,6 +209,7 @@ def test_vocabulary_without_unk_is_refused(texts: dict[str, list[Path]], tmp_pat
     kept = [line for line in (folder / "vocabulary.tsv").read_text().splitlines() if "<unk>" not in line]
     write_text(folder / "vocabulary.tsv", "\n".join(kept) + "\n")
     description["files"]["vocabulary.tsv"] = sha256(folder / "vocabulary.tsv")
+    description["checksum"] = corpus._checksum(description["files"])
     write_text(folder / "data.json", json.dumps(description))
     with pytest.raises(UserError, match="vocabulary.tsv: the vocabulary has no <unk>"):
         load_corpus(folder)
@@ -271,3 +277,60 @@ def test_memory_does_not_grow_with_the_text(
     finally:
         tracemalloc.stop()
     assert peak < texts["train"][0].stat().st_size / 4
+
+
+def described(folder: Path, change: dict[str, Any]) -> None:
+    """Change entries of ``data.json``; None takes one out."""
+    path = folder / "data.json"
+    content = {**json.loads(path.read_text()), **change}
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+ODD_DESCRIPTIONS = [
+    {key: value}
+    for key in ("checksum", "tokens", "unknown", "types", "files", "name")
+    for value in (None, [], 5.5, "odd", {"a": 1}, True)
+    if (key, value) != ("name", "odd")
+]
+
+
+@pytest.mark.parametrize("change", ODD_DESCRIPTIONS, ids=str)
+def test_a_description_that_is_not_complete(
+    texts: dict[str, list[Path]], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    prepare(texts, tmp_path / "data")
+    described(tmp_path / "data", change)
+    with pytest.raises(UserError, match=r"data.json.*run lm_prepare"):
+        load_corpus(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ([0, 3, 7, 0], "token 2 is 7, but the vocabulary has the ids 0 to 6"),
+        ([0, 3, 1, -1], "token 3 is -1"),
+        ([0, 3, 2**31 - 1, 2], "token 2 is 2147483647"),
+        ([0, 3, 2], "3 tokens, but data.json says 4"),
+        ([], "0 tokens, but data.json says 4"),
+    ],
+)
+@pytest.mark.parametrize("block", [1, 3, 1 << 22])
+def test_ids_beyond_the_vocabulary(
+    texts: dict[str, list[Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: list[int],
+    said: str,
+    block: int,
+) -> None:
+    """Checked once, when a corpus is opened: training would end in an IndexError after hours."""
+    monkeypatch.setattr(corpus, "_BLOCK", block)
+    folder = tmp_path / "data"
+    prepare(texts, folder)
+    np.save(folder / "valid.npy", np.array(tokens, dtype=np.int32))
+    files = json.loads((folder / "data.json").read_text())["files"]
+    files["valid.npy"] = sha256(folder / "valid.npy")
+    described(folder, {"files": files, "checksum": corpus._checksum(files)})
+    with pytest.raises(UserError, match=said) as error:
+        load_corpus(folder)
+    assert str(folder / "valid.npy") in str(error.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -47,15 +48,18 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """Offers a small PTB and a small WikiText-2; checksums are those of the small PTB."""
+    """Offers a small PTB and a small WikiText-2; checksums are those of the small ones."""
     folder = tmp_path / "server"
     fill(folder, SOURCES["ptb"])
     names = SOURCES["ptb"].files.values()
     checksums = {name: sha256(folder / name) for name in names}
     monkeypatch.setitem(datasets.SOURCES, "ptb", SOURCES["ptb"]._replace(sha256=checksums))
-    with zipfile.ZipFile(folder / "wikitext-2-v1.zip", "w") as archive:
+    archive_name = "wikitext-2-v1.zip"
+    with zipfile.ZipFile(folder / archive_name, "w") as archive:
         for split, name in SOURCES["wikitext2"].files.items():
             archive.writestr(f"wikitext-2/{name}", TEXT[split])
+    small = SOURCES["wikitext2"]._replace(sha256={archive_name: sha256(folder / archive_name)})
+    monkeypatch.setitem(datasets.SOURCES, "wikitext2", small)
     return Server(folder, monkeypatch)
 
 
@@ -108,21 +112,46 @@ def test_another_content_is_refused_wherever_it_is(server: Server, tmp_path: Pat
         locate("ptb", None, downloads)
 
 
+def wrong_archives(whole: bytes) -> dict[str, bytes]:
+    """What a server may send in place of an archive."""
+    other = io.BytesIO()
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("readme", "text")
+    return {"html": b"<html>moved", "other archive": other.getvalue(), "damaged": whole[:-30]}
+
+
+ADVICE = r"without the download, put wiki.train.tokens, .* \$DATA_DIR/wikitext-2"
+
+
 @pytest.mark.parametrize("content", ["html", "other archive", "damaged"])
-def test_answers_that_are_no_archive_are_refused_and_not_kept(
+def test_answers_of_another_checksum_are_refused_and_not_kept(
     server: Server, tmp_path: Path, content: str
 ) -> None:
     path = server.folder / "wikitext-2-v1.zip"
     whole = path.read_bytes()
-    other = io.BytesIO()
-    with zipfile.ZipFile(other, "w") as archive:
-        archive.writestr("readme", "text")
-    wrong = {"html": b"<html>moved", "other archive": other.getvalue(), "damaged": whole[:-30]}
-    path.write_bytes(wrong[content])
-    with pytest.raises(UserError, match=r"when offline, put wiki.train.tokens, .* \$DATA_DIR/wikitext-2"):
+    path.write_bytes(wrong_archives(whole)[content])
+    with pytest.raises(DownloadError, match=rf"wikitext-2-v1.zip: SHA-256 is .*, expected .*; {ADVICE}"):
         locate("wikitext2", None, tmp_path / "downloads")
     path.write_bytes(whole)
     assert texts_of(locate("wikitext2", None, tmp_path / "downloads")) == TEXT
+
+
+@pytest.mark.parametrize("content", ["html", "other archive", "damaged"])
+def test_an_archive_that_a_killed_run_left_is_replaced_where_it_is_none(
+    server: Server, tmp_path: Path, content: str
+) -> None:
+    left = tmp_path / "downloads" / ".wikitext-2.partial" / "wikitext-2" / "wikitext-2-v1.zip"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(wrong_archives((server.folder / "wikitext-2-v1.zip").read_bytes())[content])
+    with pytest.raises(UserError, match=ADVICE):
+        locate("wikitext2", None, tmp_path / "downloads")
+    assert texts_of(locate("wikitext2", None, tmp_path / "downloads")) == TEXT
+
+
+def test_every_download_has_a_checksum() -> None:
+    for source in SOURCES.values():
+        for url in source.urls:
+            assert re.fullmatch("[0-9a-f]{64}", source.sha256[url.rsplit("/", 1)[-1]])
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from lm.checkpoint import load_model
 from lm.distributed import joined
 from lm.errors import UserError
+from tests.drills.runner import Running
 from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout
 
 
@@ -56,12 +58,36 @@ def test_two_processes_are_one_with_the_doubled_batch(tmp_path: Path) -> None:
         run({**two, "steps": 18})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("everybody", [False, True], ids=["torchrun", "group"])
+def test_two_processes_save_the_same_step_when_they_are_stopped(everybody: bool, tmp_path: Path) -> None:
+    """Also where the signal reaches everybody, and torchrun passes it on."""
+    changes = without_dropout(steps=100_000, evaluate_every=50_000, batch_size=2, log_every=50_000)
+    values = settings(small_corpus(tmp_path), tmp_path / "run", **changes)
+    arguments = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with Running([*command, "-m", "lm.train", *arguments], tmp_path / "log") as running:
+        assert running.wait_for("^Training begins")
+        (running.send_to_all if everybody else running.send)(signal.SIGTERM)
+        assert running.end() == 1  # torchrun's own
+    assert running.output().count("lm_train: terminated; run the same command again to resume") == 1
+    training = load_model(tmp_path / "run/last.pt").training
+    assert training is not None and len(training["processes"]) == 2
+    steps = training["step"] + 2
+    assert torchrun({**values, "steps": steps}).returncode == 0
+    assert torchrun({**values, "steps": steps, "save": str(tmp_path / "whole")}).returncode == 0
+    found, wanted = (load_model(tmp_path / name / "last.pt").model for name in ("run", "whole"))
+    for mine, other in zip(found.parameters(), wanted.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
 def test_one_process_alone_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with joined("cpu") as group:
         assert group.is_first and group.world_size == 1
         assert group.gather("x") == ["x"] and group.from_first(0.5) == 0.5
         assert group.mean(torch.tensor([2.0])).tolist() == [2.0]
+        assert group.largest(15)() == 15
 
 
 def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

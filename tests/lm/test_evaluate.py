@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,6 +14,7 @@ from lm.checkpoint import load_model
 from lm.corpus import load_corpus
 from lm.evaluation import Reading, evaluate
 from lm.pointer import PointerOptions, evaluate_with_pointer
+from tests.altered import alter
 from tests.lm.command_line import one_line, run, write_corpus, write_model
 
 
@@ -29,7 +29,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(home: Path, tmp_path: Path, *arguments: object, data: Path | None = None) -> dict[str, Any]:
     path = tmp_path / "results.json"
     where = data or home / "corpus" / "data"
-    assert run("lm_eval", "-model", home / "model.pt", "-data", where, "-output", path, *arguments) == 0
+    assert (
+        run("lm_eval", "-model", home / "model.pt", "-data", where, "-output", path, "-force", *arguments)
+        == 0
+    )
     return dict(json.loads(path.read_text()))
 
 
@@ -117,7 +120,7 @@ def test_memory_of_a_transformer(tmp_path: Path) -> None:
         (["-pointer", "{window: 3}"], "pointer: theta is None"),
         (["-pointer", "{window: ["], "-pointer"),
         (["-words", 0], "words is 0"),
-        (["-words", 3, "-reference", "x"], "give one of them"),
+        (["-words", 3, "-reference", __file__], "give one of them"),
         (["-reference", "absent"], "absent"),
     ],
 )
@@ -179,7 +182,7 @@ def test_results_are_no_folder(home: Path, tmp_path: Path, capsys: pytest.Captur
     model, data = home / "model.pt", home / "corpus" / "data"
     assert run("lm_eval", "-model", model, "-data", data, "-output", tmp_path) == 2
     captured = capsys.readouterr()
-    assert "is a folder, but it must be a file" in one_line(captured.err, "lm_eval")
+    assert "is a folder; name a file" in one_line(captured.err, "lm_eval")
     assert not captured.out, "the text was read before"
 
 
@@ -190,10 +193,12 @@ def test_a_split_of_a_file(home: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_model_that_diverged(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = torch.load(home / "model.pt", weights_only=True)
-    for tensor in content["model"].values():
-        tensor.fill_(np.nan)
-    torch.save(content, tmp_path / "nan.pt")
+    # A finite model whose scores overflow.
+    alter(
+        home / "model.pt",
+        lambda content: [t.fill_(3e38) for t in content["model"].values()],
+        tmp_path / "nan.pt",
+    )
     output = tmp_path / "results.json"
     data = home / "corpus" / "data"
     assert run("lm_eval", "-model", tmp_path / "nan.pt", "-data", data, "-output", output) == 2

@@ -87,10 +87,10 @@ def test_lines(parts: tuple[list[str], list[str]], expected: str, capsys: pytest
     ("arguments", "message"),
     [
         (["-length", 0, "-prompt", "a b"], "length is 0"),
-        (["-seed", 2**63], "seed is 9223372036854775808"),
+        (["-seed", 2**63], "-seed: '9223372036854775808' is not"),
         (["-prompt", "a \udcff"], "is not UTF-8"),
         (["-temperature", -1], "temperature is -1"),
-        (["-temperature", "nan"], "temperature is nan"),
+        (["-temperature", "nan"], "-temperature: 'nan' is not a finite number"),
         (["-top_k", 0], "top_k is 0"),
         (["-top_k", 3, "-temperature", 0], "top_k has no effect"),
         (["-samples", 0], "samples is 0"),

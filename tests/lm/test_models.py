@@ -19,6 +19,7 @@ EMBEDDINGS: list[dict[str, Any]] = [
     {"method": "adaptive", "cutoffs": [5, 12], "factor": 2},
     {"method": "define", "map_dim": 4, "expand_dim": 16, "depth": 2, "max_groups": 2},
     {"method": "define", "map_dim": 4, "expand_dim": 16, "depth": 2, "max_groups": 2, "output": "table"},
+    {"method": "define", "unit": "delight", "map_dim": 4, "expand_dim": 16, "depth": 2},
     {"method": "alone", "hidden_dim": 16},
     {"method": "uncle", "unique_dim": 4, "num_classes": 3, "random_classes": True},
     {"method": "funnel", "rank": 3},

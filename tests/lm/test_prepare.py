@@ -10,6 +10,7 @@ import pytest
 from lm import cli
 from lm.corpus import SPLITS, Published, load_corpus
 from lm.datasets import SOURCES
+from lm.splitting import Fractions
 
 
 @pytest.fixture
@@ -52,23 +53,108 @@ def test_mistakes_give_one_line_and_status_2(
 ) -> None:
     cases = {
         "-valid not given": [item for item in arguments if "valid" not in item],
+        "-split divides the text of -train alone": [*arguments, "-split", "0.8,0.1,0.1"],
+        "-seed divides the text of -train alone": [*arguments, "-seed", "2"],
         "-min_frequency is 0": [*arguments, "-min_frequency", "0"],
         "-max_size is 2": [*arguments, "-max_size", "2"],
-        "invalid int value": [*arguments, "-max_size", "many"],
+        "'many' is not a whole number": [*arguments, "-max_size", "many"],
         "unrecognized arguments: -foo": [*arguments, "-foo"],
-        "No such file": [*arguments, "-test", "absent.txt"],
+        "-test: no such file: absent.txt": [*arguments[:-1], "absent.txt"],
         "required: -output": arguments[2:],
         "-train and -valid and -test given beside -dataset": [*arguments, "-dataset", "ptb"],
         "-downloads given without -dataset": [*arguments, "-downloads", "here"],
         "-train and -valid and -test not given": arguments[:2],
         "invalid choice: 'wikitext'": [*arguments, "-dataset", "wikitext"],
-        "0 tokens; the train text needs": [*arguments, "-train", "/dev/null"],
-        "is a file, but it must be a folder": [*arguments, "-output", arguments[3]],
+        "-train: /dev/null is a device or a pipe": [*arguments[:3], "/dev/null", *arguments[4:]],
+        "is a file; name a folder": ["-output", arguments[3], *arguments[2:]],
     }
     for said, line in cases.items():
         assert run(line, monkeypatch) == 2, said
         error = capsys.readouterr().err
         assert said in error and error.startswith("lm_prepare: ") and error.count("\n") == 1
+
+
+def split(folder: Path, text: bytes, *options: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """The parts that lm_prepare writes of one text."""
+    (folder / "one.txt").write_bytes(text)
+    line = ["-train", str(folder / "one.txt"), "-output", str(folder / "data"), *options]
+    assert run(line, monkeypatch) == 0
+    return {name: (folder / "data" / "texts" / f"{name}.txt").read_bytes() for name in SPLITS}
+
+
+def test_a_single_text_is_divided_by_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"line {number}".encode() for number in range(200)]
+    text = b"\xef\xbb\xbf" + b"\n".join(lines)  # a byte order mark, and no line feed at the end
+    parts = split(tmp_path, text, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert "split 200 lines at random with seed 1: 180 to train, 10 to valid, 10 to test" in printed
+    assert "train: 540 tokens" in printed and "valid: 30 tokens" in printed
+    assert load_corpus(tmp_path / "data").description["name"] == "one"
+    got = {name: part.splitlines() for name, part in parts.items()}
+    assert {name: len(part) for name, part in got.items()} == {"train": 180, "valid": 10, "test": 10}
+    assert sorted(sum(got.values(), [])) == sorted(lines)
+    places = {name: [lines.index(line) for line in part] for name, part in got.items()}
+    assert all(place == sorted(place) for place in places.values())
+    # At random: held-out lines are from all over the text.
+    assert min(places["valid"]) < 100 < max(places["valid"])
+
+    assert split(tmp_path, text, monkeypatch=monkeypatch) == parts
+    asked = ["-train", str(tmp_path / "one.txt"), "-output", str(tmp_path / "data")]
+    capsys.readouterr()
+    assert run([*asked, "-seed", "2"], monkeypatch) == 2
+    assert f"{tmp_path}/data/texts/train.txt is another text; add -force" in capsys.readouterr().err
+    assert split(tmp_path, text, monkeypatch=monkeypatch) == parts
+    assert split(tmp_path, text, "-seed", "2", "-force", monkeypatch=monkeypatch) != parts
+    halves = split(tmp_path, text, "-split", "0.5,.25,0.25", "-force", monkeypatch=monkeypatch)
+    assert [len(halves[name].splitlines()) for name in SPLITS] == [100, 50, 50]
+
+
+@pytest.mark.parametrize(
+    ("fractions", "lines", "wanted"),
+    [
+        ("0.9,0.05,0.05", 3, (1, 1, 1)),
+        ("0.9,0.05,0.05", 20, (18, 1, 1)),
+        ("0.05,0.9,0.05", 3, (1, 1, 1)),
+        ("0.02,0.49,0.49", 4, (1, 1, 2)),
+        ("0.6,0.3,0.1", 1001, (601, 300, 100)),
+    ],
+)
+def test_every_part_of_a_text_has_a_line(fractions: str, lines: int, wanted: tuple[int, ...]) -> None:
+    counts = Fractions.parse(fractions).lines(lines)
+    assert tuple(counts[name] for name in SPLITS) == wanted
+
+
+def test_what_cannot_be_divided_gives_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, short, latin = tmp_path / "one.txt", tmp_path / "short.txt", tmp_path / "latin.txt"
+    text.write_text("a\nb\nc\nd\n")
+    short.write_text("a\nb\n")
+    latin.write_bytes(b"a\nb\n\xe9t\xe9\nc\n")
+    own = tmp_path / "data" / "texts" / "train.txt"
+    own.parent.mkdir(parents=True)
+    own.write_text("a\nb\nc\nd\n")
+    asked: dict[str, list[object]] = {
+        "three fractions": [text, "-split", "0.9,0.1"],
+        "is '1,a,b'": [text, "-split", "1,a,b"],
+        "with a sum of 1": [text, "-split", "0.5,0.4,0.2"],
+        "above 0": [text, "-split", "1.2,-0.1,-0.1"],
+        "is 'nan,0.5,0.5'": [text, "-split", "nan,0.5,0.5"],
+        "2 lines cannot be divided into 3": [short],
+        "latin.txt: line 3 is not UTF-8": [latin],
+        "-seed is -1": [text, "-seed", "-1"],
+        "would replace the file of -train": [own],
+        "is a device or a pipe": ["/dev/zero"],
+    }
+    for said, words in asked.items():
+        line = ["-output", str(tmp_path / "data"), "-train", *map(str, words)]
+        assert run(line, monkeypatch) == 2, said
+        error = capsys.readouterr().err
+        assert said in error and error.startswith("lm_prepare: ") and error.count("\n") == 1
+    assert sorted(path.name for path in (tmp_path / "data").rglob("*")) == ["texts", "train.txt"]
+    assert own.read_text() == "a\nb\nc\nd\n"
 
 
 def test_known_dataset_is_found_in_data_dir_and_its_size_checked(

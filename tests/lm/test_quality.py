@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("installed_host")
 
 def evaluated(model: Path, data: Path, record: Path, *arguments: object) -> float:
     """What ``lm_eval`` says."""
+    record.unlink(missing_ok=True)
     assert run("lm_eval", "-model", model, "-data", data, "-output", record, *arguments) == 0
     return float(json.loads(record.read_text())["metrics"]["perplexity"])
 
@@ -67,7 +68,7 @@ def test_mistakes_are_one_line_before_the_fit(
     monkeypatch.setattr("shared_embeddings.compression.fit", fit)
     sides = ["--validation-source", text, "--validation-target", text]
     for arguments, message in [
-        (["--validation", tmp_path / "none"], "none: no such file"),
+        (["--validation", tmp_path / "none"], "--validation: no such file"),
         (["--validation", empty], "empty: is empty"),
         (["--validation", short], "at least 2 are needed"),
         (["--validation", latin], "not UTF-8 at byte 4"),

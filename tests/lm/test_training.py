@@ -30,6 +30,7 @@ from lm.progress import Silence
 from lm.streams import Stream
 from lm.training import Trainer
 from shared_embeddings.files import locked
+from tests.altered import alter
 from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout
 
 
@@ -260,7 +261,7 @@ def test_a_run_in_two_parts_is_the_same_run(data: Path, tmp_path: Path, first_en
         return False
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(Trainer, "_is_interrupted", stop_after_saving)
+        patch.setattr(Trainer, "_asked_to_stop", stop_after_saving)
         run(stopped)
     torch.manual_seed(12345)
     random.seed(99)
@@ -395,9 +396,7 @@ def test_a_start_of_another_shape_is_refused(data: Path, tmp_path: Path) -> None
 def test_a_start_with_other_words_is_refused(data: Path, tmp_path: Path) -> None:
     run(settings(data, tmp_path / "first", steps=1))
     first = tmp_path / "first/best.pt"
-    content = torch.load(first, weights_only=True)
-    content["words"] = content["words"][::-1]
-    torch.save(content, first)
+    alter(first, lambda content: content["words"].reverse())
     with pytest.raises(UserError, match="start_from: the vocabulary of .* is not that of the data"):
         run(settings(data, tmp_path / "second", steps=1, start_from=str(first)))
 
@@ -406,7 +405,7 @@ def test_what_killed_processes_have_left_is_cleared_away(data: Path, tmp_path: P
     values = settings(data, tmp_path / "run", steps=1)
     run(values)
     before = {path.name for path in (tmp_path / "run").iterdir()}
-    for name in (".last.pt.7.tmp", ".best.pt.7.tmp", "notes.tmp"):
+    for name in (".last.pt.7.tmp", ".best.pt.7.tmp", ".config.yaml.7.tmp", "notes.tmp"):
         (tmp_path / "run" / name).write_bytes(b"half")
     run({**values, "steps": 2})
     assert {path.name for path in (tmp_path / "run").iterdir()} == before | {"notes.tmp"}
@@ -493,7 +492,7 @@ def test_the_command_trains_and_says_what(
         ({"embedding": {"method": "funel"}}, "funnel"),
         ({"start_from": "nothing.pt"}, "nothing.pt"),
         ({"device": "cuda"}, "cuda"),
-        ({"embedding": {"method": "standard", 1: 2}}, "embedding: 1 is no name"),
+        ({"embedding": {"method": "standard", 1: 2}}, "the key '1' is not text"),
         ({"seed": 2**63}, "seed"),
         ({"hidden_dim": 10**8}, "not enough memory"),
     ],

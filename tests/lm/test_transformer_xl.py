@@ -68,6 +68,34 @@ def test_same_length_makes_segments_of_no_account(lengths):
     torch.testing.assert_close(parts, whole, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("lengths", [[9], [4, 5], [8, 1]])
+def test_same_length_shows_the_word_itself_and_as_many_before_as_the_memory_holds(lengths):
+    # With one layer no word reaches further through others.
+    model = small_model(same_length=True, memory_length=3, num_layers=1)
+    ids = some_ids(9)
+    before, _ = run(model, ids, lengths)
+    seen = []
+    for position in range(9):
+        changed = ids.clone()
+        changed[:, position] = (ids[:, position] + 1) % len(WORDS)
+        after, _ = run(model, changed, lengths)
+        seen.append(bool((after[:, 8] - before[:, 8]).abs().max() > 1e-6))
+    assert seen == [False] * 5 + [True] * 4
+
+
+def test_dropout_falls_on_the_last_hidden_states():
+    model = small_model(dropout=0.5).train()
+    state = model.initial_state(3)
+    torch.manual_seed(5)
+    dropped = model(some_ids(40), state).hidden
+    # A normalization never gives exact zeros.
+    assert (dropped == 0).double().mean().item() == pytest.approx(0.5, abs=0.05)
+    # Those that are left are twice as large: normalized values have a mean square of one.
+    scale = dropped[dropped != 0].square().mean().sqrt().item()
+    plain = small_model(dropout=0.5)(some_ids(40), state).hidden
+    assert scale == pytest.approx(2 * plain.square().mean().sqrt().item(), rel=0.1)
+
+
 def test_without_same_length_the_context_depends_on_the_segments():
     model = small_model(memory_length=3)
     ids = some_ids(16)
@@ -216,6 +244,19 @@ def test_autocast_to_bfloat16_is_close():
     [
         {"method": "projective", "rank": 4},
         {"method": "adaptive", "cutoffs": [10, 30], "factor": 2},
+        {"method": "adaptive", "cutoffs": [10, 30], "factor": 1, "width": 4},
+        {
+            "method": "define",
+            "map_dim": 4,
+            "expand_dim": 8,
+            "depth": 2,
+            "max_groups": 2,
+            "map": "adaptive",
+            "cutoffs": [10, 30],
+            "factor": 1,
+            "score_dim": 12,
+            "tie": "tables",
+        },
         {
             "method": "define",
             "map_dim": 4,

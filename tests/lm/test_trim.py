@@ -100,7 +100,7 @@ def test_refusals(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
     empty.write_text("\n\nzzz\n")
     binary.write_bytes(b"a\n\xff\n")
     asked = ["--model", model, "--output", output]
-    assert "No such file" in refused(capsys, *asked, "--text", tmp_path / "none")
+    assert "no such file" in refused(capsys, *asked, "--text", tmp_path / "none")
     assert "has no word of the vocabulary" in refused(capsys, *asked, "--text", empty)
     assert "line 2 is no UTF-8" in refused(capsys, *asked, "--text", binary)
     assert "give --text" in refused(capsys, *asked)
@@ -110,15 +110,17 @@ def test_refusals(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
     assert "at least 1" in refused(capsys, *found, "--min-count", 0)
     assert "is used 99 times; lower --min-count" in refused(capsys, *found, "--min-count", 99)
     assert "at least 0" in refused(capsys, *found, "--keep-first", -1)
-    assert "no such file" in refused(capsys, *found, "--model", tmp_path / "none.pt")
-    assert "cut short" in refused(capsys, *found, "--model", text)
+    others = ["--output", output, "--text", text, "--model"]
+    assert "no such file" in refused(capsys, *others, tmp_path / "none.pt")
+    assert "cut short" in refused(capsys, *others, text)
     assert not output.exists()
     for taken in (output, tmp_path / "trimmed.pt.ids.tsv"):
         taken.write_text("mine")
         assert "is there already" in refused(capsys, *found)
         assert taken.read_text() == "mine"
         taken.unlink()
-    assert "is there already" in refused(capsys, *found, "--output", model)
+    onto = ["--model", model, "--text", text, "--output", model]
+    assert "would replace the file of --model" in refused(capsys, *onto)
 
 
 def test_methods_without_rows_are_refused(

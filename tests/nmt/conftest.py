@@ -104,10 +104,12 @@ class Host:
         models = model if isinstance(model, list) else [model]
         output = self.folder / "translation"
         output.unlink(missing_ok=True)
+        search = {"-beam_size": "2", "-max_length": "9", "-max_length_ratio": "0"}
+        usual = [text for name, value in search.items() if name not in arguments for text in (name, value)]
         run(
             "onmt_translate",
             *("-model", *map(str, models), "-src", str(self.folder / source), "-output", str(output)),
-            *("-beam_size", "2", "-max_length", "9", "-max_length_ratio", "0", *arguments),
+            *(*usual, *arguments),
         )
         return output.read_text(encoding="utf-8").split("\n")[:-1]
 

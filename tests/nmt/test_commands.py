@@ -119,7 +119,7 @@ def test_messy_text_trains(host: Host) -> None:
         ({"embedding": {"method": "funnel", "rank": 17}}, ["rank", "17", "16"]),
         ({"embedding": {"method": "define", "depth": 0, "map_dim": 8, "expand_dim": 32}}, ["depth", "0"]),
         ({"embedding": "funnel"}, ["embedding", "method"]),
-        ({"embedding": "{[1]: 2}"}, ["embedding", "{[1]: 2}", "YAML"]),
+        ({"embedding": "{[1]: 2}"}, ["embedding", "YAML"]),
         ({"embeding": FUNNEL}, ["embeding", "did you mean"]),
         ({"share_embeddings": False, "src_embedding": FUNNEL, "tgt_embedding": FUNNEL}, ["no effect"]),
         ({"src_embedding": {"method": "standard"}}, ["share_embeddings"]),
@@ -223,8 +223,8 @@ def test_broken_checkpoints(kind: str, name: str, trained: Trained, tmp_path: Pa
     arguments = {
         "onmt_translate": ["-model", path, "-src", str(host.folder / "test.src"), "-output", str(output)],
         "onmt_train": ["-config", str(host.config("again", embedding=FUNNEL)), "-train_from", path],
-        "onmt_release_model": ["-model", path, "-output", str(output)],
-        "onmt_average_models": ["-models", str(checkpoint), path, "-output", str(output)],
+        "onmt_release_model": ["-model", path, "-output", str(output), "-force"],
+        "onmt_average_models": ["-models", str(checkpoint), path, "-output", str(output), "-force"],
     }[name]
     assert path in refusal(name, *arguments)
     assert output.read_text() == "kept"
@@ -282,13 +282,14 @@ def test_kill_and_resume(host: Host) -> None:
 
 def test_remains_of_a_killed_save_go(host: Host) -> None:
     """Those of this run's checkpoints, at its next start; those of another run stay."""
-    killed = "import os, sys; from nmt.files import write_atomically as write"
+    killed = "import os; from nmt.files import write_atomically as write"
+    half = "lambda name: (open(name, 'w'), os._exit(9))"
     for name in ("model", "other"):
         path = str(host.folder / f"{name}_step_3.pt")
-        subprocess.run([sys.executable, "-c", f"{killed}; write({path!r}, lambda name: os._exit(9))"])
+        subprocess.run([sys.executable, "-c", f"{killed}; write({path!r}, {half})"])
         assert len(list(host.folder.glob(f".{name}_step_3.pt.*"))) == 1
     host.train("model", embedding=FUNNEL)
-    assert not list(host.folder.glob(".model*"))
+    assert [path.name for path in host.folder.glob(".model*")] == [".model.lock"]
     assert len(list(host.folder.glob(".other*"))) == 1
 
 
@@ -429,7 +430,7 @@ def test_ctranslate2_translates_the_same(sharing: bool, host: Host) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
     checkpoint = host.train("model", embedding=FUNNEL, share_embeddings=sharing, train_steps=60)
     exported = host.folder / "exported"
-    for _ in range(2):  # the second replaces the first
+    for _ in range(2):  # the second replaces the first, of which it knows every file
         run(
             "onmt_release_model",
             "-model",
@@ -438,6 +439,7 @@ def test_ctranslate2_translates_the_same(sharing: bool, host: Host) -> None:
             str(exported),
             "-format",
             "ctranslate2",
+            "-force",
         )
     ours = host.translate(checkpoint, "-beam_size", "1", "-min_length", "3")
     sources = (host.folder / "test.src").read_text().splitlines()

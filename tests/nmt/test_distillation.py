@@ -48,7 +48,7 @@ def distilled(host: Host, teacher: Path, embedding: dict[str, Any] | None, **opt
     """Train a student; keys of the option may be given as ``d_KEY``."""
     keys = {name[2:]: options.pop(name) for name in list(options) if name.startswith("d_")}
     settings = {"embedding_distillation": {"teacher": str(teacher), **keys}}
-    return host.train("student", embedding=embedding, **settings, **options)
+    return host.train("student", embedding=embedding, resume="overwrite", **settings, **options)
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
@@ -159,7 +159,7 @@ def test_random_starts(trained: Trained, host: Host) -> None:
 @pytest.mark.parametrize("what", ["embedding", "network"])
 def test_freezing_lasts_through_resumption(what: str, trained: Trained, host: Host) -> None:
     _, teacher = trained(embedding=STANDARD)
-    start = distilled(host, teacher, PROJECTIVE, **STILL)
+    start = distilled(host, teacher, PROJECTIVE, **STILL).rename(host.folder / "start.pt")
     first = distilled(host, teacher, PROJECTIVE, d_freeze=what, train_steps=3)
     run(
         "onmt_train",
@@ -370,7 +370,7 @@ def test_unfit_teachers_are_refused(trained: Trained, host: Host, refusal: Calla
     assert "no such file" in said(host.folder / "none.pt")
     foreign = host.folder / "foreign.pt"
     save_checkpoint({"opt": Namespace(), "weights": torch.zeros(3)}, foreign)
-    assert "cannot be read (it has no vocab)" in said(foreign)
+    assert "it has no vocab; take one that onmt_train wrote" in said(foreign)
     line = said(teacher, transformer_ff=64)
     assert "feed_forward.w_1.weight is (64, 16) in this model, (32, 16) in the teacher" in line
     assert "missing in the teacher" in said(teacher, enc_layers=2)

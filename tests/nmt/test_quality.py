@@ -63,7 +63,7 @@ def test_mistakes_are_one_line_before_the_fit(
     asked = ["--model", model, "--method", "projective", "--rank", 4, "--output", output]
     given, wanted = "--validation-source", "--validation-target"
     for arguments, message in [
-        ([given, tmp_path / "none", wanted, target], "none: no such file"),
+        ([given, tmp_path / "none", wanted, target], "no such file"),
         ([given, source, wanted, empty], "empty: is empty"),
         ([given, source, wanted, host.folder / "test.tgt"], "has 10 lines"),
         ([wanted, target], "without --validation-source"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,15 @@ def test_a_language_model_has_no_targets(host: Host, refusal: Refusal) -> None:
     ("changed", "said"),
     [
         ({"path_tgt": None}, "data: corpus: has no path_tgt; name the file of its targets"),
-        ({"path_src": [1]}, "data: corpus: path_src is [1]; wanted the path of one file"),
+        ({"path_src": [1]}, "data: corpus: option 'path_src' is [1], but it must be text"),
         ({"weight": 0}, "data: there is no corpus to train on; name one with a weight of at least 1"),
-        ({"weight": 1.5}, "data: corpus: weight is 1.5; wanted a whole number of at least 0"),
-        ({"weight": "two"}, "data: corpus: weight is 'two'; wanted a whole number"),
+        ({"weight": 1.5}, "data: corpus: option 'weight' is 1.5, but it must be a whole number"),
+        ({"weight": "two"}, "data: corpus: option 'weight' is 'two', but it must be a whole number"),
+        ({"weight": -1}, "data: corpus: option 'weight' is -1, but it must be at least 0"),
+        ({"transforms": 5}, "data: corpus: option 'transforms' is 5, but it must be a list"),
+        ({"transforms": ["none"]}, "data: corpus: transform 'none' is unknown"),
+        ({"path_source": "x"}, "data: corpus: unknown option 'path_source'. Did you mean 'path_src'?"),
+        ({"transforms": ["clean"], "src_tgt_ratio": 0.5}, "src_tgt_ratio: 0.5 is too small"),
     ],
 )
 def test_a_corpus_is_refused(changed: dict[str, Any], said: str, host: Host, refusal: Refusal) -> None:
@@ -149,7 +155,7 @@ def test_a_byte_order_mark_is_no_text(trained: Trained) -> None:
         ({"decay_method": "noam", "warmup_steps": 0}, "warmup_steps: 0 is too small"),
         ({"world_size": 2}, "world_size: 2, but gpu_ranks names no process of this machine"),
         ({"embedding": {**FUNNEL, "embedding_dim": 8}}, "embedding_dim follows from word_vec_size; remove"),
-        ({"embedding": dict([*FUNNEL.items(), (5, 3)])}, "embedding: 5 is no option; write it like"),
+        ({"embedding": dict([*FUNNEL.items(), (5, 3)])}, "the key '5' is not text"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -193,7 +199,7 @@ def test_resuming_with_another_vocabulary_is_refused(trained: Trained, host: Hos
 
 
 def test_no_work_is_done_for_a_file_that_cannot_be_written(
-    trained: Trained, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
     import onmt.bin.translate
 
@@ -202,11 +208,11 @@ def test_no_work_is_done_for_a_file_that_cannot_be_written(
     monkeypatch.setattr("onmt.train_single.build_model", lambda *args: pytest.fail("it trains"))
     monkeypatch.setattr("nmt.checkpoint.average_checkpoints", lambda *args: pytest.fail("it averages"))
     file = str(host.folder / "test.src")
-    for path, said in ((str(host.folder), "is a folder; name a file"), (f"{file}/x", "cannot be made")):
+    for path, said in ((str(tmp_path), "is a folder; name a file"), (f"{file}/x", "cannot be written")):
         for command, *arguments in (
             ("onmt_translate", "-model", str(checkpoint), "-src", file),
-            ("onmt_average_models", "-models", str(checkpoint)),
-            ("onmt_release_model", "-model", str(checkpoint)),
+            ("onmt_average_models", "-force", "-models", str(checkpoint)),
+            ("onmt_release_model", "-force", "-model", str(checkpoint)),
         ):
             line = refusal(command, *arguments, "-output", path)
             assert "output: " in line and said in line
@@ -225,9 +231,32 @@ def test_a_file_is_no_place_for_ctranslate2(trained: Trained, refusal: Refusal) 
     host, checkpoint = trained(embedding=FUNNEL)
     output = host.write("taken", ["kept"])
     arguments = ["-model", str(checkpoint), "-output", str(output), "-format", "ctranslate2"]
-    line = refusal("onmt_release_model", *arguments, "-quantization", "int8")
+    line = refusal("onmt_release_model", *arguments, "-quantization", "int8", "-force")
     assert f"output: {output} is a file" in line
     assert output.read_text() == "kept\n"
+
+
+def test_no_log_is_written_into_a_text(host: Host, refusal: Refusal) -> None:
+    """Nor are the options of a run."""
+    config = host.config("model", embedding=FUNNEL)
+    for option in ("-log_file", "-save_config"):
+        before = (host.folder / "train.src").read_bytes()
+        line = refusal("onmt_train", "-config", str(config), option, str(host.folder / "train.src"))
+        assert "would replace the file of data: corpus: path_src" in line
+        assert (host.folder / "train.src").read_bytes() == before
+
+
+def test_a_log_that_cannot_be_written_ends_a_translation(trained: Trained, refusal: Refusal) -> None:
+    host, checkpoint = trained(embedding=FUNNEL)
+    log, output = host.folder / "log", host.folder / "not written"
+    log.unlink(missing_ok=True)
+    try:
+        os.mknod(log, stat.S_IFCHR | 0o666, os.makedev(1, 7))
+    except PermissionError:
+        pytest.skip("devices cannot be made here")
+    asked = ["-model", str(checkpoint), "-src", str(host.folder / "test.src"), "-output", str(output)]
+    assert "No space left on device" in refusal("onmt_translate", *asked, "-log_file", str(log))
+    assert not output.exists()
 
 
 # Vocabularies
@@ -312,7 +341,8 @@ def test_models_of_different_vocabularies_have_no_mean(
         ("[]", "has no list of models; write it like"),
         ("{}", "has no list of models"),
         ('{"models": "x"}', "has no list of models"),
-        ("{a", "is not JSON"),
+        ('{"models": []}', "has no list of models"),
+        ("{a", "cannot be read as JSON"),
     ],
 )
 def test_a_configuration_of_the_server_is_refused(
@@ -320,8 +350,8 @@ def test_a_configuration_of_the_server_is_refused(
 ) -> None:
     path = tmp_path / "server.json"
     path.write_text(content)
-    line = refusal("onmt_server", "--model_config", str(path))
-    assert f"model_config: {path}: " in line and said in line
+    line = refusal("onmt_server", "--model_config", str(path), "--port", "0")
+    assert "model_config" in line and f"{path}: " in line and said in line
 
 
 def test_a_gpu_that_the_server_lacks_is_refused(trained: Trained, tmp_path: Path, refusal: Refusal) -> None:

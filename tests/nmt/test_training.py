@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import shared_embeddings as se
 from nmt import describe_checkpoint
@@ -18,8 +21,10 @@ from nmt.compression import CheckpointModel
 from nmt.errors import UserError
 from nmt.files import read_checkpoint
 from nmt.model import SharedGenerator, shared_embeddings_of
+from nmt.training import restore_dropout
 from shared_embeddings.compression_quality import Validation
 from shared_embeddings.dropout import Dropout
+from shared_embeddings.methods.alone import AloneEmbedding
 from tests.nmt.conftest import Host, run
 
 FUNNEL = {"method": "funnel", "rank": 4}
@@ -54,13 +59,16 @@ DEFINE_MAP = {
 }
 
 
+MODES = METHODS | {"define_delight": {**METHODS["define"], "unit": "delight"}}
+
+
 def test_every_method_is_trained() -> None:
     assert set(METHODS) == set(se.methods())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", MODES)
 def test_train_save_load_translate(method: str, trained: Callable[..., tuple[Host, Path]]) -> None:
-    host, checkpoint = trained(embedding=METHODS[method])
+    host, checkpoint = trained(embedding=MODES[method])
     model, *_ = build_from_checkpoint(str(checkpoint))
     assert isinstance(model.generator, SharedGenerator)
     (embedding,) = shared_embeddings_of(model)
@@ -68,8 +76,7 @@ def test_train_save_load_translate(method: str, trained: Callable[..., tuple[Hos
     assert model.decoder.embeddings.emb_luts[0] is embedding
     assert model.generator.embedding is embedding
     counts = describe_checkpoint(checkpoint)
-    options = {key: value for key, value in METHODS[method].items() if key != "method"}
-    expected = se.expected_count(method, num_embeddings=88, embedding_dim=16, **options)
+    expected = se.expected_count(num_embeddings=88, embedding_dim=16, **MODES[method])
     assert counts["embedding"] == expected == sum(p.numel() for p in embedding.parameters())
     assert counts["total"] == sum(parameter.numel() for parameter in model.parameters())
     assert counts["step"] == 6
@@ -80,6 +87,21 @@ def test_train_save_load_translate(method: str, trained: Callable[..., tuple[Hos
 def test_embedding_on_the_command_line(host: Host) -> None:
     checkpoint = host.train("model", "-embedding", "{method: funnel, rank: 3}", train_steps=1)
     assert describe_checkpoint(checkpoint)["config"]["embedding"] == {"method": "funnel", "rank": 3}
+
+
+@pytest.mark.parametrize(
+    "options", ["factor: 1, width: 6, output_bias: true", "factor: 2, head_projection: input"]
+)
+def test_adaptive_bands_on_the_command_line(options: str, host: Host) -> None:
+    text = f"{{method: adaptive, cutoffs: [20, 50], {options}}}"
+    checkpoint = host.train("model", "-embedding", text, train_steps=1)
+    stored = describe_checkpoint(checkpoint)
+    given = yaml.safe_load(text)
+    assert stored["config"]["embedding"] == given
+    assert stored["embedding"] == se.expected_count(
+        given.pop("method"), num_embeddings=88, embedding_dim=16, **given
+    )
+    assert len(host.translate(checkpoint)) == 7
 
 
 def test_checkpoint_holds_each_tensor_once(trained: Callable[..., tuple[Host, Path]]) -> None:
@@ -175,7 +197,10 @@ def test_loss_equals_the_dense_one(trained: Callable[..., tuple[Host, Path]]) ->
     compute = LossCompute(criterion, model.generator)
     target = torch.tensor([[2, 5, 6, 3], [2, 7, 3, 1]])[:, :, None]
     batch = {"tgt": target, "srclen": torch.tensor([3, 2])}
-    hidden = torch.randn(2, 3, 16, requires_grad=True)
+    hidden = torch.randn(2, 3, 16)
+    # Codes behind a ReLU are not negative: here all words but the padding, of score zero, score below it.
+    hidden[1, 2] = -torch.linalg.pinv(model.generator.embedding.basis.detach()).sum(dim=1)
+    hidden.requires_grad_()
     loss, statistics = compute(batch, hidden, None)
     (gradient,) = torch.autograd.grad(loss, hidden)
     scores = model.generator(hidden.reshape(-1, 16))
@@ -184,9 +209,9 @@ def test_loss_equals_the_dense_one(trained: Callable[..., tuple[Host, Path]]) ->
     torch.testing.assert_close(loss, dense)
     torch.testing.assert_close(gradient, expected)
     assert statistics.n_words == 5
-    assert statistics.n_correct == int(
-        (scores.argmax(1) == target[:, 1:, 0].reshape(-1))[[0, 1, 2, 3, 4]].sum()
-    )
+    is_right = scores.argmax(1) == target[:, 1:, 0].reshape(-1)
+    assert is_right[5], "padding is predicted where the target is padding"
+    assert statistics.n_correct == int(is_right[:5].sum())
 
 
 def test_own_initialisation_survives_param_init(host: Host) -> None:
@@ -242,6 +267,45 @@ def test_resume_is_exact(save_format: str, embedding: Any, host: Host) -> None:
     assert states[0]["early_stopping"] == states[1]["early_stopping"]
     assert states[0]["early_stopping"]["best_step"] > 0
     assert len(host.translate(resumed)) == 7
+
+
+@pytest.mark.parametrize(("step", "reached"), [(0, []), (1, []), (2, [(0.3, 0.2)]), (5, [(0.4, 0.1)])])
+def test_a_run_resumes_with_the_dropout_that_its_step_has_reached(
+    step: int, reached: list[tuple[float, float]]
+) -> None:
+    """The third stage begins with its step; what a model is built with need not be set again."""
+    seen: list[tuple[float, float]] = []
+    model = SimpleNamespace(update_dropout=lambda *rates: seen.append(rates))
+    stages = {"dropout": [0.1, 0.3, 0.4], "attention_dropout": [0.0, 0.2, 0.1], "dropout_steps": [0, 2, 5]}
+    restore_dropout(model, Namespace(**stages), step)
+    assert seen == reached
+
+
+def test_dropout_inside_of_an_embedding_ends_after_its_updates(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches that are accumulated count once, and a run that resumes goes on counting."""
+    seen: list[bool] = []
+    token_rows = AloneEmbedding.token_rows
+
+    def noted(self: AloneEmbedding, *given: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            seen.append(self.draws_per_token)
+        return token_rows(self, *given)
+
+    monkeypatch.setattr(AloneEmbedding, "token_rows", noted)
+    alone = {"method": "alone", "hidden_dim": 24, "relu_dropout": 0.5, "relu_dropout_steps": 4}
+    options = {"embedding": alone, "accum_count": [2], "batch_size": 8}
+    whole = weights(host.train("whole", **options))
+    looked_up = 4  # the source and the target of two batches
+    assert seen == [True] * (4 * looked_up) + [False] * (2 * looked_up)
+    for stop in (3, 5):
+        seen.clear()
+        first = host.train(f"part{stop}", **options, train_steps=stop)
+        run("onmt_train", "-config", str(host.config(f"part{stop}", **options)), "-train_from", str(first))
+        assert seen == [True] * (4 * looked_up) + [False] * (2 * looked_up)
+        for name, tensor in weights(host.folder / f"part{stop}_step_6.pt").items():
+            assert torch.equal(tensor, whole[name]), (stop, name)
 
 
 @pytest.mark.parametrize("embedding", [FUNNEL, None], ids=["funnel", "plain"])

@@ -81,7 +81,7 @@ def test_row_can_be_trained_and_evaluated(name: str, row_name: str) -> None:
         parse({"data": "d", "save": "s", "embedding": row.embedding, **row.train, **option})
     if row.finetune is not None:
         parse({"data": "d", "save": "s", "start_from": "b", "embedding": row.embedding, **row.finetune})
-    evaluation_parser().parse_args(["-model", "m", "-data", "d", *as_options(row.evaluate)])
+    evaluation_parser().parse_args(["-model", __file__, "-data", __file__, *as_options(row.evaluate)])
     if "pointer" in row.evaluate:
         PointerOptions.parse(row.evaluate["pointer"])
     for name_ in se.file_options(row.embedding["method"]):

@@ -51,7 +51,7 @@ COMMON = "average: 2\ntrain: {train_steps: 10}\ntranslate: {}\n"
         (COMMON, "embedding: {}\ndistill: {teacher: row}\n", "teacher is 'row'; it must be one of full"),
         (COMMON, "", "must hold embedding"),
         (COMMON, "embedding: funnel\n", "must be of type dict"),
-        (COMMON, "embedding: {\n", "not YAML"),
+        (COMMON, "embedding: {\n", "cannot be read as YAML"),
         (COMMON.replace("2", "0"), "embedding: {}\n", "average is 0"),
         (COMMON.replace("2", "true"), "embedding: {}\n", "average is True"),
     ],

@@ -190,7 +190,7 @@ def test_methods_get_the_bytes_of_alone() -> None:
         ({"training": {**GRID["training"], "learning_rate": math.inf}}, "learning_rate is inf"),
         ({"alone": {"alone_real": {"hidden_dim": 3}}}, "alone_real: 'hidden_dim' is not for a row to set"),
         ({"alone": {"alone_real": {"seed": 3}}}, "alone_real: 'seed' is not for a row to set"),
-        ({"alone": {"alone_real": {1: 3}}}, "alone_real: 1 is not for a row to set"),
+        ({"alone": {"alone_real": {1: 3}}}, "the key '1' is not text"),
         ({"learning_rates": {"none": 0.1}}, "learning_rates is {'none': 0.1}"),
         ({"learning_rates": [0.1]}, "learning_rates is [0.1]"),
         ({"fit_steps": 0}, "fit_steps is 0"),

@@ -243,6 +243,19 @@ def test_every_row_can_be_read_and_built(name: str) -> None:
         assert headline_runs.controls_length(row) == (row_name != "standard")
 
 
+def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:
+    """3,584 tokens, 16 batches on each of 4 GPUs, at most 1e-3, dropout 0.3; ReLU dropout until 300."""
+    configs = gigaword.RECIPE.folder / "configs"
+    for name in row_names(configs):
+        row = read_row(configs, name)
+        assert row.train["batch_size"] == 3584 and row.train["accum_count"] == [16 * 4]
+        assert row.train["learning_rate"] * (512 * 4000) ** -0.5 == pytest.approx(1e-3, rel=1e-4)
+        assert row.train["dropout"] == [0.3] and row.train["max_grad_norm"] == 1.0
+        assert row.average == 10 and row.train["train_steps"] == 100 * row.train["save_checkpoint_steps"]
+        if row.embedding["method"] == "alone":
+            assert row.embedding["relu_dropout"] == 0.1 and row.embedding["relu_dropout_steps"] == 300
+
+
 # Gigaword
 
 

@@ -73,7 +73,7 @@ def test_rows_are_merged_with_what_they_have_in_common(recipe: Recipe) -> None:
             "teacher is None; it must be one of small_tuned",
         ),
         ("embedding: {}\ndistill: {teacher: row}\n", "teacher is 'row'"),
-        ("embedding: {\n", "not YAML"),
+        ("embedding: {\n", "cannot be read as YAML"),
     ],
 )
 def test_wrong_rows_are_refused(recipe: Recipe, text: str, message: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from recipes.common.config import read_row, read_yaml, row_names
+from recipes.common.config import read_row, row_names
 from recipes.common.errors import UserError, run_main
 from recipes.common.results import REPOSITORY
 from recipes.common.subwords import count_words, learn
@@ -21,6 +21,7 @@ from recipes.published.rows import Machines, batch_size
 from recipes.published.settings import read_settings
 from recipes.published.sources import Texts, locate, read_pairs
 from shared_embeddings.ledger import tables
+from shared_embeddings.reading import read_yaml
 
 RECIPES = ("iwslt_pten", "wmt14_ende", "wmt14_enfr")
 
@@ -50,7 +51,8 @@ def test_every_row_can_be_read_and_has_its_data(recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_rows_train_as_their_papers_print(recipe: str) -> None:
-    """DeFINE takes OpenNMT-py's recommended settings, the others those of Vaswani et al. (2017).
+    """DeFINE takes OpenNMT-py's recommended settings, ALONE those of its authors' README, the others those of
+    Vaswani et al. (2017).
 
     There, the learning rate is D**-0.5 * min(step**-0.5, step * 4000**-1.5) without a factor, and dropout is
     on sub-layers and on the sums with the positions, not on the attention.
@@ -61,8 +63,28 @@ def test_rows_train_as_their_papers_print(recipe: str) -> None:
         wanted = [1.0, 4000, 0.98, [0.0], [0.1], 0.1]
         if name.startswith("define_"):
             wanted = [2.0, 8000, 0.998, [0.1], [0.1], 0.1]
+        elif name.startswith("alone_") and name != "alone_table2_standard":
+            wanted = [2.1466, 4000, 0.98, [0.0], [0.2], 0.1]
         assert [train[option] for option in names] == wanted, name
         assert train["decay_method"] == "noam"
+
+
+def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:
+    """3,584 tokens, 32 batches on each of 4 GPUs, at most 1.5e-3; ReLU dropout ends after 4,500 updates."""
+    configs = REPOSITORY / "recipes" / "wmt14_ende" / "configs"
+    dropped = set()
+    for name in row_names(configs):
+        if not name.startswith("alone_table2_") or name.endswith("standard"):
+            continue
+        row = read_row(configs, name)
+        assert row.batch is not None and batch_size(row.batch, 4) == (3584, 32)
+        assert row.train["learning_rate"] * (512 * 4000) ** -0.5 == pytest.approx(1.5e-3, rel=1e-4)
+        assert row.train["max_grad_norm"] == 1.0 and row.train["train_steps"] == 100_000
+        assert row.average == 10 and row.train["keep_checkpoint"] >= 10
+        if row.embedding["method"] == "alone":
+            assert row.embedding["relu_dropout_steps"] == 4500
+            dropped.add((row.embedding["filter"], row.embedding["relu_dropout"]))
+    assert dropped == {("binary", 0.15), ("real", 0.2)}
 
 
 def test_rows_agree_with_the_ledger_about_embeddings() -> None:
@@ -76,9 +98,11 @@ def test_rows_agree_with_the_ledger_about_embeddings() -> None:
             wanted = {
                 k: v for k, v in known["embedding"].items() if k not in ("num_embeddings", "embedding_dim")
             }
-            own = {k: v for k, v in row["embedding"].items() if k != "relu_dropout"}
-            if own["method"] in ("alone", "adaptive"):
-                wanted = {"filter": "real", **wanted} if own["method"] == "alone" else wanted
+            # The printed ratios of UnClE are without the W_1 that fairseq has on the input.
+            left_out = ("relu_dropout", "head_projection")
+            own = {k: v for k, v in row["embedding"].items() if not k.startswith(left_out)}
+            if own["method"] == "alone":
+                wanted = {"filter": "real", **wanted}
             assert own == wanted, (table["table"], row["row"])
             dim = merged(table, row).get("train", {}).get("word_vec_size")
             assert dim in (None, known["embedding"]["embedding_dim"])
@@ -115,7 +139,7 @@ def test_settings_are_refused(changed: dict[str, Any], said: str, tmp_path: Path
 def test_settings_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "data.yaml"
     path.write_bytes(b"source: \xff\n")
-    with pytest.raises(UserError, match="data.yaml: not UTF-8 at byte 8"):
+    with pytest.raises(UserError, match="data.yaml: is not UTF-8 text"):
         read_settings(path)
 
 

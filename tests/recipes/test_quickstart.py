@@ -21,7 +21,7 @@ from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.score import scores
 
 COUNTS = {"step": 30, "embedding": 1000, "total": 5000, "compression": 4.0, "config": {"seed": 1}}
-SMALL = ["--train", "40", "--valid", "4", "--test", "6", "--steps", "30", "--rows", "standard,projective"]
+SMALL = {"--train": "40", "--valid": "4", "--test": "6", "--steps": "30", "--rows": "standard,projective"}
 
 FAKE_COMMANDS = {
     "onmt_build_vocab": """
@@ -60,9 +60,12 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start(tmp_path: Path, *options: str) -> int:
+    """Run the recipe with small settings, but for those that `options` give."""
+    settings = {**SMALL, "--output": str(tmp_path / "out")}
+    kept = [word for name, value in settings.items() if name not in options for word in (name, value)]
     before = signal.getsignal(signal.SIGTERM)
     try:
-        return run_main("quickstart", run.main, [*SMALL, "--output", str(tmp_path / "out"), *options])
+        return run_main("quickstart", run.main, [*kept, *options])
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -193,7 +196,7 @@ def test_interruption_ends_the_jobs_and_gives_130(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     errors = process.communicate(timeout=120)[1]
     assert process.returncode == 130
-    assert errors.splitlines() == ["quickstart: interrupted; run the same command again to go on"]
+    assert errors.splitlines() == ["quickstart: interrupted; run the same command again to resume"]
     assert is_gone(int(log.read_text()))
 
 

@@ -143,6 +143,9 @@ def test_template_without_its_gap_is_refused(tmp_path: Path) -> None:
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--train", "20", "--valid", "2", "--test", "2", "--output"]
     assert run_main("corpus", corpus.main, [*arguments, str(tmp_path / "made")]) == 0
+    assert run_main("corpus", corpus.main, [*arguments, str(tmp_path / "made")]) == 2
+    assert run_main("corpus", corpus.main, [*arguments, str(tmp_path / "made"), "--force"]) == 0
+    capsys.readouterr()
     assert len((tmp_path / "made" / "train.en").read_text(encoding="utf-8").splitlines()) == 20
     (tmp_path / "file").write_text("")
     assert run_main("corpus", corpus.main, [*arguments, str(tmp_path / "file")]) == 2

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,9 +64,6 @@ def tolerance(row: ModelRow) -> float:
         return UNEXPLAINED * row.paper["parameters_in_millions"]
     if row.embedding["method"] == "define":
         return UNIT * row.paper["parameters_in_millions"]
-    if row.embedding["method"] == "projective":
-        # One projection of the output where the paper has four.
-        return 3 * row.embedding["rank"] * 384 / 1e6 + 0.01
     return 0.01
 
 
@@ -115,23 +113,38 @@ def test_codes_take_the_place_of_what_is_stored_for_the_words(
     assert row.fit is not None
     teacher = read(recipe, row.fit["teacher"])
     network = {"num_layers": 1, "num_heads": 1, "head_dim": 4, "feed_forward_dim": 8}
-    config = parse({"data": "d", "save": "s", "embedding": teacher.embedding, **teacher.train, **network})
+    embedding = {**teacher.embedding, "cutoffs": [8, 16, 24]}
+    config = parse({"data": "d", "save": "s", "embedding": embedding, **teacher.train, **network})
     words = ["<eos>", "<unk>", *(f"w{number}" for number in range(30))]
     torch.manual_seed(1)
-    model = models.build("transformer_xl", words, teacher.embedding, config.model_options())
-    stored = {"model": "transformer_xl", "embedding": teacher.embedding, **config.model_options()}
+    model = models.build("transformer_xl", words, embedding, config.model_options())
+    torch.nn.init.normal_(adaptive_part(model.embedding).cluster_bias)
+    stored = {"model": "transformer_xl", "embedding": embedding, **config.model_options()}
     save_model(tmp_path / "best.pt", model, words, stored, None)
     options = {key: value for key, value in row.embedding.items() if key != "method"}
     small = tmp_path / "small.pt"
     compress(tmp_path / "best.pt", row.embedding["method"], small, options=options, steps=2, progress=False)
     new = load_model(small).model
     assert new.embedding.word_part().method == "compositional_code"
-    assert new.embedding.method == ("define" if "define" in name else "compositional_code")
-    kept = [key for key in model.state_dict() if not key.startswith("embedding.")]
-    if new.embedding.method == "define":
-        kept += [f"embedding.{key}" for key in model.embedding.state_dict() if not key.startswith("map.")]
-    assert len(kept) > 5
+    assert adaptive_part(new.embedding).method == "adaptive"
+    assert new.embedding.method == ("define" if "define" in name else "adaptive")
+    kept = [key for key in model.state_dict() if ".tables." not in key]
+    assert len(kept) > 5 and any(key.endswith("cluster_bias") for key in kept)
     assert all(torch.equal(new.state_dict()[key], model.state_dict()[key]) for key in kept)
+    # The codes stand for the narrow vectors, in both directions and in every band.
+    narrow = new.embedding.word_part().table()
+    hidden = torch.randn(3, 384, generator=torch.Generator().manual_seed(1))
+    old: Any = model.embedding
+    with torch.no_grad():
+        for band, table in enumerate(narrow.split(8)):
+            adaptive_part(old).tables[str(band)].copy_(table)
+    torch.testing.assert_close(new.embedding.log_prob(hidden), old.log_prob(hidden))
+    torch.testing.assert_close(new.embedding.table(), old.table())
+
+
+def adaptive_part(embedding: Any) -> Any:
+    """The adaptive layers of an embedding: the map of DeFINE, or the embedding itself."""
+    return embedding.map if embedding.method == "define" else embedding
 
 
 @pytest.mark.parametrize(("recipe", "name"), SMALL)

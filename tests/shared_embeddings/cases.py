@@ -76,7 +76,7 @@ def _define(name: str, **options: Any) -> Case:
     settings = {"map_dim": 16, "expand_dim": 48, "depth": 3, "output": "table"} | options
     if settings.get("transform") != "linear":
         settings.setdefault("max_groups", 4)
-    if settings["output"] == "map" and not settings.get("output_projection"):
+    if settings["output"] == "map" and not {"output_projection", "score_dim"} & settings.keys():
         score_dim = settings["map_dim"]
     else:
         score_dim = DIMENSION
@@ -101,7 +101,16 @@ def _adaptive(name: str, **options: Any) -> Case:
     """A row of the adaptive method; the padding word is in the first band unless `cutoffs` say otherwise."""
     settings = {"cutoffs": [9, 20], "factor": 2} | options
     has_output = settings.get("output") != "none"
-    return Case(f"adaptive{name}", "adaptive", settings, output=has_output, adaptive=has_output)
+    width = settings.get("score_dim", DIMENSION)
+    return Case(
+        f"adaptive{name}",
+        "adaptive",
+        settings,
+        score_dim=width,
+        output=has_output,
+        adaptive=has_output,
+        heavy=settings.get("map") == "compositional_code",
+    )
 
 
 def _uncle(name: str, padding_idx: int | None = PADDING, **options: Any) -> Case:
@@ -114,7 +123,12 @@ def _uncle(name: str, padding_idx: int | None = PADDING, **options: Any) -> Case
 TENSOR_TRAIN = {"vocab_shape": [2, 4, 5], "dim_shape": [3, 2, 4], "rank": 4}
 TWO_CORES = {"vocab_shape": [8, 5], "dim_shape": [4, 6], "rank": [5]}
 GROUPS = {"num_groups": 3, "min_rank": 6}
+CODES = {"num_codebooks": 4, "codebook_size": 5}
 ADAPTIVE_MAP = {"map": "adaptive", "cutoffs": [9, 20], "factor": 2}
+
+# As in the rows of Transformer-XL: the bands of the output project hidden states of another width.
+STATES_MAP = {**ADAPTIVE_MAP, "factor": 1, "tie": "tables", "score_dim": DIMENSION}
+MAP_OF_A_MAP = {"cutoffs": [9, 20], "factor": 1, "map": "projective", "map_options": {"rank": 5}}
 
 PLAIN_CASES: list[Case] = [
     Case("standard", "standard"),
@@ -130,9 +144,20 @@ PLAIN_CASES: list[Case] = [
     _adaptive("-padding-in-a-tail", cutoffs=[2, 20]),
     _adaptive("-one-tail", cutoffs=[30], factor=4),
     _adaptive("-tails-of-one-word", cutoffs=[1, 2, 3, 36]),
-    _adaptive("-head-projection", head_projection=True),
+    _adaptive("-head-projection", head_projection="both"),
+    _adaptive("-input-projection", head_projection="input"),
+    _adaptive("-input-projection-tied-tables", head_projection="input", tie="tables"),
+    _adaptive("-factor-one", factor=1),
+    _adaptive("-narrow", factor=1, width=10),
+    _adaptive("-narrow-bands", factor=3, width=18, cutoffs=[2, 20]),
+    _adaptive("-narrow-untied", factor=1, width=10, tie="none"),
+    _adaptive("-other-states", factor=1, tie="tables", score_dim=30),
+    _adaptive("-other-states-untied", tie="none", score_dim=12, head_projection="both"),
+    _adaptive("-map", factor=1, width=10, map="projective", map_options={"rank": 4}),
+    _adaptive("-deep-map", factor=1, map="compositional_code", map_options=CODES),
+    _adaptive("-map-other-states", factor=1, tie="tables", score_dim=30, map="standard"),
     _adaptive("-tied-tables", tie="tables"),
-    _adaptive("-untied", tie="none", head_projection=True),
+    _adaptive("-untied", tie="none", head_projection="both"),
     _adaptive("-input-only", output="none"),
     _uncle("classes", num_classes=5),
     _uncle("no-padding", padding_idx=None, num_classes=5, seed=4),
@@ -178,12 +203,20 @@ PLAIN_CASES: list[Case] = [
     _define("tied-to-map", output="map"),
     _define("tied-to-map-projected", output="map", output_projection=True),
     _define("input-only", output="none"),
+    _define("delight", unit="delight", depth=5),
+    _define("delight-tied-to-map", unit="delight", depth=2, output="map"),
+    _define(
+        "delight-adaptive-map-projected", unit="delight", **ADAPTIVE_MAP, output="map", output_projection=True
+    ),
+    _define("delight-input-only", unit="delight", output="none"),
     _define("projective-map", map="projective", rank=6),
     _define("projective-map-tied", map="projective", rank=6, output="map"),
     _define("projective-map-projected", map="projective", rank=6, output="map", output_projection=True),
     _define("adaptive-map", **ADAPTIVE_MAP),
     _define("adaptive-map-tied", **ADAPTIVE_MAP, output="map"),
     _define("adaptive-map-projected", **ADAPTIVE_MAP, output="map", output_projection=True),
+    _define("adaptive-map-of-other-states", **STATES_MAP, output="map"),
+    _define("adaptive-map-of-a-map", map="adaptive", output="map", map_options=MAP_OF_A_MAP),
     _define("adaptive-map-untied", **ADAPTIVE_MAP, tie="none", output="map"),
     _define("adaptive-map-input-only", **ADAPTIVE_MAP, output="none"),
 ]
@@ -200,6 +233,10 @@ BIASED = [
     "adaptive-padding-in-a-tail",
     "adaptive-tails-of-one-word",
     "adaptive-untied",
+    "adaptive-narrow",
+    "adaptive-narrow-bands",
+    "adaptive-other-states",
+    "adaptive-deep-map",
     "uncle-classes",
     "uncle-no-padding",
     "uncle-sub-classes",
@@ -217,6 +254,7 @@ BIASED = [
     "define-projective-map",
     "define-projective-map-projected",
     "define-adaptive-map-tied",
+    "define-adaptive-map-of-other-states",
 ]
 
 

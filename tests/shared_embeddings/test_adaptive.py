@@ -145,15 +145,23 @@ def test_a_cluster_may_outweigh_a_word_that_is_the_most_probable(worked: se.Shar
 def naive_vector(emb: Any, word: int, output: bool) -> tuple[int, Tensor]:
     """The band of a word, and its vector ``(D,)`` on the input or the output side."""
     tables = emb.output_tables if output and emb.options.tie == "none" else emb.tables
-    projections = emb.output_projections if output and emb.options.tie != "all" else emb.projections
     band, start = 0, 0
     for number, cutoff in enumerate(emb.options.cutoffs, start=1):
         if word >= cutoff:
             band, start = number, cutoff
-    vector = tables[str(band)][word - start]
-    if band > 0 or emb.options.head_projection:
-        vector = vector @ projections[str(band)]
+    vector = tables[str(band)][word - start] if emb.map is None else emb.map.rows(torch.tensor([word]))[0]
+    vector = naive_projected(emb, band, vector, output)
     return band, vector * 0 if word == emb.padding_idx else vector
+
+
+def naive_projected(emb: Any, band: int, vector: Tensor, output: bool) -> Tensor:
+    """A vector ``(d_i,)`` of a band as wide as the input or the output side has it."""
+    projections = emb.output_projections if output and emb.options.tie != "all" else emb.projections
+    width = emb.score_dim if output else emb.embedding_dim
+    projected_heads = {"none": [], "input": [False], "both": [False, True]}[emb.options.head_projection]
+    if len(vector) != width or (band == 0 and output in projected_heads):
+        return vector @ projections[str(band)]
+    return vector
 
 
 def naive_log_prob(emb: Any, hidden: Tensor) -> Tensor:
@@ -164,7 +172,7 @@ def naive_log_prob(emb: Any, hidden: Tensor) -> Tensor:
         scores[band].append(hidden @ vector)
         if emb.bias is not None and word != emb.padding_idx:
             scores[band][-1] = scores[band][-1] + emb.bias[word]
-    clusters = [hidden @ vector for vector in emb.clusters]
+    clusters = [hidden @ naive_projected(emb, 0, vector, output=True) for vector in emb.clusters]
     if emb.bias is not None:
         clusters = [score + emb.cluster_bias[number] for number, score in enumerate(clusters)]
     head = torch.stack(scores[0] + clusters, dim=1).log_softmax(1)
@@ -398,7 +406,7 @@ def test_a_lookup_never_holds_the_table() -> None:
 # Initialisation
 
 
-@pytest.mark.parametrize("options", [{}, {"head_projection": True, "tie": "none"}], ids=["plain", "untied"])
+@pytest.mark.parametrize("options", [{}, {"head_projection": "both", "tie": "none"}], ids=["plain", "untied"])
 def test_the_vectors_of_every_band_start_with_the_same_spread(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     emb = large(**options)
@@ -451,21 +459,38 @@ TABLES, PROJECTIONS, CLUSTERS = 9 * 24 + 11 * 12 + 17 * 6, (12 + 6) * 24, 2 * 24
     ("options", "sides"),
     [
         ({}, (0, CLUSTERS, TABLES + PROJECTIONS)),
-        ({"head_projection": True}, (0, CLUSTERS, TABLES + PROJECTIONS + 24 * 24)),
+        ({"head_projection": "both"}, (0, CLUSTERS, TABLES + PROJECTIONS + 24 * 24)),
+        ({"head_projection": "input"}, (24 * 24, CLUSTERS, TABLES + PROJECTIONS)),
+        ({"factor": 1}, (0, CLUSTERS, 37 * 24)),
+        ({"factor": 1, "width": 10}, (0, 2 * 10, 37 * 10 + 3 * 10 * 24)),
+        ({"factor": 1, "tie": "tables", "score_dim": 30}, (0, 3 * 24 * 30 + CLUSTERS, 37 * 24)),
+        ({"factor": 1, "map": "projective", "map_options": {"rank": 4}}, (0, CLUSTERS, 4 * (37 + 24))),
         ({"tie": "tables"}, (PROJECTIONS, PROJECTIONS + CLUSTERS, TABLES)),
         ({"tie": "none"}, (TABLES + PROJECTIONS, TABLES + PROJECTIONS + CLUSTERS, 0)),
         ({"output": "none"}, (TABLES + PROJECTIONS, 0, 0)),
     ],
-    ids=["all", "head projection", "tables", "none", "input only"],
+    ids=[
+        "all",
+        "head projection",
+        "input projection",
+        "factor one",
+        "narrow",
+        "other states",
+        "map",
+        "tables",
+        "none",
+        "input only",
+    ],
 )
 def test_parameters_of_each_side_counted_by_hand(
     options: dict[str, Any], sides: tuple[int, int, int]
 ) -> None:
     """37 words in bands of 9, 11 and 17, with widths 24, 12 and 6."""
     settings: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24, "cutoffs": [9, 20], "factor": 2}
-    counts = se.build("adaptive", **settings, **options).counts()
+    settings |= options
+    counts = se.build("adaptive", **settings).counts()
     assert (counts["input"], counts["output"], counts["shared"]) == sides
-    assert counts["total"] == sum(sides) == se.expected_count("adaptive", **settings, **options)
+    assert counts["total"] == sum(sides) == se.expected_count("adaptive", **settings)
 
 
 @pytest.mark.parametrize(
@@ -483,7 +508,7 @@ def test_what_the_output_shares_moves_with_the_input(name: str, tables: bool, pr
 
 def test_the_factor_and_the_tie_of_the_papers_are_the_defaults() -> None:
     options = se.build("adaptive", num_embeddings=37, embedding_dim=24, cutoffs=[9]).options
-    assert (options.factor, options.head_projection, options.tie) == (4, False, "all")
+    assert (options.factor, options.head_projection, options.tie) == (4, "none", "all")
 
 
 # DeFINE over bands
@@ -546,6 +571,25 @@ def test_define_decides_about_the_output_of_its_map() -> None:
         ({"cutoffs": [9, 20], "factor": 5}, "factor", "5"),
         ({"cutoffs": [9], "factor": 2.0}, "factor", "2.0"),
         ({"cutoffs": [9], "head_projection": "yes"}, "head_projection", "yes"),
+        ({"cutoffs": [9], "head_projection": True}, "head_projection", "none, input, both"),
+        ({"cutoffs": [9], "width": 12, "head_projection": "input"}, "head_projection", "'width'"),
+        ({"cutoffs": [9], "width": 0}, "width", "0"),
+        ({"cutoffs": [9], "width": 24}, "width", "24"),
+        ({"cutoffs": [9], "width": 3}, "factor", "has 3"),
+        ({"cutoffs": [9], "score_dim": 24, "tie": "tables"}, "score_dim", "24"),
+        ({"cutoffs": [9], "score_dim": 30}, "score_dim", "'tables'"),
+        ({"cutoffs": [9], "score_dim": 30, "output": "none"}, "score_dim", "30"),
+        ({"cutoffs": [9], "output_bias": True, "output": "none"}, "output_bias", "True"),
+        ({"cutoffs": [9], "map": "projective", "map_options": {"rank": 2}}, "map", "'factor'"),
+        ({"cutoffs": [9], "factor": 1, "tie": "none", "map": "standard"}, "map", "'tie'"),
+        ({"cutoffs": [9], "factor": 1, "map": "define"}, "map", "define"),
+        ({"cutoffs": [9], "factor": 1, "map_options": {"rank": 2}}, "map_options", "'map'"),
+        ({"cutoffs": [9], "factor": 1, "map": "nothing"}, "nothing", "Methods: "),
+        ({"cutoffs": [9], "factor": 1, "map": "projective"}, "rank", "missing"),
+        *(
+            ({"cutoffs": [9], "factor": 1, "map": "standard", "map_options": {name: 3}}, name, "no option")
+            for name in ("num_embeddings", "padding_idx", "output_bias", 7)
+        ),
         ({"cutoffs": [9], "tie": "table"}, "tie", "table"),
         ({"cutoffs": [9], "tie": True}, "tie", "True"),
         ({"cutoffs": [9], "output": "map"}, "output", "map"),
@@ -559,7 +603,7 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], named: st
         with pytest.raises(se.OptionError) as error:
             function("adaptive", **SIZES, **options)
         text = str(error.value)
-        assert f"'{named}'" in text and shown in text and text.startswith("adaptive: ")
+        assert repr(named) in text and shown in text and text.startswith("adaptive: ")
         assert "\n" not in text and len(text) < 300
 
 

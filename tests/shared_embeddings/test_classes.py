@@ -279,6 +279,14 @@ BROKEN = {
     "not a number": lambda path: rewritten(path, centres=np.full((3, 2), np.nan)),
     "a later format": lambda path: rewritten(path, format=np.array(2)),
     "broken settings": lambda path: rewritten(path, settings=np.array("{")),
+    "settings in a list": lambda path: rewritten(path, settings=np.array("[1]")),
+    "settings of None": lambda path: rewritten(path, settings=np.array("null")),
+    "a number as settings": lambda path: rewritten(path, settings=np.array(5)),
+    "a word as settings": lambda path: rewritten(path, settings=np.array('"uncle"')),
+    "formats": lambda path: rewritten(path, format=np.array([1, 1])),
+    "centres of words": lambda path: rewritten(path, centres=np.array([["a", "b"]] * 3)),
+    "complex vectors": lambda path: rewritten(path, vectors=np.ones((5, 2), dtype=complex)),
+    "classes of one": lambda path: rewritten(path, classes=np.array(3)),
 }
 
 
@@ -507,11 +515,11 @@ def test_what_cannot_be_fails_before_the_training(
     output = tmp_path / "classes.npz"
     with pytest.raises(ValueError, match="more than the 14 words"):
         make_classes([text], vocabulary_file, 15, output)
-    with pytest.raises(ValueError, match="cannot be written"):
+    with pytest.raises(ValueError, match="--output: .* is a folder; name a file"):
         make_classes([text], vocabulary_file, 3, tmp_path)
     with pytest.raises(ValueError, match="cannot be written"):
         make_classes([text], vocabulary_file, 3, text / "classes.npz")
-    with pytest.raises(ValueError, match="cannot be written"):
+    with pytest.raises(ValueError, match="--figure: .* is a folder; name a file"):
         make_classes([text], vocabulary_file, 3, output, figure=tmp_path)
     with pytest.raises(ValueError, match="num_classes is 0"):
         make_classes([text], vocabulary_file, 0, output)
@@ -521,9 +529,9 @@ def test_what_cannot_be_fails_before_the_training(
     before = text.read_bytes(), vocabulary_file.read_bytes()
     (tmp_path / "other name").symlink_to(text)
     for file in (text, vocabulary_file, tmp_path / "other name"):
-        with pytest.raises(ValueError, match="is another file of this command"):
-            make_classes([text], vocabulary_file, 3, file)
-    with pytest.raises(ValueError, match="is another file of this command"):
+        with pytest.raises(ValueError, match="would replace the file of"):
+            make_classes([text], vocabulary_file, 3, file, force=True)
+    with pytest.raises(ValueError, match="--figure: .* would replace the file of --output"):
         make_classes([text], vocabulary_file, 3, output, figure=output)
     assert (text.read_bytes(), vocabulary_file.read_bytes()) == before
     without(monkeypatch, "matplotlib.figure")

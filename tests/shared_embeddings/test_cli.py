@@ -56,6 +56,17 @@ def test_params(capsys: pytest.CaptureFixture[str]) -> None:
     assert {part["name"] for part in found["parts"]} >= {"codes", "basis", "total"}
 
 
+def test_params_of_the_units_of_define(capsys: pytest.CaptureFixture[str]) -> None:
+    unit = ["--map-dim", "16", "--expand-dim", "128", "--depth", "3"]
+    for name in ("paper", "delight"):
+        asked = ["params", "--method", "define", *SIZES, *unit, "--unit", name]
+        expected = se.expected_count(
+            "define", num_embeddings=5000, embedding_dim=64, map_dim=16, expand_dim=128, depth=3, unit=name
+        )
+        assert f"{expected:,}" in printed(capsys, *asked)
+    assert "'shuffle' has no effect" in refused(capsys, *asked, "--shuffle", "true")
+
+
 def test_suggest(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "suggest", *SIZES, "--budget", "40k")
     assert "embedding: {method: projective, rank: 7}" in text
@@ -102,14 +113,14 @@ def test_sizes_that_memory_does_not_hold(
 def test_wrong_paths_are_named_with_what_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    asked = ["compress", "--model", "model", "--method", "standard", "--output", "small", "--token-counts"]
+    asked = ["compress", "--model", str(file), "--method", "standard", "--output", "small", "--token-counts"]
     for wrong, reason in (
-        (tmp_path / "none", "No such file or directory"),
-        (tmp_path, "Is a directory"),
-        (file / "below", "Not a directory"),
+        (tmp_path / "none", "no such file: {path}; check the path"),
+        (tmp_path, "{path} is a folder; name a file"),
+        (file / "below", "no such file: {path}; check the path"),
     ):
         line = refused(capsys, *asked, str(wrong))
-        assert line.startswith(f"shared-embeddings: {wrong}: {reason}; check the path")
+        assert line == f"shared-embeddings: --token-counts: {reason.format(path=wrong)}\n"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +132,7 @@ def test_wrong_paths_are_named_with_what_to_do(capsys: pytest.CaptureFixture[str
         (["params", "--method", "projective", *SIZES, "8"], ["'8'", "--option value"]),
         (["params", "--method", "standard", *SIZES, "--num-embeddings", "5"], ["num_embeddings", "--dim"]),
         (["params", "--method", "standard", *SIZES, "--words", "5"], ["'words'", "no option"]),
-        (["params", "--method", "standard", "--vocab-size", "9" * 30, "--dim", "4"], ["num_embeddings"]),
+        (["params", "--method", "standard", "--vocab-size", "9" * 30, "--dim", "4"], ["--vocab-size"]),
         (["params", "--method", "uncle", *SIZES, "--unique-dim", "3", "--classes", "x.npz"], ["x.npz"]),
         (["suggest", *SIZES, "--budget", "much"], ["much", "500k"]),
         (["suggest", "--vocab-size", "0", "--dim", "4", "--budget", "9"], ["num_embeddings", "0"]),
@@ -131,10 +142,10 @@ def test_wrong_paths_are_named_with_what_to_do(capsys: pytest.CaptureFixture[str
             ["classes", "--text", "none", "--vocab", "none", "--num-classes", "2", "--output", "o.npz"],
             ["none"],
         ),
-        (["classes", "--text", "none", "--num-classes", "2", "--output", "o.npz"], ["--vocab"]),
+        (["classes", "--text", __file__, "--num-classes", "2", "--output", "o.npz"], ["--vocab"]),
         (
-            ["classes", "--vectors-of", "c.npz", "--num-classes", "2", "--output", "o.npz", "--dim", "4"],
-            ["--dim", "c.npz"],
+            ["classes", "--vectors-of", __file__, "--num-classes", "2", "--output", "o.npz", "--dim", "4"],
+            ["--dim", __file__],
         ),
         (["classes", "--vectors-of", "c.npz", "--num-classes", "2", "--output", "o.npz"], ["c.npz"]),
         ([], ["COMMAND"]),

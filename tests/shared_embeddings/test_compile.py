@@ -12,11 +12,12 @@ import torch
 
 import shared_embeddings as se
 
-from .cases import CASES, Case
+from .cases import CASES, Case, by_name
 from .support import assert_same_gradients, gradients
 
 # One row of each method: the others differ in options that are no concern of a compiler.
 FIRST = [next(case for case in CASES if case.method == method) for method in se.methods()]
+FIRST.append(by_name("define-delight"))
 
 
 @pytest.fixture(autouse=True)

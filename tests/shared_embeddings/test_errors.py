@@ -12,6 +12,7 @@ import shared_embeddings as se
 
 SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24, "padding_idx": 3}
 DEFINE: dict[str, Any] = {"map_dim": 16, "expand_dim": 48, "depth": 3, "max_groups": 4, "output": "table"}
+DELIGHT: dict[str, Any] = {"unit": "delight"}
 ALONE: dict[str, Any] = {"base_dim": 18, "hidden_dim": 40}
 ADAPTIVE: dict[str, Any] = {"map": "adaptive", "cutoffs": [9, 20], "factor": 2}
 
@@ -138,6 +139,11 @@ IMPOSSIBLE = [
     ("define", DEFINE | ADAPTIVE | {"cutoffs": []}, "cutoffs"),
     ("define", DEFINE | ADAPTIVE | {"factor": 0}, "factor"),
     ("define", DEFINE | ADAPTIVE | {"factor": 100}, "factor"),
+    ("define", DEFINE | {"unit": "iclr"}, "unit"),
+    ("define", DEFINE | DELIGHT | {"depth": 1}, "depth"),
+    ("define", DEFINE | DELIGHT | {"max_groups": 3}, "power of 2"),
+    ("define", DEFINE | DELIGHT | {"max_groups": 8, "depth": 4}, "max_groups"),
+    ("define", DEFINE | DELIGHT | {"map_dim": 8, "expand_dim": 10}, "expand_dim"),
     ("alone", ALONE | {"base_dim": 0}, "base_dim"),
     ("alone", ALONE | {"hidden_dim": 0}, "hidden_dim"),
     ("alone", ALONE | {"codebooks": 0}, "codebooks"),
@@ -146,6 +152,7 @@ IMPOSSIBLE = [
     ("alone", ALONE | {"filter": "binary", "zero_probability": -0.1}, "zero_probability"),
     ("alone", ALONE | {"relu_dropout": 1.0}, "relu_dropout"),
     ("alone", ALONE | {"relu_dropout": -0.5}, "relu_dropout"),
+    ("alone", ALONE | {"relu_dropout": 0.1, "relu_dropout_steps": 0}, "relu_dropout_steps"),
     ("alone", ALONE | {"seed": 2**64}, "seed"),
     ("structured", {"num_groups": 2, "num_clusters": 3, "seed": 2**64}, "seed"),
     ("compositional_code", {"seed": 2**64}, "seed"),
@@ -165,7 +172,12 @@ NO_EFFECT = [
     ("define", DEFINE | {"map": "projective", "rank": 4, "map_options": {"rank": 5}}, "rank"),
     ("define", DEFINE | {"transform": "linear"}, "max_groups"),
     ("define", without(DEFINE, "max_groups") | {"transform": "linear", "shuffle": True}, "shuffle"),
+    ("define", DEFINE | DELIGHT | {"transform": "glt"}, "transform"),
+    ("define", DEFINE | DELIGHT | {"shuffle": True}, "shuffle"),
+    ("define", DEFINE | DELIGHT | {"connection": "skip"}, "connection"),
+    ("define", DEFINE | DELIGHT | {"reduce": False}, "reduce"),
     ("alone", ALONE | {"filter": "real", "zero_probability": 0.3}, "zero_probability"),
+    ("alone", ALONE | {"relu_dropout_steps": 5}, "relu_dropout_steps"),
 ]
 
 

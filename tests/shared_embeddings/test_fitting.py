@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -322,3 +323,42 @@ def test_fitted_codes_are_as_small_as_those_of_a_new_embedding(method: str) -> N
     for codes, basis in factors or zip(embedding.codes, embedding.bases, strict=True):
         sizes = [float(part.detach().square().mean().sqrt()) for part in (codes, codes @ basis)]
         assert sizes[0] / sizes[1] == pytest.approx(1 / 3, rel=0.05)
+
+
+def test_gradient_descent_minimises_distances_and_not_their_squares() -> None:
+    """One number for all words: Eq. 5 is least at the median of 0, 0, 0, 0, 4, squares at the mean."""
+    teacher = torch.zeros(5, 2)
+    teacher[:, 0] = torch.arange(5)
+    teacher[4, 1] = 4.0
+    emb: Any
+    emb, report = se.fit("uncle", teacher, unique_dim=1, num_classes=1, steps=600, progress=False)
+    shared = emb.class_tables[0].item()
+    assert shared == pytest.approx(0.0, abs=0.05)
+    assert report.loss == pytest.approx(0.8, abs=0.05)
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_options_of_another_type_are_refused_before_any_fit(method: str) -> None:
+    """Each option by itself, by its name, whatever a fit does with the others first."""
+    table = torch.randn(60, 16)
+    for option in dataclasses.fields(se.options(method)):
+        for value in (object(), {"a": 1}, ["2.5"]):
+            if option.name in ("classes", "map_options"):  # which may be lists and mappings
+                continue
+            with pytest.raises(ValueError, match=option.name):
+                se.fit(method, table, steps=1, **{**OPTIONS[method], option.name: value})
+    if method == "uncle":
+        with pytest.raises(se.OptionError, match="option 'unique_dim' is '2', but it must be a whole number"):
+            se.fit(method, table, unique_dim="2")
+
+
+@pytest.mark.parametrize(
+    ("teacher", "words"),
+    [
+        (torch.eye(4).to_sparse(), "of layout torch.sparse_coo"),
+        (torch.ones(4, 4, device="meta"), "on the meta device"),
+    ],
+)
+def test_a_teacher_without_dense_values_is_refused(teacher: torch.Tensor, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        se.fit("projective", teacher, rank=2)

@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from shared_embeddings import trim as trimming
-from shared_embeddings.trim_hosts import GROUP, Vocabulary, written_beside
+from shared_embeddings.trim_hosts import GROUP, Vocabulary, write_maps
 
 
 def test_hosts_are_in_the_entry_points() -> None:
@@ -66,8 +66,8 @@ class Letters:
         return {"letters": output.with_suffix(".ids")}
 
     def write(self, output: Path, maps: Mapping[Path, str]) -> None:
-        with written_beside(maps):
-            output.write_text("model")
+        output.write_text("model")
+        write_maps(maps)
 
 
 class LettersHost:

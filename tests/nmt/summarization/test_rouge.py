@@ -255,7 +255,7 @@ def test_command_prints_json(run: Run) -> None:
     [
         (["first", "long"], "2 candidates, but 3 lines in file 2 of the references"),
         (["second"], "line 2 is empty in all files of references"),
-        (["absent"], "absent: No such file"),
+        (["absent"], "no such file: absent"),
         (["latin"], "latin: not UTF-8 at byte 3"),
         (["first", "--tokens", "unicode"], "stemming is for English"),
         (["first", "--bytes", "0"], "bytes is 0"),

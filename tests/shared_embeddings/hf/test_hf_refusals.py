@@ -133,7 +133,7 @@ def test_outputs_that_are_there(
     before = content(model)
     assert compress(model, "standard", small) == 0
     assert "is there already; add --force" in refused(capsys, model, "standard", small)
-    assert "is a file of the model that is read" in refused(capsys, model, "standard", model, "--force")
+    assert "would replace the file of --model" in refused(capsys, model, "standard", model, "--force")
     assert "is compressed already" in refused(capsys, small, "standard", tmp_path / "again")
     assert compress(model, "projective", small, "--rank", 4, "--force") == 0
     assert hf.load(small).shared_embeddings["words"].method == "projective"
@@ -147,9 +147,9 @@ def test_outputs_that_are_there(
         inside = other / "letter" / "small"
         assert "cannot be written" in refused(capsys, model, "standard", inside)
         assert "cannot be written" in refused(capsys, model, "standard", tmp_path / "new", "--report", inside)
-        for report in (model / "config.json", model / "report.json"):
-            line = refused(capsys, model, "standard", tmp_path / "new", "--report", report, "--force")
-            assert "is a file of the model that is read" in line
+        report = model / "config.json"
+        line = refused(capsys, model, "standard", tmp_path / "new", "--report", report, "--force")
+        assert "would replace the file of --model" in line
     assert content(other) == {"letter": b"dear"} and content(model) == before
 
 

@@ -115,13 +115,17 @@ def test_refusals(
     empty.write_text("")
     asked = ["--model", model, "--output", output]
     assert "has no word of the vocabulary 'tokens'" in refused(capsys, *asked, "--text", empty)
-    assert "No such file" in refused(capsys, *asked, "--text", tmp_path / "none")
+    assert "no such file" in refused(capsys, *asked, "--text", tmp_path / "none")
     found = [*asked, "--text", text]
     assert "word to keep 'Kato to'" in refused(
         capsys, *found, "--keep", _file(tmp_path / "words", "Kato to\n")
     )
-    assert "is there already" in refused(capsys, *found, "--output", model)
-    assert "cannot be written" in refused(capsys, *found, "--output", text / "trimmed")
+    assert "would replace the file of --model" in refused(
+        capsys, "--model", model, "--output", model, "--text", text
+    )
+    assert "cannot be written" in refused(
+        capsys, "--model", model, "--output", text / "trimmed", "--text", text
+    )
     with monkeypatch.context() as patch:
         patch.setattr("safetensors.torch.save_file", _full_disk)
         assert "No space left" in refused(capsys, *found)

@@ -1,0 +1,27 @@
+"""How a log file is written."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, NoReturn
+
+
+def with_failing_log(original: Any) -> Any:
+    """Let a log file that cannot be written, raise its error; it is only printed otherwise."""
+
+    def init_logger(*args: Any, **kwargs: Any) -> Any:
+        logger = original(*args, **kwargs)
+        for handler in logger.handlers:
+            if isinstance(handler, logging.FileHandler):
+                handler.handleError = _raise_again  # type: ignore[method-assign]
+        return logger
+
+    return init_logger
+
+
+def _raise_again(record: logging.LogRecord) -> NoReturn:
+    """Raise the error of a handler that could not write a record."""
+    error = sys.exc_info()[1]
+    assert error is not None
+    raise error

@@ -1,0 +1,53 @@
+"""Run drills by the names of their modules: ``python -m tests.drills [NAME …] [--tries N] [--write]``.
+
+A module of this folder is a set of drills when it has a list ``DRILLS``; its docstring begins its section in
+README.md, where ``--write`` replaces the rows of the drills that were run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tempfile
+from pathlib import Path
+
+from shared_embeddings.command_line import Parser, positive
+from tests.drills import runner
+
+NO_DRILLS = ("__init__", "__main__", "runner")
+
+
+def names() -> list[str]:
+    """The modules of drills."""
+    modules = [path.stem for path in Path(__file__).parent.glob("*.py")]
+    return sorted(name for name in modules if name not in NO_DRILLS and not name.startswith("test_"))
+
+
+def main() -> int:
+    """Run the command line; 1 if a try had another outcome than the wanted one."""
+    parser = Parser("drills", description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())} (default: all)")
+    parser.add_argument("--tries", type=positive, help="of every drill (default: as many as it says)")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments (default: %(default)s)")
+    parser.add_argument("--jobs", type=positive, default=1, help="tries side by side (default: %(default)s)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="drills whose name holds this text")
+    parser.add_argument("--write", action="store_true", help="put the counts into tests/drills/README.md")
+    given = parser.parse_args()
+    for name in given.names:
+        if name not in names():
+            parser.error(f"{name!r} is none of {', '.join(names())}")
+    failed = False
+    for name in given.names or names():
+        module = importlib.import_module(f"tests.drills.{name}")
+        chosen = [drill for drill in module.DRILLS if given.only in drill.name]
+        with tempfile.TemporaryDirectory(prefix=f"drill-{name}-") as folder:
+            results = runner.perform(chosen, Path(folder), given.seed, given.tries, given.jobs)
+        print(runner.table(results))
+        if given.write:
+            runner.write_results(name.replace("_", " ").capitalize(), module.__doc__.strip(), results)
+        failed = failed or any(result.others for result in results)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Commands that write files are killed, terminated, or run out of disk, and are then run again.
+
+They are stopped at any moment, or a little after their first temporary file has appeared. Each is run again
+by the same command line, which has to end well, leave no temporary file, and give the files of a run that
+nobody disturbed. A full disk is a limit on the size of files; the command has to end with one line and leave
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from tests.drills.runner import Drill, Running, Try, complaint_lines, remains, run
+from tests.files.writers import WRITERS, Writer, make_inputs
+
+# How often each command is killed; the other drills are done half as often.
+TRIES = {
+    "compress a language model": 6,
+    "compress a translation model": 4,
+    "compress a folder": 6,
+    "trim": 4,
+    "trim a translation model": 4,
+    "classes": 4,
+    "lm_prepare": 6,
+    "onmt_build_vocab": 4,
+    "onmt_release_model": 4,
+    "onmt_release_model to CTranslate2": 4,
+    "onmt_translate": 4,
+}
+# Of a report: how long it took.
+_TIMES = ("seconds", "fit_seconds")
+_LONGEST_PAUSE = 0.05
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@cache
+def inputs() -> Path:
+    """A folder with what all commands read; it goes at the end of the process."""
+    _KEPT.append(tempfile.TemporaryDirectory(prefix="drill-inputs-"))
+    folder = Path(_KEPT[-1].name)
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        make_inputs(folder)
+    return folder
+
+
+def command_line(writer: Writer, folder: Path) -> list[str]:
+    """The command line of a writer."""
+    return [str(Path(sys.executable).with_name(writer.command)), *writer.given(inputs(), folder)]
+
+
+@cache
+def undisturbed(name: str) -> tuple[dict[str, object], float]:
+    """The files of an undisturbed run, and the seconds that it took."""
+    with tempfile.TemporaryDirectory(prefix="drill-whole-") as whole:
+        begin = time.monotonic()
+        run(command_line(WRITERS[name], Path(whole)), inputs() / "whole.log")
+        return written(Path(whole)), time.monotonic() - begin
+
+
+def written(folder: Path) -> dict[str, object]:
+    """What is in a folder, by name; of reports, what does not depend on time or place."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): _content(path, folder) for path in files}
+
+
+def _content(path: Path, folder: Path) -> object:
+    """The content of a file."""
+    if path.suffix == ".safetensors":  # the library writes metadata in any order
+        size = int.from_bytes(path.read_bytes()[:8], "little")
+        return json.loads(path.read_bytes()[8 : 8 + size]), path.read_bytes()[8 + size :]
+    if path.name != "report.json":
+        return path.read_bytes()
+    return json.loads(path.read_text().replace(str(folder), ""), object_hook=_without_times)
+
+
+def _without_times(part: dict[str, Any]) -> dict[str, Any]:
+    """A part of a report without how long it took."""
+    return {name: value for name, value in part.items() if name not in _TIMES}
+
+
+def _disturb(running: Running, folder: Path, given: Try, seconds: float) -> bool:
+    """Wait for a moment to stop a command at; whether it is still running then."""
+    if given.random.random() < 0.5:
+        return running.run_for(given.random.uniform(0, seconds))
+    began = running.wait_until(lambda: any(folder.glob(".*.tmp")) or any(folder.glob("*/.*.tmp")))
+    return began and running.run_for(given.random.uniform(0, _LONGEST_PAUSE))
+
+
+def _again(name: str, folder: Path, given: Try) -> str:
+    """Run a command once more; says what differs from an undisturbed run, or that nothing does."""
+    writer, (wanted, _) = WRITERS[name], undisturbed(name)
+    log = given.folder / "again.log"
+    with Running(command_line(writer, folder), log) as running:
+        status = running.end()
+        told = complaint_lines(running.output(), writer.command)
+    is_whole = status == 2 and "is there already" in " ".join(told)
+    if status != 0 and not is_whole:
+        return f"second run ended with {status} ({' '.join(told)[:80]})"
+    if remains(folder):
+        return f"{remains(folder)[0]} is left"
+    return "complete again" if written(folder) == wanted else "other files than wanted"
+
+
+def killed(name: str, given: Try) -> str:
+    """Kill a command and its processes."""
+    _, seconds = undisturbed(name)
+    folder = given.folder / "outputs"
+    folder.mkdir()
+    with Running(command_line(WRITERS[name], folder), given.folder / "log") as running:
+        if _disturb(running, folder, given, seconds):
+            running.send_to_all(signal.SIGKILL)
+        running.end()
+    return _again(name, folder, given)
+
+
+def terminated(name: str, given: Try) -> str:
+    """End a command by SIGTERM."""
+    writer, (wanted, seconds) = WRITERS[name], undisturbed(name)
+    folder = given.folder / "outputs"
+    folder.mkdir()
+    with Running(command_line(writer, folder), given.folder / "log") as running:
+        running.wait_until(lambda: is_ours(running.process.pid))
+        if _disturb(running, folder, given, seconds):
+            running.send(signal.SIGTERM)
+        status = running.end()
+        lines = complaint_lines(running.output(), writer.command)
+        traceback = "Traceback" in running.output()
+    if traceback or remains(folder):
+        return "traceback" if traceback else f"{remains(folder)[0]} is left"
+    if status == 143 and (len(lines) != 1 or "terminated" not in lines[0]):
+        return f"no line, but {lines}"
+    if status not in (0, 143) or (status == 0 and written(folder) != wanted):
+        return f"ended with {status}"
+    return _again(name, folder, given)
+
+
+def is_ours(process: int) -> bool:
+    """Whether a process handles SIGTERM already; before that it is Python that starts."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return True
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def full(name: str, given: Try) -> str:
+    """Run a command on a disk that is full before its largest file is whole."""
+    writer, (wanted, _) = WRITERS[name], undisturbed(name)
+    sizes = [len(content) if isinstance(content, bytes) else 1000 for content in wanted.values()]
+    folder = given.folder / "outputs"
+    folder.mkdir()
+    limit = given.random.randrange(max(sizes) // 4, max(sizes))
+    with Running(command_line(writer, folder), given.folder / "log", largest_file=limit) as running:
+        status = running.end()
+        lines = complaint_lines(running.output(), writer.command)
+        traceback = "Traceback" in running.output()
+    if status != 2 or traceback or len(lines) != 1 or "File too large" not in lines[0]:
+        return f"ended with {status}, {'a traceback' if traceback else lines}"
+    left = [path for path in folder.rglob("*") if path.is_file()]
+    return f"{left[0].name} is left" if left else _again(name, folder, given)
+
+
+def _drills(what: str, attempt: Callable[[str, Try], str], share: int) -> list[Drill]:
+    """One drill for each command."""
+    return [
+        Drill(f"{name}: {what}", "complete again", partial(attempt, name), -(-tries // share), inputs)
+        for name, tries in TRIES.items()
+    ]
+
+
+DRILLS = [
+    *_drills("kill -9", killed, 1),
+    *_drills("SIGTERM", terminated, 2),
+    *_drills("full disk", full, 2),
+]

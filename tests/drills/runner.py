@@ -1,0 +1,293 @@
+"""What drills have in common: processes to harm, outcomes to count, and the table that tells them."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+README = Path(__file__).with_name("README.md")
+STILL_RUNNING = "still running"
+_POLL_SECONDS = 0.005
+
+
+class Try(NamedTuple):
+    """What one try of a drill is given.
+
+    Attributes:
+        folder: an empty one of its own.
+        random: draws its moments; seeded, and another one in each try.
+    """
+
+    folder: Path
+    random: random.Random
+
+
+class Drill(NamedTuple):
+    """Something that is done to a program many times.
+
+    Attributes:
+        name: what is done, for the table.
+        wanted: the outcome that every try should have, in a few words.
+        attempt: does it once and returns the outcome, `wanted` or other words.
+        tries: how often, where the command line does not say.
+        prepare: makes what all tries share; in the main thread, where alone commands handle signals.
+    """
+
+    name: str
+    wanted: str
+    attempt: Callable[[Try], str]
+    tries: int
+    prepare: Callable[[], object] = lambda: None
+
+
+class Result(NamedTuple):
+    """A drill and how often it had each outcome."""
+
+    drill: Drill
+    outcomes: Counter[str]
+
+    @property
+    def others(self) -> dict[str, int]:
+        """The outcomes that were not wanted."""
+        return {name: count for name, count in self.outcomes.items() if name != self.drill.wanted}
+
+
+class Running:
+    """A command in a process group of its own, which is killed as a whole at the end of the context.
+
+    Args:
+        command: the program and its arguments.
+        log: file for all that it prints; an older one is replaced.
+        largest_file: bytes at which writing a file fails, as on a full disk; None for no limit.
+        environment: variables beside those of this process.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        log: Path,
+        largest_file: int | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.log = log
+
+        def limit() -> None:
+            for number in (
+                signal.SIGINT,
+                signal.SIGTERM,
+            ):  # a shell ignores them in what it runs beside itself
+                signal.signal(number, signal.SIG_DFL)
+            if largest_file is not None:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails, the process does not end
+                resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+
+        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **(environment or {})}
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if largest_file is not None else file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **own},
+                start_new_session=True,
+                preexec_fn=limit,
+            )
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.send_to_all(signal.SIGKILL)
+        self.end(10)
+
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for(self, pattern: str, seconds: float = 120) -> bool:
+        """Wait until a line of its output matches; False if it ends, or `seconds` pass, before that."""
+        return self.wait_until(lambda: re.search(pattern, self.output(), re.MULTILINE) is not None, seconds)
+
+    def wait_until(self, holds: Callable[[], bool], seconds: float = 120) -> bool:
+        """Wait until `holds()`; False if it ends, or `seconds` pass, before that."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                return holds()
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def run_for(self, seconds: float) -> bool:
+        """Let it run; whether it is still running then."""
+        self.wait_until(lambda: False, seconds)
+        return self.process.poll() is None
+
+    def send(self, number: int) -> None:
+        """Send a signal to the command's own process; nothing happens where it has ended."""
+        self.process.send_signal(number)
+
+    def send_to_all(self, number: int) -> None:
+        """Send a signal to its whole process group, as a terminal does."""
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def children(self) -> list[int]:
+        """Its child processes in the order of their start, without the helper of Python's multiprocessing."""
+        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        numbers = [int(number) for number in found.read_text().split()] if found.exists() else []
+        return [number for number in numbers if b"resource_tracker" not in _command_line(number)]
+
+    def members(self) -> list[int]:
+        """The processes of its group that are alive."""
+        groups = {int(entry.name): _group(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
+        return [number for number, group in groups.items() if group == self.process.pid]
+
+    def wait_for_empty_group(self, seconds: float = 60) -> bool:
+        """Wait until no process of its group is alive; helpers outlive their parent by a moment."""
+        deadline = time.monotonic() + seconds
+        while self.members() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        return not self.members()
+
+    def end(self, seconds: float = 60) -> int | str:
+        """Wait for its end; gives the exit status, below 0 for a signal, or `STILL_RUNNING`."""
+        try:
+            rest, _ = self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return STILL_RUNNING
+        if rest:
+            self.log.write_bytes(rest)
+        return self.process.returncode
+
+
+def _command_line(process: int) -> bytes:
+    """The command line of a process; empty when it has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _group(process: int) -> int | None:
+    """The process group of a process that is alive."""
+    try:
+        state, _, group = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[:3]
+    except OSError:
+        return None
+    return None if state == "Z" else int(group)
+
+
+def command(module: str, *arguments: str | Path) -> list[str]:
+    """The command line ``python -m MODULE ARGUMENT …``, with the Python that runs the drill."""
+    return [sys.executable, "-m", module, *map(str, arguments)]
+
+
+def run(arguments: Sequence[str | Path], log: Path, seconds: float = 300) -> str:
+    """Run a command to its end, which has to be good, and return what it has printed.
+
+    Raises:
+        AssertionError: it failed, or took too long.
+    """
+    with Running(arguments, log) as running:
+        status = running.end(seconds)
+        assert status == 0, f"{arguments} ended with {status}: {running.output()[-2000:]}"
+        return running.output()
+
+
+def remains(folder: Path) -> list[str]:
+    """The temporary files and folders that are left below a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob(".*.tmp"))
+
+
+def complaint_lines(output: str, program: str) -> list[str]:
+    """The lines in which a program complains."""
+    return [line for line in output.splitlines() if line.startswith(f"{program}: ")]
+
+
+def perform(
+    drills: Iterable[Drill], folder: Path, seed: int, tries: int | None = None, jobs: int = 1
+) -> list[Result]:
+    """Run every drill many times, and print how each one went.
+
+    Args:
+        drills: to run, one after the other.
+        folder: gets a folder for each try.
+        seed: of the moments.
+        tries: how often each drill is run; None for its own number.
+        jobs: how many tries of a drill run side by side.
+    """
+    results = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for drill in drills:
+            drill.prepare()
+            given = []
+            for number in range(drill.tries if tries is None else tries):
+                place = folder / re.sub(r"\W+", "_", drill.name) / str(number)
+                place.mkdir(parents=True)
+                given.append(Try(place, random.Random(f"{drill.name} {seed} {number}")))
+            outcomes = Counter(pool.map(drill.attempt, given))
+            results.append(Result(drill, outcomes))
+            print(f"{drill.name}: {tell(outcomes)}", flush=True)
+    return results
+
+
+def tell(outcomes: Counter[str] | dict[str, int]) -> str:
+    """Outcomes with their counts in one line."""
+    return ", ".join(f"{count} {name}" for name, count in sorted(outcomes.items())) or "none"
+
+
+HEAD = "| drill | tries | wanted | as wanted | otherwise |\n| --- | ---: | --- | ---: | --- |"
+
+
+def table(results: Sequence[Result], kept: Sequence[str] = ()) -> str:
+    """The counts of drills as a table in Markdown.
+
+    Args:
+        results: of the drills that were run.
+        kept: rows of an older table; those of other drills come first.
+    """
+    rows = {}
+    for drill, outcomes in results:
+        others = tell(Result(drill, outcomes).others)
+        cells = (drill.name, sum(outcomes.values()), drill.wanted, outcomes[drill.wanted], others)
+        rows[drill.name] = f"| {' | '.join(map(str, cells))} |"
+    older = [row for row in kept if row.split(" | ")[0].removeprefix("| ") not in rows]
+    return "\n".join([HEAD, *older, *rows.values()]) + "\n"
+
+
+def write_results(title: str, about: str, results: Sequence[Result], path: Path = README) -> None:
+    """Put the counts of drills into their section, where the rows of drills that were not run stay."""
+    content = path.read_text(encoding="utf-8") if path.exists() else ""
+    section = re.search(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", content, re.MULTILINE | re.DOTALL)
+    lines = section[0].splitlines() if section else []
+    kept = [line for line in lines if line.startswith("| ") and line not in HEAD.splitlines()]
+    write_section(title, f"{about}\n\n{table(results, kept)}", path)
+
+
+def write_section(title: str, text: str, path: Path = README) -> None:
+    """Replace the section ``## TITLE`` of a Markdown file, or add it at the end."""
+    content = path.read_text(encoding="utf-8") if path.exists() else "# Drills\n"
+    section = f"## {title}\n\n{text.strip()}\n"
+    pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+    if pattern.search(content):
+        content = pattern.sub(lambda _: section + "\n", content)
+    else:
+        content = f"{content.rstrip()}\n\n{section}"
+    path.write_text(content.rstrip() + "\n", encoding="utf-8")

@@ -1,0 +1,231 @@
+"""What a command writes: through pipes, devices and links, or not at all when it fails."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared_embeddings import compression_hosts, files
+from tests.files.commands import Ended, content, run
+from tests.files.writers import WRITERS, hosts_of_this_tree, make_inputs
+
+TO_FILES = [name for name, writer in WRITERS.items() if not writer.is_folder]
+FULL = os.makedev(1, 7)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all inputs."""
+    folder = tmp_path_factory.mktemp("inputs")
+    make_inputs(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _own_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression_hosts, "entry_points", hosts_of_this_tree)
+
+
+def write(name: str, inputs: Path, folder: Path, force: bool = False) -> Ended:
+    """Run a writer."""
+    writer = WRITERS[name]
+    folder.mkdir(exist_ok=True)
+    further = [writer.force] if force and writer.force is not None else []
+    return run(writer.command, [*writer.given(inputs, folder), *further])
+
+
+def complaint(name: str, ended: Ended) -> str:
+    """The one line in which a writer reports why it failed."""
+    lines = [line for line in ended.error.splitlines() if line.startswith(f"{WRITERS[name].command}: ")]
+    assert len(lines) == 1 and "Traceback" not in ended.error, ended.error
+    return lines[0]
+
+
+@contextmanager
+def reading_pipe(path: Path) -> Iterator[list[bytes]]:
+    """Make a pipe and read it to its end; gives a list that gets the content."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append(path.read_bytes()), daemon=True)
+    reader.start()
+    yield found
+    reader.join(10)
+
+
+@pytest.mark.parametrize("name", TO_FILES)
+def test_pipes_are_written_to_and_links_stay(name: str, inputs: Path, tmp_path: Path) -> None:
+    plain, odd = tmp_path / "plain", tmp_path / "odd"
+    assert write(name, inputs, plain).status == 0
+    wanted = content(plain)
+    odd.mkdir()
+    (output, *others), (target, *_) = (WRITERS[name].outputs(folder) for folder in (odd, plain))
+    with reading_pipe(output) as found:
+        ended = write(name, inputs, odd, force=True)
+    assert ended.status == 0, ended.error
+    assert stat.S_ISFIFO(output.stat().st_mode)
+    # Records and reports hold names and times.
+    if target.suffix not in (".json", ".pt", "") or name.startswith("onmt_char"):
+        assert found == [target.read_bytes()]
+    assert found and len(found[0]) > 10
+    output.unlink()
+    for path in others:
+        if path.is_file():
+            path.unlink()
+    output.symlink_to(tmp_path / "behind the link")
+    (tmp_path / "behind the link").write_text("old")
+    assert write(name, inputs, odd, force=True).status == (2 if name.startswith("trim") else 0)
+    assert output.is_symlink()
+    if not name.startswith("trim"):
+        assert (tmp_path / "behind the link").read_bytes() != b"old"
+    assert content(plain) == wanted
+
+
+@pytest.mark.parametrize("name", TO_FILES)
+def test_a_full_device_fails(name: str, inputs: Path, tmp_path: Path) -> None:
+    """And stays what it is."""
+    (output, *_) = WRITERS[name].outputs(tmp_path)
+    try:
+        os.mknod(output, stat.S_IFCHR | 0o666, FULL)
+    except PermissionError:
+        pytest.skip("devices cannot be made here")
+    ended = write(name, inputs, tmp_path, force=True)
+    assert ended.status == 2 and "No space left on device" in complaint(name, ended)
+    assert stat.S_ISCHR(output.stat().st_mode)
+    assert [path.name for path in tmp_path.iterdir()] == [output.name]
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let writes behind so many bytes of a file fail."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_full_disk_leaves_what_was_there(name: str, inputs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "outputs"
+    folder.mkdir()
+    for is_there in (False, True):
+        if is_there:
+            assert write(name, inputs, folder).status == 0
+            if name.startswith(("trim", "lm_prepare")):  # replaces nothing, or nothing of the same texts
+                return
+        before = content(folder)
+        with largest_file(20 if name == "onmt_character_vocab" else 100):
+            ended = write(name, inputs, folder, force=True)
+        assert ended.status == 2, ended.error
+        line = complaint(name, ended)
+        # These have temporary files elsewhere, too.
+        where = tempfile.gettempdir() if name.endswith(("translate", "CTranslate2")) else str(folder)
+        assert "File too large" in line and where in line and ".tmp" not in line
+        after = content(folder)
+        assert {path: after[path] for path in before} == before
+        assert all((folder / path).is_dir() for path in after.keys() - before.keys())
+
+
+def test_a_disk_that_is_full_at_the_weights_is_one_line(inputs: Path, tmp_path: Path) -> None:
+    """Which the library of safetensors writes, with errors of its own."""
+    with largest_file(5000):
+        ended = write("compress a folder", inputs, tmp_path / "outputs")
+    assert ended.status == 2, ended.error
+    assert "File too large" in complaint("compress a folder", ended)
+    assert not list((tmp_path / "outputs").iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_signal_ends_it_with_one_line(
+    name: str, inputs: Path, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it writes; nothing is left behind."""
+    monkeypatch.setattr(files, "_flush", lambda path: signal.raise_signal(number))
+    ended = write(name, inputs, tmp_path)
+    assert ended.status == 128 + number, ended.error
+    assert complaint(name, ended)
+    assert all(path.is_dir() and not list(path.iterdir()) for path in tmp_path.iterdir())
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing after it is done, and nothing is cleaned up."""
+
+
+def kill_at(name: str, inputs: Path, folder: Path, moment: int) -> bool:
+    """Kill a writer in place of its `moment`-th renaming; whether it got there."""
+    renamings = 0
+
+    def killing(rename: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def counted(old: Path, new: Path) -> Path:
+            nonlocal renamings
+            renamings += 1
+            if renamings == moment:
+                raise Killed
+            return rename(old, new)
+
+        return counted
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "remove", lambda path: None)
+        patch.setattr(Path, "replace", killing(Path.replace))
+        patch.setattr(Path, "rename", killing(Path.rename))
+        try:
+            write(name, inputs, folder)
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_next_run_completes_what_a_killed_one_has_left(name: str, inputs: Path, tmp_path: Path) -> None:
+    """Wherever it was killed while its files got their names."""
+    assert write(name, inputs, tmp_path / "whole").status == 0
+    wanted = content(tmp_path / "whole").keys()
+    for moment in range(1, 20):
+        folder = tmp_path / str(moment)
+        if not kill_at(name, inputs, folder, moment):
+            break
+        ended = write(name, inputs, folder)
+        assert ended.status == 0, ended.error
+        assert content(folder).keys() == wanted
+    assert moment > len(WRITERS[name].outputs(folder)) - 1
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_tokens_are_no_text(name: str, inputs: Path, tmp_path: Path) -> None:
+    """A file of ``lm_prepare`` in the place of each text that it could be made of."""
+    tokens, folder = tmp_path / "train.npy", tmp_path / "outputs"
+    np.save(tokens, np.arange(50, dtype=np.int32))
+    folder.mkdir()
+    writer = WRITERS[name]
+    given = writer.given(inputs, folder)
+    texts = ("/text", "/train.txt", "/words", "/long.src", "/test.src")
+    for place in [number for number, word in enumerate(given) if word.endswith(texts)]:
+        ended = run(writer.command, [*given[:place], str(tokens), *given[place + 1 :]])
+        line = complaint(name, ended)
+        assert ended.status == 2 and str(tokens) in line
+        assert "UTF-8" in line or name == "onmt_rerank"  # which counts lines first
+        assert not [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_tokens_are_no_corpus(inputs: Path, tmp_path: Path) -> None:
+    """Which processes of their own read."""
+    np.save(tmp_path / "train.npy", np.arange(50, dtype=np.int32))
+    data = f"{{corpus: {{path_src: {tmp_path}/train.npy, path_tgt: {tmp_path}/train.npy}}}}"
+    outputs = ["-src_vocab", f"{tmp_path}/source", "-tgt_vocab", f"{tmp_path}/target"]
+    ended = run("onmt_build_vocab", ["-data", data, *outputs, "-save_data", str(tmp_path), "-n_sample", "-1"])
+    assert ended.status == 2 and "is not UTF-8" in complaint("onmt_build_vocab", ended)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.npy"]

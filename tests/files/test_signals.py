@@ -1,0 +1,136 @@
+"""Signals that come while a command is still importing its libraries."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shared_embeddings import early_signals, interrupts
+from shared_embeddings.early_signals import command_of
+
+ROOT = Path(__file__).parents[2]
+# In place of torch, so that the moment is certain.
+STOPPED_HERE = "import os, signal, time\nos.kill(os.getpid(), signal.{name})\ntime.sleep(60)\n"
+MODULES = ["lm.prepare", "lm.evaluate", "nmt.cli", "nmt.summarization.rerank", "shared_embeddings.cli"]
+MODULES += [
+    "recipes.quickstart.run",
+    "recipes.common.model_runs",
+    "recipes.smoke",
+    "benchmarks.preprocessing",
+]
+
+
+def stopped(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with a torch that sends the process a signal."""
+    (folder / "torch.py").write_text(STOPPED_HERE.format(name=name))
+    places = os.pathsep.join([str(folder), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": places, "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=50, cwd=ROOT
+    )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_signals_during_imports_are_reported(module: str, tmp_path: Path) -> None:
+    ended = stopped(tmp_path, "SIGTERM", "-m", module)
+    assert ended.stderr == f"{module}: terminated before it began; nothing was changed\n"
+    assert ended.returncode == 128 + signal.SIGTERM
+
+
+def test_interrupts_are_reported_as_such(tmp_path: Path) -> None:
+    ended = stopped(tmp_path, "SIGINT", "-m", "lm.prepare")
+    assert ended.stderr == "lm.prepare: interrupted before it began; nothing was changed\n"
+    assert ended.returncode == 128 + signal.SIGINT
+
+
+def test_programs_that_import_the_library_keep_their_signals(tmp_path: Path) -> None:
+    ended = stopped(tmp_path, "SIGTERM", "-c", "import shared_embeddings")
+    assert ended.returncode == -signal.SIGTERM and ended.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("python /usr/bin/onmt_translate -src x", "onmt_translate"),
+        ("python -u bin/lm_eval", "lm_eval"),
+        ("python -X dev -m lm.train -config y", "lm.train"),
+        ("python -W error -m recipes.smoke", "recipes.smoke"),
+        ("python -m pytest -m lm.train", None),
+        ("python bin/pytest -m lm", None),
+        ("python train.py -m nmt.cli", None),
+        ("python -c pass lm_eval", None),
+        ("python", None),
+    ],
+)
+def test_commands_are_told_from_other_programs(line: str, command: str | None) -> None:
+    assert command_of(line.split()) == command
+
+
+def test_nothing_is_reported_once_all_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the interpreter is taken down, which takes long after so many imports."""
+    at_the_end: list[Callable[[], None]] = []
+    monkeypatch.setattr(early_signals.atexit, "register", at_the_end.append)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "lm_prepare"])
+    before = {number: signal.getsignal(number) for number in early_signals.SIGNALS}
+    try:
+        early_signals.report_signals()
+        at_the_end[0]()
+        assert all(signal.getsignal(number) is signal.SIG_IGN for number in before)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_processes_that_count_words_leave_signals_to_their_parent() -> None:
+    import onmt.bin.build_vocab
+
+    from nmt import upstream
+
+    upstream.install()
+    before = {number: signal.getsignal(number) for number in early_signals.SIGNALS}
+    try:
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        onmt.bin.build_vocab.init_pool([])
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", early_signals.SIGNALS)
+def test_forked_processes_end_silently(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
+    """Before they could set handlers of their own, too."""
+    with interrupts.raising():
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.raise_signal(number)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 128 + number
+        with pytest.raises(interrupts.Interrupted):
+            signal.raise_signal(number)
+    assert capfd.readouterr().err == ""
+
+
+def test_signals_that_come_during_a_fork_are_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    """Python prints and drops what is raised in functions that other modules call around a fork."""
+    stop = threading.Event()
+    with interrupts.raising():
+        interrupts._begin_fork()
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            with pytest.raises(interrupts.Interrupted):
+                interrupts._end_fork()
+                stop.wait(20)
+    assert capfd.readouterr().err == ""

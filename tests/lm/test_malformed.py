@@ -1,0 +1,239 @@
+"""Checkpoints of lm_train with parts that are damaged or of another type: one line of every command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from lm import cli
+from lm.checkpoint import read_checkpoint
+from shared_embeddings.cli import main as shared_embeddings
+from shared_embeddings.errors import UserError
+from tests.altered import Odd, alter, flip, offsets, told
+from tests.lm.runs import run, settings, small_corpus
+
+STANDARD = {"method": "standard"}
+TINY: dict[str, Any] = {"embedding": STANDARD, "steps": 2, "evaluate_every": 1}
+COMMANDS = {"lm_eval": cli.evaluate, "lm_generate": cli.generate, "lm_train": cli.train}
+# What does not matter: the state of training to who reads a model, and settings to who has their own.
+NO_MATTER = {
+    **dict.fromkeys(
+        ("eval", "generate", "distil", "compress", "trim", "similarity"), ("training: a mapping",)
+    ),
+    "start": ("training: a mapping", "hidden_dim", "num_layers", "model: a string"),
+    "resume": ("hidden_dim", "num_layers", "model: a string"),
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, and a run of a few steps on it."""
+    folder = tmp_path_factory.mktemp("malformed")
+    run(settings(small_corpus(folder), folder / "run", **TINY))
+    (folder / "words.txt").write_text("a b c\n")
+    (folder / "pairs.txt").write_text("a b 1\nb c 2\n")
+    return folder
+
+
+def odd_models(home: Path, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Checkpoints with something wrong, by what it is."""
+    good, path = home / "run/last.pt", folder / "odd.pt"
+    content = torch.load(good, weights_only=True)
+    for part in ("config", "words", "model", "training"):
+        for kind, value in Odd.VALUES.items():
+            if (part, kind) not in (("training", "None"), ("training", "an empty mapping")):
+                yield f"{part}: {kind}", alter(good, lambda c: c.update({part: value}), path)  # noqa: B023
+    for kind, state in Odd.tensors(content["model"]).items():
+        yield f"tensor: {kind}", alter(good, lambda c: c.update(model=state), path)  # noqa: B023
+    for key in ("model", "embedding", "hidden_dim", "num_layers"):
+        for kind, value in Odd.VALUES.items():
+            yield f"{key}: {kind}", alter(good, lambda c: c["config"].update({key: value}), path)  # noqa: B023
+    for kind, value in {
+        "a list": [content],
+        "a tensor": torch.zeros(3),
+        "a string": "x",
+        "None": None,
+    }.items():
+        torch.save(value, path)
+        yield f"whole: {kind}", path
+
+
+def outcome(command: str, arguments: list[object], capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
+    """The exit status of a command, or the error that escapes it, and what it printed on stderr."""
+    capsys.readouterr()
+    status: object = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [command, *map(str, arguments)])
+        try:
+            if command == "shared-embeddings":
+                status = shared_embeddings([str(one) for one in arguments])
+            else:
+                COMMANDS[command]()
+        except SystemExit as end:
+            status = end.code
+        except Exception as error:
+            status = repr(error)
+    return status, capsys.readouterr().err
+
+
+def training(home: Path, folder: Path, **changes: Any) -> list[object]:
+    """Arguments of lm_train."""
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(settings(home / "data", folder / "save", **{**TINY, **changes})))
+    return ["-config", file]
+
+
+def start(home: Path, model: Path, folder: Path) -> list[object]:
+    return training(home, folder, start_from=str(model))
+
+
+def distil(home: Path, model: Path, folder: Path) -> list[object]:
+    given = {"teacher": str(model), "embedding_start": "fit"}
+    return training(home, folder, embedding_distillation=given)
+
+
+def resume(home: Path, model: Path, folder: Path) -> list[object]:
+    (folder / "save").mkdir(exist_ok=True)
+    target = folder / "save/last.pt"
+    target.unlink(missing_ok=True)
+    target.hardlink_to(model)
+    return training(home, folder)
+
+
+USES: dict[str, tuple[str, Callable[[Path, Path, Path], list[object]]]] = {
+    "eval": ("lm_eval", lambda home, model, _: ["-model", model, "-data", home / "data"]),
+    "generate": ("lm_generate", lambda home, model, _: ["-model", model, "-length", 2]),
+    "start": ("lm_train", start),
+    "distil": ("lm_train", distil),
+    "resume": ("lm_train", resume),
+    "compress": (
+        "shared-embeddings",
+        lambda home, model, folder: [
+            *("compress", "--model", model, "--method", "funnel", "--rank", 2, "--output", folder / "out.pt"),
+            *("--fit-steps", 2),
+        ],
+    ),
+    "trim": (
+        "shared-embeddings",
+        lambda home, model, folder: [
+            *("trim", "--model", model, "--text", home / "words.txt", "--output", folder / "out.pt")
+        ],
+    ),
+    "similarity": (
+        "shared-embeddings",
+        lambda home, model, _: ["similarity", "--model", model, "--pairs", home / "pairs.txt"],
+    ),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_every_command_says_what_is_wrong(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], use: str
+) -> None:
+    command, arguments = USES[use]
+    failures = []
+    for kind, model in odd_models(home, tmp_path):
+        if kind.startswith(NO_MATTER[use]):
+            continue
+        given = arguments(home, model, tmp_path)
+        status, error = outcome(command, given, capsys)
+        named = tmp_path / "save/last.pt" if use == "resume" else model
+        if status != 2 or not told(error, command, named):
+            failures.append(f"{kind}: {status} {error[-300:]}")
+    assert not failures, "\n".join(failures)
+    assert not (tmp_path / "out.pt").exists()
+
+
+def odd_runs(home: Path, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Checkpoints with something wrong in how training goes on."""
+    good, path = home / "run/last.pt", folder / "odd.pt"
+    training = torch.load(good, weights_only=True)["training"]
+    for part in training:
+        for kind, value in Odd.VALUES.items():
+            if (part, kind) not in HARMLESS:
+                change = {part: value}
+                yield f"{part}: {kind}", alter(good, lambda c: c["training"].update(change), path)  # noqa: B023
+    for part in training["processes"][0]:
+        for kind, value in Odd.VALUES.items():
+            change = {part: value}
+            yield (
+                f"process {part}: {kind}",
+                alter(good, lambda c: c["training"]["processes"][0].update(change), path),  # noqa: B023
+            )
+    yield "empty", alter(good, lambda c: c.update(training={}), path)
+    wider = {name: torch.zeros(3, 3) for name in ("momentum_buffer", "exp_avg")}
+    state = {0: {"step": torch.tensor(2.0), **wider}}
+    yield (
+        "optimizer: another shape",
+        alter(good, lambda c: c["training"]["optimizer"].update(state=state), path),
+    )
+
+
+HARMLESS = {("averages", "None"), ("step", "a number"), ("epoch", "a number"), ("position", "a number")}
+
+
+def test_a_run_that_cannot_be_resumed(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failures = []
+    for kind, model in odd_runs(home, tmp_path):
+        status, error = outcome("lm_train", resume(home, model, tmp_path), capsys)
+        if status != 2 or not told(error, "lm_train", tmp_path / "save/last.pt"):
+            failures.append(f"{kind}: {status} {error[-300:]}")
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("store", [None, "int8", "fp16"])
+def test_every_flipped_byte_shows(home: Path, tmp_path: Path, store: str | None) -> None:
+    """In a run's last checkpoint, the optimizer included, and in compressed ones."""
+    path = tmp_path / "model.pt"
+    if store is None:
+        path.write_bytes((home / "run/last.pt").read_bytes())
+    else:
+        asked = ["--model", home / "run/last.pt", "--method", "projective", "--rank", 4, "--output", path]
+        assert shared_embeddings([str(one) for one in ["compress", *asked, "--store", store]]) == 0
+    found = offsets(path)
+    assert len(found) > 7
+    for offset in found:
+        flip(path, offset)
+        with pytest.raises(UserError, match=f"checkpoint {path}: does not match its checksum"):
+            read_checkpoint(path)
+        flip(path, offset)
+    read_checkpoint(path)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_every_command_notices_a_flipped_byte(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], use: str
+) -> None:
+    model = tmp_path / "model.pt"
+    model.write_bytes((home / "run/last.pt").read_bytes())
+    flip(model, offsets(model)[0])
+    command, arguments = USES[use]
+    status, error = outcome(command, arguments(home, model, tmp_path), capsys)
+    named = tmp_path / "save/last.pt" if use == "resume" else model
+    assert status == 2 and told(error, command, named) and "does not match its checksum" in error
+
+
+@pytest.mark.parametrize("use", ["generate", "resume", "start", "compress", "similarity"])
+def test_a_file_is_hashed_once(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    hashed = []
+
+    def counted(content: dict[str, Any], name: str) -> dict[str, Any]:
+        hashed.append(name)
+        return {key: value for key, value in content.items() if key != "checksum"}
+
+    monkeypatch.setattr("lm.checkpoint.verified", counted)
+    model = tmp_path / "model.pt"
+    model.write_bytes((home / "run/last.pt").read_bytes())
+    command, arguments = USES[use]
+    given = arguments(home, model, tmp_path)
+    status, error = outcome(command, given, capsys)
+    assert status == 0, error
+    assert hashed == [f"checkpoint {tmp_path / 'save/last.pt' if use == 'resume' else model}"]

@@ -1,0 +1,251 @@
+"""Malformed input to OpenNMT's commands: each fails in a line, leaves nothing behind, and ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from nmt import cli
+from nmt.ranges import RANGES, names
+from nmt.summarization import characters as characters_command
+from nmt.summarization import rerank as rerank_command
+from nmt.summarization import rouge_command
+from nmt.summarization import vocabulary as vocabulary_command
+from tests.malformed.harness import (
+    Case,
+    Command,
+    actions_of,
+    arguments_of,
+    complaints,
+    option_cases,
+    other_cases,
+)
+from tests.nmt.conftest import MODEL, Host
+
+MAPPINGS = ("--embedding", "--src_embedding", "--output_embedding", "--embedding_distillation")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """A corpus and a trained model, which no case may change."""
+    host = Host(tmp_path_factory.mktemp("host"))
+    host.train("model", train_steps=1, save_checkpoint_steps=1)
+    logging.getLogger("onmt").handlers.clear()
+    return host
+
+
+def _write_lines(opt: Namespace) -> None:
+    """What a translation leaves: a line for each of the source."""
+    lines = Path(opt.src).read_text().splitlines()
+    Path(opt.output).write_text("x\n" * len(lines) * opt.n_best)
+
+
+def _write_words(opt: Namespace) -> None:
+    """What counting words leaves."""
+    for path in filter(None, (opt.src_vocab, None if opt.share_vocab else opt.tgt_vocab)):
+        Path(path).write_text("a\t1\n")
+
+
+def train(host: Host) -> Command:
+    return Command(
+        "onmt_train",
+        cli.train,
+        {"-config": [str(host.config("new"))]},
+        inputs=("-config", "--src_vocab", "--train_from", "--src_subword_model"),
+        documents=("-config",),
+        mappings=(*MAPPINGS, "--data"),
+        before=(
+            lambda: mock.patch("nmt.ranks.train"),
+            lambda: mock.patch("onmt.utils.logging.init_logger"),  # whose lines are no complaints
+        ),
+    )
+
+
+def translate(host: Host) -> Command:
+    model, source = str(host.folder / "model_step_1.pt"), str(host.folder / "test.src")
+    output = str(host.folder / "output")
+    return Command(
+        "onmt_translate",
+        cli.translate,
+        {"-model": [model], "-src": [source], "-output": [output]},
+        inputs=("-model", "-src", "--tgt", "--config", "--desired_lengths", "--src_subword_model"),
+        outputs=("-output",),
+        documents=("--config",),
+        before=(lambda: mock.patch("onmt.bin.translate.translate", _write_lines),),
+    )
+
+
+def build_vocab(host: Host) -> Command:
+    vocabulary = str(host.folder / "new_vocabulary")
+    return Command(
+        "onmt_build_vocab",
+        cli.build_vocab,
+        {
+            "-config": [str(host.config("model"))],
+            "-src_vocab": [vocabulary],
+            "-save_data": [str(host.folder / "samples")],
+            "-overwrite": [],
+        },
+        inputs=("-config",),
+        outputs=("-src_vocab",),
+        documents=("-config",),
+        mappings=("--data",),
+        before=(lambda: mock.patch("onmt.bin.build_vocab.build_vocab_main", _write_words),),
+    )
+
+
+def average(host: Host) -> Command:
+    model = str(host.folder / "model_step_1.pt")
+    return Command(
+        "onmt_average_models",
+        cli.average_models,
+        {"-models": [model, model], "-output": [str(host.folder / "mean.pt")]},
+        inputs=("-models",),
+        outputs=("-output",),
+    )
+
+
+def release(host: Host) -> Command:
+    model = str(host.folder / "model_step_1.pt")
+    return Command(
+        "onmt_release_model",
+        cli.release_model,
+        {"--model": [model], "--output": [str(host.folder / "released.pt")]},
+        inputs=("--model",),
+        outputs=("--output",),
+    )
+
+
+def server(host: Host) -> Command:
+    path = host.folder / "server.json"
+    path.write_text(
+        json.dumps({"models_root": str(host.folder), "models": [{"id": 1, "model": "model_step_1.pt"}]})
+    )
+    return Command(
+        "onmt_server",
+        cli.server,
+        {"--model_config": [str(path)], "--port": ["0"]},
+        least={"--port": 0},
+        inputs=("--model_config",),
+        documents=("--model_config",),
+        before=(lambda: mock.patch("nmt.server.create_server"),),
+    )
+
+
+def rerank(host: Host) -> Command:
+    source = str(host.folder / "test.src")
+    return Command(
+        "onmt_rerank",
+        rerank_command.main,
+        {
+            "-source": [source],
+            "-hypotheses": [source],
+            "-n_best": ["1"],
+            "-output": [str(host.folder / "output")],
+        },
+        inputs=("-source", "-hypotheses"),
+        outputs=("-output",),
+    )
+
+
+def characters(host: Host) -> Command:
+    return Command(
+        "onmt_characters",
+        characters_command.main,
+        {"-input": [str(host.folder / "test.src")], "-output": [str(host.folder / "output")]},
+        head=["split"],
+        inputs=("-input",),
+        outputs=("-output",),
+    )
+
+
+def character_vocab(host: Host) -> Command:
+    host.write("characters", ["a b <sp> c"])
+    return Command(
+        "onmt_character_vocab",
+        vocabulary_command.main,
+        {
+            "-source": [str(host.folder / "test.src")],
+            "-target": [str(host.folder / "characters")],
+            "-output": [str(host.folder / "output")],
+        },
+        inputs=("-source", "-target"),
+        outputs=("-output",),
+    )
+
+
+def rouge(host: Host) -> Command:
+    source = str(host.folder / "test.src")
+    return Command(
+        "onmt_rouge",
+        rouge_command.main,
+        {"--candidates": [source], "--references": [source]},
+        inputs=("--candidates", "--references", "--exceptions"),
+        least={"-seed": 0, "--seed": 0},
+    )
+
+
+def number_cases(command: Command, actions: list[Any]) -> Iterator[Case]:
+    """Numbers inside and outside of the ranges, names, and values of other types in a file."""
+    known = names()
+    for action in actions:
+        name = max(action.option_strings, key=len)
+        if action.dest in known:
+            yield Case(f"{name} unknown", arguments_of(command, {name: ["no_such_name"]}))
+        if action.dest not in RANGES or action.choices:
+            continue
+        allowed = RANGES[action.dest]
+        wrong = [allowed.least if allowed.above else allowed.least - 3, allowed.most + 1]
+        for number in wrong:
+            text = str(float(number) if action.type is float else int(number))
+            yield Case(f"{name} {text}", arguments_of(command, {name: [text]}))
+        usual = MODEL.get(action.dest, action.default) if command.name == "onmt_train" else action.default
+        if usual is not None:
+            texts = [str(value) for value in (usual if isinstance(usual, list) else [usual])]
+            yield Case(f"{name} {texts}", arguments_of(command, {name: texts}), status=0)
+
+
+def typed_cases(command: Command, host: Host, actions: list[Any]) -> Iterator[Case]:
+    """Values of another type in the configuration file."""
+    path = host.folder / "typed.yaml"
+    usual = (host.folder / "new.yaml").read_text()
+    for action in actions:
+        if action.dest not in RANGES or action.dest in MODEL:
+            continue
+        for value in ("{a: 1}", "[[1]]"):
+            content = f"{usual}{action.dest}: {value}\n".encode()
+            arguments = arguments_of(command, {"-config": [str(path)]})
+            yield Case(f"{action.dest}: {value}", arguments, document=content, written=path)
+
+
+OPENNMT = (train, translate, build_vocab, average, release, server)
+SUMMARIES = (rerank, characters, character_vocab, rouge)
+COMMANDS = {make.__name__: make for make in (*OPENNMT, *SUMMARIES)}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_malformed_input_is_one_line(
+    name: str, host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = COMMANDS[name](host)
+    actions = actions_of(command)
+    for path in ("output", "new_vocabulary", "mean.pt", "released.pt"):
+        (host.folder / path).unlink(missing_ok=True)
+    command.ranged = [
+        option for action in actions for option in action.option_strings if action.dest in RANGES
+    ]
+    cases = [*option_cases(command, actions), *other_cases(command, host.folder)]
+    if name in ("train", "translate", "build_vocab"):
+        cases += number_cases(command, actions)
+    if name == "train":
+        cases += typed_cases(command, host, actions)
+    found = [line for case in cases if (line := complaints(command, case, host.folder, capsys))]
+    print(f"{name}: {len(cases)} cases, {len(found)} wrong")
+    assert not found, "\n".join(found)

@@ -1,0 +1,223 @@
+"""Several processes of ``onmt_train`` (ranks), and what their parent reports of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmt import cli, ranks
+from nmt.checkpoint import read_weights
+from nmt.errors import UserError
+from nmt.files import read_checkpoint
+from shared_embeddings.interrupts import Interrupted
+from shared_embeddings.peers import lost_group
+from tests.drills.runner import Running, complaint_lines, run
+from tests.nmt.conftest import Host
+from tests.nmt.conftest import run as run_here
+
+FUNNEL = {"method": "funnel", "rank": 4}
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def two_ranks() -> dict[str, Any]:
+    """Options of two ranks on this machine's CPU."""
+    return {"world_size": 2, "gpu_ranks": [0, 1], "gpu_backend": "gloo", "master_port": free_port()}
+
+
+def train(config: Path) -> list[str]:
+    """The command line of a training."""
+    return [str(Path(sys.executable).with_name("onmt_train")), "-config", str(config)]
+
+
+def endless(host: Host, **options: Any) -> Path:
+    """The configuration of a training that nothing but a signal ends."""
+    long = {"train_steps": 1_000_000, "save_checkpoint_steps": 1_000_000, "report_every": 2}
+    return host.config("model", embedding=FUNNEL, **{**long, **two_ranks(), **options})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("everybody", [False, True], ids=["parent", "group"])
+def test_two_ranks_save_the_same_step_when_they_are_stopped(everybody: bool, host: Host) -> None:
+    config = endless(host, num_workers=1 if everybody else 0)
+    with Running(train(config), host.folder / "log") as running:
+        assert running.wait_for(r"Step +2/")
+        (running.send_to_all if everybody else running.send)(signal.SIGTERM)
+        assert running.end() == 143
+        assert running.wait_for_empty_group(), running.members()
+    told = "onmt_train: terminated; run the same command again to resume"
+    assert complaint_lines(running.output(), "onmt_train") == [told]
+    assert "Traceback" not in running.output()
+    (saved,) = host.folder.glob("model_step_*.pt")
+    step = int(saved.stem.rsplit("_", 1)[1])
+    assert len(read_checkpoint(saved)["resume"]) == 2
+    run(train(endless(host, num_workers=1 if everybody else 0, train_steps=step + 2)), host.folder / "log")
+    assert (host.folder / f"model_step_{step + 2}.pt").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_killed_rank_is_named_in_one_line(place: int, host: Host) -> None:
+    with Running(train(endless(host)), host.folder / "log") as running:
+        assert running.wait_for(r"Step +2/")
+        victim = running.children()[place]
+        os.kill(victim, signal.SIGKILL)
+        assert running.end() == 2
+        assert running.wait_for_empty_group(), running.members()
+    (line,) = complaint_lines(running.output(), "onmt_train")
+    assert line.startswith(f"onmt_train: rank {place} (process {victim}) was killed by SIGKILL")
+    assert line.endswith("run the same command again to resume from the last checkpoint")
+    assert "Traceback" not in running.output()
+
+
+@pytest.mark.slow
+def test_ranks_without_a_parent_save_and_end_and_hold_the_lock_until_then(host: Host) -> None:
+    config = endless(host)
+    with Running(train(config), host.folder / "log") as running:
+        assert running.wait_for(r"Step +2/")
+        ranks_of = running.children()
+        for rank in ranks_of:
+            os.kill(rank, signal.SIGSTOP)
+        running.send(signal.SIGKILL)
+        assert running.end() == -signal.SIGKILL
+        with pytest.raises(SystemExit):
+            run_here("onmt_train", "-config", str(config))
+        for rank in ranks_of:
+            os.kill(rank, signal.SIGCONT)
+        assert running.wait_for_empty_group(), running.members()
+    assert len(list(host.folder.glob("model_step_*.pt"))) == 1
+
+
+# What the parent makes of how its ranks ended.
+
+
+class Ended:
+    """A rank that has ended."""
+
+    pid = 77
+
+    def __init__(self, exitcode: int) -> None:
+        self.exitcode = exitcode
+
+    def start(self) -> None:
+        pass
+
+    kill = join = start
+
+
+def outcome(codes: list[int], told: list[ranks.Failure], received: list[int]) -> BaseException | None:
+    """What `run_ranks` raises when its ranks end so, one after the other."""
+    processes = [Ended(code) for code in codes]
+
+    class Context:
+        @staticmethod
+        def SimpleQueue() -> Any:
+            waiting = list(told)
+            return Namespace(empty=lambda: not waiting, get=lambda: waiting.pop(0))
+
+        @staticmethod
+        def Process(target: Any, args: Any) -> Any:
+            return processes[args[1]]
+
+    def wait(alive: list[Any], noted: list[int]) -> Any:
+        noted += received
+        return [rank for rank in alive if ranks._has_failed(rank, noted)][:1], alive
+
+    opt = Namespace(gpu_ranks=list(range(4, 4 + len(codes))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.multiprocessing, "get_context", lambda kind: Context)
+        patch.setattr(ranks, "_wait", wait)
+        try:
+            ranks.run_ranks(opt, {}, None, cli._explain)
+        except BaseException as error:
+            return error
+    return None
+
+
+MISTAKE = ranks.Failure(5, "seed: too large", "Traceback", is_lost=False)
+LOST = ranks.Failure(4, "another process of this training has gone", "Traceback", is_lost=True)
+BUG = ranks.Failure(4, None, "Traceback: KeyError", is_lost=False)
+
+
+@pytest.mark.parametrize(
+    ("codes", "told", "received", "kind", "words"),
+    [
+        ([0, 0], [], [], type(None), ""),
+        ([0, 0], [], [15], type(None), ""),
+        ([143, 143], [], [15], Interrupted, "SIGTERM"),
+        ([130, 130], [], [], Interrupted, "SIGINT"),
+        ([-15, 143], [], [15], Interrupted, "SIGTERM"),
+        ([1, -9], [LOST], [], UserError, "rank 5 (process 77) was killed by SIGKILL"),
+        ([-11, 1], [LOST], [], UserError, "rank 4 (process 77) was killed by SIGSEGV"),
+        ([1, 1], [LOST, MISTAKE], [], UserError, "seed: too large"),
+        ([1, -15], [MISTAKE], [], UserError, "seed: too large"),
+        ([1, 1], [LOST], [], UserError, "another process of this training has gone"),
+        ([1, 1], [BUG, LOST], [], RuntimeError, "Traceback: KeyError"),
+    ],
+)
+def test_the_first_cause_is_what_is_reported(
+    codes: list[int], told: list[ranks.Failure], received: list[int], kind: type, words: str
+) -> None:
+    found = outcome(codes, told, received)
+    assert type(found) is kind and words in str(found)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"), True),
+        (RuntimeError("Read error [::1]:1: Connection reset by peer. This is typically caused"), True),
+        (RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"), False),
+        (UserError("Connection closed by peer"), False),
+    ],
+)
+def test_a_lost_group_is_told_from_other_errors(error: Exception, is_lost: bool) -> None:
+    assert (lost_group(error) is not None) == is_lost
+
+
+def test_ranks_that_begin_at_different_steps_are_told() -> None:
+    """As where one machine does not see the checkpoints."""
+    from nmt import training
+
+    opt = Namespace(save_model="/shared/model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.distributed, "is_initialized", lambda: True)
+        patch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        patch.setattr(torch.distributed, "all_gather_object", lambda found, own: found.__setitem__(0, 12))
+        with pytest.raises(UserError, match="the ranks find different checkpoints of /shared/model"):
+            training._check_same_start(opt, 0)
+
+
+# What equals what
+
+
+@pytest.mark.slow
+def test_two_ranks_and_one_process_with_accum_count_2_take_the_same_steps(host: Host) -> None:
+    """Fed equal batches (a bucket is one batch here), they reach the same parameters."""
+    names = [f"w{number}" for number in range(40)]
+    lines = [[names[place % 40], names[place // 40], names[place % 7]] for place in range(160)]
+    host.write("train.src", [" ".join(line) for line in lines])
+    host.write("train.tgt", [" ".join(word.replace("w", "v") for word in line) for line in lines])
+    descent = {"optim": "sgd", "learning_rate": 0.02, "decay_method": "none", "max_grad_norm": 0}
+    options = {**descent, "embedding": FUNNEL, "dropout": [0.0], "attention_dropout": [0.0]}
+    batches = {"batch_type": "sents", "batch_size": 8, "bucket_size": 8, "train_steps": 10}
+    alone = host.train("alone", **options, **batches, accum_count=[2])
+    run(train(host.config("two", **options, **batches, **two_ranks())), host.folder / "log")
+    one, two = (read_weights(str(path))[1] for path in (alone, host.folder / "two_step_10.pt"))
+    start = read_weights(str(host.train("start", **{**options, **batches, "learning_rate": 1e-30})))[1]
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6, msg=name)
+    assert max(float((one[name] - start[name]).abs().max()) for name in one) > 0.01

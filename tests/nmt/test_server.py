@@ -1,0 +1,346 @@
+"""``onmt_server``: every answer is JSON, clients translate and nothing else, and mistakes are one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from nmt import upstream
+from nmt.files import read_checkpoint
+from tests.nmt.conftest import Host
+from tests.nmt.test_transforms import Subwords
+
+upstream.install()
+
+from nmt.server import Limits, make_app  # noqa: E402
+from nmt.server_models import read_models  # noqa: E402
+
+Refusal = Callable[..., str]
+ROOT = "/translator"
+SEARCH = {"beam_size": 2, "min_length": 1, "max_length": 9, "max_length_ratio": 0}
+
+
+def configure(folder: Path, checkpoint: Path, **more: Any) -> Path:
+    """Write the configuration of one model, number 7; returns its path."""
+    shutil.copy(checkpoint, folder / "model.pt")
+    model = {"id": 7, "model": "model.pt", "opt": dict(SEARCH), **more}
+    path = folder / "server.json"
+    path.write_text(json.dumps({"models_root": str(folder), "models": [model]}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def subwords(tmp_path_factory: pytest.TempPathFactory) -> Subwords:
+    """A folder with codes and a vocabulary of subwords."""
+    return Subwords(Host(tmp_path_factory.mktemp("host")))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(subwords: Subwords) -> Path:
+    """A model trained with BPE as a transform."""
+    return subwords.train()
+
+
+@pytest.fixture(scope="module")
+def client(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
+    """A client of a server with that model and narrow limits."""
+    config = configure(tmp_path_factory.mktemp("server"), checkpoint)
+    app = make_app(read_models(str(config), False), ROOT, Limits(size=2000, texts=5, characters=300))
+    with app.test_client() as found:
+        yield found
+
+
+@pytest.fixture
+def unserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a server that starts fail, rather than wait for requests."""
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise AssertionError("a server started")
+
+    monkeypatch.setattr("nmt.server.create_server", fail)
+
+
+def ask(client: FlaskClient, items: Any) -> Any:
+    """The answer to a request that has to be good."""
+    answer = client.post(f"{ROOT}/translate", json=items)
+    assert answer.status_code == 200, answer.text
+    return answer.json
+
+
+def test_texts_are_translated_as_the_command_does(
+    subwords: Subwords, checkpoint: Path, client: FlaskClient
+) -> None:
+    """Through the transforms of the checkpoint, in batches, with odd spaces and empty texts."""
+    lines = ["w1 w2 w3", "w5", "w7 w8 w9 w10"]
+    subwords.host.write("some", lines)
+    wanted = subwords.host.translate(checkpoint, "-min_length", "1", source="some")
+    texts = [lines[0], "", f"  {lines[1]}", lines[2].replace(" ", " \u00a0 ")]
+    (answer,) = ask(client, [{"id": 7, "src": text} for text in texts])
+    assert [one["tgt"] for one in answer] == [wanted[0], "", f"  {wanted[1]}", wanted[2]]
+    assert [one["src"] for one in answer] == texts
+    assert all(one["n_best"] == 1 and one["pred_score"] <= 0 for one in answer)
+
+
+def test_references_are_beginnings(subwords: Subwords, checkpoint: Path, tmp_path: Path) -> None:
+    config = configure(tmp_path, checkpoint, opt={**SEARCH, "tgt_file_prefix": True, "n_best": 2})
+    with make_app(read_models(str(config), False), ROOT).test_client() as client:
+        answer = ask(client, [{"id": 7, "src": "w1", "ref": "v3 v1"}])
+    assert [one["tgt"].split()[:2] for (one,) in answer] == [["v3", "v1"]] * 2
+
+
+def test_a_configured_tokenizer_takes_the_place_of_the_transforms(checkpoint: Path, tmp_path: Path) -> None:
+    tokens = {"type": "pyonmttok", "mode": "space", "params": {"joiner_annotate": True}}
+    config = configure(tmp_path, checkpoint, tokenizer=tokens)
+    (model,) = read_models(str(config), False).values()
+    assert model.pipe is None and model.maybe_tokenize("w1 w2") == "w1 w2"
+
+
+GOOD = {"id": 7, "src": "w1"}
+MALFORMED: list[tuple[Any, int]] = [
+    (b"", 400),
+    (b"{", 400),
+    (b"null", 400),
+    (b"5", 400),
+    (b"{}", 400),
+    (b"[]", 400),
+    (b"[5]", 400),
+    (b"[[]]", 400),
+    (b'"text"', 400),
+    (b"\xff\xfe", 400),
+    (b"[" * 900 + b"]" * 900, 400),
+    (b'[{"id": 7, "src": "w1", "src": "w2"}]', 400),
+    (b'[{"id": ' + b"9" * 1500 + b', "src": "w1"}]', 400),
+    ([{"id": 7}], 400),
+    ([{"id": 7, "src": None}], 400),
+    ([{"id": 7, "src": 5}], 400),
+    ([{"id": 7, "src": ["w1"]}], 400),
+    ([{"id": 7, "src": {"src": "w1"}}], 400),
+    ([{"src": "w1"}], 400),
+    ([{"id": 8, "src": "w1"}], 400),
+    ([{"id": "7", "src": "w1"}], 400),
+    ([{"id": 7.0, "src": "w1"}], 400),
+    ([{"id": True, "src": "w1"}], 400),
+    ([{"id": None, "src": "w1"}], 400),
+    ([{"id": [7], "src": "w1"}], 400),
+    ([{"id": {}, "src": "w1"}], 400),
+    ([GOOD, {"id": 8, "src": "w1"}], 400),
+    ([GOOD, 5], 400),
+    ([GOOD, {"id": 7}], 400),
+    ([{**GOOD, "ref": 5}], 400),
+    (b'[{"id": 7, "src": "w1 \\ud800"}]', 400),
+    (b'[{"id": 7, "src": "w1", "ref": "\\udfff"}]', 400),
+    ([{**GOOD, "ref": "v1"}, GOOD], 400),
+    ([{**GOOD, "opt": {"save_config": "x"}}], 400),
+    ([{**GOOD, "beam_size": 0}], 400),
+    ([GOOD] * 6, 413),
+    ([{"id": 7, "src": "w" * 301}], 413),
+    ([{**GOOD, "ref": "w" * 301}], 413),
+    (b" " * 2001, 413),
+]
+
+
+@pytest.mark.parametrize(("body", "status"), MALFORMED, ids=range(len(MALFORMED)))
+def test_malformed_requests_are_answered_in_json(body: Any, status: int, client: FlaskClient) -> None:
+    data = body if isinstance(body, bytes) else json.dumps(body)
+    answer = client.post(f"{ROOT}/translate", data=data, content_type="application/json")
+    assert answer.status_code == status
+    assert answer.json["status"] == "error" and "\n" not in answer.json["error"]
+    assert ask(client, [GOOD])
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data", "image/png", "text/html", "application/x-pickle"])
+def test_other_types_than_json_are_malformed(kind: str, client: FlaskClient) -> None:
+    answer = client.post(f"{ROOT}/translate", data=json.dumps([GOOD]), content_type=kind)
+    assert answer.status_code == 400 and kind in answer.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "address", "status"),
+    [
+        ("GET", "/translate", 405),
+        ("GET", "/nowhere", 404),
+        ("DELETE", "/models", 405),
+        ("POST", "/clone_model/7", 403),
+        ("GET", "/unload_model/7", 403),
+        ("GET", "/to_cpu/7", 403),
+        ("GET", "/to_gpu/7", 403),
+        ("POST", "/clone_model/../../x", 403),
+    ],
+)
+def test_clients_manage_no_models(
+    method: str, address: str, status: int, client: FlaskClient, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    target.write_text("kept")
+    settings = {"opt": {"save_config": str(target), "log_file": str(target)}}
+    answer = client.open(f"{ROOT}{address}", method=method, json=settings)
+    assert answer.status_code == status and answer.json["status"] == "error"
+    assert target.read_text() == "kept"
+    (model,) = client.get(f"{ROOT}/models").json
+    assert model["model_id"] == 7 and model["models"] == ["model.pt"]
+    assert str(tmp_path.parent) not in client.get(f"{ROOT}/models").text  # no paths
+
+
+def test_a_failure_is_json_and_not_the_last_answer(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from nmt.server_models import Model
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Model, "run", lambda self, inputs: 1 // 0)
+        answer = client.post(f"{ROOT}/translate", json=[GOOD])
+    assert answer.status_code == 500 and answer.json["status"] == "error"
+    assert ask(client, [GOOD])
+
+
+def test_a_token_is_asked_for(checkpoint: Path, tmp_path: Path) -> None:
+    app = make_app(read_models(str(configure(tmp_path, checkpoint)), False), ROOT, token="se cret")
+    with app.test_client() as client:
+        for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic se cret"}):
+            for address in ("models", "translate", "clone_model/7", "nowhere"):
+                answer = client.post(f"{ROOT}/{address}", json=[GOOD], headers=given)
+                assert answer.status_code == 401 and answer.json["status"] == "error"
+        good = {"Authorization": "Bearer se cret"}
+        assert client.post(f"{ROOT}/translate", json=[GOOD], headers=good).status_code == 200
+        assert client.get(f"{ROOT}/health").json == {"status": "ok"}
+
+
+CONFIGURATIONS: list[tuple[dict[str, Any], str]] = [
+    ({"opt": {"beam_size": 0}}, "beam_size"),
+    ({"opt": {"beam_size": "-save_config"}}, "beam_size"),
+    ({"opt": {"beam_sise": 5}}, "beam_size"),
+    ({"opt": {"save_config": "x"}}, "save_config"),
+    ({"opt": {"config": "x"}}, "config"),
+    ({"opt": {"output": "x"}}, "output"),
+    ({"opt": {"log_file": "model.pt"}}, "log_file"),
+    ({"opt": {"ban_unk_token": "yes"}}, "true or false"),
+    ({"opt": {"ignore_when_blocking": ["-config", "x"]}}, "ignore_when_blocking"),
+    ({"opt": {"world_size": 2}}, "world_size"),
+    ({"opt": {"transforms": ["bpf"]}}, "bpf"),
+    ({"opt": []}, "opt"),
+    ({"id": "7"}, "id"),
+    ({"id": True}, "id"),
+    ({"model": 5}, "model"),
+    ({"model": "none.pt"}, "none.pt"),
+    ({"model": "server.json"}, "server.json"),
+    ({"models": ["model.pt", 5]}, "names no model"),
+    ({"load": 1}, "load"),
+    ({"timeout": "soon"}, "timeout"),
+    ({"on_timeout": "explode"}, "explode"),
+    ({"tokeniser": {}}, "tokenizer"),
+    ({"tokenizer": {}}, "type"),
+    ({"tokenizer": {"type": "pyonmttok"}}, "params"),
+    ({"tokenizer": {"type": "sentencepiece", "model": "model.pt"}}, "model"),
+    ({"features": {"n_src_feats": "many"}}, "features"),
+    ({"preprocess": ["json.loads"]}, "allow_functions"),
+    ({"postprocess": ["json.loads"]}, "allow_functions"),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), CONFIGURATIONS, ids=range(len(CONFIGURATIONS)))
+def test_a_wrong_configuration_is_one_line(
+    settings: dict[str, Any], said: str, checkpoint: Path, tmp_path: Path, refusal: Refusal, unserved: None
+) -> None:
+    config = configure(tmp_path, checkpoint, **{"load": True, **settings})
+    before = (tmp_path / "model.pt").read_bytes()
+    line = refusal("onmt_server", "--port", "0", "--model_config", str(config))
+    assert said in line and f"model_config: {config}" in line
+    assert (tmp_path / "model.pt").read_bytes() == before
+
+
+def test_functions_are_imported_with_permission_only(checkpoint: Path, tmp_path: Path) -> None:
+    config = configure(tmp_path, checkpoint, postprocess=["tests.nmt.test_server.shouting"])
+    with make_app(read_models(str(config), True), ROOT).test_client() as client:
+        ((one,),) = ask(client, [GOOD])
+    assert one["tgt"].endswith("!")
+
+
+def shouting(sequence: dict[str, Any], model: Any) -> str:
+    """A function that a configuration names."""
+    return f"{sequence['seg'][0]}!"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--port", "70000"), "70000"),
+        (("--port", "-5"), "-5"),
+        (("--port", "x"), "--port"),
+        (("--port", "0", "--ip", "192.0.2.1"), "192.0.2.1"),
+        (("--port", "0", "--ip", "no such host"), "no such host"),
+        (("--port", "0", "--max_bytes", "0"), "max_bytes"),
+        (("--port", "0", "--token", "caf\u00e9"), "token"),
+        (("--prot", "0"), "port"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(
+    arguments: tuple[str, ...],
+    said: str,
+    checkpoint: Path,
+    tmp_path: Path,
+    refusal: Refusal,
+    unserved: None,
+) -> None:
+    config = configure(tmp_path, checkpoint)
+    assert said in refusal("onmt_server", "--model_config", str(config), *arguments)
+
+
+def test_a_taken_port_is_one_line(checkpoint: Path, tmp_path: Path, refusal: Refusal) -> None:
+    config = configure(tmp_path, checkpoint, load=True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        line = refusal("onmt_server", "--model_config", str(config), "--port", port)
+    assert port in line and "in use" in line
+
+
+@pytest.mark.slow
+def test_a_served_model(checkpoint: Path, tmp_path: Path) -> None:
+    """In a process of its own: on a socket of this machine alone; too much fails; SIGTERM ends it."""
+    config = configure(tmp_path, checkpoint, load=True, timeout=1000)
+    start = "import sys; sys.argv[0] = 'onmt_server'; from nmt import cli; cli.server()"
+    arguments = ["--model_config", str(config), "--port", "0", "--max_bytes", "1000"]
+    process = subprocess.Popen([sys.executable, "-c", start, *arguments], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        address = next(line for line in lines if "http://127.0.0.1:" in line).split(" at ")[1].strip()
+        rest: list[str] = []
+        threading.Thread(target=lambda: rest.extend(lines), daemon=True).start()
+        for size, status in ((1, 400), (1001, 413), (1 << 20, 413)):
+            with pytest.raises(urllib.error.HTTPError) as answer:
+                urllib.request.urlopen(f"{address}/translate", b"[" * size, timeout=60)
+            assert answer.value.code == status
+            assert json.load(answer.value)["status"] == "error"
+        with urllib.request.urlopen(f"{address}/translate", json.dumps([GOOD]).encode(), timeout=60) as good:
+            assert json.load(good)[0][0]["tgt"]
+        process.terminate()
+        assert process.wait(timeout=60) == 143
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_a_checkpoint_needs_is_missed_at_the_start(
+    checkpoint: Path, subwords: Subwords, tmp_path: Path, refusal: Refusal
+) -> None:
+    import torch
+
+    saved = read_checkpoint(checkpoint)
+    del saved["subwords"]
+    vars(saved["opt"])["src_subword_model"] = "/nowhere/codes"
+    torch.save(saved, tmp_path / "bare.pt")
+    config = configure(tmp_path, tmp_path / "bare.pt")
+    line = refusal("onmt_server", "--port", "0", "--model_config", str(config))
+    assert "src_subword_model: /nowhere/codes" in line

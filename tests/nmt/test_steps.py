@@ -1,0 +1,198 @@
+"""A step of training is one unit: whole or not there, with its own weights, and unharmed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nmt.checkpoint import build_from_checkpoint, is_whole, read_weights, whole_steps, write_apart
+from nmt.errors import UserError
+from nmt.files import clear_remains, read_checkpoint
+from tests.altered import offsets
+from tests.nmt.conftest import Host
+
+Trained = Callable[..., tuple[Host, Path]]
+Refusal = Callable[..., str]
+STANDARD = {"method": "standard"}
+APART = {"embedding": STANDARD, "save_format": "safetensors"}
+
+
+def copied(model: Path, folder: Path, name: str = "model") -> Path:
+    """A checkpoint and the weights beside it, if any, under another name."""
+    folder.mkdir(exist_ok=True)
+    for suffix in (".pt", ".safetensors"):
+        if model.with_suffix(suffix).exists():
+            shutil.copy(model.with_suffix(suffix), folder / f"{name}{suffix}")
+    return folder / f"{name}.pt"
+
+
+def commands(host: Host, model: Path, folder: Path) -> dict[str, list[str]]:
+    """Arguments of every command that reads a checkpoint."""
+    config = host.config("again", embedding=None)
+    return {
+        "onmt_train": ["-config", str(config), "-train_from", str(model)],
+        "onmt_translate": [
+            *("-model", str(model), "-src", str(host.folder / "test.src")),
+            *("-output", str(folder / "out")),
+        ],
+        "onmt_average_models": ["-models", str(model), str(model), "-output", str(folder / "mean.pt")],
+        "onmt_release_model": ["-model", str(model), "-output", str(folder / "small.pt")],
+    }
+
+
+def test_the_weights_of_another_run_are_noticed(trained: Trained, tmp_path: Path, refusal: Refusal) -> None:
+    """What a kill between the two files of a step leaves, where another run has written before."""
+    host, one = trained(**APART)
+    _, other = trained(**APART, learning_rate=0.02)
+    mixed = copied(one, tmp_path)
+    shutil.copy(other.with_suffix(".safetensors"), mixed.with_suffix(".safetensors"))
+    assert not is_whole(mixed) and is_whole(one)
+    for command, arguments in commands(host, mixed, tmp_path).items():
+        line = refusal(command, *arguments)
+        assert str(mixed) in line and str(mixed.with_suffix(".safetensors")) in line, line
+        assert "weights of another checkpoint" in line
+
+
+def test_weights_beside_an_older_checkpoint_are_noticed(trained: Trained, tmp_path: Path) -> None:
+    _, model = trained(**APART)
+    mixed = copied(model, tmp_path)
+    content = torch.load(mixed, weights_only=True)
+    older = {name: value for name, value in content.items() if "checksum" not in name}
+    torch.save(older, mixed)
+    with pytest.raises(UserError, match="weights of another checkpoint"):
+        read_checkpoint(mixed)
+
+
+def test_whole_steps(trained: Trained, tmp_path: Path) -> None:
+    _, model = trained(**APART)
+    base = tmp_path / "run"
+    for step in (5, 10, 40, 300, 2000):
+        copied(model, tmp_path, f"run_step_{step}")
+    copied(model, tmp_path, "run_step_best")
+    copied(model, tmp_path, "run_step_7.small")
+    copied(model, tmp_path, "other_step_9")
+    (tmp_path / "run_step_10.safetensors").unlink()
+    weights = tmp_path / "run_step_40.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    whole = tmp_path / "run_step_300.pt"
+    whole.write_bytes(whole.read_bytes()[:-400])
+    assert whole_steps(base) == [5, 2000]
+    assert whole_steps(str(tmp_path / "none")) == []
+
+
+def test_whole_steps_of_one_file(trained: Trained, tmp_path: Path) -> None:
+    _, model = trained(embedding=STANDARD)
+    copied(model, tmp_path, "run_step_3")
+    torch.save({"a": 1}, tmp_path / "run_step_4.pt")
+    assert whole_steps(tmp_path / "run") == [3]
+
+
+@pytest.mark.parametrize("kill_at", [1, 2, 3, 4])
+def test_a_kill_between_the_files_of_a_step(tmp_path: Path, kill_at: int) -> None:
+    """The process ends before its first, second, … renaming; the journal is renamed, too."""
+    base = str(tmp_path / "run_step_3")
+    write_apart({"a": torch.full((4,), 1.0)}, {"opt": None, "vocab": None, "run": 1}, base)
+    child = os.fork()
+    if child == 0:
+        replace, moves = Path.replace, []
+
+        def counted(self: Path, target: Path) -> Path:
+            moves.append(target)
+            return os._exit(9) if len(moves) == kill_at else replace(self, target)
+
+        Path.replace = counted  # type: ignore[method-assign]
+        write_apart({"a": torch.full((4,), 2.0)}, {"opt": None, "vocab": None, "run": 2}, base)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == (9 if kill_at < 4 else 0)
+    clear_remains(str(tmp_path / "run"))
+    found = torch.load(f"{base}.pt", weights_only=True)
+    numbers = load_file(f"{base}.safetensors")["a"].tolist()
+    run = 1 if status == 9 else 2
+    assert found["run"] == run and numbers == [float(run)] * 4
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["run_step_3.pt", "run_step_3.safetensors"]
+
+
+@pytest.mark.parametrize("options", [{}, APART], ids=["one file", "apart"])
+def test_every_flipped_byte_shows(trained: Trained, tmp_path: Path, options: dict[str, object]) -> None:
+    _, model = trained(**options)
+    path = copied(model, tmp_path)
+    for file in sorted(tmp_path.iterdir()):
+        good = file.read_bytes()
+        found = offsets(file)
+        assert len(found) > 20
+        for offset in found:
+            with file.open("r+b") as opened:
+                opened.seek(offset)
+                opened.write(bytes([good[offset] ^ 0x10]))
+            with pytest.raises(UserError, match="does not match its checksum|NaN or infinite"):
+                read_weights(str(path))
+            with file.open("r+b") as opened:
+                opened.seek(offset)
+                opened.write(good[offset : offset + 1])
+        read_weights(str(path))
+
+
+@pytest.mark.parametrize("options", [{"embedding": STANDARD}, APART], ids=["one file", "apart"])
+def test_every_command_notices_a_flipped_byte(
+    trained: Trained, tmp_path: Path, refusal: Refusal, options: dict[str, object]
+) -> None:
+    host, model = trained(**options)
+    path = copied(model, tmp_path / "damaged")
+    file = max(path.parent.iterdir(), key=lambda one: one.suffix)
+    data = bytearray(file.read_bytes())
+    at = offsets(file)[-2] & ~3  # the low bits of a number
+    data[at] ^= 1
+    file.write_bytes(data)
+    for command, arguments in commands(host, path, tmp_path).items():
+        line = refusal(command, *arguments)
+        assert (
+            str(file) in line
+            and "does not match its checksum" in line
+            and "SHARED_EMBEDDINGS_VERIFY=0" in line
+        )
+
+
+def test_verification_can_be_switched_off(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, model = trained(embedding=STANDARD)
+    path = copied(model, tmp_path)
+    data = bytearray(path.read_bytes())
+    data[offsets(path)[1] & ~3] ^= 1
+    path.write_bytes(data)
+    monkeypatch.setenv("SHARED_EMBEDDINGS_VERIFY", "0")
+    build_from_checkpoint(str(path))
+
+
+def test_a_checkpoint_of_upstream_has_no_checksum_and_loads(trained: Trained, tmp_path: Path) -> None:
+    _, model = trained(embedding=STANDARD)
+    content = torch.load(model, weights_only=True)
+    assert len(content.pop("checksum")) == 64
+    content["model"]["decoder.embeddings.make_embedding.emb_luts.0.embedding.weight"] = torch.zeros(1)
+    torch.save({**content, "model": content["model"]}, tmp_path / "upstream.pt")
+    assert "checksum" not in read_checkpoint(tmp_path / "upstream.pt")
+
+
+@pytest.mark.parametrize("options", [{"embedding": STANDARD}, APART], ids=["one file", "apart"])
+def test_a_file_is_hashed_once(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
+) -> None:
+    _, model = trained(**options)
+    hashed = []
+
+    def counted(content: dict[str, object], name: str) -> dict[str, object]:
+        hashed.append(name.removeprefix("checkpoint "))
+        return {key: value for key, value in content.items() if key != "checksum"}
+
+    for owner in ("nmt.files", "shared_embeddings.checksums"):
+        monkeypatch.setattr(f"{owner}.verified", counted)
+    build_from_checkpoint(str(model))
+    files = [model, model.with_suffix(".safetensors")]
+    assert hashed == [str(file) for file in files if file.exists()]

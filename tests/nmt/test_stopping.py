@@ -1,0 +1,346 @@
+"""Training that is stopped, and the same command that resumes it."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from onmt.trainer import Trainer
+from onmt.utils.loss import LossCompute
+
+from nmt import upstream
+from nmt.checkpoint import read_weights
+from nmt.data import TrackedBatches
+from nmt.files import read_checkpoint
+from nmt.runs import differences
+from shared_embeddings.files import locked
+from tests.nmt.conftest import Host, run
+
+upstream.install()  # before a test puts something in front of a seam
+
+Refusal = Callable[..., str]
+FUNNEL = {"method": "funnel", "rank": 4}
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+def steps(host: Host, name: str = "model") -> list[int]:
+    """The steps that are saved."""
+    return sorted(int(path.stem.rsplit("_", 1)[1]) for path in host.folder.glob(f"{name}_step_?.pt"))
+
+
+def assert_same_model(host: Host, one: str, other: str, step: int) -> None:
+    """Weights and the position in the data are the same, to the last bit."""
+    paths = [host.folder / f"{name}_step_{step}.pt" for name in (one, other)]
+    bodies = [read_weights(str(path))[1] for path in paths]
+    assert bodies[0].keys() == bodies[1].keys()
+    for name, tensor in bodies[0].items():
+        assert torch.equal(tensor, bodies[1][name]), name
+    places = [read_checkpoint(path)["resume"][0]["data"] for path in paths]
+    assert places[0] == places[1]
+
+
+def stopped_by(number: int, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run a training that a signal ends with one line."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        run("onmt_train", "-config", str(config))
+    assert stop.value.code == 128 + number
+    verb = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[signal.Signals(number)]
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("onmt_train")]
+    assert told == [f"onmt_train: {verb}; run the same command again to resume"]
+
+
+def after(calls: int, action: Callable[[], None], original: Any) -> Any:
+    """A function that acts in the middle of its call of that number, and once only."""
+    done = []
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        done.append(None)
+        if len(done) == calls:
+            action()
+        return original(*args, **kwargs)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
+def test_a_signal_in_a_step_saves_that_step(
+    number: int,
+    save_format: str,
+    host: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = {"embedding": FUNNEL, "save_format": save_format, "save_checkpoint_steps": 6}
+    host.train("whole", **options)
+    config = host.config("model", **options)
+    with monkeypatch.context() as patch:
+        kill = after(2, lambda: os.kill(os.getpid(), number), Trainer._gradient_accumulation)
+        patch.setattr(Trainer, "_gradient_accumulation", kill)
+        stopped_by(number, config, capsys)
+    assert steps(host) == [2]
+    run("onmt_train", "-config", str(config))
+    assert steps(host) == [2, 6]
+    assert_same_model(host, "whole", "model", 6)
+
+
+def test_a_signal_while_batches_are_awaited_forgets_those_of_the_next_step(
+    host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the two batches of step 3, one is there already."""
+    options = {"embedding": FUNNEL, "accum_count": [2], "batch_size": 8, "save_checkpoint_steps": 6}
+    host.train("whole", **options)
+    config = host.config("model", **options)
+    iterate = TrackedBatches.__iter__
+
+    def interrupted(self: TrackedBatches) -> Any:
+        for place, item in enumerate(iterate(self)):
+            if place == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield item
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrackedBatches, "__iter__", interrupted)
+        stopped_by(signal.SIGTERM, config, capsys)
+    assert steps(host) == [2]
+    run("onmt_train", "-config", str(config))
+    assert_same_model(host, "whole", "model", 6)
+
+
+def test_a_signal_before_the_first_step_saves_nothing(
+    host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = host.config("model", embedding=FUNNEL)
+    iterate = TrackedBatches.__iter__
+    interrupted = after(1, lambda: os.kill(os.getpid(), signal.SIGINT), iterate)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrackedBatches, "__iter__", interrupted)
+        stopped_by(signal.SIGINT, config, capsys)
+    assert steps(host) == []
+
+
+@pytest.mark.parametrize("early_stopping", [0, 5])
+def test_a_signal_in_a_validation_saves_its_step(
+    early_stopping: int, host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What early stopping goes by is validated to the end; else the wait for it ends."""
+    options = {"embedding": FUNNEL, "valid_steps": 2, "early_stopping": early_stopping}
+    config = host.config("model", **options)
+    validated = []
+
+    def loss(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() and not validated:
+            validated.append(len(batch["tgt"]))
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, batch, *args, **kwargs)
+
+    original = LossCompute.forward
+    with monkeypatch.context() as patch:
+        patch.setattr(LossCompute, "forward", loss)
+        stopped_by(signal.SIGTERM, config, capsys)
+    assert validated and steps(host) == [2]
+    saved = read_checkpoint(host.folder / "model_step_2.pt")["resume"][0]["early_stopping"]
+    assert (saved is None) == (early_stopping == 0)
+    assert saved is None or saved["best_step"] == 2
+    host.train("whole", **options)
+    run("onmt_train", "-config", str(config))
+    assert_same_model(host, "whole", "model", 6)
+
+
+def test_a_second_signal_does_not_lose_the_save(
+    host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from nmt.seams import checkpoints
+
+    monkeypatch.setattr("shared_embeddings.interrupts.ONE_REQUEST", -1)
+    config = host.config("model", embedding=FUNNEL, save_checkpoint_steps=100)
+    kill = after(2, lambda: os.kill(os.getpid(), signal.SIGTERM), Trainer._gradient_accumulation)
+    monkeypatch.setattr(Trainer, "_gradient_accumulation", kill)
+    again = after(1, lambda: os.kill(os.getpid(), signal.SIGINT), checkpoints.write_step)
+    monkeypatch.setattr(checkpoints, "write_step", again)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        run("onmt_train", "-config", str(config))
+    assert stop.value.code in (130, 143)
+    assert steps(host) == [2]
+    assert read_checkpoint(host.folder / "model_step_2.pt")["optim"]["training_step"] == 3
+
+
+# The same line again
+
+
+def test_the_same_line_resumes_and_ends(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    """From the last whole step; a longer run is the same run, one that is finished says so."""
+    options = {"embedding": FUNNEL, "save_checkpoint_steps": 2}
+    host.train("whole", **options)
+    host.train("model", **options, train_steps=4)
+    (host.folder / "model_step_5.pt").write_bytes(b"half of a checkpoint")
+    free = {"report_every": 1, "keep_checkpoint": 9, "num_workers": 0}
+    host.train("model", **options, **free)
+    assert steps(host) == [2, 4, 5, 6]
+    assert_same_model(host, "whole", "model", 6)
+    before = (host.folder / "model_step_6.pt").stat().st_mtime_ns
+    host.train("model", **options)
+    assert "nothing left to train" in caplog.text
+    assert (host.folder / "model_step_6.pt").stat().st_mtime_ns == before
+
+
+def test_a_run_of_other_settings_is_refused_by_name(host: Host, refusal: Refusal) -> None:
+    host.train("model", embedding=FUNNEL, train_steps=2, save_checkpoint_steps=2)
+    other = {"embedding": {"method": "funnel", "rank": 5}, "learning_rate": 0.02}
+    line = refusal("onmt_train", "-config", str(host.config("model", **other)))
+    assert "model_step_2.pt is of a run with other settings" in line
+    assert "embedding.rank was 4 and is 5" in line and "learning_rate was 0.01 and is 0.02" in line
+    host.write("train.src", ["w1 w2 w3"] * 90)
+    line = refusal("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
+    assert "(the content of data.corpus.path_src has changed)" in line
+    assert steps(host) == [2]
+
+
+def test_never_and_overwrite(host: Host, refusal: Refusal) -> None:
+    host.train("model", embedding=FUNNEL, train_steps=4, save_checkpoint_steps=2)
+    config = host.config("model", embedding=FUNNEL)
+    assert "step 4 of" in refusal("onmt_train", "-config", str(config), "-resume", "never")
+    (host.folder / "model_step_4.small.pt").write_bytes(b"of the user")
+    host.train("model", "-resume", "overwrite", embedding=FUNNEL, learning_rate=0.5, train_steps=3)
+    assert steps(host) == [3]
+    assert (host.folder / "model_step_4.small.pt").exists()
+    host.train("fresh", "-resume", "never", embedding=FUNNEL, train_steps=1, save_checkpoint_steps=1)
+    assert steps(host, "fresh") == [1]
+
+
+def test_checkpoints_that_do_not_tell_their_settings_are_named(host: Host, refusal: Refusal) -> None:
+    path = host.train("model", embedding=FUNNEL, train_steps=2)
+    checkpoint = {name: part for name, part in read_checkpoint(path).items() if name != "run"}
+    torch.save(checkpoint, path)
+    config = str(host.config("model", embedding=FUNNEL))
+    assert "model_step_2.pt does not tell the settings of its run; give it as train_from" in refusal(
+        "onmt_train", "-config", config
+    )
+    path.write_bytes(b"damaged")
+    assert "are damaged; set resume: overwrite" in refusal("onmt_train", "-config", config)
+
+
+def test_train_from_names_a_beginning_and_the_same_line_resumes(host: Host, refusal: Refusal) -> None:
+    options = {"embedding": FUNNEL, "save_checkpoint_steps": 2}
+    first = host.train("first", **options, train_steps=2)
+    begin = ("-train_from", str(first), "-reset_optim", "all")
+    host.train("whole", *begin, **options)
+    host.train("model", *begin, **options, train_steps=4)
+    host.train("model", *begin, **options)
+    assert_same_model(host, "whole", "model", 6)
+    other = host.train("other", **options, train_steps=2)
+    line = refusal("onmt_train", "-config", str(host.config("model", **options)), "-train_from", str(other))
+    assert f"train_from was '{first}' and is '{other}'" in line
+    # A checkpoint of the run itself is resumed from, whatever came after it.
+    host.train("model", "-train_from", str(host.folder / "model_step_4.pt"), **options, train_steps=5)
+    assert steps(host) == [2, 4, 5, 6]
+
+
+def test_only_settings_that_matter_are_compared() -> None:
+    before = {"seed": 1, "train_steps": 5, "data": {"a": {"weight": 1}}, "train_from": "", "older": 3}
+    now = {"seed": 1, "train_steps": 9, "data": {"a": {"weight": 2}, "b": {}}, "train_from": "", "newer": 4}
+    assert differences(before, now) == ["data.a.weight was 1 and is 2", "data.b was None and is {}"]
+    assert differences(before, {**now, "data": before["data"], "train_from": "x"}) == [
+        "train_from was '' and is 'x'"
+    ]
+    assert differences({**before, "train_from": "x"}, {**before, "train_from": ""}) == []
+
+
+def test_a_run_that_stopped_early_is_finished(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    unchanged = {"learning_rate": 1e-30, "early_stopping": 1, "valid_steps": 2, "train_steps": 50}
+    options = {"embedding": FUNNEL, **unchanged, "save_checkpoint_steps": 50}
+    host.train("model", **options)
+    assert steps(host) == [4]
+    caplog.clear()
+    host.train("model", **options)
+    assert steps(host) == [4] and "nothing left to train" in caplog.text
+
+
+@pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
+def test_checkpoints_of_a_resumed_run_are_kept_or_not_as_those_of_one_that_was_not(
+    save_format: str, host: Host
+) -> None:
+    options = {"embedding": FUNNEL, "save_format": save_format, "keep_checkpoint": 2}
+    options["save_checkpoint_steps"] = 1
+    host.train("model", **options, train_steps=3)
+    host.train("model", **options, train_steps=6)
+    assert steps(host) == [5, 6]
+    assert len(list(host.folder.glob("model_step_*"))) == (2 if save_format == "pytorch" else 4)
+
+
+def test_one_training_at_a_time(host: Host, refusal: Refusal) -> None:
+    config = str(host.config("model", embedding=FUNNEL))
+    with locked(host.folder / ".model.lock"):
+        assert "another process is at work here" in refusal("onmt_train", "-config", config)
+        host.train("beside", embedding=FUNNEL, train_steps=1, save_checkpoint_steps=1)
+    assert steps(host) == [] and steps(host, "beside") == [1]
+
+
+def test_what_killed_processes_have_left_goes(host: Host) -> None:
+    for name in (".model_step_3.pt.77.tmp", ".model_step_3.safetensors.77.tmp", ".other_step_3.pt.77.tmp"):
+        (host.folder / name).write_bytes(b"half")
+    host.train("model", embedding=FUNNEL, train_steps=1)
+    assert sorted(path.name for path in host.folder.glob(".*.tmp")) == [".other_step_3.pt.77.tmp"]
+
+
+# What cannot be saved
+
+
+@pytest.mark.parametrize("found_by", ["report", "save"])
+def test_training_that_diverges_ends_with_its_last_good_checkpoint(
+    found_by: str, host: Host, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = {"report": {"report_every": 1}, "save": {"report_every": 100}}[found_by]
+    config = host.config("model", embedding=FUNNEL, save_checkpoint_steps=2, **every)
+
+    def poison(self: Trainer, *args: Any) -> None:
+        original(self, *args)
+        if self.optim.training_step == 4:  # after step 3
+            with torch.no_grad():
+                next(self.model.parameters()).fill_(math.nan)
+
+    original = Trainer._gradient_accumulation
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_gradient_accumulation", poison)
+        line = refusal("onmt_train", "-config", str(config))
+    assert f"a parameter is not finite at step {3 if found_by == 'report' else 4}" in line
+    assert "lower learning_rate" in line
+    assert steps(host) == [2]
+    assert all(
+        bool(torch.isfinite(each).all())
+        for each in read_weights(str(host.folder / "model_step_2.pt"))[1].values()
+    )
+    run("onmt_train", "-config", str(config))
+    assert steps(host) == [2, 4, 6]
+
+
+def test_a_rate_that_is_far_too_high(host: Host, refusal: Refusal) -> None:
+    config = host.config("model", embedding=FUNNEL, optim="sgd", learning_rate=1e30, train_steps=50)
+    assert "lower learning_rate" in refusal("onmt_train", "-config", str(config))
+
+
+def test_a_full_disk_is_told_and_leaves_what_was_saved(
+    host: Host, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nmt.seams import checkpoints
+
+    host.train("model", embedding=FUNNEL, train_steps=3)
+
+    def fail(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write_step", fail)
+        line = refusal("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
+    assert "cannot be written (No space left on device)" in line and "run the same command again" in line
+    assert steps(host) == [3]
+    host.train("model", embedding=FUNNEL)
+    assert steps(host) == [3, 6]

@@ -1,0 +1,260 @@
+"""Text is translated through the transforms that a model was trained with, and none is applied twice."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+import torch
+from subword_nmt.apply_bpe import BPE
+from subword_nmt.learn_bpe import learn_bpe
+
+from nmt.checkpoint import build_from_checkpoint
+from nmt.files import read_checkpoint
+from nmt.quality import bleu
+from shared_embeddings.cli import main
+from tests.nmt.conftest import Host, run
+
+Refusal = Callable[..., str]
+FUNNEL = {"method": "funnel", "rank": 4}
+BY_HAND = ("src_subword_model", "tgt_subword_model")
+
+
+class Subwords:
+    """A model trained with BPE as a transform, and what it needs."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.codes = host.folder / "codes"
+        texts = [(host.folder / f"train.{side}").read_text(encoding="utf-8") for side in ("src", "tgt")]
+        with self.codes.open("w", encoding="utf-8") as file, contextlib.redirect_stderr(io.StringIO()):
+            learn_bpe(io.StringIO("".join(texts)), file, 12)
+        with self.codes.open(encoding="utf-8") as file:
+            self.bpe = BPE(file)
+        pieces = {piece for text in texts for line in text.splitlines() for piece in self.split(line).split()}
+        host.write("pieces", [f"{piece}\t9" for piece in sorted(pieces)])
+
+    def split(self, line: str) -> str:
+        """A line in subwords."""
+        return str(self.bpe.process_line(line))
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        """Options of a training on plain text."""
+        return {
+            "embedding": FUNNEL,
+            "transforms": ["bpe", "filtertoolong"],
+            "src_subword_model": str(self.codes),
+            "src_vocab": str(self.host.folder / "pieces"),
+            "train_steps": 3,
+            **more,
+        }
+
+    def train(self, name: str = "model", **more: Any) -> Path:
+        """Train it."""
+        return self.host.train(name, **self.options(**more))
+
+    def by_hand(self, checkpoint: Path) -> list[str]:
+        """The translation of the test set by tokens, split and joined without OpenNMT."""
+        lines = (self.host.folder / "test.src").read_text(encoding="utf-8").splitlines()
+        self.host.write("tokens", [self.split(line) for line in lines])
+        translated = self.host.translate(checkpoint, "-transforms", "none", source="tokens")
+        return [f"{line} ".replace("@@ ", "").rstrip(" ") for line in translated]
+
+
+@pytest.fixture(scope="module")
+def subwords(tmp_path_factory: pytest.TempPathFactory) -> Subwords:
+    """A folder with codes and a vocabulary of subwords."""
+    return Subwords(Host(tmp_path_factory.mktemp("host")))
+
+
+@pytest.fixture(scope="module")
+def model(subwords: Subwords) -> Path:
+    """A model trained with BPE as a transform."""
+    return subwords.train()
+
+
+def test_plain_text_is_translated_as_its_tokens_are(
+    subwords: Subwords, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = subwords.by_hand(model)
+    assert "transforms: none, as asked" in capsys.readouterr().err
+    assert subwords.host.translate(model) == wanted
+    (told,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("transforms:"))
+    assert "bpe on the source" in told and "undone on the output" in told
+    assert "filtertoolong in training only" in told and "-transforms none" in told
+    codes = ("-src_subword_model", str(subwords.codes), "-tgt_subword_model", str(subwords.codes))
+    assert subwords.host.translate(model, "-transforms", "bpe", *codes) == wanted
+    assert subwords.host.translate(model, "-n_best", "2", "-with_score")[0].split("\t")[0] == wanted[0]
+
+
+def test_a_model_without_transforms_takes_text_as_it_is(
+    host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = host.train("model", train_steps=1)
+    capsys.readouterr()
+    as_it_is = host.translate(checkpoint)
+    assert "transforms" not in capsys.readouterr().err
+    assert host.translate(checkpoint, "-transforms", "none") == as_it_is
+    assert "subwords" not in read_checkpoint(checkpoint)
+
+
+@pytest.mark.usefixtures("installed_host")
+def test_codes_travel_with_the_checkpoint(
+    subwords: Subwords, model: Path, tmp_path: Path, refusal: Refusal
+) -> None:
+    """Through averaging, release and compression as well; else they are looked for, and missed by name."""
+    wanted = subwords.host.translate(model)
+    mean, released, small = tmp_path / "mean.pt", tmp_path / "released.pt", tmp_path / "small.pt"
+    run("onmt_average_models", "-models", str(model), "-output", str(mean))
+    run("onmt_release_model", "-model", str(mean), "-output", str(released))
+    asked = ["compress", "--model", model, "--method", "projective", "--rank", 16, "--output", small]
+    assert main([str(word) for word in asked]) == 0
+    assert torch.equal(*(read_checkpoint(path)["subwords"]["src_subword_model"] for path in (model, small)))
+    away = subwords.codes.rename(tmp_path / "codes.away")
+    try:
+        for checkpoint in (model, mean, released):
+            assert subwords.host.translate(checkpoint) == wanted
+        saved = read_checkpoint(released)
+        del saved["subwords"]
+        bare = tmp_path / "bare.pt"
+        torch.save(saved, bare)
+        asked = ("-model", str(bare), "-src", str(subwords.host.folder / "test.src"))
+        line = refusal("onmt_translate", *asked, "-output", str(tmp_path / "out"))
+        assert "src_subword_model" in line and str(subwords.codes) in line and "-transforms none" in line
+        (tmp_path / "codes").write_bytes(away.read_bytes())  # beside the checkpoint
+        assert subwords.host.translate(bare) == wanted
+    finally:
+        away.rename(subwords.codes)
+    (tmp_path / "codes").unlink()
+    assert subwords.host.translate(bare) == wanted  # where they were in the training
+
+
+def test_lines_that_transforms_empty_keep_their_places(host: Host) -> None:
+    checkpoint = host.train("model", transforms=["normalize"], train_steps=1)
+    host.write("odd", ["w1 w2", "\u200b", "w3"])
+    lines = host.translate(checkpoint, "-post_remove_control_chars", "true", "-min_length", "1", source="odd")
+    assert len(lines) == 3
+
+
+def test_prefixes_of_a_corpus(subwords: Subwords, refusal: Refusal, tmp_path: Path) -> None:
+    """One prefix is put in front and taken off again; of several, the text has to say which."""
+    host, data = subwords.host, {}
+    for name, mark in (("one", "w1"), ("two", "w2")):
+        data[name] = {**host._corpus("train"), "transforms": ["prefix", "bpe"], "src_prefix": mark}
+    alone = subwords.train("alone", data={"one": {**data["one"], "tgt_prefix": "v7"}})
+    lines = (host.folder / "test.src").read_text(encoding="utf-8").splitlines()
+    host.write("tokens", [subwords.split(f"w1 {line}") for line in lines])
+    host.write("begun", [subwords.split("v7")] * len(lines))
+    begun = ("-tgt", str(host.folder / "begun"), "-tgt_file_prefix", "-transforms", "none")
+    by_hand = host.translate(alone, *begun, source="tokens")
+    joined = [f"{line} ".replace("@@ ", "").rstrip(" ") for line in by_hand]
+    assert all(line.split()[0] == "v7" for line in joined)
+    assert host.translate(alone) == [line.removeprefix("v7").removeprefix(" ") for line in joined]
+    several = subwords.train("several", data=data)
+    asked = ("-model", str(several), "-src", str(host.folder / "test.src"), "-output", str(tmp_path / "out"))
+    line = refusal("onmt_translate", *asked)
+    assert "w1" in line and "w2" in line and "-transforms" in line
+    given = ("-transforms", "prefix", "bpe", "-src_prefix", "w2")
+    host.write("tokens", [subwords.split(f"w2 {line}") for line in lines])
+    assert host.translate(several, *given) == [
+        f"{line} ".replace("@@ ", "").rstrip(" ")
+        for line in host.translate(several, "-transforms", "none", source="tokens")
+    ]
+
+
+ODD: list[tuple[dict[str, Any], str]] = [
+    ({"transforms": "bpe", "data": None}, "wanted a list of names"),
+    ({"transforms": ["bpe", 5], "data": None}, "wanted a list of names"),
+    ({"src_subword_vocab": ["a"]}, "src_subword_vocab"),
+    ({"src_vocab_threshold": "many"}, "src_vocab_threshold"),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), ODD)
+def test_odd_options_of_a_checkpoint_are_one_line(
+    changed: dict[str, Any], said: str, subwords: Subwords, model: Path, tmp_path: Path, refusal: Refusal
+) -> None:
+    saved = read_checkpoint(model)
+    odd = tmp_path / "odd.pt"
+    torch.save({**saved, "opt": Namespace(**{**vars(saved["opt"]), **changed})}, odd)
+    source = str(subwords.host.folder / "test.src")
+    line = refusal("onmt_translate", "-model", str(odd), "-src", source, "-output", str(tmp_path / "out"))
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-transforms", "none", "bpe"), "stands alone"),
+        (("-transforms", "filtertoolong"), "filtertoolong"),
+        (("-transforms", "sentencepiece", "-src_subword_model", "{none}"), "no such file"),
+        (("-transforms", "bpe", "-src_subword_model", __file__), f"{__file__} "),
+        (("-transforms", "sentencepiece", "-src_subword_model", __file__), f"{__file__} "),
+        (("-src_subword_model", __file__), "invalid line 1"),
+        (("-report_align",), "report_align"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: tuple[str, ...], said: str, subwords: Subwords, model: Path, tmp_path: Path, refusal: Refusal
+) -> None:
+    source = str(subwords.host.folder / "test.src")
+    asked = ("-model", str(model), "-src", source, "-output", str(tmp_path / "out"))
+    assert said in refusal("onmt_translate", *asked, *arguments)
+
+
+def test_sentencepiece_and_pyonmttok_are_undone(subwords: Subwords, tmp_path: Path) -> None:
+    """As these libraries make and join tokens; of a shared vocabulary, the target has the source's."""
+    pyonmttok, sentencepiece = pytest.importorskip("pyonmttok"), pytest.importorskip("sentencepiece")
+    host, prefix = subwords.host, str(tmp_path / "pieces")
+    texts = [str(host.folder / f"train.{side}") for side in ("src", "tgt")]
+    with contextlib.redirect_stderr(io.StringIO()):
+        sentencepiece.SentencePieceTrainer.train(
+            input=texts, model_prefix=prefix, vocab_size=40, minloglevel=2, hard_vocab_limit=False
+        )
+    pieces = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+    joining = {"mode": "space", "joiner_annotate": True}
+    tokenizer = pyonmttok.Tokenizer(bpe_model_path=str(subwords.codes), **joining)
+    kinds: list[tuple[dict[str, Any], Callable[[str], list[str]], Callable[[list[str]], str]]] = [
+        (
+            {"transforms": ["sentencepiece"], "src_subword_model": f"{prefix}.model"},
+            lambda line: list(pieces.encode(line, out_type=str)),
+            lambda tokens: str(pieces.decode(tokens)),
+        ),
+        (
+            {"transforms": ["onmt_tokenize"], "src_subword_type": "bpe", "src_onmttok_kwargs": str(joining)},
+            lambda line: list(tokenizer(line)),
+            lambda tokens: str(tokenizer.detokenize(tokens)),
+        ),
+    ]
+    lines = (host.folder / "test.src").read_text(encoding="utf-8").splitlines()
+    for number, (options, split, join) in enumerate(kinds):
+        words = {
+            piece for text in texts for line in Path(text).read_text().splitlines() for piece in split(line)
+        }
+        vocabulary = host.write(f"words{number}", [f"{word}\t9" for word in sorted(words)])
+        checkpoint = subwords.train(f"kind{number}", src_vocab=str(vocabulary), **options)
+        host.write("tokens", [" ".join(split(line)) for line in lines])
+        by_hand = host.translate(checkpoint, "-transforms", "none", source="tokens")
+        assert host.translate(checkpoint) == [join(line.split()) for line in by_hand]
+
+
+@pytest.mark.usefixtures("installed_host")
+def test_compression_measures_on_tokens_once(subwords: Subwords, model: Path, tmp_path: Path) -> None:
+    """Its BLEU on the tokens of a text is that of the command on the text."""
+    host = subwords.host
+    usual = ["-beam_size", "5", "-max_length", "250", "-max_length_ratio", "1.25"]
+    lines = [f"{line} v1 v2." for line in host.translate(model, *usual)]
+    wanted = sacrebleu.corpus_bleu(host.translate(model, *usual), [lines], force=True).score
+    source = (host.folder / "test.src").read_text(encoding="utf-8").splitlines()
+    tokens, target = (
+        host.write("tokens", [subwords.split(line) for line in source]),
+        host.write("wanted", lines),
+    )
+    found = bleu(model, build_from_checkpoint(str(model))[0], tokens, target, "bpe")
+    assert found.value == pytest.approx(wanted) and wanted > 0

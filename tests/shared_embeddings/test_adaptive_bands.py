@@ -1,0 +1,271 @@
+"""Adaptive bands of any width: W_1 on the input only, bands narrower than the model, one table for all."""
+
+from __future__ import annotations
+
+from math import log
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import shared_embeddings as se
+
+WORDS, DIM, WIDTH, CUTOFFS = 37, 24, 10, [9, 20]
+SIZES: dict[str, Any] = {"num_embeddings": WORDS, "embedding_dim": DIM, "cutoffs": CUTOFFS}
+CODES = {"map": "compositional_code", "map_options": {"num_codebooks": 3, "codebook_size": 4}}
+
+
+def build(seed: int = 0, **options: Any) -> Any:
+    """An embedding in double precision, its bias drawn, too."""
+    torch.manual_seed(seed)
+    emb = se.build("adaptive", **SIZES, **options).double()
+    for name, parameter in emb.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    return emb
+
+
+def loaded(emb: se.SharedEmbedding, **values: Any) -> Any:
+    """An embedding with these parameters, dots in their names written as double underscores."""
+    state = {name.replace("__", "."): torch.tensor(value) for name, value in values.items()}
+    emb.load_state_dict(state)
+    return emb
+
+
+# Worked by hand
+
+
+def test_a_first_projection_on_the_input_only_worked_by_hand() -> None:
+    """Words {0, 1} and {2}, D = 2: W_1 swaps the axes of the input, and the scores do without it."""
+    sizes = {"num_embeddings": 3, "embedding_dim": 2, "cutoffs": [2], "factor": 2}
+    values: dict[str, Any] = {
+        "tables__0": [[log(2), 7.0], [0.0, 5.0]],
+        "tables__1": [[3.0]],
+        "projections__0": [[0.0, 1.0], [1.0, 0.0]],
+        "projections__1": [[4.0, 6.0]],
+        "clusters": [[log(5), 0.0]],
+    }
+    emb = loaded(se.build("adaptive", **sizes, head_projection="input"), **values)
+    torch.testing.assert_close(emb.table(), torch.tensor([[7.0, log(2)], [5.0, 0.0], [12.0, 18.0]]))
+    probabilities = emb.log_prob(torch.tensor([1.0, 0.0])).exp()
+    assert probabilities.tolist() == pytest.approx([2 / 8, 1 / 8, 5 / 8], rel=1e-5)
+    both = loaded(se.build("adaptive", **sizes, head_projection="both"), **values)
+    assert torch.equal(both.table(), emb.table())
+    # Swapped, the hidden state meets the second axis of words and of clusters.
+    weights = torch.tensor([7.0, 5.0, 0.0]).exp()
+    expected = (weights / weights.sum()).tolist()
+    assert both.log_prob(torch.tensor([1.0, 0.0])).exp().tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_narrow_bands_worked_by_hand() -> None:
+    """Words {0} and {1, 2}, D = 2, all bands one wide, a projection for each."""
+    sizes = {"num_embeddings": 3, "embedding_dim": 2, "cutoffs": [1], "factor": 1, "width": 1}
+    emb = loaded(
+        se.build("adaptive", **sizes, output_bias=True),
+        tables__0=[[log(2)]],
+        tables__1=[[0.0], [log(2)]],
+        projections__0=[[1.0, 3.0]],
+        projections__1=[[0.0, 2.0]],
+        clusters=[[0.0]],
+        bias=[0.0, 0.0, log(3)],
+        cluster_bias=[log(4)],
+    )
+    torch.testing.assert_close(emb.table(), torch.tensor([[1.0, 3.0], [0.0, 0.0], [0.0, 2.0]]) * log(2))
+    # The head sees 1 * 1 + 3 * 0 = 1: 2 against 4. The tail sees 2 * 0 = 0: 1 against 3.
+    probabilities = emb.log_prob(torch.tensor([1.0, 0.0])).exp()
+    assert probabilities.tolist() == pytest.approx([1 / 3, 2 / 3 / 4, 2 / 3 * 3 / 4], rel=1e-5)
+
+
+# Against an adaptive softmax written for all bands at once
+
+
+def softmax_of_bands(
+    hidden: Tensor, table: Tensor, bias: Tensor, matrices: list[Tensor], clusters: Tensor, of_clusters: Tensor
+) -> Tensor:
+    """Log-probabilities ``(n, V)``: a projection for each band, that of the first for the clusters, too."""
+    edges = [0, *CUTOFFS, WORDS]
+    scores = torch.cat(
+        [
+            hidden @ matrix.T @ table[low:high].T + bias[low:high]
+            for matrix, low, high in zip(matrices, edges, edges[1:])
+        ],
+        dim=1,
+    )
+    of_bands = hidden @ matrices[0].T @ clusters.T + of_clusters
+    head = torch.cat([scores[:, : CUTOFFS[0]], of_bands], dim=1).logsumexp(1, keepdim=True)
+    found = [scores[:, : CUTOFFS[0]] - head]
+    for band, (low, high) in enumerate(zip(CUTOFFS, [*CUTOFFS[1:], WORDS])):
+        found.append(scores[:, low:high].log_softmax(1) + of_bands[:, band : band + 1] - head)
+    return torch.cat(found, dim=1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"factor": 1, "width": WIDTH},
+        {"factor": 1, "width": WIDTH, **CODES},
+        {"factor": 1, "score_dim": 30, "tie": "tables"},
+        {"factor": 1, "score_dim": 30, "tie": "tables", **CODES},
+        {"factor": 1},
+    ],
+    ids=str,
+)
+def test_scores_have_a_projection_for_each_band(options: dict[str, Any]) -> None:
+    emb = build(**options, output_bias=True)
+    width = options.get("score_dim", DIM)
+    hidden = torch.randn(8, width, dtype=torch.float64, requires_grad=True)
+    if emb.map is None:
+        table = torch.cat([emb.tables[str(band)] for band in range(3)])
+    else:
+        table = sum(emb.map.codebooks[part][emb.map.codes[:, part].long()] for part in range(3))
+    owner = emb.projections if emb.output_projections is None else emb.output_projections
+    matrices = [owner[str(band)] if str(band) in owner else torch.eye(DIM).double() for band in range(3)]
+    assert (len(owner) == 3) is (options != {"factor": 1})
+    expected = softmax_of_bands(hidden, table, emb.bias, matrices, emb.clusters, emb.cluster_bias)
+    torch.testing.assert_close(emb.log_prob(hidden), expected)
+    targets = torch.tensor([0, 8, 9, 19, 20, 36, 3, 30])
+    for smoothing in (0.0, 0.2):
+        wanted = -(1 - smoothing) * expected.gather(1, targets[:, None])[:, 0] - smoothing * expected.mean(1)
+        loss = emb.cross_entropy(hidden, targets, label_smoothing=smoothing)
+        torch.testing.assert_close(loss, wanted.mean())
+        parts = [hidden, *emb.parameters()]
+        ours, theirs = (
+            torch.autograd.grad(value, parts, retain_graph=True, allow_unused=True, materialize_grads=True)
+            for value in (loss, wanted.mean())
+        )
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, other)
+
+
+def test_define_scores_hidden_states_with_the_bands_of_its_map() -> None:
+    """As in DeFINE's Table 2: the unit leads from n to D, a projection for each band from S back to n."""
+    torch.manual_seed(0)
+    unit: dict[str, Any] = {"map_dim": 16, "expand_dim": 48, "depth": 2, "output": "map"}
+    bands = {"map": "adaptive", "factor": 1, "score_dim": DIM, "tie": "tables", "output_bias": True}
+    emb: Any = se.build("define", **SIZES, **unit, **bands).double()
+    assert emb.score_dim == DIM and not emb.map.projections
+    hidden = torch.randn(6, DIM, dtype=torch.float64)
+    table = torch.cat([emb.map.tables[str(band)] for band in range(3)])
+    matrices = [emb.map.output_projections[str(band)] for band in range(3)]
+    clusters = emb.map.clusters, emb.map.cluster_bias
+    expected = softmax_of_bands(hidden, table, emb.map.bias, matrices, *clusters)
+    torch.testing.assert_close(emb.log_prob(hidden), expected)
+    torch.testing.assert_close(emb.table(), emb.reduction(emb.expansion(emb.entry(table))))
+    with pytest.raises(se.OptionError, match="'output_projection'.*'score_dim'"):
+        se.build("define", **SIZES, **unit, **bands, output_projection=True)
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("width", "printed"), [(410, 110.04), (384, 103.08), (256, 69.20), (128, 34.73), (64, 17.50)]
+)
+def test_sizes_of_the_second_table_of_define(width: int, printed: float) -> None:
+    """V n + V, four times 384 n where n is not 384, and n + 1 for each of three clusters."""
+    words, dim = 267_735, max(width, 384)
+    sizes = {"num_embeddings": words, "cutoffs": [20_000, 40_000, 200_000], "factor": 1, "output_bias": True}
+    narrow = {"width": width} if width < dim else {}
+    projections = 4 * width * dim if narrow else 0
+    expected = words * width + words + projections + 3 * (width + 1)
+    assert se.expected_count("adaptive", embedding_dim=dim, **sizes, **narrow) == expected
+    assert expected / 1e6 == pytest.approx(printed, abs=0.005)
+    if narrow:
+        own = {"score_dim": dim, "tie": "tables"}
+        assert se.expected_count("adaptive", embedding_dim=width, **sizes, **own) == expected
+
+
+# One table for all bands
+
+
+def test_another_table_takes_the_place_of_all_bands() -> None:
+    emb = build(factor=1, width=WIDTH, output_bias=True)
+    plain = emb.word_part()
+    assert plain.method == "standard" and plain.weight.shape == (WORDS, WIDTH)
+    fitted, _ = se.fit("projective", plain.weight.detach(), rank=WIDTH, progress=False, output_bias=True)
+    new = emb.with_word_part(fitted.double())
+    assert new.word_part().method == "projective" and not new.word_part().options.output_bias
+    hidden = torch.randn(5, DIM, dtype=torch.float64)
+    torch.testing.assert_close(new.log_prob(hidden), emb.log_prob(hidden), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(new.table(), emb.table(), rtol=1e-4, atol=1e-5)
+    assert new.counts()["total"] == emb.counts()["total"] + WIDTH * WIDTH
+    # What is stored rebuilds it.
+    again = se.build("adaptive", num_embeddings=WORDS, embedding_dim=DIM, **new.stored_options()).double()
+    again.load_state_dict(new.state_dict())
+    assert torch.equal(again.table(), new.table())
+
+
+def test_a_table_with_dropout_inside_draws_for_every_token_of_the_input_only() -> None:
+    alone = {"hidden_dim": 40, "codebook_size": 5, "relu_dropout": 0.5}
+    emb = build(factor=1, width=WIDTH, map="alone", map_options=alone).train()
+    first, second, other = emb(torch.tensor([5, 5, 30]))
+    assert not torch.equal(first, second)
+    hidden = torch.randn(4, DIM, dtype=torch.float64)
+    assert torch.equal(emb.log_prob(hidden), emb.log_prob(hidden))
+    of_word = emb.table()[30]
+    torch.testing.assert_close(emb(torch.full((4000,), 30)).mean(0), of_word, rtol=0, atol=0.05)
+    assert (other - of_word).abs().max() > 1e-3
+    torch.testing.assert_close(emb.eval()(torch.tensor([30]))[0], of_word)
+
+
+@pytest.mark.parametrize("options", [{"factor": 2}, {"factor": 1, "tie": "none"}], ids=str)
+def test_bands_that_share_no_table_have_no_part_to_replace(options: dict[str, Any]) -> None:
+    emb = build(**options)
+    assert emb.word_part() is emb
+
+
+def test_what_is_stored_of_a_map_names_no_file() -> None:
+    classes = [number % 5 for number in range(WORDS)]
+    emb = build(factor=1, map="uncle", map_options={"unique_dim": 6, "classes": classes})
+    stored = emb.stored_options()
+    assert stored["map_options"]["classes"] == "stored"
+    again: Any = se.build("adaptive", num_embeddings=WORDS, embedding_dim=DIM, **stored).double()
+    again.load_state_dict(emb.state_dict())
+    assert torch.equal(again.table(), emb.table())
+    assert emb.map.classes[:, 0].tolist() == again.map.classes[:, 0].tolist() == classes
+
+
+def test_words_are_left_out_of_a_table_for_all_bands() -> None:
+    emb = build(factor=1, **CODES, output_bias=True)
+    ids = torch.tensor([0, 4, 8, 9, 15, 20, 33])
+    kept: Any = emb.select_rows(ids)
+    assert kept.options.cutoffs == (3, 5)
+    torch.testing.assert_close(kept.table(), emb.table()[ids])
+    assert torch.equal(kept.bias, emb.bias[ids]) and torch.equal(kept.clusters, emb.clusters)
+
+
+# Fits
+
+
+def test_narrow_bands_are_fitted_with_the_least_squared_error() -> None:
+    teacher = torch.randn(WORDS, DIM, generator=torch.Generator().manual_seed(1))
+    emb, _ = se.fit("adaptive", teacher, cutoffs=CUTOFFS, factor=1, width=4, progress=False)
+    missed = 0.0
+    for block in teacher.split([9, 11, 17]):
+        missed += float(torch.linalg.svdvals(block)[4:].square().sum())
+    assert (emb.table() - teacher).square().sum().item() == pytest.approx(missed, rel=1e-4)
+
+
+@pytest.mark.parametrize("side", ["none", "input", "both"])
+def test_a_fit_gives_clusters_the_scores_of_their_mean_words(side: str) -> None:
+    teacher = torch.randn(60, 8, generator=torch.Generator().manual_seed(1))
+    emb: Any
+    emb, report = se.fit(
+        "adaptive", teacher, cutoffs=[20, 40], factor=1, head_projection=side, progress=False
+    )
+    assert report.relative_error < 1e-5
+    torch.testing.assert_close(emb.output_table(), teacher, rtol=1e-4, atol=1e-5)
+    head = emb.projections["0"] if side == "both" else torch.eye(8)
+    means = torch.stack([teacher[20:40].mean(0), teacher[40:].mean(0)])
+    torch.testing.assert_close(emb.clusters @ head, means, rtol=1e-4, atol=1e-5)
+
+
+def test_hidden_states_of_their_own_width_keep_their_projections_in_a_fit() -> None:
+    teacher = torch.randn(60, 8, generator=torch.Generator().manual_seed(1))
+    options = {"cutoffs": [20, 40], "factor": 1, "score_dim": 12, "tie": "tables"}
+    emb: Any
+    emb, report = se.fit("adaptive", teacher, **options, progress=False)
+    assert report.relative_error == 0.0
+    assert F.linear(torch.ones(1, 12), emb.output_projections["1"]).abs().sum() > 0

@@ -1,0 +1,84 @@
+"""SIGINT and SIGTERM: raised in a command, noted in a training loop, delayed while something is written."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from shared_embeddings.interrupts import SIGNALS, Interrupted, Interrupts, held, raising
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_command_is_interrupted_and_handlers_come_back(number: int) -> None:
+    before = [signal.getsignal(one) for one in SIGNALS]
+    with raising():
+        with pytest.raises(Interrupted) as error:
+            send(number)
+        assert error.value.signal == number and error.value.status == 128 + number
+    assert [signal.getsignal(one) for one in SIGNALS] == before
+
+
+def test_the_first_signal_is_noted_and_the_second_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared_embeddings.interrupts.ONE_REQUEST", -1)
+    with raising(), Interrupts() as interrupts:
+        assert interrupts.noted is None
+        send(signal.SIGTERM)
+        assert interrupts.noted == signal.SIGTERM
+        with pytest.raises(Interrupted):
+            send(signal.SIGINT)
+
+
+def test_signals_wait_for_the_end_of_a_write() -> None:
+    written = []
+    with raising():
+        with pytest.raises(Interrupted) as error, held():
+            send(signal.SIGTERM)
+            send(signal.SIGINT)
+            written.append("all")
+    assert written == ["all"] and error.value.signal == signal.SIGTERM
+
+
+def test_signals_that_come_together_are_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after Ctrl-C, which a terminal sends to a whole group, whose members may pass it on."""
+    monkeypatch.setattr("shared_embeddings.interrupts.ONE_REQUEST", 3600)
+    with raising(), Interrupts() as interrupts:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            send(number)
+        assert interrupts.noted == signal.SIGINT
+
+
+def test_a_wait_ends_at_a_signal_and_at_one_that_was_noted() -> None:
+    with raising(), Interrupts() as interrupts:
+        with pytest.raises(Interrupted), interrupts.acting():
+            send(signal.SIGTERM)
+        assert interrupts.noted == signal.SIGTERM
+        send(signal.SIGINT)  # the same request: nothing happens outside of a wait
+        with pytest.raises(Interrupted) as error, interrupts.acting():
+            raise AssertionError("the wait has begun")
+        assert error.value.signal == signal.SIGTERM
+
+
+def test_a_second_signal_waits_for_the_save_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared_embeddings.interrupts.ONE_REQUEST", -1)
+    with raising(), Interrupts() as interrupts:
+        send(signal.SIGTERM)
+        saved = False
+        with pytest.raises(Interrupted), held():
+            send(signal.SIGTERM)
+            saved = True
+        assert saved and interrupts.noted == signal.SIGTERM
+
+
+def test_ignored_signals_stay_ignored() -> None:
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with raising(), held():
+            send(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, previous)
