@@ -22,12 +22,12 @@ from torch import Tensor
 import shared_embeddings as se
 from benchmarks.publishing import Record, parser_of, publish, read_record
 from recipes.common.errors import UserError, run_main
-from shared_embeddings.command_line import positive
-from shared_embeddings.files import sha256
-from shared_embeddings.path_options import PathOption
-from shared_embeddings.results import provenance, write_record
-from shared_embeddings.skipgram import train_word_vectors
-from shared_embeddings.suggest import suggest
+from shared_embeddings.classes.skipgram import train_word_vectors
+from shared_embeddings.sizing.suggest import suggest
+from shared_embeddings.utils.command_line import positive
+from shared_embeddings.utils.files import sha256
+from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.results import provenance, write_record
 
 
 def trained_table(text: Path, dim: int, epochs: int) -> tuple[Tensor, Tensor]:

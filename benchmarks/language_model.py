@@ -26,8 +26,8 @@ from benchmarks.publishing import joined, parser_of, publish
 from lm.models import LanguageModel, Output, State, build
 from recipes.common.errors import run_main
 from recipes.common.table import NOT_RUN
-from shared_embeddings.command_line import positive
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import positive
+from shared_embeddings.utils.path_options import PathOption
 
 VOCABULARY, BATCH, TIME = 10000, 20, 70
 TOKENS = BATCH * TIME

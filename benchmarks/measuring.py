@@ -18,8 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import shared_embeddings as se
 from benchmarks.embeddings import DENSE, PUBLISHED, SETTINGS, Row, Setting, rows
 from benchmarks.publishing import joined, parser_of, publish
-from shared_embeddings.command_line import positive
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import positive
+from shared_embeddings.utils.path_options import PathOption
 
 Step = Callable[[], None]
 Prepare = Callable[[Row, Setting], Step]

@@ -28,8 +28,8 @@ from recipes.common.corpus import write_lines
 from recipes.common.errors import UserError, run_main
 from recipes.common.recipe import Recipe
 from recipes.published.settings import Settings, read_settings
-from shared_embeddings.command_line import positive
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import positive
+from shared_embeddings.utils.path_options import PathOption
 
 # Parts of syllables; those of the two languages differ, so that the languages share no long words.
 ONSETS = {0: "b c d f g h l m n p r s t v w st".split(), 1: "b d f g h k l m n r s t w z sch br".split()}

@@ -9,10 +9,10 @@ from typing import Any
 
 from recipes.common.errors import UserError
 from recipes.common.table import update_readme
-from shared_embeddings.command_line import Parser
-from shared_embeddings.path_options import PathOption
-from shared_embeddings.reading import read_json
-from shared_embeddings.results import provenance, write_record
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.reading import read_json
+from shared_embeddings.utils.results import provenance, write_record
 
 Record = dict[str, Any]
 

@@ -6,7 +6,7 @@ import argparse
 
 import torch
 
-from lm.errors import UserError
+from shared_embeddings.errors import UserError
 
 
 def chosen_device(name: str) -> str:

@@ -15,20 +15,13 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from lm import models
-from lm.errors import UserError
 from lm.models.interface import LanguageModel
-from shared_embeddings.accounting import distinct_state
-from shared_embeddings.checkpoints import (
-    Kind,
-    check_finite,
-    check_parts,
-    is_state,
-    is_words,
-    mapped,
-)
-from shared_embeddings.checksums import verified, with_checksum
-from shared_embeddings.files import UNREADABLE, first_line, replacing, save_tensors
-from shared_embeddings.storage import Packing, StorageError, packing_of, unpack
+from shared_embeddings.checkpoints.checksums import verified, with_checksum
+from shared_embeddings.checkpoints.storage import Packing, StorageError, packing_of, unpack
+from shared_embeddings.checkpoints.tensors import Kind, check_finite, check_parts, is_state, is_words, mapped
+from shared_embeddings.errors import UserError
+from shared_embeddings.sizing.accounting import distinct_state
+from shared_embeddings.utils.files import UNREADABLE, first_line, replacing, save_tensors
 
 FORMAT = "shared-embeddings-lm"
 VERSION = 1

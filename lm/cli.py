@@ -1,6 +1,6 @@
 """The commands ``lm_prepare``, ``lm_train``, ``lm_eval`` and ``lm_generate``.
 
-See `shared_embeddings.command_line.run` for what they print and return when something goes wrong.
+See `shared_embeddings.utils.command_line.run` for what they print and return when something goes wrong.
 """
 
 from __future__ import annotations
@@ -8,30 +8,30 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-from shared_embeddings import command_line
-from shared_embeddings.files import first_line
-from shared_embeddings.interrupts import RESUME
-from shared_embeddings.peers import lost_group
+from shared_embeddings.utils import command_line
+from shared_embeddings.utils.files import first_line
+from shared_embeddings.utils.interrupts import RESUME
+from shared_embeddings.utils.peers import lost_group
 
 
 def prepare() -> None:
     """Turn texts into token files and a vocabulary."""
-    _run("lm_prepare", "lm.prepare")
+    _run("lm_prepare", "lm.data.prepare")
 
 
 def train() -> None:
     """Train a language model, or resume training it."""
-    _run("lm_train", "lm.train")
+    _run("lm_train", "lm.train.command")
 
 
 def evaluate() -> None:
     """Measure the perplexity of a trained model."""
-    _run("lm_eval", "lm.evaluate")
+    _run("lm_eval", "lm.evaluate.command")
 
 
 def generate() -> None:
     """Write text with a trained model."""
-    _run("lm_generate", "lm.generate")
+    _run("lm_generate", "lm.evaluate.generate")
 
 
 def _run(command: str, module: str) -> None:

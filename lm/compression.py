@@ -1,4 +1,4 @@
-"""Language models as a host of `shared_embeddings.compression_hosts`."""
+"""Language models as a host of `shared_embeddings.checkpoints.adapter`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from typing import Any
 from torch import Tensor
 
 import shared_embeddings as se
-from lm.agreement import probe
 from lm.checkpoint import is_checkpoint, load_model, save_state
-from lm.errors import UserError
+from lm.data.vocabulary import EOS
+from lm.evaluate.agreement import probe
+from lm.evaluate.quality import perplexity
 from lm.models import LanguageModel
-from lm.quality import perplexity
-from lm.vocabulary import EOS
-from shared_embeddings.accounting import distinct_state
-from shared_embeddings.compression_agreement import Probe
-from shared_embeddings.compression_hosts import (
+from shared_embeddings.checkpoints.adapter import (
     TiedTable,
     WordEmbedding,
     name_of_part,
@@ -25,8 +22,11 @@ from shared_embeddings.compression_hosts import (
     teacher_table,
     with_untrained_part,
 )
-from shared_embeddings.compression_quality import Quality, Validation
-from shared_embeddings.token_counts import count_words
+from shared_embeddings.checkpoints.agreement import Probe
+from shared_embeddings.checkpoints.quality import Quality, Validation
+from shared_embeddings.checkpoints.token_counts import count_words
+from shared_embeddings.errors import UserError
+from shared_embeddings.sizing.accounting import distinct_state
 
 NAME = "words"
 

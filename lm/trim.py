@@ -1,4 +1,4 @@
-"""Language models as a host of `shared_embeddings.trim_hosts`."""
+"""Language models as a host of `shared_embeddings.checkpoints.trim_adapter`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from torch import Tensor
 
 from lm import compression
-from lm.vocabulary import Vocabulary as Words
-from shared_embeddings.storage import packed_as
-from shared_embeddings.trim_hosts import BANDS_NOTE, Vocabulary, maps_beside, write_maps
+from lm.data.vocabulary import Vocabulary as Words
+from shared_embeddings.checkpoints.storage import packed_as
+from shared_embeddings.checkpoints.trim_adapter import BANDS_NOTE, Vocabulary, maps_beside, write_maps
 
 NAME = compression.NAME
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.errors import UserError
-from shared_embeddings.reading import parse_yaml, read_yaml
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.reading import parse_yaml, read_yaml
 
 
 def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:

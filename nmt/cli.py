@@ -1,6 +1,6 @@
 """OpenNMT-py's commands, with shared embeddings: the same names, options and files.
 
-See `shared_embeddings.command_line.run` for what they print and return when something goes wrong.
+See `shared_embeddings.utils.command_line.run` for what they print and return when something goes wrong.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmt.arguments import parse
-from nmt.errors import UserError
-from nmt.paths import TRAIN, TRANSLATE, check_new_model
-from shared_embeddings.command_line import UNTOUCHED, Parser, complaint, exit_with, explain, run
-from shared_embeddings.interrupts import RESUME
-from shared_embeddings.path_options import PathOption
+from nmt.options.arguments import parse
+from nmt.options.paths import TRAIN, TRANSLATE, check_new_model
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.command_line import UNTOUCHED, Parser, complaint, exit_with, explain, run
+from shared_embeddings.utils.interrupts import RESUME
+from shared_embeddings.utils.path_options import PathOption
 
 # How words begin that are in no vocabulary file: transforms put them in, or they fill up the last multiple.
 NOT_IN_FILES = ("｟", "averyunlikelytoken")
@@ -35,7 +35,7 @@ def _command(function: Callable[[], None], advice: str = UNTOUCHED) -> Callable[
     """
 
     def main(arguments: Sequence[str]) -> None:
-        from nmt import upstream
+        from nmt.patches import table as upstream
 
         upstream.install()
         function()
@@ -74,10 +74,10 @@ def _check_data(opt: Namespace) -> dict[str, dict[str, Any]]:
     """Check the corpora that the option ``data`` names; returns them.
 
     Raises:
-        UserError: see `nmt.data.check_corpora`.
+        UserError: see `nmt.data.batches.check_corpora`.
     """
-    from nmt.data import check_corpora
-    from nmt.plan import parse_text
+    from nmt.data.batches import check_corpora
+    from nmt.model.plan import parse_text
 
     corpora = parse_text("data", opt.data, "{corpus: {path_src: train.en, path_tgt: train.de}}")
     check_corpora(corpora)
@@ -95,13 +95,14 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     """
     from onmt.utils.parse import ArgumentParser
 
-    from nmt import checks, distillation
-    from nmt.data import check_single_texts, check_targets
-    from nmt.files import check_output, peek
-    from nmt.plan import OPTION_NAMES, check_combinations, check_sizes, parse_settings, read_plan
-    from nmt.sizes import check_memory, check_model_sizes
+    from nmt.checkpoint.files import check_output, peek
+    from nmt.data.batches import check_single_texts, check_targets
+    from nmt.data.vocabulary import read_vocabulary
+    from nmt.model.plan import OPTION_NAMES, check_combinations, check_sizes, parse_settings, read_plan
+    from nmt.options import checks
+    from nmt.options.sizes import check_memory, check_model_sizes
     from nmt.summarization.length_control import check_positions
-    from nmt.vocabulary import read_vocabulary
+    from nmt.train import distillation
 
     checks.check_training_numbers(opt)
     corpora = _check_data(opt)
@@ -182,7 +183,7 @@ def train() -> None:
     import onmt.bin.train
     from onmt.utils.logging import init_logger, logger
 
-    from nmt import ranks, runs
+    from nmt.train import ranks, runs
 
     opt = parse(onmt.bin.train._get_parser(), TRAIN)
     corpora = _check_training(opt)
@@ -205,9 +206,9 @@ def translate() -> None:
     """``onmt_translate``: translate a file."""
     import onmt.bin.translate
 
-    from nmt.checks import check_one_process, check_prefix, check_translation
-    from nmt.transforms import applied
-    from nmt.translation import translate_file
+    from nmt.data.transforms import applied
+    from nmt.options.checks import check_one_process, check_prefix, check_translation
+    from nmt.translate.translation import translate_file
 
     opt = parse(onmt.bin.translate._get_parser(), TRANSLATE)
     check_translation(opt)
@@ -227,8 +228,8 @@ def build_vocab() -> None:
     import onmt.bin.build_vocab
     import onmt.bin.train
 
-    from nmt.build_vocab import build_vocabularies
-    from nmt.checks import check_counting, check_transforms
+    from nmt.data.build_vocab import build_vocabularies
+    from nmt.options.checks import check_counting, check_transforms
 
     of_training = {
         string.lstrip("-")
@@ -245,8 +246,8 @@ def build_vocab() -> None:
 @_command
 def average_models() -> None:
     """``onmt_average_models``: average the weights of several checkpoints of one model."""
-    from nmt.checkpoint import average_checkpoints
-    from nmt.files import save_checkpoint
+    from nmt.checkpoint.checkpoint import average_checkpoints
+    from nmt.checkpoint.files import save_checkpoint
 
     parser = Parser(
         "onmt_average_models", description="Average the weights of several checkpoints of one model"
@@ -268,9 +269,9 @@ def average_models() -> None:
 @_command
 def release_model() -> None:
     """``onmt_release_model``: keep what translation needs only, or export to CTranslate2."""
-    from nmt.checkpoint import strip_checkpoint
-    from nmt.export import export_ctranslate2
-    from nmt.files import save_checkpoint
+    from nmt.checkpoint.checkpoint import strip_checkpoint
+    from nmt.checkpoint.export import export_ctranslate2
+    from nmt.checkpoint.files import save_checkpoint
 
     parser = Parser("onmt_release_model", description="Release a translation model")
     parser.add_argument("--model", "-m", "-model", type=PathOption.FILE, required=True, help="checkpoint")
@@ -306,6 +307,6 @@ def release_model() -> None:
 @_command
 def server() -> None:
     """``onmt_server``: serve translations over HTTP."""
-    from nmt.server import make_parser, serve
+    from nmt.translate.server import make_parser, serve
 
     serve(parse(make_parser()))

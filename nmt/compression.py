@@ -1,4 +1,4 @@
-"""Translation models as a host of `shared_embeddings.compression_hosts`."""
+"""Translation models as a host of `shared_embeddings.checkpoints.adapter`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Any
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.agreement import language_probe, translation_probe
-from nmt.checkpoint import build_from_checkpoint, write_apart
-from nmt.checkpoint_parts import safetensors_of
-from nmt.distillation import ASKED, OPTION
-from nmt.errors import UserError
-from nmt.files import is_checkpoint, save_checkpoint, split_generator
-from nmt.model import output_bias, place_embeddings, unique_state, words_module
-from nmt.plan import (
+from nmt.checkpoint.checkpoint import build_from_checkpoint, write_apart
+from nmt.checkpoint.files import is_checkpoint, save_checkpoint, split_generator
+from nmt.checkpoint.parts import safetensors_of
+from nmt.data.transforms import kept_files
+from nmt.data.vocabulary import SENTENCE_MARKS
+from nmt.model.embeddings import output_bias, place_embeddings, unique_state, words_module
+from nmt.model.plan import (
     OPTION_NAMES,
     EmbeddingPlan,
     check_combinations,
@@ -28,10 +27,9 @@ from nmt.plan import (
     padding_of,
     words_of,
 )
-from nmt.transforms import kept_files
-from nmt.vocabulary import SENTENCE_MARKS
-from shared_embeddings.compression_agreement import Probe
-from shared_embeddings.compression_hosts import (
+from nmt.train.distillation import ASKED, OPTION
+from nmt.translate.agreement import language_probe, translation_probe
+from shared_embeddings.checkpoints.adapter import (
     TiedTable,
     WordEmbedding,
     name_of_part,
@@ -39,8 +37,10 @@ from shared_embeddings.compression_hosts import (
     teacher_table,
     with_untrained_part,
 )
-from shared_embeddings.compression_quality import Quality, Validation
-from shared_embeddings.token_counts import count_words
+from shared_embeddings.checkpoints.agreement import Probe
+from shared_embeddings.checkpoints.quality import Quality, Validation
+from shared_embeddings.checkpoints.token_counts import count_words
+from shared_embeddings.errors import UserError
 
 # Options for the tables that a model begins with; they have no effect once it is trained.
 BEGINNINGS = ("both_embeddings", "src_embeddings", "tgt_embeddings")
@@ -179,7 +179,7 @@ class CheckpointModel:
                 f"model {self.path}: takes features of source words, and a validation text is read without "
                 "them; leave --validation out"
             )
-        from nmt.quality import bleu  # brings OpenNMT's translation with it
+        from nmt.translate.quality import bleu  # brings OpenNMT's translation with it
 
         source, target = validation.two_sides()
         return bleu(self.path, self.module, source, target, validation.subwords)

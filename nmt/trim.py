@@ -1,4 +1,4 @@
-"""Translation models as a host of `shared_embeddings.trim_hosts`."""
+"""Translation models as a host of `shared_embeddings.checkpoints.trim_adapter`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from nmt import compression
-from nmt.checkpoint import packing_of_checkpoint
-from nmt.errors import UserError
-from nmt.model import shared_embeddings_of, words_module
-from nmt.plan import PADDING, words_of
-from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
-from shared_embeddings.storage import packed_as
-from shared_embeddings.trim_hosts import BANDS_NOTE, Vocabulary, maps_beside, write_maps
+from nmt.checkpoint.checkpoint import packing_of_checkpoint
+from nmt.data.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
+from nmt.model.embeddings import shared_embeddings_of, words_module
+from nmt.model.plan import PADDING, words_of
+from shared_embeddings.checkpoints.storage import packed_as
+from shared_embeddings.checkpoints.trim_adapter import BANDS_NOTE, Vocabulary, maps_beside, write_maps
+from shared_embeddings.errors import UserError
 
 MARKS = (UNKNOWN, PADDING, *SENTENCE_MARKS)
 SIDES = {"source": "src", "target": "tgt"}

@@ -20,7 +20,7 @@ from recipes.common.config import read_content, row_names
 from recipes.common.errors import UserError, run_main
 from recipes.common.results import SMOKE_FOLDER
 from recipes.common.smoke import SMOKE
-from shared_embeddings.command_line import Parser
+from shared_embeddings.utils.command_line import Parser
 
 RECIPES = Path(__file__).parent
 # The scripts that take a row where a recipe has any, in the order in which they are run.

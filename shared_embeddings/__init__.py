@@ -1,13 +1,15 @@
 """Word embeddings with few parameters, for the input and the output of a model, behind one interface."""
 
-import shared_embeddings.early_signals  # noqa: F401  # before all that takes seconds to import
-import shared_embeddings.methods  # noqa: F401  # first, so that the function below keeps the name
-from shared_embeddings import accounting
-from shared_embeddings.dropout import set_updates
-from shared_embeddings.fitting import FitReport, fit
-from shared_embeddings.interface import SharedEmbedding
+import shared_embeddings.utils.early_signals  # noqa: F401  # before all that takes seconds to import
+
+# isort: split
+import shared_embeddings.methods  # noqa: F401  # before the function of the same name below
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.fitting.fit import FitReport, fit
+from shared_embeddings.layers.dropout import set_updates
 from shared_embeddings.options import STORED, OptionError
 from shared_embeddings.registry import build, expected_count, file_options, methods, options
+from shared_embeddings.sizing import accounting
 
 __all__ = [
     "STORED",

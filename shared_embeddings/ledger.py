@@ -17,12 +17,12 @@ from typing import Any, Literal
 
 import torch
 
-from shared_embeddings.accounting import count_distinct, count_parameters
-from shared_embeddings.interface import SharedEmbedding
+from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.methods.define import DefineEmbedding
 from shared_embeddings.networks import build_network
-from shared_embeddings.reading import parse_yaml
 from shared_embeddings.registry import build, methods
+from shared_embeddings.sizing.accounting import count_distinct, count_parameters
+from shared_embeddings.utils.reading import parse_yaml
 
 Format = Literal["markdown", "json"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shared_embeddings.options import OptionError, parse_options
 
 if TYPE_CHECKING:
-    from shared_embeddings.interface import SharedEmbedding
+    from shared_embeddings.embedding import SharedEmbedding
 
 EmbeddingClass = TypeVar("EmbeddingClass", bound="type[SharedEmbedding]")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from shared_embeddings.registry import build
 
 if TYPE_CHECKING:
-    from shared_embeddings.interface import SharedEmbedding
+    from shared_embeddings.embedding import SharedEmbedding
 
 
 def select_rows(embedding: SharedEmbedding, ids: Tensor) -> SharedEmbedding:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from nmt.files import allow_checkpoint_types
-from shared_embeddings.checksums import KEY, with_checksum
+from nmt.checkpoint.files import allow_checkpoint_types
+from shared_embeddings.checkpoints.checksums import KEY, with_checksum
 
 
 def alter(path: Path, change: Callable[[dict[str, Any]], object], target: Path | None = None) -> Path:

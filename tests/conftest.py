@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 import pytest
 import torch
 
-from shared_embeddings import compression_hosts
+from shared_embeddings.checkpoints import adapter as compression_hosts
 
 # A shell that runs the tests in the background has interrupts ignored, and so would what the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -40,8 +40,8 @@ def test_the_tests_are_there_and_of_the_package_that_is_changed() -> None:
 
 
 def test_a_snippet_that_is_gone_is_named() -> None:
-    gone = Mutant("gone", "lm/optim.py", "no such line", "", ("tests/lm/test_optim.py",), "nothing")
-    with pytest.raises(ValueError, match="gone: lm/optim.py has the snippet 0 times"):
+    gone = Mutant("gone", "lm/train/optim.py", "no such line", "", ("tests/lm/test_optim.py",), "nothing")
+    with pytest.raises(ValueError, match="gone: lm/train/optim.py has the snippet 0 times"):
         mutated("some text", gone)
 
 

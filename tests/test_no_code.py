@@ -4,21 +4,21 @@ What upstream and the libraries below it would run, found by a search for eval, 
 import_module, subprocess, os.system, torch.load, numpy.load and trust_remote_code, and how each is closed:
 
 - ``eval`` of src_onmttok_kwargs and tgt_onmttok_kwargs (`onmt.transforms.tokenize`): literals alone, by a
-  seam (`nmt.tokenizer_options`), in options, configurations and checkpoints.
+  seam (`nmt.data.tokenizer_options`), in options, configurations and checkpoints.
 - ``torch.load`` of checkpoints, pretrained vectors and by CTranslate2: ``weights_only=True``, and the one
-  class that is let in is Namespace (`nmt.files`); CTranslate2 reads a file that was written here.
+  class that is let in is Namespace (`nmt.checkpoint.files`); CTranslate2 reads a file that was written here.
 - ``torch.load`` of dumped transforms (`onmt.transforms.transform.load_transforms`): is never called.
 - ``spacy.load``, which imports the package of any name: installed models of spaCy alone, by a seam
-  (`nmt.seams.text`).
+  (`nmt.patches.text`).
 - ``import_module`` of preprocess and postprocess (`onmt.translate.translation_server`): ``--allow_functions``
-  (`nmt.server_models`).
-- ``save_config`` and ``log_file`` from a client of the server: clients set no options (`nmt.server`).
-- ``yaml.load``: safe loaders, plain values alone (`shared_embeddings.reading`).
+  (`nmt.translate.server_models`).
+- ``save_config`` and ``log_file`` from a client of the server: no options (`nmt.translate.server`).
+- ``yaml.load``: safe loaders, plain values alone (`shared_embeddings.utils.reading`).
 - ``numpy.load``: ``allow_pickle=False``.
 - auto_map, pickled weights and tokenizers of folders of transformers: ``trust_remote_code=False``, and
   safetensors alone (`shared_embeddings.hf.folder`).
 - ``pickle.loads`` (`onmt.utils.distributed`): takes what the other processes of a run send, no file.
-- ``subprocess`` (`onmt.modules.sru`, `shared_embeddings.results`): fixed words, nothing of a file among them.
+- ``subprocess`` (`onmt.modules.sru`, `shared_embeddings.utils.results`): fixed arguments.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from lm import cli as lm_cli
-from nmt import upstream
-from nmt.files import read_checkpoint
+from nmt.checkpoint.files import read_checkpoint
+from nmt.patches import table as upstream
 from shared_embeddings.cli import main
 from tests.lm import runs
 from tests.nmt.conftest import Host, run
@@ -193,7 +193,7 @@ def test_options_of_tokenizers_on_the_command_line(name: str, host: Host, model:
 
 
 def test_literals_of_tokenizers_in_any_spelling() -> None:
-    from nmt.tokenizer_options import parse_tokenizer
+    from nmt.data.tokenizer_options import parse_tokenizer
 
     wanted = {"mode": "space", "joiner_annotate": True, "segment_alphabet": ["Han"]}
     for text in (wanted, repr(wanted), json.dumps(wanted), yaml.safe_dump(wanted)):

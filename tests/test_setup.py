@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from shared_embeddings.files import sha256
+from shared_embeddings.utils.files import sha256
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,7 +41,7 @@ COMMANDS = {
     "onmt_server": "nmt.cli:server",
     "onmt_train": "nmt.cli:train",
     "onmt_translate": "nmt.cli:translate",
-    "shared-embeddings": "shared_embeddings.cli:main",
+    "shared-embeddings": "shared_embeddings.cli.main:main",
 }
 
 

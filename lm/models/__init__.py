@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import shared_embeddings as se
-from lm.errors import UserError
 from lm.models.interface import REGISTERED, LanguageModel, Output, State
+from shared_embeddings.errors import UserError
 from shared_embeddings.options import parse_options
 
 __all__ = ["LanguageModel", "Output", "State", "build", "kinds", "options_class"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shared_embeddings.dropout import keep_mask
+from shared_embeddings.layers.dropout import keep_mask
 
 
 def locked_dropout(inputs: Tensor, probability: float, training: bool) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from lm.models.interface import LanguageModel, Output, State, register
 from lm.models.relative_attention import Geometry, RelativeAttention, geometry
-from shared_embeddings.dropout import Dropout
+from shared_embeddings.layers.dropout import Dropout
 from shared_embeddings.options import (
     OptionError,
     require,

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nmt.summarization.commands import clean_lines
-from shared_embeddings.command_line import Parser, exit_with, run
-from shared_embeddings.files import replacing
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import Parser, exit_with, run
+from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.path_options import PathOption
 
 SPACE = "<sp>"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nmt.data import clean_line
-from nmt.errors import UserError
+from nmt.data.batches import clean_line
+from shared_embeddings.errors import UserError
 
 
 def clean_lines(path: Path) -> Iterator[str]:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.errors import UserError
 from nmt.summarization.positions import ANGLES, LENGTH_DEPENDENT, LengthControlledPositions
+from shared_embeddings.errors import UserError
 
 OPTION = "decoder_positions"
 START_AND_END = 2

@@ -13,12 +13,12 @@ from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
-from nmt.data import count_lines
-from nmt.errors import UserError
+from nmt.data.batches import count_lines
 from nmt.summarization.commands import clean_lines
-from shared_embeddings.command_line import Parser, exit_with, run
-from shared_embeddings.files import replacing
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.command_line import Parser, exit_with, run
+from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.path_options import PathOption
 
 # Letters and digits of any script; a point, dash or apostrophe joins what is on both sides of it.
 WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from rouge_score.rouge_scorer import RougeScorer
 from tqdm import tqdm
 
-from nmt.errors import UserError
 from nmt.summarization.rouge_tokens import TOKENS, Stemmer, cut, tokenize
+from shared_embeddings.errors import UserError
 
 # Each metric, and how many tokens make one of its units.
 METRICS = {"rouge1": 1, "rouge2": 2, "rougeL": 1}

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from nmt.summarization.rouge import PRESETS, score_texts
 from nmt.summarization.rouge_tokens import TOKENS, read_exceptions, read_texts
-from shared_embeddings.command_line import Parser, exit_with, run
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import Parser, exit_with, run
+from shared_embeddings.utils.path_options import PathOption
 
 
 def make_parser() -> Parser:

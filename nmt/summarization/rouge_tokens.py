@@ -17,7 +17,7 @@ from pathlib import Path
 from nltk.stem.porter import PorterStemmer
 from rouge_score.tokenize import tokenize as ascii_tokens
 
-from nmt.errors import UserError
+from shared_embeddings.errors import UserError
 
 TOKENS = ("ascii", "unicode", "characters")
 # Letters, the marks that belong to them, and numbers: the first letter of their Unicode category.

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from nmt.errors import UserError
 from nmt.summarization.characters import SPACE
 from nmt.summarization.commands import clean_lines
-from shared_embeddings.command_line import Parser, exit_with, run
-from shared_embeddings.files import write_text
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.command_line import Parser, exit_with, run
+from shared_embeddings.utils.files import write_text
+from shared_embeddings.utils.path_options import PathOption
 
 
 def count_tokens(paths: Iterable[Path]) -> Counter[str]:

@@ -25,8 +25,8 @@ from recipes.common.smoke import (
     sentence,
 )
 from recipes.common.steps import run_step
-from shared_embeddings.download import download, verify
-from shared_embeddings.files import replacing
+from shared_embeddings.utils.download import download, verify
+from shared_embeddings.utils.files import replacing
 
 RECIPE = Recipe("agnews_headline")
 KINDS = {

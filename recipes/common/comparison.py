@@ -13,8 +13,8 @@ from recipes.common.errors import UserError, run_main
 from recipes.common.results import read_results
 from recipes.common.table import NOT_RUN, Record, describe_options, is_baseline, rows_of, update_readme
 from recipes.common.training import option_value
-from shared_embeddings.command_line import Parser
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.path_options import PathOption
 
 MARKER = "comparison"
 # Not for a plain table: it is the one that all others are fitted to, or a smaller network.

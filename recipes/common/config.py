@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from recipes.common.errors import UserError
-from shared_embeddings.reading import read_yaml
+from shared_embeddings.utils.reading import read_yaml
 
 COMMON = "common"
 

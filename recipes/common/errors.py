@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shared_embeddings.command_line import run
 from shared_embeddings.errors import UserError
+from shared_embeddings.utils.command_line import run
 
 __all__ = ["UserError", "run_main"]
 
@@ -13,7 +13,7 @@ __all__ = ["UserError", "run_main"]
 def run_main(
     program: str, main: Callable[[Sequence[str]], None], arguments: Sequence[str] | None = None
 ) -> int:
-    """Run `main` on the command line and return the exit status; see `shared_embeddings.command_line.run`.
+    """Run `main` on the command line, return the exit status; see `shared_embeddings.utils.command_line.run`.
 
     Args:
         program: what the line starts with.

@@ -17,7 +17,7 @@ from recipes.common.results import write_results
 from recipes.common.subwords import join
 from recipes.common.tools import run_tool, with_overrides
 from recipes.common.training import AVERAGED, peak_memory_of_children, read_json
-from shared_embeddings.files import replacing, write_text
+from shared_embeddings.utils.files import replacing, write_text
 
 
 class Trained(NamedTuple):

@@ -44,4 +44,4 @@ def fit_model(
         if name != "method":
             text = value if isinstance(value, str) else json.dumps(value)
             arguments += ["--embedding-output" if name == "output" else f"--{name}", text]
-    run_module("shared_embeddings.cli", arguments)
+    run_module("shared_embeddings.cli.main", arguments)

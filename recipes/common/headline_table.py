@@ -13,8 +13,8 @@ from recipes.common.errors import UserError, run_main
 from recipes.common.headline_runs import controls_length
 from recipes.common.results import read_results
 from recipes.common.table import Column, Record, markdown_table, rows_of, update_readme
-from shared_embeddings.command_line import Parser
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.path_options import PathOption
 
 PREFIX = "length_"
 ROUGE = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L"}

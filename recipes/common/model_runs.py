@@ -23,8 +23,8 @@ from recipes.common.results import write_results
 from recipes.common.smoke import SMOKE
 from recipes.common.tools import run_module, with_overrides
 from recipes.common.training import Segment, peak_memory_of_children, read_json
-from shared_embeddings import reading
-from shared_embeddings.files import clear_remains, locked, write_text
+from shared_embeddings.utils import reading
+from shared_embeddings.utils.files import clear_remains, locked, write_text
 
 LAST, BEST = "last.pt", "best.pt"
 SPLITS = ("valid", "test")
@@ -131,7 +131,7 @@ def _train_stage(
     write_text(folder / "settings.yaml", write_yaml({**own, **settings}))
     arguments = ["-config", str(folder / "settings.yaml"), *options]
     if not is_first_process():
-        run_module("lm.train", arguments)
+        run_module("lm.train.command", arguments)
         return
     with locked(folder / "lock") as lock:
         books = read_json(folder / "training.json") or {"segments": []}
@@ -139,7 +139,7 @@ def _train_stage(
         segments = lasting_segments(books["segments"], before)
         segment: Segment = {"started": time.time(), "ended": None}
         _write_books(folder, [*segments, segment], checksum, options)
-        run_module("lm.train", arguments, keep_open=[lock])
+        run_module("lm.train.command", arguments, keep_open=[lock])
         clear_remains(folder / "settings.yaml", folder / "training.json")  # of processes that were killed
         segment["ended"] = time.time()
         # A run that was finished before has not trained.
@@ -243,7 +243,7 @@ def _measure(
     """What ``lm_eval`` finds on one text."""
     output = run / f"{split}.json"
     arguments = ["-model", str(model), "-data", str(data), "-split", split, "-output", str(output), "-force"]
-    run_module("lm.evaluate", with_overrides([*arguments, *as_options(settings)], options))
+    run_module("lm.evaluate.command", with_overrides([*arguments, *as_options(settings)], options))
     return dict(reading.read_json(output))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lm.datasets import SOURCES
+from lm.data.datasets import SOURCES
 from recipes.common.corpus import write_lines
 from recipes.common.model_rows import DATA, ModelRow, Recipe
 from recipes.common.results import SMOKE_FOLDER
@@ -84,7 +84,7 @@ def write_smoke_corpus(dataset: str, folder: Path) -> dict[str, Path]:
     """Write a generated text for each split, with the names and the layout of the texts of `dataset`.
 
     Args:
-        dataset: a name of `lm.datasets.SOURCES`.
+        dataset: a name of `lm.data.datasets.SOURCES`.
         folder: gets the texts.
     """
     layout = _LAYOUTS.get(dataset, _articles)

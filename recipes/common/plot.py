@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared_embeddings.files import replacing
+from shared_embeddings.utils.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.errors import UserError
-from shared_embeddings.reading import read_json
-from shared_embeddings.results import provenance, write_record
+from shared_embeddings.utils.reading import read_json
+from shared_embeddings.utils.results import provenance, write_record
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUIRED = ("recipe", "row", "config", "counts", "metrics", "data_checksum")

@@ -12,9 +12,9 @@ from pathlib import Path
 import shared_embeddings as se
 from recipes.common.config import Row, read_row, row_names
 from recipes.common.errors import UserError, run_main
-from shared_embeddings.command_line import Parser
-from shared_embeddings.files import write_text
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.files import write_text
+from shared_embeddings.utils.path_options import PathOption
 
 SIZE_COMMENT = "# Size: "
 # Unknown, padding, start and end of a sentence.

@@ -16,8 +16,8 @@ from typing import Any
 from recipes.common.config import Row
 from recipes.common.recipe import Recipe
 from recipes.common.results import SMOKE_FOLDER
-from shared_embeddings.command_line import Parser
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.path_options import PathOption
 
 SMOKE = "--smoke"
 SMOKE_HELP = f"a generated text of a few hundred lines, in a folder {SMOKE_FOLDER} of its own"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shared_embeddings.files import sha256, write_text
-from shared_embeddings.reading import read_json
+from shared_embeddings.utils.files import sha256, write_text
+from shared_embeddings.utils.reading import read_json
 
 
 def run_step(
@@ -24,7 +24,7 @@ def run_step(
     """Run `action` unless its outputs are there, unharmed, and come from the same inputs and settings.
 
     The stamp is written after the outputs, so that an interrupted step runs again. `action` must write each
-    output under a temporary name (`shared_embeddings.files.replacing`).
+    output under a temporary name (`shared_embeddings.utils.files.replacing`).
 
     Args:
         name: what is printed, and the name of the stamp.

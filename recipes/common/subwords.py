@@ -14,7 +14,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from recipes.common.corpus import stream_lines, with_progress, write_lines
 from recipes.common.errors import UserError
-from shared_embeddings.files import write_text
+from shared_embeddings.utils.files import write_text
 
 SEPARATOR = "@@"
 MIN_PAIR_FREQUENCY = 2

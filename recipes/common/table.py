@@ -17,9 +17,9 @@ from recipes.common.config import is_common, read_content
 from recipes.common.errors import UserError, run_main
 from recipes.common.plot import quality_size_plot
 from recipes.common.results import read_results
-from shared_embeddings.command_line import Parser
-from shared_embeddings.files import write_text
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.files import write_text
+from shared_embeddings.utils.path_options import PathOption
 
 NOT_RUN = "not run"
 BASELINE = "standard"

@@ -30,7 +30,7 @@ def run_tool(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int
 
 
 def run_module(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
-    """As `run_tool`, for a module of this project that is a program, such as ``lm.train``."""
+    """As `run_tool`, for a module of this project that is a program, such as ``lm.train.command``."""
     _run(name, [sys.executable, "-m", name, *arguments], keep_open)
 
 

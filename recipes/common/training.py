@@ -15,8 +15,8 @@ from recipes.common.config import Row, write_yaml
 from recipes.common.errors import UserError
 from recipes.common.fitting import fit_model
 from recipes.common.tools import run_tool
-from shared_embeddings import reading
-from shared_embeddings.files import clear_remains, locked, replacing, write_text
+from shared_embeddings.utils import reading
+from shared_embeddings.utils.files import clear_remains, locked, replacing, write_text
 
 AVERAGED = "model_averaged.pt"
 # What may change between a start and a resumption without making it another model.

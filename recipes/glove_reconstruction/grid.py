@@ -13,8 +13,8 @@ from typing import Any
 import shared_embeddings as se
 from recipes.common.errors import UserError
 from recipes.common.results import REPOSITORY
-from shared_embeddings.compression_targets import options_within
-from shared_embeddings.reading import read_yaml
+from shared_embeddings.sizing.targets import options_within
+from shared_embeddings.utils.reading import read_yaml
 
 RECIPE = Path(__file__).parent
 # Folders below that of everything that the recipe writes.

@@ -14,9 +14,9 @@ from recipes.common.smoke import SMOKE
 from recipes.common.table import Column, markdown_table, update_readme
 from recipes.glove_reconstruction.grid import CELLS, RECIPE, Grid, home, read_grid
 from recipes.glove_reconstruction.smoke import SMOKE_GRID_HELP, smoke_grid, smoke_home
-from shared_embeddings.command_line import Parser
-from shared_embeddings.files import replacing, write_text
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.files import replacing, write_text
+from shared_embeddings.utils.path_options import PathOption
 
 Record = dict[str, Any]
 FIGURE = "figure3.png"

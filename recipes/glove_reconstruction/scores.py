@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shared_embeddings.analysis import word_similarity
-from shared_embeddings.vectors import WordVectors
-from shared_embeddings.word_pairs import WordPairs
+from shared_embeddings.analysis.similarity import word_similarity
+from shared_embeddings.analysis.vectors import WordVectors
+from shared_embeddings.analysis.word_pairs import WordPairs
 
 
 def score(vectors: WordVectors, tests: Sequence[WordPairs]) -> dict[str, dict[str, Any]]:

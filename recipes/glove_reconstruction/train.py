@@ -21,11 +21,11 @@ from recipes.glove_reconstruction.grid import CELLS, DATA, FIT_STEPS, RECIPE, Ce
 from recipes.glove_reconstruction.scores import score
 from recipes.glove_reconstruction.smoke import SMOKE_GRID_HELP, smoke_grid, smoke_home
 from recipes.glove_reconstruction.source import read_source
-from shared_embeddings.command_line import Parser
-from shared_embeddings.fitting import report
-from shared_embeddings.path_options import PathOption
-from shared_embeddings.vectors import WordVectors
-from shared_embeddings.word_pairs import read_pairs
+from shared_embeddings.analysis.vectors import WordVectors
+from shared_embeddings.analysis.word_pairs import read_pairs
+from shared_embeddings.fitting.fit import report
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.path_options import PathOption
 
 RESULTS = "results.json"
 

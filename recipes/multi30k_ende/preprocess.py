@@ -28,9 +28,9 @@ from recipes.common.smoke import (
 from recipes.common.steps import run_step
 from recipes.multi30k_ende.rows import RECIPE
 from shared_embeddings.classes import make_classes
-from shared_embeddings.download import download, verify
-from shared_embeddings.files import replacing, sha256, write_text
-from shared_embeddings.reading import read_yaml
+from shared_embeddings.utils.download import download, verify
+from shared_embeddings.utils.files import replacing, sha256, write_text
+from shared_embeddings.utils.reading import read_yaml
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from recipes.common.errors import UserError, run_main
 from recipes.published.generate import config_files
-from shared_embeddings.files import write_text
+from shared_embeddings.utils.files import write_text
 
 
 def main(arguments: Sequence[str]) -> None:

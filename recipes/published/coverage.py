@@ -16,8 +16,8 @@ from recipes.common.errors import UserError, run_main
 from recipes.common.results import REPOSITORY
 from recipes.common.table import update_readme
 from recipes.glove_reconstruction.grid import read_grid
-from shared_embeddings.command_line import Parser
-from shared_embeddings.reading import read_yaml_as_text
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.reading import read_yaml_as_text
 
 SOURCE = Path(__file__).with_name("coverage.yaml")
 RECIPES = REPOSITORY / "recipes"

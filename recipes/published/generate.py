@@ -10,7 +10,7 @@ import yaml
 from recipes.common.config import COMMON
 from recipes.common.errors import UserError
 from recipes.common.results import REPOSITORY
-from shared_embeddings.reading import read_yaml
+from shared_embeddings.utils.reading import read_yaml
 
 SOURCE = Path(__file__).with_name("tables.yaml")
 ROW_KEYS = ("average", "batch", "data", "distill", "embedding", "train", "translate")

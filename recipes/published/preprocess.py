@@ -32,11 +32,11 @@ from recipes.published.settings import Pieces, Settings, classes_file, read_sett
 from recipes.published.smoke import smoke_settings, write_smoke_texts
 from recipes.published.sources import Located, Pair, Texts, locate, plain_files, read_pairs
 from shared_embeddings.classes import make_classes, regroup
-from shared_embeddings.command_line import Parser
-from shared_embeddings.files import locked, replacing, sha256, write_text
-from shared_embeddings.interrupts import leave_to_parent
-from shared_embeddings.path_options import PathOption
-from shared_embeddings.reading import read_json
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.files import locked, replacing, sha256, write_text
+from shared_embeddings.utils.interrupts import leave_to_parent
+from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.reading import read_json
 
 TRAIN = "train"
 TEXT, TOKENS = "text", "tokens"

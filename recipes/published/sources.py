@@ -19,7 +19,7 @@ from typing import IO, cast
 
 from recipes.common.corpus import decode_lines, stream_lines
 from recipes.common.errors import UserError
-from shared_embeddings.download import download, verify
+from shared_embeddings.utils.download import download, verify
 
 FORMATS = ("lines", "tags", "segments")
 _SEGMENT = re.compile(r"<seg[^>]*>(.*?)</seg>")

@@ -15,8 +15,8 @@ from recipes.common.tools import run_tool, with_overrides
 from recipes.common.training import Data, checkpoints_to_average, read_json, target_step, train_row
 from recipes.published.rows import Machines, complete_row, prepared_data
 from recipes.published.smoke import parse
-from shared_embeddings.command_line import Parser
-from shared_embeddings.files import write_text
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.files import write_text
 
 USAGE = """usage: train.sh CONFIG [--gpus N] [--machines M --machine I --address A [--port P]] [--smoke]
                 [option of onmt_train ...]

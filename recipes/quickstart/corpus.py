@@ -19,9 +19,9 @@ from recipes.common.corpus import write_lines
 from recipes.common.errors import UserError, run_main
 from recipes.quickstart.facts import KINDS, Facts, Value, say, shared_inventory
 from recipes.quickstart.languages import Speech
-from shared_embeddings.command_line import Parser
-from shared_embeddings.path_options import PathOption, check_paths
-from shared_embeddings.reading import read_yaml
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.path_options import PathOption, check_paths
+from shared_embeddings.utils.reading import read_yaml
 
 Pair = tuple[str, str]
 SIZES = {"train": 20000, "valid": 500, "test": 500}

@@ -16,7 +16,7 @@ from recipes.common.steps import run_step
 from recipes.quickstart.corpus import make_corpus, write_corpus
 from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.tokens import Tokeniser
-from shared_embeddings.files import sha256, write_text
+from shared_embeddings.utils.files import sha256, write_text
 
 RECIPE = Path(__file__).parent
 # What decides about the text, beside the settings.

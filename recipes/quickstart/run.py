@@ -34,9 +34,9 @@ from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.prepare import CorpusSettings, Data, prepare
 from recipes.quickstart.score import scores
 from recipes.quickstart.tokens import Tokeniser
-from shared_embeddings.command_line import Parser, positive
-from shared_embeddings.files import locked, write_text
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import Parser, positive
+from shared_embeddings.utils.files import locked, write_text
+from shared_embeddings.utils.path_options import PathOption
 
 RECIPE = Path(__file__).parent
 CONFIGS = RECIPE / "configs"

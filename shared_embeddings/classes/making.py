@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shared_embeddings.classes.sizes import describe_sizes, draw_sizes, figure_class
+from shared_embeddings.classes.skipgram import Path, train_word_vectors
 from shared_embeddings.classes.word_classes import WordClasses, class_of_unseen
-from shared_embeddings.files import staged
-from shared_embeddings.path_options import Given, PathOption, check_paths
-from shared_embeddings.skipgram import Path, train_word_vectors
+from shared_embeddings.utils.files import staged
+from shared_embeddings.utils.path_options import Given, PathOption, check_paths
 
 
 class Clusters(NamedTuple):

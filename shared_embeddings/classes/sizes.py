@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from shared_embeddings.classes.skipgram import Path
 from shared_embeddings.classes.word_classes import WordClasses
-from shared_embeddings.files import replacing
-from shared_embeddings.skipgram import Path
+from shared_embeddings.utils.files import replacing
 
 _BAR = 40
 

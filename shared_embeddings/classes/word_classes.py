@@ -17,9 +17,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from shared_embeddings.files import UNREADABLE, replacing
-from shared_embeddings.reading import parse_json
-from shared_embeddings.skipgram import Path
+from shared_embeddings.classes.skipgram import Path
+from shared_embeddings.utils.files import UNREADABLE, replacing
+from shared_embeddings.utils.reading import parse_json
 
 _FORMAT = 1
 

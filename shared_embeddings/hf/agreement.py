@@ -13,16 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from shared_embeddings.compression_agreement import (
-    PREDICTIONS,
-    Predictions,
-    Probe,
-    names_of,
-    sampled_lines,
-)
-from shared_embeddings.files import first_line
+from shared_embeddings.checkpoints.agreement import PREDICTIONS, Predictions, Probe, names_of, sampled_lines
 from shared_embeddings.hf.positions import first_position
 from shared_embeddings.hf.words import Vocabulary
+from shared_embeddings.utils.files import first_line
 
 # Tokens of a row, at most, and of a random question to a model that answers.
 _LONGEST, _RANDOM = 50, 4

@@ -12,8 +12,8 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
+from shared_embeddings.checkpoints.storage import HEADER, pack, packing_of, unpack
 from shared_embeddings.hf.entry import ENTRY, entry_of, from_entry
-from shared_embeddings.storage import HEADER, pack, packing_of, unpack
 
 
 def is_of_embeddings(name: str) -> bool:

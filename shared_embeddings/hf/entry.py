@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.hf.sides import InputSide, OutputSide
-from shared_embeddings.interface import SharedEmbedding
 from shared_embeddings.registry import build
 
 # The name of the entry, and of the module of the model that holds the embeddings.

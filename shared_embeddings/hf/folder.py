@@ -10,12 +10,12 @@ from typing import Any
 
 from safetensors import safe_open
 
-import shared_embeddings.reading as documents
-from shared_embeddings.checkpoints import check_finite
-from shared_embeddings.checksums import load_safetensors, recorded_checksum
-from shared_embeddings.files import first_line
+import shared_embeddings.utils.reading as documents
+from shared_embeddings.checkpoints.checksums import load_safetensors, recorded_checksum
+from shared_embeddings.checkpoints.storage import HEADER, unpack
+from shared_embeddings.checkpoints.tensors import check_finite
 from shared_embeddings.hf.library import transformers
-from shared_embeddings.storage import HEADER, unpack
+from shared_embeddings.utils.files import first_line
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -176,7 +176,7 @@ def tensor_names(file: Path) -> list[str]:
 def _from_packed(
     folder: Path, files: Sequence[Path], chosen: Any, settings: Mapping[str, Any]
 ) -> tuple[Any, Any]:
-    """What ``from_pretrained`` gives for a folder whose tensors `shared_embeddings.storage` has packed."""
+    """Load a folder whose tensors are packed by `shared_embeddings.checkpoints.storage`."""
     local = {"local_files_only": True, "trust_remote_code": False}
     named = {"config": chosen.config_class.from_pretrained(folder, **local), **settings}
     if (folder / GENERATION).is_file():

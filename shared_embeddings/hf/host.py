@@ -1,4 +1,4 @@
-"""Models of Hugging Face as a host of `shared_embeddings.compression_hosts`."""
+"""Models of Hugging Face as a host of `shared_embeddings.checkpoints.adapter`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.accounting import distinct_state
-from shared_embeddings.compression_agreement import Probe
-from shared_embeddings.compression_hosts import TiedTable, WordEmbedding
-from shared_embeddings.compression_quality import Quality, Validation
+from shared_embeddings.checkpoints.adapter import TiedTable, WordEmbedding
+from shared_embeddings.checkpoints.agreement import Probe
+from shared_embeddings.checkpoints.quality import Quality, Validation
+from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.hf.agreement import probe
 from shared_embeddings.hf.entry import ENTRY, place
 from shared_embeddings.hf.folder import model_class, read_config, read_model, reading
@@ -22,10 +22,10 @@ from shared_embeddings.hf.quality import check_causal, perplexity
 from shared_embeddings.hf.saving import check_output, copy_rest, replacing_folder, save_pretrained
 from shared_embeddings.hf.tables import WordTable, check_scoring, find_tables
 from shared_embeddings.hf.words import Vocabulary
-from shared_embeddings.interface import SharedEmbedding
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import build
 from shared_embeddings.registry import options as options_class
+from shared_embeddings.sizing.accounting import distinct_state
 
 # How many of the tensors that are left out are named.
 _NAMED = 3

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from shared_embeddings.compression_quality import Quality
+from shared_embeddings.checkpoints.quality import Quality
 from shared_embeddings.hf.library import transformers
 from shared_embeddings.hf.positions import first_position
 from shared_embeddings.hf.words import Vocabulary

@@ -12,8 +12,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from shared_embeddings.checksums import stamp_safetensors
-from shared_embeddings.files import clear_remains, first_line, replacing
+from shared_embeddings.checkpoints.checksums import stamp_safetensors
+from shared_embeddings.utils.files import clear_remains, first_line, replacing
 
 # What stands beside the weights and the configuration: tokenizers, and how to generate. No code.
 _KEPT = (

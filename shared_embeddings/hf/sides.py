@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.interface import SharedEmbedding
+from shared_embeddings.embedding import SharedEmbedding
 
 
 class _Side(nn.Module):

@@ -1,4 +1,4 @@
-"""Folders with a model of Hugging Face as a host of `shared_embeddings.trim_hosts`."""
+"""Folders with a model of Hugging Face as a host of `shared_embeddings.checkpoints.trim_adapter`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shared_embeddings.files import first_line
+from shared_embeddings.checkpoints.trim_adapter import Vocabulary
 from shared_embeddings.hf.entry import ENTRY
 from shared_embeddings.hf.folder import GENERATION, INDEX, model_class, read_config, read_json, reading
 from shared_embeddings.hf.positions import first_position
@@ -20,7 +20,7 @@ from shared_embeddings.hf.saving import replacing_folder
 from shared_embeddings.hf.token_ids import check_ids, named_ids, with_new_ids
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
 from shared_embeddings.hf.word_rows import SIDES, Weights, without_weights, word_axes
-from shared_embeddings.trim_hosts import Vocabulary
+from shared_embeddings.utils.files import first_line
 
 NAME = "tokens"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"

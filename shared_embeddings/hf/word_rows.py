@@ -15,10 +15,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from shared_embeddings.checksums import save_safetensors
+from shared_embeddings.checkpoints.checksums import save_safetensors
 from shared_embeddings.hf.compressed_rows import CompressedTables, is_of_embeddings
 from shared_embeddings.hf.folder import INDEX, check_weights, read_json, weight_files
-from shared_embeddings.reading import parse_json
+from shared_embeddings.utils.reading import parse_json
 
 # Settings that say how many words there are, where a model has one for each side.
 SIDES = ("decoder_vocab_size",)

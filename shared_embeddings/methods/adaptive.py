@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.adaptive_options import AdaptiveOptions
-from shared_embeddings.adaptive_softmax import AdaptiveSoftmax, Part, bands_of, positions_by_group
-from shared_embeddings.blockwise import Reduction
-from shared_embeddings.interface import Layer, SharedEmbedding, entry_std, zero_padding_row
+from shared_embeddings.embedding import Layer, SharedEmbedding, entry_std, zero_padding_row
+from shared_embeddings.layers.adaptive_options import AdaptiveOptions
+from shared_embeddings.losses.adaptive import AdaptiveSoftmax, Part, bands_of, positions_by_group
+from shared_embeddings.losses.blockwise import Reduction
 from shared_embeddings.registry import build, expected_count, register
 
 

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.dropout import EndingDropout
-from shared_embeddings.interface import Layer, SharedEmbedding, entry_std
+from shared_embeddings.embedding import Layer, SharedEmbedding, entry_std
+from shared_embeddings.layers.dropout import EndingDropout
+from shared_embeddings.layers.word_codes import code_bits, code_dtype
 from shared_embeddings.options import (
     EmbeddingOptions,
     require,
@@ -21,7 +22,6 @@ from shared_embeddings.options import (
     require_seed,
 )
 from shared_embeddings.registry import register
-from shared_embeddings.word_codes import code_bits, code_dtype
 
 _DEFAULT_ZERO_PROBABILITY = 0.5
 

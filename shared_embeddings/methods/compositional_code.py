@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.interface import OutputFactors, SharedEmbedding, entry_std
+from shared_embeddings.embedding import OutputFactors, SharedEmbedding, entry_std
+from shared_embeddings.layers.word_codes import code_bits, code_dtype, draw_codes
 from shared_embeddings.options import EmbeddingOptions, require_at_least, require_seed
 from shared_embeddings.registry import register
-from shared_embeddings.word_codes import code_bits, code_dtype, draw_codes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.blockwise import Reduction
-from shared_embeddings.define_options import DefineOptions
-from shared_embeddings.group_transform import Expansion, GroupLinear, gain_for_rms, rms_of_activations
-from shared_embeddings.interface import Layer, SharedEmbedding, entry_std
+from shared_embeddings.embedding import Layer, SharedEmbedding, entry_std
+from shared_embeddings.layers.define_options import DefineOptions
+from shared_embeddings.layers.group_transform import Expansion, GroupLinear, gain_for_rms, rms_of_activations
+from shared_embeddings.losses.blockwise import Reduction
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import build, expected_count, methods, options, register
 

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.factorise import GroupLayout, frequency_groups
-from shared_embeddings.interface import Layer, SharedEmbedding, entry_std
+from shared_embeddings.embedding import Layer, SharedEmbedding, entry_std
+from shared_embeddings.fitting.groups import GroupLayout, frequency_groups
+from shared_embeddings.layers.word_codes import code_bits, code_dtype
+from shared_embeddings.losses.chunked import segmented_cross_entropy
 from shared_embeddings.options import EmbeddingOptions, plain_options, require, require_at_least
 from shared_embeddings.registry import register
-from shared_embeddings.softmax import segmented_cross_entropy
-from shared_embeddings.word_codes import code_bits, code_dtype
 
 _ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
@@ -27,7 +27,7 @@ class GroupReduceOptions(EmbeddingOptions):
 
     Attributes:
         num_groups: G, how many groups; words are taken to be numbered from the most frequent on, with
-            frequencies as in Zipf's law, see `factorise.frequency_groups`.
+            frequencies as in Zipf's law, see `shared_embeddings.fitting.groups.frequency_groups`.
         min_rank: the rank of the last group; that of the others grows with their average frequency.
         max_rank: the highest rank of any group; half of D, or `min_rank` if that is more, when left out.
         activation: f between the codes and the basis, as in `funnel`; none when left out.

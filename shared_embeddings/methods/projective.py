@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.interface import (
+from shared_embeddings.embedding import (
     Layer,
     OutputFactors,
     SharedEmbedding,

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.interface import OutputFactors, SharedEmbedding, entry_std, zero_padding_row
+from shared_embeddings.embedding import OutputFactors, SharedEmbedding, entry_std, zero_padding_row
 from shared_embeddings.options import EmbeddingOptions
 from shared_embeddings.registry import register
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.interface import Layer, SharedEmbedding
+from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.options import EmbeddingOptions, require, require_at_least
 from shared_embeddings.registry import register
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.class_levels import Classes, class_levels, levels_for_vocabulary, plain_classes
-from shared_embeddings.class_softmax import ClassIndex, class_cross_entropy, class_index
-from shared_embeddings.interface import Layer, SharedEmbedding, entry_std, zero_padding_row
+from shared_embeddings.embedding import Layer, SharedEmbedding, entry_std, zero_padding_row
+from shared_embeddings.layers.class_levels import Classes, class_levels, levels_for_vocabulary, plain_classes
+from shared_embeddings.losses.class_factored import ClassIndex, class_cross_entropy, class_index
 from shared_embeddings.options import (
     STORED,
     EmbeddingOptions,

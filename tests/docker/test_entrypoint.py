@@ -118,7 +118,7 @@ def test_language_models_go_through_torchrun(commands: Path) -> None:
         "--master-addr a --master-port 7 -m "
     )
     result = enter(commands, "distributed", "lm_train", "-config", "a.yaml", **where)
-    assert result.stdout == f"{launcher}lm.train -config a.yaml\n"
+    assert result.stdout == f"{launcher}lm.train.command -config a.yaml\n"
     result = enter(commands, "distributed", RECIPE, "small_funnel", **where)
     assert result.stdout == f"{launcher}recipes.common.model_runs train ptb_awd_lstm small_funnel\n"
 

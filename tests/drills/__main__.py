@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from shared_embeddings.command_line import Parser, positive
+from shared_embeddings.utils.command_line import Parser, positive
 from tests.drills import runner
 
 NO_DRILLS = ("__init__", "__main__", "runner")

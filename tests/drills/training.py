@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lm.checkpoint import load_model
-from nmt.checkpoint import read_weights
+from nmt.checkpoint.checkpoint import read_weights
 from tests.drills.runner import Drill, Running, Try, complaint_lines, remains, run
 from tests.lm.runs import settings, small_corpus
 from tests.nmt.conftest import Host as NmtFolder
@@ -103,7 +103,7 @@ def lm_train(ranks: int = 1) -> Training:
         values = settings(folder / "data", folder / "run", **changes)
         given = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
         if ranks > 1:
-            return [sys.executable, *torchrun, "-m", "lm.train", *given]
+            return [sys.executable, *torchrun, "-m", "lm.train.command", *given]
         return [script("lm_train"), *given]
 
     def model(folder: Path) -> dict[str, torch.Tensor]:

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared_embeddings import compression_hosts, files
+from shared_embeddings.checkpoints import adapter as compression_hosts
+from shared_embeddings.utils import files
 from tests.files.commands import Ended, content, run
 from tests.files.writers import WRITERS, hosts_of_this_tree, make_inputs
 

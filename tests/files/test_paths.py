@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shared_embeddings import command_line
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils import command_line
+from shared_embeddings.utils.path_options import PathOption
 from tests.files.commands import CALLS, COMMANDS, OF_TRAINING, arguments, content, places, run
 
 WRITING = [call for call in CALLS if any(not place.is_read for place in places(call))]
@@ -133,7 +133,8 @@ def test_options_of_upstream_that_speak_of_files_are_known(command: str) -> None
     """A new release of OpenNMT may have more of them."""
     import importlib
 
-    from nmt import paths, upstream
+    from nmt.options import paths
+    from nmt.patches import table as upstream
 
     upstream.install()
     parser = importlib.import_module(f"onmt.bin.{command}")._get_parser()

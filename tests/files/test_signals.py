@@ -12,13 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from shared_embeddings import early_signals, interrupts
-from shared_embeddings.early_signals import command_of
+from shared_embeddings.utils import early_signals, interrupts
+from shared_embeddings.utils.early_signals import command_of
 
 ROOT = Path(__file__).parents[2]
 # In place of torch, so that the moment is certain.
 STOPPED_HERE = "import os, signal, time\nos.kill(os.getpid(), signal.{name})\ntime.sleep(60)\n"
-MODULES = ["lm.prepare", "lm.evaluate", "nmt.cli", "nmt.summarization.rerank", "shared_embeddings.cli"]
+MODULES = [
+    "lm.data.prepare",
+    "lm.evaluate.command",
+    "nmt.cli",
+    "nmt.summarization.rerank",
+    "shared_embeddings.cli.main",
+]
 MODULES += [
     "recipes.quickstart.run",
     "recipes.common.model_runs",
@@ -45,8 +51,8 @@ def test_signals_during_imports_are_reported(module: str, tmp_path: Path) -> Non
 
 
 def test_interrupts_are_reported_as_such(tmp_path: Path) -> None:
-    ended = stopped(tmp_path, "SIGINT", "-m", "lm.prepare")
-    assert ended.stderr == "lm.prepare: interrupted before it began; nothing was changed\n"
+    ended = stopped(tmp_path, "SIGINT", "-m", "lm.data.prepare")
+    assert ended.stderr == "lm.data.prepare: interrupted before it began; nothing was changed\n"
     assert ended.returncode == 128 + signal.SIGINT
 
 
@@ -60,9 +66,9 @@ def test_programs_that_import_the_library_keep_their_signals(tmp_path: Path) -> 
     [
         ("python /usr/bin/onmt_translate -src x", "onmt_translate"),
         ("python -u bin/lm_eval", "lm_eval"),
-        ("python -X dev -m lm.train -config y", "lm.train"),
+        ("python -X dev -m lm.train.command -config y", "lm.train.command"),
         ("python -W error -m recipes.smoke", "recipes.smoke"),
-        ("python -m pytest -m lm.train", None),
+        ("python -m pytest -m lm.train.command", None),
         ("python bin/pytest -m lm", None),
         ("python train.py -m nmt.cli", None),
         ("python -c pass lm_eval", None),
@@ -91,7 +97,7 @@ def test_nothing_is_reported_once_all_is_done(monkeypatch: pytest.MonkeyPatch) -
 def test_processes_that_count_words_leave_signals_to_their_parent() -> None:
     import onmt.bin.build_vocab
 
-    from nmt import upstream
+    from nmt.patches import table as upstream
 
     upstream.install()
     before = {number: signal.getsignal(number) for number in early_signals.SIGNALS}

@@ -12,7 +12,7 @@ import torch
 
 from lm import cli, models
 from lm.checkpoint import save_model
-from lm.corpus import load_corpus, prepare
+from lm.data.corpus import load_corpus, prepare
 
 COMMANDS = {"lm_eval": cli.evaluate, "lm_generate": cli.generate}
 SMALL: dict[str, dict[str, Any]] = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from lm import train
-from lm.config import parse
-from lm.corpus import prepare
-from lm.distributed import Group
+from lm.data.corpus import prepare
+from lm.train import command as train
+from lm.train.config import parse
+from lm.train.distributed import Group
 
 WORDS = 20
 

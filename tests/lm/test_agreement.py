@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from lm.agreement import probe
 from lm.checkpoint import load_model
+from lm.evaluate.agreement import probe
 from tests.lm.command_line import write_corpus, write_model
 from tests.lm.test_compression import compress
 

@@ -15,9 +15,9 @@ from torch import nn
 
 from lm import checkpoint, models
 from lm.checkpoint import load_model, load_state, save_model
-from lm.errors import UserError
-from shared_embeddings.accounting import distinct_state
 from shared_embeddings.classes import WordClasses
+from shared_embeddings.errors import UserError
+from shared_embeddings.sizing.accounting import distinct_state
 from tests.altered import alter
 
 WORDS = ["<eos>", "<unk>", *"abcdefghij"]

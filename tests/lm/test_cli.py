@@ -60,7 +60,7 @@ def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_reader_that_has_enough_ends_the_command_quietly(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"))
-    command = [sys.executable, "-m", "lm.generate", "-model", str(model), "-length", "100000"]
+    command = [sys.executable, "-m", "lm.evaluate.generate", "-model", str(model), "-length", "100000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.read(1)

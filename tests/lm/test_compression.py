@@ -19,10 +19,10 @@ import shared_embeddings as se
 from lm import models
 from lm.checkpoint import load_model, read_checkpoint, save_model
 from lm.compression import CheckpointModel
-from lm.errors import UserError
 from lm.models import LanguageModel
+from shared_embeddings.checkpoints.storage import HEADER, STORES
 from shared_embeddings.cli import main
-from shared_embeddings.storage import HEADER, STORES
+from shared_embeddings.errors import UserError
 from tests.altered import alter
 from tests.lm.command_line import run, write_corpus, write_model
 from tests.lm.runs import run as train
@@ -51,7 +51,7 @@ METHODS: dict[str, str] = {
 LIMITED = """
 import resource, signal, sys
 from importlib.metadata import EntryPoint
-from shared_embeddings import compression_hosts
+from shared_embeddings.checkpoints import adapter as compression_hosts
 from shared_embeddings.cli import main
 compression_hosts.entry_points = lambda group: [EntryPoint("lm", "lm.compression:Host", group)]
 if sys.argv[1] == "killed":

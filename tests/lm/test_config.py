@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from lm.config import all_groups, parse
-from lm.config_help import help_text
-from lm.errors import UserError
+from lm.train.config import all_groups, parse
+from lm.train.config_help import help_text
 from lm.yaml_input import from_arguments
 from shared_embeddings import OptionError
+from shared_embeddings.errors import UserError
 
 GIVEN = {
     "data": "d",

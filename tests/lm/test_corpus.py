@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lm import corpus
-from lm import texts as reading
-from lm.corpus import SPLITS, Published, load_corpus, prepare, read_tokens
-from lm.errors import UserError
-from lm.vocabulary import Limits
-from shared_embeddings.files import sha256, write_text
+from lm.data import corpus
+from lm.data import texts as reading
+from lm.data.corpus import SPLITS, Published, load_corpus, prepare, read_tokens
+from lm.data.vocabulary import Limits
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.files import sha256, write_text
 
 TEXT = {"train": "the cat sat\n\non the mat\n", "valid": "the dog sat\n", "test": "a cat\n"}
 

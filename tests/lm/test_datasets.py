@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from lm import datasets
-from lm.corpus import SPLITS, prepare
-from lm.datasets import SOURCES, Source, locate
-from lm.errors import UserError
-from shared_embeddings import download as downloading
-from shared_embeddings.download import DownloadError
-from shared_embeddings.files import sha256
+from lm.data import datasets
+from lm.data.corpus import SPLITS, prepare
+from lm.data.datasets import SOURCES, Source, locate
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils import download as downloading
+from shared_embeddings.utils.download import DownloadError
+from shared_embeddings.utils.files import sha256
 
 TEXT = {split: f" \n some {split} <unk> text \n" for split in SPLITS}
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import shared_embeddings as se
 from lm.checkpoint import Trained, load_model
-from lm.config import parse
-from lm.errors import UserError
-from lm.losses import SegmentLoss
-from shared_embeddings.distillation import OPTION, Reconstruction
+from lm.train.config import parse
+from lm.train.losses import SegmentLoss
+from shared_embeddings.errors import UserError
+from shared_embeddings.fitting.distillation import OPTION, Reconstruction
 from shared_embeddings.options import OptionError
 from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout
 from tests.lm.test_distributed import torchrun

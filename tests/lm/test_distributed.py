@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from lm.checkpoint import load_model
-from lm.distributed import joined
-from lm.errors import UserError
+from lm.train.distributed import joined
+from shared_embeddings.errors import UserError
 from tests.drills.runner import Running
 from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout
 
@@ -22,7 +22,7 @@ def torchrun(values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Train with two processes of this machine."""
     arguments = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run([*command, "-m", "lm.train", *arguments], capture_output=True, text=True)
+    return subprocess.run([*command, "-m", "lm.train.command", *arguments], capture_output=True, text=True)
 
 
 def losses(save: Path) -> list[tuple[str, str, float]]:
@@ -66,7 +66,7 @@ def test_two_processes_save_the_same_step_when_they_are_stopped(everybody: bool,
     values = settings(small_corpus(tmp_path), tmp_path / "run", **changes)
     arguments = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    with Running([*command, "-m", "lm.train", *arguments], tmp_path / "log") as running:
+    with Running([*command, "-m", "lm.train.command", *arguments], tmp_path / "log") as running:
         assert running.wait_for("^Training begins")
         (running.send_to_all if everybody else running.send)(signal.SIGTERM)
         assert running.end() == 1  # torchrun's own

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lm.checkpoint import load_model
-from lm.training import Trainer
+from lm.train.loop import Trainer
 from shared_embeddings.methods.alone import AloneEmbedding
 from tests.lm.runs import run, settings, small_corpus
 

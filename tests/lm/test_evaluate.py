@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from lm.checkpoint import load_model
-from lm.corpus import load_corpus
-from lm.evaluation import Reading, evaluate
-from lm.pointer import PointerOptions, evaluate_with_pointer
+from lm.data.corpus import load_corpus
+from lm.evaluate.evaluation import Reading, evaluate
+from lm.evaluate.pointer import PointerOptions, evaluate_with_pointer
 from tests.altered import alter
 from tests.lm.command_line import one_line, run, write_corpus, write_model
 

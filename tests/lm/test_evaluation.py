@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lm.errors import UserError
-from lm.evaluation import Reading, Score, chunk_spans, evaluate
+from lm.evaluate.evaluation import Reading, Score, chunk_spans, evaluate
+from shared_embeddings.errors import UserError
 from tests.lm.tiny_models import Output, TinyLSTM, TinyMemory, text
 
 

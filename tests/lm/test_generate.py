@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.generate import write
+from lm.evaluate.generate import write
 from tests.lm.command_line import one_line, run, write_corpus, write_model
 
 

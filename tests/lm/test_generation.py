@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lm.errors import UserError
-from lm.generation import Sampling, choose, generate
+from lm.evaluate.generation import Sampling, choose, generate
+from shared_embeddings.errors import UserError
 from tests.lm.tiny_models import TinyLSTM, TinyMemory
 
 

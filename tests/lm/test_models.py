@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from lm.errors import UserError
 from lm.models import LanguageModel, build, kinds, options_class
+from shared_embeddings.errors import UserError
 
 BANDS = {"cutoffs": [20000, 40000, 200000]}
 SMALL = {"embedding_dim": 8, "hidden_dim": 12, "num_layers": 2}

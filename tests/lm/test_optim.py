@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lm.optim import (
+from lm.train.optim import (
     OPTIMIZERS,
     AdamOptions,
     ASGDOptions,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from lm import pointer
-from lm.errors import UserError
-from lm.evaluation import Reading, evaluate
-from lm.pointer import CachePointer, PointerOptions, evaluate_with_pointer
+from lm.evaluate import pointer
+from lm.evaluate.evaluation import Reading, evaluate
+from lm.evaluate.pointer import CachePointer, PointerOptions, evaluate_with_pointer
+from shared_embeddings.errors import UserError
 from tests.lm.tiny_models import TinyLSTM, text
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lm import cli
-from lm.corpus import SPLITS, Published, load_corpus
-from lm.datasets import SOURCES
-from lm.splitting import Fractions
+from lm.data.corpus import SPLITS, Published, load_corpus
+from lm.data.datasets import SOURCES
+from lm.data.splitting import Fractions
 
 
 @pytest.fixture

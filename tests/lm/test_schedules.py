@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from lm.schedules import SCHEDULES, ConstantOptions, CosineOptions, PlateauOptions, Progress, StepOptions
+from lm.train.schedules import (
+    SCHEDULES,
+    ConstantOptions,
+    CosineOptions,
+    PlateauOptions,
+    Progress,
+    StepOptions,
+)
 from shared_embeddings import OptionError
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from lm.errors import UserError
-from lm.streams import Stream
+from lm.data.streams import Stream
+from shared_embeddings.errors import UserError
 
 TOKENS = np.arange(23, dtype=np.int32)
 

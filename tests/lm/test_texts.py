@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lm import texts
-from lm.errors import UserError
+from lm.data import texts
+from shared_embeddings.errors import UserError
 
 
 def words_of(path: Path, lower: bool = False) -> list[str]:

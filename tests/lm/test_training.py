@@ -18,18 +18,18 @@ import torch
 
 from lm import cli
 from lm.checkpoint import load_model
-from lm.config import parse
-from lm.corpus import load_corpus
-from lm.distributed import Group
-from lm.errors import UserError
-from lm.evaluation import evaluate
-from lm.losses import SegmentLoss
+from lm.data.corpus import load_corpus
+from lm.data.streams import Stream
+from lm.evaluate.evaluation import evaluate
 from lm.models import build
-from lm.optim import draw_length
-from lm.progress import Silence
-from lm.streams import Stream
-from lm.training import Trainer
-from shared_embeddings.files import locked
+from lm.train.config import parse
+from lm.train.distributed import Group
+from lm.train.loop import Trainer
+from lm.train.losses import SegmentLoss
+from lm.train.optim import draw_length
+from lm.train.progress import Silence
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.files import locked
 from tests.altered import alter
 from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout
 
@@ -200,7 +200,7 @@ def test_averages_begin_when_validation_stalls_and_are_what_is_scored(
         scored.append(parameters(subject))
         return type("Score", (), {"nats": next(losses), "tokens": 1})
 
-    monkeypatch.setattr("lm.training.evaluate", score)
+    monkeypatch.setattr("lm.train.loop.evaluate", score)
     step = subject._train_step
 
     def noted() -> Any:
@@ -236,7 +236,7 @@ def test_the_best_model_is_the_one_that_scored_best(data: Path, tmp_path: Path) 
 def test_patience_ends_training(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([3.0, 2.0, 2.5, 3.5, 1.0])
     monkeypatch.setattr(
-        "lm.training.evaluate", lambda *_, **__: type("Score", (), {"nats": next(losses), "tokens": 1})
+        "lm.train.loop.evaluate", lambda *_, **__: type("Score", (), {"nats": next(losses), "tokens": 1})
     )
     subject = train(trainer(data, optimizer="sgd", nonmono=None, patience=2, steps=100, evaluate_every=1))
     assert subject.scores == [3.0, 2.0, 2.5, 3.5] and subject.step == 4
@@ -277,7 +277,7 @@ def start(values: dict[str, Any], folder: Path) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
     arguments = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
     return subprocess.Popen(
-        [sys.executable, "-m", "lm.train", *arguments],
+        [sys.executable, "-m", "lm.train.command", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ import torch
 
 import shared_embeddings as se
 from lm import models
-from lm.evaluation import evaluate
+from lm.evaluate.evaluation import evaluate
 from lm.models.transformer_xl import TransformerXL, TransformerXLOptions
 
 WORDS = [f"w{number}" for number in range(50)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lm.checkpoint import load_model, read_checkpoint
-from lm.corpus import load_corpus
+from lm.data.corpus import load_corpus
 from shared_embeddings.cli import main
 from tests.lm.command_line import run, write_corpus, write_model
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lm.errors import UserError
-from lm.vocabulary import Limits, Vocabulary
+from lm.data.vocabulary import Limits, Vocabulary
+from shared_embeddings.errors import UserError
 
 COUNTS = {"a": 5, "b": 3, "d": 3, "c": 3, "e": 1, "<eos>": 4}
 

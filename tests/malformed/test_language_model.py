@@ -14,9 +14,9 @@ from unittest import mock
 import pytest
 import yaml
 
-import lm.generate
+import lm.evaluate.generate
 from lm import cli
-from lm.config import all_groups
+from lm.train.config import all_groups
 from tests.lm.command_line import SMALL, write_corpus, write_model
 from tests.malformed.harness import (
     DEEP,
@@ -76,7 +76,10 @@ def prepare(folder: Path) -> Command:
         {**texts, "-output": [str(folder / "prepared")]},
         inputs=tuple(texts),
         least={"-max_size": 3, "-seed": 0},
-        before=(lambda: mock.patch("lm.prepare.prepare"), lambda: mock.patch("lm.prepare.describe")),
+        before=(
+            lambda: mock.patch("lm.data.prepare.prepare"),
+            lambda: mock.patch("lm.data.prepare.describe"),
+        ),
     )
 
 
@@ -88,7 +91,7 @@ def train(folder: Path) -> Command:
         inputs=("-config",),
         documents=("-config",),
         mappings=("-embedding", "-embedding_distillation"),
-        before=(lambda: mock.patch("lm.train._run"),),
+        before=(lambda: mock.patch("lm.train.command._run"),),
     )
 
 
@@ -106,7 +109,7 @@ def evaluate(folder: Path) -> Command:
 
 
 def generate(folder: Path) -> Command:
-    write = lm.generate.generate
+    write = lm.evaluate.generate.generate
     return Command(
         "lm_generate",
         cli.generate,
@@ -114,7 +117,9 @@ def generate(folder: Path) -> Command:
         inputs=("-model",),
         least={"-temperature": 0},
         free=("-seed",),
-        before=(lambda: mock.patch("lm.generate.generate", lambda *given: islice(write(*given), 2)),),
+        before=(
+            lambda: mock.patch("lm.evaluate.generate.generate", lambda *given: islice(write(*given), 2)),
+        ),
     )
 
 

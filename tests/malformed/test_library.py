@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import shared_embeddings as se
-from shared_embeddings import cli
 from shared_embeddings.classes import make_classes
+from shared_embeddings.cli import main as cli
 from tests.lm.command_line import write_corpus, write_model
 from tests.malformed.harness import (
     DEEP,

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from nmt import cli
-from nmt.ranges import RANGES, names
+from nmt.options.ranges import RANGES, names
 from nmt.summarization import characters as characters_command
 from nmt.summarization import rerank as rerank_command
 from nmt.summarization import rouge_command
@@ -62,7 +62,7 @@ def train(host: Host) -> Command:
         documents=("-config",),
         mappings=(*MAPPINGS, "--data"),
         before=(
-            lambda: mock.patch("nmt.ranks.train"),
+            lambda: mock.patch("nmt.train.ranks.train"),
             lambda: mock.patch("onmt.utils.logging.init_logger"),  # whose lines are no complaints
         ),
     )
@@ -135,7 +135,7 @@ def server(host: Host) -> Command:
         least={"--port": 0},
         inputs=("--model_config",),
         documents=("--model_config",),
-        before=(lambda: mock.patch("nmt.server.create_server"),),
+        before=(lambda: mock.patch("nmt.translate.server.create_server"),),
     )
 
 

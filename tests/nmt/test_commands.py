@@ -23,10 +23,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nmt.checkpoint import build_from_checkpoint, describe_checkpoint, read_weights
-from nmt.export import dense_checkpoint
-from nmt.files import read_checkpoint
-from nmt.model import shared_embeddings_of
+from nmt.checkpoint.checkpoint import build_from_checkpoint, describe_checkpoint, read_weights
+from nmt.checkpoint.export import dense_checkpoint
+from nmt.checkpoint.files import read_checkpoint
+from nmt.model.embeddings import shared_embeddings_of
 from shared_embeddings.classes import WordClasses
 from tests.nmt.conftest import WORDS, Host, run
 
@@ -627,7 +627,7 @@ def test_upstream_tests_pass_with_the_seams(tmp_path: Path) -> None:
 def test_vocabulary_without_pyonmttok() -> None:
     """The stand-in gives the same vocabularies as the package."""
     pyonmttok = pytest.importorskip("pyonmttok")
-    from nmt import vocabulary
+    from nmt.data import vocabulary
 
     tokens = ["b", "a", "c", "d"]
     for options in ({}, {"maximum_size": 3}, {"special_tokens": ["<unk>", "<blank>"], "maximum_size": 3}):

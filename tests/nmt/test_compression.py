@@ -19,13 +19,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import shared_embeddings as se
-from nmt.checkpoint import build_from_checkpoint
-from nmt.checkpoint_parts import WEIGHTS
+from nmt.checkpoint.checkpoint import build_from_checkpoint
+from nmt.checkpoint.files import read_checkpoint
+from nmt.checkpoint.parts import WEIGHTS
 from nmt.compression import CheckpointModel
-from nmt.files import read_checkpoint
-from nmt.model import shared_embeddings_of, words_module
+from nmt.model.embeddings import shared_embeddings_of, words_module
+from shared_embeddings.checkpoints.storage import HEADER, STORES
 from shared_embeddings.cli import main
-from shared_embeddings.storage import HEADER, STORES
 from tests.altered import alter
 from tests.nmt.conftest import Host, run
 from tests.nmt.test_training import DEFINE_MAP, METHODS

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from nmt.checkpoint import describe_checkpoint, read_weights
-from nmt.files import read_checkpoint
-from nmt.model import shared_embeddings_of, words_module
+from nmt.checkpoint.checkpoint import describe_checkpoint, read_weights
+from nmt.checkpoint.files import read_checkpoint
+from nmt.model.embeddings import shared_embeddings_of, words_module
 from tests.nmt.conftest import Host, run
 from tests.nmt.test_compression import UNTIED, compress
 from tests.nmt.test_output_embedding import built

@@ -13,10 +13,10 @@ import torch
 from onmt.modules.copy_generator import CopyGenerator
 from onmt.utils.loss import LossCompute
 
-from nmt import upstream
-from nmt.checkpoint import read_weights
-from nmt.copying import collapsed, copies_of, coverage_loss, over_words
-from nmt.vocabulary import Vocab
+from nmt.checkpoint.checkpoint import read_weights
+from nmt.data.vocabulary import Vocab
+from nmt.model.copying import collapsed, copies_of, coverage_loss, over_words
+from nmt.patches import table as upstream
 from tests.nmt.conftest import MODEL, WORDS, Host
 from tests.nmt.test_compression import UNTIED
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from nmt.training import data_share
+from nmt.train.training import data_share
 
 
 def machine(ranks: list[int], world_size: int, mode: str = "data_parallel") -> list[tuple[int, int]]:

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from nmt.checkpoint import build_from_checkpoint, read_weights
-from nmt.distillation import parse_distillation
-from nmt.errors import UserError
-from nmt.files import read_checkpoint, save_checkpoint
-from nmt.model import shared_embeddings_of, words_module
-from nmt.teacher import DistillationLoss, token_counts
-from nmt.vocabulary import read_counts
-from shared_embeddings.distillation import Reconstruction
+from nmt.checkpoint.checkpoint import build_from_checkpoint, read_weights
+from nmt.checkpoint.files import read_checkpoint, save_checkpoint
+from nmt.data.vocabulary import read_counts
+from nmt.model.embeddings import shared_embeddings_of, words_module
+from nmt.train.distillation import parse_distillation
+from nmt.train.teacher import DistillationLoss, token_counts
+from shared_embeddings.errors import UserError
+from shared_embeddings.fitting.distillation import Reconstruction
 from tests.nmt.conftest import Host, run
 from tests.nmt.test_commands import free_port
 from tests.nmt.test_training import METHODS

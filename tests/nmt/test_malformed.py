@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nmt import cli
-from nmt.files import allow_checkpoint_types
+from nmt.checkpoint.files import allow_checkpoint_types
 from shared_embeddings.cli import main as shared_embeddings
 from tests.altered import Odd, alter, told
 from tests.nmt.conftest import Host

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from nmt.checkpoint import build_from_checkpoint, describe_checkpoint, read_weights
-from nmt.export import dense_checkpoint
-from nmt.files import read_checkpoint
-from nmt.model import shared_embeddings_of, words_module
-from shared_embeddings.storage import STORES
+from nmt.checkpoint.checkpoint import build_from_checkpoint, describe_checkpoint, read_weights
+from nmt.checkpoint.export import dense_checkpoint
+from nmt.checkpoint.files import read_checkpoint
+from nmt.model.embeddings import shared_embeddings_of, words_module
+from shared_embeddings.checkpoints.storage import STORES
 from tests.nmt.conftest import Host, run
 from tests.nmt.test_compression import UNTIED, compress, scores, spelled
 from tests.nmt.test_training import DEFINE_MAP, METHODS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sacrebleu
 
-from nmt.quality import joined
+from nmt.translate.quality import joined
 from shared_embeddings.cli import main
 from tests.nmt.test_compression import STANDARD, Trained, compress
 
@@ -59,7 +59,7 @@ def test_mistakes_are_one_line_before_the_fit(
     def fit(*arguments: object, **options: object) -> None:
         raise AssertionError("a fit began")
 
-    monkeypatch.setattr("shared_embeddings.compression.fit", fit)
+    monkeypatch.setattr("shared_embeddings.checkpoints.compress.fit", fit)
     asked = ["--model", model, "--method", "projective", "--rank", 4, "--output", output]
     given, wanted = "--validation-source", "--validation-target"
     for arguments, message in [

@@ -14,10 +14,10 @@ import onmt.bin.translate
 import pytest
 import torch
 
-from nmt import upstream
-from nmt.errors import UserError
-from nmt.ranges import RANGES, check_ranges, names
-from nmt.sizes import check_memory, check_model_sizes
+from nmt.options.ranges import RANGES, check_ranges, names
+from nmt.options.sizes import check_memory, check_model_sizes
+from nmt.patches import table as upstream
+from shared_embeddings.errors import UserError
 from tests.nmt.conftest import MODEL, Host
 
 Refusal = Callable[..., str]
@@ -223,7 +223,7 @@ def test_translation_fails_in_one_line(
 
 
 def test_words_for_truth_are_read(host: Host) -> None:
-    from nmt.arguments import parse
+    from nmt.options.arguments import parse
 
     with pytest.MonkeyPatch.context() as patch:
         for text, wanted in (("false", False), ("True", True), ("no", False)):

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from nmt import cli, ranks
-from nmt.checkpoint import read_weights
-from nmt.errors import UserError
-from nmt.files import read_checkpoint
-from shared_embeddings.interrupts import Interrupted
-from shared_embeddings.peers import lost_group
+from nmt import cli
+from nmt.checkpoint.checkpoint import read_weights
+from nmt.checkpoint.files import read_checkpoint
+from nmt.train import ranks
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.interrupts import Interrupted
+from shared_embeddings.utils.peers import lost_group
 from tests.drills.runner import Running, complaint_lines, run
 from tests.nmt.conftest import Host
 from tests.nmt.conftest import run as run_here
@@ -190,7 +191,7 @@ def test_a_lost_group_is_told_from_other_errors(error: Exception, is_lost: bool)
 
 def test_ranks_that_begin_at_different_steps_are_told() -> None:
     """As where one machine does not see the checkpoints."""
-    from nmt import training
+    from nmt.train import training
 
     opt = Namespace(save_model="/shared/model")
     with pytest.MonkeyPatch.context() as patch:

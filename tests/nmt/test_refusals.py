@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from nmt import cli
-from nmt.files import check_output, read_checkpoint
+from nmt.checkpoint.files import check_output, read_checkpoint
 from tests.nmt.conftest import Host, run
 
 FUNNEL = {"method": "funnel", "rank": 4}
@@ -206,7 +206,9 @@ def test_no_work_is_done_for_a_file_that_cannot_be_written(
     host, checkpoint = trained(embedding=FUNNEL)
     monkeypatch.setattr(onmt.bin.translate, "translate", lambda opt: pytest.fail("it translates"))
     monkeypatch.setattr("onmt.train_single.build_model", lambda *args: pytest.fail("it trains"))
-    monkeypatch.setattr("nmt.checkpoint.average_checkpoints", lambda *args: pytest.fail("it averages"))
+    monkeypatch.setattr(
+        "nmt.checkpoint.checkpoint.average_checkpoints", lambda *args: pytest.fail("it averages")
+    )
     file = str(host.folder / "test.src")
     for path, said in ((str(tmp_path), "is a folder; name a file"), (f"{file}/x", "cannot be written")):
         for command, *arguments in (

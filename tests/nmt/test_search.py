@@ -12,7 +12,7 @@ import torch
 from onmt.translate.beam_search import BeamSearch
 from onmt.translate.penalties import PenaltyBuilder
 
-from nmt import upstream
+from nmt.patches import table as upstream
 from tests.nmt.conftest import Host
 from tests.nmt.test_training import METHODS
 

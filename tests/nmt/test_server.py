@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from nmt import upstream
-from nmt.files import read_checkpoint
+from nmt.checkpoint.files import read_checkpoint
+from nmt.patches import table as upstream
 from tests.nmt.conftest import Host
 from tests.nmt.test_transforms import Subwords
 
 upstream.install()
 
-from nmt.server import Limits, make_app  # noqa: E402
-from nmt.server_models import read_models  # noqa: E402
+from nmt.translate.server import Limits, make_app  # noqa: E402
+from nmt.translate.server_models import read_models  # noqa: E402
 
 Refusal = Callable[..., str]
 ROOT = "/translator"
@@ -69,7 +69,7 @@ def unserved(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise AssertionError("a server started")
 
-    monkeypatch.setattr("nmt.server.create_server", fail)
+    monkeypatch.setattr("nmt.translate.server.create_server", fail)
 
 
 def ask(client: FlaskClient, items: Any) -> Any:
@@ -196,7 +196,7 @@ def test_clients_manage_no_models(
 def test_a_failure_is_json_and_not_the_last_answer(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from nmt.server_models import Model
+    from nmt.translate.server_models import Model
 
     with monkeypatch.context() as patch:
         patch.setattr(Model, "run", lambda self, inputs: 1 // 0)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nmt.checkpoint import build_from_checkpoint, is_whole, read_weights, whole_steps, write_apart
-from nmt.errors import UserError
-from nmt.files import clear_remains, read_checkpoint
+from nmt.checkpoint.checkpoint import build_from_checkpoint, is_whole, read_weights, whole_steps, write_apart
+from nmt.checkpoint.files import clear_remains, read_checkpoint
+from shared_embeddings.errors import UserError
 from tests.altered import offsets
 from tests.nmt.conftest import Host
 
@@ -191,7 +191,7 @@ def test_a_file_is_hashed_once(
         hashed.append(name.removeprefix("checkpoint "))
         return {key: value for key, value in content.items() if key != "checksum"}
 
-    for owner in ("nmt.files", "shared_embeddings.checksums"):
+    for owner in ("nmt.checkpoint.files", "shared_embeddings.checkpoints.checksums"):
         monkeypatch.setattr(f"{owner}.verified", counted)
     build_from_checkpoint(str(model))
     files = [model, model.with_suffix(".safetensors")]

@@ -14,12 +14,12 @@ import torch
 from onmt.trainer import Trainer
 from onmt.utils.loss import LossCompute
 
-from nmt import upstream
-from nmt.checkpoint import read_weights
-from nmt.data import TrackedBatches
-from nmt.files import read_checkpoint
-from nmt.runs import differences
-from shared_embeddings.files import locked
+from nmt.checkpoint.checkpoint import read_weights
+from nmt.checkpoint.files import read_checkpoint
+from nmt.data.batches import TrackedBatches
+from nmt.patches import table as upstream
+from nmt.train.runs import differences
+from shared_embeddings.utils.files import locked
 from tests.nmt.conftest import Host, run
 
 upstream.install()  # before a test puts something in front of a seam
@@ -157,9 +157,9 @@ def test_a_signal_in_a_validation_saves_its_step(
 def test_a_second_signal_does_not_lose_the_save(
     host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from nmt.seams import checkpoints
+    from nmt.patches import checkpoints
 
-    monkeypatch.setattr("shared_embeddings.interrupts.ONE_REQUEST", -1)
+    monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", -1)
     config = host.config("model", embedding=FUNNEL, save_checkpoint_steps=100)
     kill = after(2, lambda: os.kill(os.getpid(), signal.SIGTERM), Trainer._gradient_accumulation)
     monkeypatch.setattr(Trainer, "_gradient_accumulation", kill)
@@ -330,7 +330,7 @@ def test_a_rate_that_is_far_too_high(host: Host, refusal: Refusal) -> None:
 def test_a_full_disk_is_told_and_leaves_what_was_saved(
     host: Host, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nmt.seams import checkpoints
+    from nmt.patches import checkpoints
 
     host.train("model", embedding=FUNNEL, train_steps=3)
 

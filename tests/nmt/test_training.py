@@ -16,14 +16,14 @@ import yaml
 
 import shared_embeddings as se
 from nmt import describe_checkpoint
-from nmt.checkpoint import build_from_checkpoint, read_weights
+from nmt.checkpoint.checkpoint import build_from_checkpoint, read_weights
+from nmt.checkpoint.files import read_checkpoint
 from nmt.compression import CheckpointModel
-from nmt.errors import UserError
-from nmt.files import read_checkpoint
-from nmt.model import SharedGenerator, shared_embeddings_of
-from nmt.training import restore_dropout
-from shared_embeddings.compression_quality import Validation
-from shared_embeddings.dropout import Dropout
+from nmt.model.embeddings import SharedGenerator, shared_embeddings_of
+from nmt.train.training import restore_dropout
+from shared_embeddings.checkpoints.quality import Validation
+from shared_embeddings.errors import UserError
+from shared_embeddings.layers.dropout import Dropout
 from shared_embeddings.methods.alone import AloneEmbedding
 from tests.nmt.conftest import Host, run
 

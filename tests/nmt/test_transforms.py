@@ -15,9 +15,9 @@ import torch
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from nmt.checkpoint import build_from_checkpoint
-from nmt.files import read_checkpoint
-from nmt.quality import bleu
+from nmt.checkpoint.checkpoint import build_from_checkpoint
+from nmt.checkpoint.files import read_checkpoint
+from nmt.translate.quality import bleu
 from shared_embeddings.cli import main
 from tests.nmt.conftest import Host, run
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.checkpoint import build_from_checkpoint, packing_of_checkpoint
-from nmt.files import read_checkpoint
+from nmt.checkpoint.checkpoint import build_from_checkpoint, packing_of_checkpoint
+from nmt.checkpoint.files import read_checkpoint
+from shared_embeddings.checkpoints.storage import Packing
 from shared_embeddings.cli import main
-from shared_embeddings.storage import Packing
 from tests.nmt.conftest import Host, run
 
 pytestmark = pytest.mark.usefixtures("installed_host")

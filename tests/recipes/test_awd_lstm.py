@@ -18,13 +18,13 @@ import yaml
 
 import shared_embeddings as se
 from lm import models
-from lm.config import parse
-from lm.corpus import SPLITS, VOCABULARY
-from lm.corpus import prepare as prepare_corpus
-from lm.datasets import SOURCES
-from lm.evaluate import _parser as evaluation_parser
+from lm.data.corpus import SPLITS, VOCABULARY
+from lm.data.corpus import prepare as prepare_corpus
+from lm.data.datasets import SOURCES
+from lm.evaluate.command import _parser as evaluation_parser
+from lm.evaluate.pointer import PointerOptions
 from lm.models import LanguageModel
-from lm.pointer import PointerOptions
+from lm.train.config import parse
 from recipes.common import model_data
 from recipes.common.config import distillation_options, row_names
 from recipes.common.errors import UserError, run_main
@@ -32,7 +32,7 @@ from recipes.common.model_data import read_settings
 from recipes.common.model_rows import RECIPES, Recipe, read_model_row
 from recipes.common.model_runs import as_options
 from shared_embeddings.classes import WordClasses
-from shared_embeddings.skipgram import train_word_vectors
+from shared_embeddings.classes.skipgram import train_word_vectors
 
 NAMES = ("ptb_awd_lstm", "wikitext2_awd_lstm")
 SCRIPTS = ("preprocess.sh", "train.sh", "eval.sh")
@@ -235,7 +235,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
         path.write_text("".join(TEXT.format(a=f"a{n % 7}", b=f"b{n % 5}") for n in range(300)))
 
     def run_module(name: str, arguments: Sequence[str | Path]) -> None:
-        assert name == "lm.prepare" and arguments[:3] == ["-dataset", "ptb", "-output"]
+        assert name == "lm.data.prepare" and arguments[:3] == ["-dataset", "ptb", "-output"]
         prepare_corpus(texts, Path(arguments[3]))
 
     monkeypatch.setattr(model_data, "run_module", run_module)

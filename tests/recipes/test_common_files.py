@@ -14,7 +14,7 @@ from recipes.common import corpus
 from recipes.common.errors import UserError, run_main
 from recipes.common.results import REPOSITORY
 from recipes.common.steps import run_step
-from shared_embeddings.files import replacing, write_text
+from shared_embeddings.utils.files import replacing, write_text
 
 
 def test_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from recipes.common import training
 from recipes.common.checkpoints import complete_checkpoints
 from recipes.common.config import Row, read_row
 from recipes.common.errors import UserError
-from shared_embeddings.files import locked
+from shared_embeddings.utils.files import locked
 
 
 def save(folder: Path, step: int, when: float | None = None) -> Path:

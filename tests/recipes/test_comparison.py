@@ -135,7 +135,9 @@ def test_what_the_fit_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     embedding = {"method": "define", "output": "table", "map_dim": 3, "shape": [2, 3]}
     fitting.fit_model(Path("t.pt"), embedding, Path("c.tsv"), 5, tmp_path / "best.pt")
     text = " ".join(asked)
-    assert text.startswith("shared_embeddings.cli compress --model t.pt --method define --token-counts c.tsv")
+    assert text.startswith(
+        "shared_embeddings.cli.main compress --model t.pt --method define --token-counts c.tsv"
+    )
     assert "--seed 5 " in text and f"--report {tmp_path / 'fit.json'}" in text
     assert text.endswith("--embedding-output table --map_dim 3 --shape [2, 3]") and "--fit-steps" not in text
     fitting.fit_model(Path("t.pt"), embedding, Path("c.tsv"), 5, tmp_path / "best.pt", 7)

@@ -22,8 +22,8 @@ from recipes.common.errors import UserError, run_main
 from recipes.common.results import read_results
 from recipes.glove_reconstruction import preprocess, report, source, train
 from recipes.glove_reconstruction.grid import RECIPE, Cell, read_grid
-from shared_embeddings.files import sha256
-from shared_embeddings.vectors import WordVectors
+from shared_embeddings.analysis.vectors import WordVectors
+from shared_embeddings.utils.files import sha256
 
 GRID: dict[str, Any] = {
     "words": 60,

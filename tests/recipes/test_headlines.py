@@ -25,7 +25,7 @@ from recipes.common.results import read_results
 from recipes.common.sizes import padded_vocabulary
 from recipes.common.subwords import join
 from recipes.gigaword_headline import preprocess as gigaword
-from shared_embeddings.files import sha256
+from shared_embeddings.utils.files import sha256
 
 Refusal = Callable[[], str]
 SUBJECTS = ["oil prices", "the president", "microsoft", "an asteroid", "chelsea", "the court", "iraq", "nasa"]

@@ -97,7 +97,7 @@ class Commands:
     def run(self, name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
         given = list(map(str, arguments))
         self.calls.append((name, given))
-        if name == "lm.train":
+        if name == "lm.train.command":
             self.train(Path(yaml.safe_load(Path(given[1]).read_text())["save"]))
         else:
             self.evaluate(Path(given[given.index("-output") + 1]), given[given.index("-split") + 1])
@@ -109,7 +109,7 @@ class Commands:
                 (folder / name).touch()
                 os.utime(folder / name, (self.clock - 2, self.clock - 2))
         if self.fails:
-            raise UserError("lm.train ended with status 1")
+            raise UserError("lm.train.command ended with status 1")
 
     def evaluate(self, output: Path, split: str) -> None:
         record: dict[str, Any] = {
@@ -165,7 +165,7 @@ def test_results_of_a_row(recipe: Recipe, commands: Commands) -> None:
     train_model(recipe, row, ["-device", "cpu"])
     name, arguments = commands.calls[-1]
     settings = yaml.safe_load(Path(arguments[1]).read_text())
-    assert name == "lm.train" and arguments[2:] == ["-device", "cpu"]
+    assert name == "lm.train.command" and arguments[2:] == ["-device", "cpu"]
     assert settings == {
         "data": str(recipe.data),
         "save": str(recipe.home / "table1"),

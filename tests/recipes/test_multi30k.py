@@ -23,8 +23,8 @@ from recipes.common.subwords import join
 from recipes.common.table import markdown_table
 from recipes.common.training import AVERAGED
 from recipes.multi30k_ende import preprocess, rows
-from shared_embeddings import download
-from shared_embeddings.files import sha256
+from shared_embeddings.utils import download
+from shared_embeddings.utils.files import sha256
 
 PAIRS = [
     ("Two young men are outside.", "Zwei junge Männer sind im Freien."),

@@ -21,7 +21,7 @@ from recipes.published.rows import Machines, batch_size
 from recipes.published.settings import read_settings
 from recipes.published.sources import Texts, locate, read_pairs
 from shared_embeddings.ledger import tables
-from shared_embeddings.reading import read_yaml
+from shared_embeddings.utils.reading import read_yaml
 
 RECIPES = ("iwslt_pten", "wmt14_ende", "wmt14_enfr")
 

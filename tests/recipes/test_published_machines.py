@@ -19,8 +19,8 @@ import pytest
 import torch
 import yaml
 
-from nmt.checkpoint import read_weights
-from nmt.files import read_checkpoint
+from nmt.checkpoint.checkpoint import read_weights
+from nmt.checkpoint.files import read_checkpoint
 from recipes.common.config import read_row
 from recipes.common.recipe import Recipe
 from recipes.common.training import Data

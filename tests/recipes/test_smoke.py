@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import shared_embeddings as se
-from lm.corpus import prepare
-from lm.datasets import SOURCES
+from lm.data.corpus import prepare
+from lm.data.datasets import SOURCES
 from recipes import smoke
 from recipes.common import model_runs
 from recipes.common.config import Row, read_row, row_names

@@ -15,12 +15,12 @@ import torch
 import shared_embeddings as se
 from lm import models
 from lm.checkpoint import load_model, save_model
-from lm.config import parse
 from lm.models import LanguageModel
+from lm.train.config import parse
 from recipes.common.config import row_names
 from recipes.common.model_rows import RECIPES, ModelRow, Recipe, read_model_row
-from shared_embeddings import compression_hosts
-from shared_embeddings.compression import compress
+from shared_embeddings.checkpoints import adapter as compression_hosts
+from shared_embeddings.checkpoints.compress import compress
 
 LSTM, XL = "wikitext103_lstm", "wikitext103_transformer_xl"
 WORDS = {"data": [str(number) for number in range(267_735)], "data_small": [str(n) for n in range(33_278)]}
@@ -165,7 +165,9 @@ def test_what_rows_evaluate_with_is_known_to_lm_eval(recipe: str, name: str, tmp
 
     options = as_options(read(recipe, name).evaluate)
     command = ["-model", str(tmp_path / "absent.pt"), "-data", str(tmp_path), *options]
-    done = subprocess.run([sys.executable, "-m", "lm.evaluate", *command], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "lm.evaluate.command", *command], capture_output=True, text=True
+    )
     assert done.returncode == 2 and "absent.pt" in done.stderr
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared_embeddings.compression_agreement import (
+from shared_embeddings.checkpoints.agreement import (
     USABLE_SHARE,
     Comparison,
     Kept,
@@ -19,7 +19,7 @@ from shared_embeddings.compression_agreement import (
     kept_quality,
     sampled_lines,
 )
-from shared_embeddings.compression_quality import Quality, QualityReport, Validation
+from shared_embeddings.checkpoints.quality import Quality, QualityReport, Validation
 
 TEXT = Validation(text=Path("text"))
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from shared_embeddings import analysis
-from shared_embeddings.analysis import CorrelationMap, spearman, word_similarity
-from shared_embeddings.compression_hosts import WordEmbedding
-from shared_embeddings.correlation import layer_correlations
-from shared_embeddings.word_pairs import WordPair, WordPairs
+from shared_embeddings.analysis import similarity as analysis
+from shared_embeddings.analysis.correlation import layer_correlations
+from shared_embeddings.analysis.similarity import CorrelationMap, spearman, word_similarity
+from shared_embeddings.analysis.word_pairs import WordPair, WordPairs
+from shared_embeddings.checkpoints.adapter import WordEmbedding
 from tests.shared_embeddings.cases import CASES, PADDING, Case, by_name
 
 WORDS = ["cat", "dog", "car", "Paris", "zero"]

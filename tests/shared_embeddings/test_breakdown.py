@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import shared_embeddings as se
-from shared_embeddings.breakdown import describe_storage, storage_breakdown
+from shared_embeddings.sizing.breakdown import describe_storage, storage_breakdown
 
 from .cases import CASES, Case
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared_embeddings.checksums import (
+from shared_embeddings.checkpoints.checksums import (
     load_safetensors,
     recorded_checksum,
     save_safetensors,

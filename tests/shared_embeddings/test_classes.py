@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from shared_embeddings import skipgram
 from shared_embeddings.classes import (
     WordClasses,
     class_of_unseen,
@@ -27,8 +26,9 @@ from shared_embeddings.classes import (
     out_of_vocabulary_row,
     read_vocabulary,
     regroup,
+    skipgram,
 )
-from shared_embeddings.skipgram import train_word_vectors
+from shared_embeddings.classes.skipgram import train_word_vectors
 
 ANIMALS = ["cat", "dog", "horse", "mouse", "cow", "sheep"]
 NUMBERS = ["one", "two", "three", "four", "five", "six"]

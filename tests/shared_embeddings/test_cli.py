@@ -105,7 +105,7 @@ def test_sizes_that_memory_does_not_hold(
     def full(*arguments: object) -> None:
         raise MemoryError("Unable to allocate 15.0 GiB")
 
-    monkeypatch.setattr("shared_embeddings.class_levels.np.random.default_rng", full)
+    monkeypatch.setattr("shared_embeddings.layers.class_levels.np.random.default_rng", full)
     asked = ["--unique-dim", "3", "--num-classes", "3", "--random-classes", "true"]
     assert "15.0 GiB" in refused(capsys, "params", "--method", "uncle", *SIZES, *asked)
 
@@ -160,7 +160,7 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], word
 
 
 def test_a_reader_that_has_gone_ends_the_command_quietly() -> None:
-    command = [sys.executable, "-m", "shared_embeddings.cli", "methods"]
+    command = [sys.executable, "-m", "shared_embeddings.cli.main", "methods"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()

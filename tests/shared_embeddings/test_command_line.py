@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from shared_embeddings.command_line import TRACEBACK_VARIABLE, run
 from shared_embeddings.errors import UserError
+from shared_embeddings.utils.command_line import TRACEBACK_VARIABLE, run
 
 
 def raising(error: BaseException):

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from shared_embeddings.compression import Target
-from shared_embeddings.compression_hosts import GROUP, TiedTable, take_over_bias, teacher_table
-from shared_embeddings.compression_report import frequency_bands
-from shared_embeddings.compression_targets import options_within, stored_bytes
-from shared_embeddings.token_counts import count_words, counts_of, read_counts
+from shared_embeddings.checkpoints.adapter import GROUP, TiedTable, take_over_bias, teacher_table
+from shared_embeddings.checkpoints.compress import Target
+from shared_embeddings.checkpoints.report import frequency_bands
+from shared_embeddings.checkpoints.token_counts import count_words, counts_of, read_counts
+from shared_embeddings.sizing.targets import options_within, stored_bytes
 
 
 def test_hosts_are_in_the_entry_points() -> None:

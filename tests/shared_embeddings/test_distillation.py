@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from shared_embeddings.distillation import Reconstruction
+from shared_embeddings.fitting.distillation import Reconstruction
 
 
 def test_the_loss_is_the_mean_distance_of_all_words_but_padding() -> None:

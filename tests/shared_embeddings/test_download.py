@@ -11,9 +11,9 @@ from urllib.response import addinfourl
 
 import pytest
 
-from shared_embeddings import download
-from shared_embeddings.download import DownloadError
-from shared_embeddings.files import sha256
+from shared_embeddings.utils import download
+from shared_embeddings.utils.download import DownloadError
+from shared_embeddings.utils.files import sha256
 
 
 def test_download_checks_the_content(tmp_path: Path) -> None:

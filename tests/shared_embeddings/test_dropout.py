@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shared_embeddings.dropout import Dropout, dropout, keep_mask
+from shared_embeddings.layers.dropout import Dropout, dropout, keep_mask
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.65])

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings import factorise
-from shared_embeddings.factorise.codes import least_squares_codebooks
+from shared_embeddings.fitting import codes as codes_of
+from shared_embeddings.fitting import groups as group_reduction
+from shared_embeddings.fitting import svd, tensor_train
+from shared_embeddings.fitting.codes import least_squares_codebooks
 
 
 def low_rank_table(words: int = 60, dim: int = 12, rank: int = 4, noise: float = 0.1) -> Tensor:
@@ -51,7 +53,7 @@ def test_truncated_svd_is_the_best_of_its_rank(shape: tuple[int, int], rank: int
     table = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     left, values, right = torch.linalg.svd(table.double(), full_matrices=False)
     expected = left[:, :rank] * values[:rank] @ right[:rank]
-    codes, basis = factorise.truncated_svd(table, rank)
+    codes, basis = svd.truncated_svd(table, rank)
     assert codes.shape == (shape[0], rank) and basis.shape == (rank, shape[1])
     assert codes.dtype == basis.dtype == torch.float32
     torch.testing.assert_close((codes @ basis).double(), expected, rtol=0, atol=1e-5)
@@ -64,14 +66,14 @@ def test_weighted_svd_is_the_svd_of_the_weighted_rows() -> None:
     roots = weights.sqrt().unsqueeze(1).double()
     left, values, right = torch.linalg.svd(roots * table.double(), full_matrices=False)
     expected = left[:, :3] * values[:3] @ right[:3] / roots
-    codes, basis = factorise.truncated_svd(table, 3, weights)
+    codes, basis = svd.truncated_svd(table, 3, weights)
     torch.testing.assert_close((codes @ basis).double(), expected, rtol=0, atol=1e-5)
 
 
 def test_a_word_of_no_weight_has_no_say_but_gets_its_best_code() -> None:
     """Only the first two words count, and they lie on one axis."""
     table = torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 50.0]])
-    codes, basis = factorise.truncated_svd(table, 1, torch.tensor([1.0, 1, 0]))
+    codes, basis = svd.truncated_svd(table, 1, torch.tensor([1.0, 1, 0]))
     torch.testing.assert_close(codes @ basis, torch.tensor([[1.0, 0], [2, 0], [3, 0]]))
 
 
@@ -101,7 +103,7 @@ def test_tt_svd_is_exact_at_full_ranks(
     vocab_shape: tuple[int, ...], dim_shape: tuple[int, ...], ranks: int | tuple[int, ...]
 ) -> None:
     table = torch.randn(37, 12, generator=torch.Generator().manual_seed(0))
-    cores = factorise.tt_svd(table, vocab_shape, dim_shape, ranks)
+    cores = tensor_train.tt_svd(table, vocab_shape, dim_shape, ranks)
     found = expanded(cores)
     torch.testing.assert_close(found[:37], table, rtol=0, atol=1e-5)
     assert found[37:].abs().max() < 1e-5
@@ -109,7 +111,7 @@ def test_tt_svd_is_exact_at_full_ranks(
 
 def test_tt_svd_of_two_cores_is_the_svd_of_the_rearranged_table() -> None:
     table = torch.randn(40, 12, generator=torch.Generator().manual_seed(0))
-    cores = factorise.tt_svd(table, (5, 8), (3, 4), 6)
+    cores = tensor_train.tt_svd(table, (5, 8), (3, 4), 6)
     matrix = table.view(5, 8, 3, 4).permute(0, 2, 1, 3).reshape(15, 32)
     values = torch.linalg.svdvals(matrix)
     error = (expanded(cores) - table).norm().item()
@@ -122,7 +124,7 @@ def test_tt_svd_finds_a_train_of_the_same_rank_and_may_have_ranks_to_spare() -> 
     shapes = [(1, 3, 2, 2), (2, 2, 3, 2), (2, 4, 2, 1)]
     table = expanded([torch.randn(*shape, generator=generator) for shape in shapes])
     for ranks in ((2, 2), (2, 9), (20, 3)):
-        cores = factorise.tt_svd(table, (3, 2, 4), (2, 3, 2), ranks)
+        cores = tensor_train.tt_svd(table, (3, 2, 4), (2, 3, 2), ranks)
         assert [core.shape[3] for core in cores] == [*ranks, 1]
         torch.testing.assert_close(expanded(cores), table, rtol=1e-4, atol=1e-5)
 
@@ -132,7 +134,7 @@ def test_tt_svd_finds_a_train_of_the_same_rank_and_may_have_ranks_to_spare() -> 
 
 def test_product_quantisation_is_exact_with_a_cluster_for_each_word() -> None:
     table = torch.randn(9, 6, generator=torch.Generator().manual_seed(0))
-    codes, centroids = factorise.product_quantisation(table, 3, 9)
+    codes, centroids = codes_of.product_quantisation(table, 3, 9)
     assert codes.shape == (9, 3) and centroids.shape == (3, 9, 2)
     rows = [torch.cat([centroids[g, codes[w, g]] for g in range(3)]) for w in range(9)]
     torch.testing.assert_close(torch.stack(rows), table)
@@ -140,14 +142,14 @@ def test_product_quantisation_is_exact_with_a_cluster_for_each_word() -> None:
 
 def test_product_quantisation_gives_every_piece_its_nearest_centroid() -> None:
     table = low_rank_table(200)
-    codes, centroids = factorise.product_quantisation(table, 4, 5, seed=3)
+    codes, centroids = codes_of.product_quantisation(table, 4, 5, seed=3)
     assert codes.dtype == torch.int64 and centroids.dtype == torch.float32
     for group in range(4):
         piece = table[:, group * 3 : group * 3 + 3]
         distances = torch.cdist(piece, centroids[group])
         chosen = distances.gather(1, codes[:, group : group + 1]).squeeze(1)
         torch.testing.assert_close(chosen, distances.amin(dim=1), rtol=1e-3, atol=1e-4)
-    again = factorise.product_quantisation(table, 4, 5, seed=3)
+    again = codes_of.product_quantisation(table, 4, 5, seed=3)
     assert torch.equal(codes, again[0]) and torch.equal(centroids, again[1])
 
 
@@ -156,7 +158,7 @@ def test_product_quantisation_finds_pieces_that_are_there() -> None:
     pieces = torch.randn(2, 3, 4, generator=generator) * 5
     choice = torch.randint(3, (100, 2), generator=generator)
     table = torch.cat([pieces[0, choice[:, 0]], pieces[1, choice[:, 1]]], dim=1)
-    codes, centroids = factorise.product_quantisation(table, 2, 3)
+    codes, centroids = codes_of.product_quantisation(table, 2, 3)
     found = torch.cat([centroids[0, codes[:, 0]], centroids[1, codes[:, 1]]], dim=1)
     torch.testing.assert_close(found, table, rtol=1e-4, atol=1e-4)
 
@@ -173,7 +175,7 @@ def test_learnt_codes_are_near_a_table_that_has_such_codes() -> None:
     generator = torch.Generator().manual_seed(0)
     books = torch.randn(3, 4, 8, generator=generator)
     table = sums(torch.randint(4, (300, 3), generator=generator), books)
-    codes, codebooks = factorise.learn_codes(table, 3, 4, steps=1500)
+    codes, codebooks = codes_of.learn_codes(table, 3, 4, steps=1500)
     assert codes.shape == (300, 3) and codebooks.shape == (3, 4, 8)
     assert 0 <= int(codes.min()) and int(codes.max()) < 4
     left = (sums(codes, codebooks) - table).square().sum() / table.var(0, correction=0).mul(300).sum()
@@ -197,12 +199,12 @@ def test_codebooks_are_the_least_squares_solution_of_their_codes() -> None:
 def test_learning_codes_depends_on_its_seed_alone() -> None:
     table = low_rank_table(50)
     state = torch.get_rng_state()
-    first = factorise.learn_codes(table, 2, 3, seed=1, steps=5)
+    first = codes_of.learn_codes(table, 2, 3, seed=1, steps=5)
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(99)
-    second = factorise.learn_codes(table, 2, 3, seed=1, steps=5)
+    second = codes_of.learn_codes(table, 2, 3, seed=1, steps=5)
     assert all(torch.equal(one, other) for one, other in zip(first, second))
-    assert not torch.equal(first[1], factorise.learn_codes(table, 2, 3, seed=2, steps=5)[1])
+    assert not torch.equal(first[1], codes_of.learn_codes(table, 2, 3, seed=2, steps=5)[1])
 
 
 # Groups
@@ -213,27 +215,32 @@ def test_groups_by_frequency_worked_by_hand() -> None:
 
     In 100 dimensions one word has use for one rank and two for two; with six words 2 is below the cap.
     """
-    layout = factorise.frequency_groups(np.array([6.0, 3, 3, 1, 1, 1, 1, 1, 1]), 3, 2, None, 100)
+    layout = group_reduction.frequency_groups(np.array([6.0, 3, 3, 1, 1, 1, 1, 1, 1]), 3, 2, None, 100)
     assert layout == ((1, 2, 6), (1, 2, 2))
 
 
 def test_ranks_grow_with_the_average_frequency_up_to_the_highest() -> None:
     counts = np.repeat([8.0, 4, 2, 1], [100, 200, 400, 800])
-    assert factorise.frequency_groups(counts, 4, 5, None, 500) == ((100, 200, 400, 800), (40, 20, 10, 5))
-    assert factorise.frequency_groups(counts, 4, 5, 12, 500).ranks == (12, 12, 10, 5)
+    assert group_reduction.frequency_groups(counts, 4, 5, None, 500) == (
+        (100, 200, 400, 800),
+        (40, 20, 10, 5),
+    )
+    assert group_reduction.frequency_groups(counts, 4, 5, 12, 500).ranks == (12, 12, 10, 5)
     # Half of 40 dimensions, for words enough.
-    assert factorise.frequency_groups(counts, 4, 5, None, 40).ranks == (20, 20, 10, 5)
+    assert group_reduction.frequency_groups(counts, 4, 5, None, 40).ranks == (20, 20, 10, 5)
 
 
 @pytest.mark.parametrize("words", [1, 2, 5, 30])
 def test_every_group_has_a_word_however_few_there_are(words: int) -> None:
     for groups in range(1, words + 1):
-        sizes, ranks = factorise.frequency_groups(1.0 / np.arange(1, words + 1) ** 2, groups, 3, None, 16)
+        sizes, ranks = group_reduction.frequency_groups(
+            1.0 / np.arange(1, words + 1) ** 2, groups, 3, None, 16
+        )
         assert len(sizes) == len(ranks) == groups
         assert sum(sizes) == words and min(sizes) >= 1 and min(ranks) >= 1
 
 
-def rebuilt(found: factorise.GroupReduction) -> Tensor:
+def rebuilt(found: group_reduction.GroupReduction) -> Tensor:
     """The table of a group reduction, word by word."""
     used = [0] * len(found.codes)
     rows = []
@@ -246,22 +253,22 @@ def rebuilt(found: factorise.GroupReduction) -> Tensor:
 
 def test_group_reduce_is_a_weighted_svd_for_each_group() -> None:
     table, counts = clustered_table(300, 16)
-    found = factorise.group_reduce(table, counts, 3, 2, refinements=0)
+    found = group_reduction.group_reduce(table, counts, 3, 2, refinements=0)
     order = counts.argsort(descending=True, stable=True)
-    layout = factorise.frequency_groups(counts[order].clamp(min=1).numpy(), 3, 2, None, 16)
+    layout = group_reduction.frequency_groups(counts[order].clamp(min=1).numpy(), 3, 2, None, 16)
     start = 0
     for group, (size, rank) in enumerate(zip(*layout)):
         members = order[start : start + size].sort().values
         start += size
         assert (found.groups == group).nonzero().flatten().tolist() == members.tolist()
-        codes, basis = factorise.truncated_svd(table[members], rank, counts[members])
+        codes, basis = svd.truncated_svd(table[members], rank, counts[members])
         torch.testing.assert_close(found.codes[group] @ found.bases[group], codes @ basis, rtol=0, atol=1e-5)
     assert found.rounds[0].error == pytest.approx(weighted_error(table, rebuilt(found), counts), rel=1e-4)
 
 
 def test_refinements_lower_the_error_and_never_add_parameters() -> None:
     table, counts = clustered_table()
-    found = factorise.group_reduce(table, counts, 5, 4, refinements=6)
+    found = group_reduction.group_reduce(table, counts, 5, 4, refinements=6)
     errors = [one.error for one in found.rounds]
     assert len(errors) > 1 and errors == sorted(errors, reverse=True) and errors[-1] < 0.95 * errors[0]
     parameters = [one.parameters for one in found.rounds]
@@ -274,8 +281,8 @@ def test_refinements_lower_the_error_and_never_add_parameters() -> None:
 def test_no_word_is_moved_below_the_minimum_rank() -> None:
     """The first groups are too small for it: the few words there stay among themselves."""
     table, counts = clustered_table()
-    before = factorise.group_reduce(table, counts, 8, 5, refinements=0)
-    after = factorise.group_reduce(table, counts, 8, 5, refinements=3)
+    before = group_reduction.group_reduce(table, counts, 8, 5, refinements=0)
+    after = group_reduction.group_reduce(table, counts, 8, 5, refinements=3)
     ranks = torch.tensor([len(basis) for basis in before.bases])
     assert (ranks < 5).any() and len(after.rounds) > 1
     small = (ranks < 5)[before.groups]
@@ -291,24 +298,24 @@ def test_group_reduce_beats_plain_svd_of_the_same_size(groups: int, min_rank: in
         table = low_rank_table(len(table), 32, 10)
     elif kind == "noise":
         table = torch.randn_like(table)
-    found = factorise.group_reduce(table, counts, groups, min_rank, refinements=2)
+    found = group_reduction.group_reduce(table, counts, groups, min_rank, refinements=2)
     rank = -(-found.rounds[-1].parameters // sum(table.shape))
     for weights in (None, counts):
-        codes, basis = factorise.truncated_svd(table, rank, weights)
+        codes, basis = svd.truncated_svd(table, rank, weights)
         assert found.rounds[-1].error <= weighted_error(table, codes @ basis, counts)
 
 
 def test_words_that_were_never_seen_are_no_trouble() -> None:
     table, counts = clustered_table(200, 16)
     counts[counts < counts.median()] = 0
-    found = factorise.group_reduce(table, counts, 4, 2)
+    found = group_reduction.group_reduce(table, counts, 4, 2)
     assert rebuilt(found).isfinite().all() and len(found.codes) == 4
 
 
 def test_group_reduce_of_one_group_is_a_weighted_svd() -> None:
     table, counts = clustered_table(100, 16)
-    found = factorise.group_reduce(table, counts, 1, 5)
-    codes, basis = factorise.truncated_svd(table, 5, counts)
+    found = group_reduction.group_reduce(table, counts, 1, 5)
+    codes, basis = svd.truncated_svd(table, 5, counts)
     torch.testing.assert_close(rebuilt(found), codes @ basis, rtol=0, atol=1e-5)
 
 
@@ -324,24 +331,24 @@ def loaded(method: str, state: dict[str, Tensor], **options: object) -> Tensor:
 
 def test_the_results_fit_the_embeddings_as_they_are() -> None:
     table, counts = clustered_table()
-    codes, basis = factorise.truncated_svd(table, 5)
+    codes, basis = svd.truncated_svd(table, 5)
     assert torch.equal(loaded("projective", {"codes": codes, "basis": basis}, rank=5), codes @ basis)
 
     options = {"vocab_shape": [40, 50], "dim_shape": [4, 8]}
-    cores = factorise.tt_svd(table, (40, 50), (4, 8), 160)
+    cores = tensor_train.tt_svd(table, (40, 50), (4, 8), 160)
     state = {f"cores.{k}": core for k, core in enumerate(cores)}
     torch.testing.assert_close(loaded("tensor_train", state, **options, rank=160), table, rtol=0, atol=1e-5)
 
-    codes, centroids = factorise.product_quantisation(table, 2, 8)
+    codes, centroids = codes_of.product_quantisation(table, 2, 8)
     found = loaded("structured", {"codes": codes, "centroids": centroids}, num_groups=2, num_clusters=8)
     assert torch.equal(found, torch.cat([centroids[g][codes[:, g]] for g in range(2)], dim=1))
 
-    codes, books = factorise.learn_codes(table, 2, 8, steps=2)
+    codes, books = codes_of.learn_codes(table, 2, 8, steps=2)
     state = {"codes": codes, "codebooks": books}
     found = loaded("compositional_code", state, num_codebooks=2, codebook_size=8)
     torch.testing.assert_close(found, books[0][codes[:, 0]] + books[1][codes[:, 1]])
 
-    groups = factorise.group_reduce(table, counts, 4, 3)
+    groups = group_reduction.group_reduce(table, counts, 4, 3)
     state = {"groups": groups.groups}
     for name, parts in (("codes", groups.codes), ("bases", groups.bases)):
         state |= {f"{name}.{group}": part for group, part in enumerate(parts)}
@@ -357,11 +364,11 @@ def test_the_results_fit_the_embeddings_as_they_are() -> None:
 # What cannot be factorised
 
 ALGORITHMS: dict[str, Callable[[Tensor], object]] = {
-    "truncated_svd": lambda table: factorise.truncated_svd(table, 2),
-    "tt_svd": lambda table: factorise.tt_svd(table, (4, 5), (2, 3), 2),
-    "product_quantisation": lambda table: factorise.product_quantisation(table, 2, 3),
-    "learn_codes": lambda table: factorise.learn_codes(table, 2, 2, steps=1),
-    "group_reduce": lambda table: factorise.group_reduce(table, torch.ones(len(table)), 2, 2),
+    "truncated_svd": lambda table: svd.truncated_svd(table, 2),
+    "tt_svd": lambda table: tensor_train.tt_svd(table, (4, 5), (2, 3), 2),
+    "product_quantisation": lambda table: codes_of.product_quantisation(table, 2, 3),
+    "learn_codes": lambda table: codes_of.learn_codes(table, 2, 2, steps=1),
+    "group_reduce": lambda table: group_reduction.group_reduce(table, torch.ones(len(table)), 2, 2),
 }
 
 
@@ -403,8 +410,8 @@ def test_what_is_no_table_is_refused(algorithm: Callable[[Tensor], object], tabl
 def test_counts_that_cannot_be_are_refused(counts: Tensor, named: str) -> None:
     table = torch.randn(20, 6)
     for call in (
-        lambda: factorise.group_reduce(table, counts, 2, 2),
-        lambda: factorise.truncated_svd(table, 2, counts),
+        lambda: group_reduction.group_reduce(table, counts, 2, 2),
+        lambda: svd.truncated_svd(table, 2, counts),
     ):
         with pytest.raises(ValueError, match=named) as error:
             call()
@@ -414,23 +421,23 @@ def test_counts_that_cannot_be_are_refused(counts: Tensor, named: str) -> None:
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda table: factorise.truncated_svd(table, 0), "rank is 0"),
-        (lambda table: factorise.truncated_svd(table, 7), "rank is 7.*6"),
-        (lambda table: factorise.tt_svd(table, (3, 5), (2, 3), 2), "vocab_shape.*15.*20"),
-        (lambda table: factorise.tt_svd(table, (4, 5), (2, 2), 2), "dim_shape.*4.*6"),
-        (lambda table: factorise.tt_svd(table, (4, 5), (2, 3), (2, 2)), "ranks"),
-        (lambda table: factorise.tt_svd(table, (4, 5), (2, 3), 0), "ranks"),
-        (lambda table: factorise.tt_svd(table, (20,), (6,), ()), "K >= 2"),
-        (lambda table: factorise.product_quantisation(table, 4, 3), "num_groups is 4.*6"),
-        (lambda table: factorise.product_quantisation(table, 2, 21), "num_clusters is 21.*20 words"),
-        (lambda table: factorise.product_quantisation(table, 2, 0), "num_clusters is 0"),
-        (lambda table: factorise.learn_codes(table, 0, 2), "num_codebooks is 0"),
-        (lambda table: factorise.learn_codes(table, 2, 0), "codebook_size is 0"),
-        (lambda table: factorise.learn_codes(table, 2, 2, steps=0), "steps is 0"),
-        (lambda table: factorise.group_reduce(table, torch.ones(20), 21, 2), "num_groups is 21.*20"),
-        (lambda table: factorise.group_reduce(table, torch.ones(20), 0, 2), "num_groups is 0"),
-        (lambda table: factorise.group_reduce(table, torch.ones(20), 2, 0), "rank is 0"),
-        (lambda table: factorise.group_reduce(table, torch.ones(20), 2, 3, 2), "max_rank is 2"),
+        (lambda table: svd.truncated_svd(table, 0), "rank is 0"),
+        (lambda table: svd.truncated_svd(table, 7), "rank is 7.*6"),
+        (lambda table: tensor_train.tt_svd(table, (3, 5), (2, 3), 2), "vocab_shape.*15.*20"),
+        (lambda table: tensor_train.tt_svd(table, (4, 5), (2, 2), 2), "dim_shape.*4.*6"),
+        (lambda table: tensor_train.tt_svd(table, (4, 5), (2, 3), (2, 2)), "ranks"),
+        (lambda table: tensor_train.tt_svd(table, (4, 5), (2, 3), 0), "ranks"),
+        (lambda table: tensor_train.tt_svd(table, (20,), (6,), ()), "K >= 2"),
+        (lambda table: codes_of.product_quantisation(table, 4, 3), "num_groups is 4.*6"),
+        (lambda table: codes_of.product_quantisation(table, 2, 21), "num_clusters is 21.*20 words"),
+        (lambda table: codes_of.product_quantisation(table, 2, 0), "num_clusters is 0"),
+        (lambda table: codes_of.learn_codes(table, 0, 2), "num_codebooks is 0"),
+        (lambda table: codes_of.learn_codes(table, 2, 0), "codebook_size is 0"),
+        (lambda table: codes_of.learn_codes(table, 2, 2, steps=0), "steps is 0"),
+        (lambda table: group_reduction.group_reduce(table, torch.ones(20), 21, 2), "num_groups is 21.*20"),
+        (lambda table: group_reduction.group_reduce(table, torch.ones(20), 0, 2), "num_groups is 0"),
+        (lambda table: group_reduction.group_reduce(table, torch.ones(20), 2, 0), "rank is 0"),
+        (lambda table: group_reduction.group_reduce(table, torch.ones(20), 2, 3, 2), "max_rank is 2"),
     ],
 )
 def test_impossible_sizes_are_refused(call: Callable[[Tensor], object], named: str) -> None:

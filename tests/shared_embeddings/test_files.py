@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shared_embeddings import files
 from shared_embeddings.errors import UserError
-from shared_embeddings.files import (
+from shared_embeddings.utils import files
+from shared_embeddings.utils.files import (
     check_input,
     check_outputs,
     clear_remains,

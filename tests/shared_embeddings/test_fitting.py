@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.fitting import report
+from shared_embeddings.fitting.fit import report
 
 VOCABULARY, DIMENSION, PADDING = 120, 24, 3
 # Enough for each method to come much closer to the table than zero is; a new method needs a row here.

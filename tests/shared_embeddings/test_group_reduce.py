@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings import factorise
-from shared_embeddings.softmax import linear_cross_entropy, segmented_cross_entropy
+from shared_embeddings.fitting import groups as group_reduction
+from shared_embeddings.losses.chunked import linear_cross_entropy, segmented_cross_entropy
 
 from .cases import CASES, Case
 from .references import with_bias, zero_row
@@ -79,7 +79,7 @@ def test_a_minimum_rank_above_half_of_the_dimension_is_kept() -> None:
     """The factors of 35 words in 8 dimensions are smaller than their table up to a rank of 6."""
     emb = se.build("group_reduce", num_embeddings=40, embedding_dim=8, num_groups=2, min_rank=6)
     assert (emb.layout.sizes, emb.layout.ranks) == ((5, 35), (4, 6))
-    found = factorise.group_reduce(torch.randn(200, 8), 1.0 / torch.arange(1.0, 201.0), 2, 6)
+    found = group_reduction.group_reduce(torch.randn(200, 8), 1.0 / torch.arange(1.0, 201.0), 2, 6)
     assert len(found.bases[-1]) == 6
 
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from shared_embeddings.interrupts import SIGNALS, Interrupted, Interrupts, held, raising
+from shared_embeddings.utils.interrupts import SIGNALS, Interrupted, Interrupts, held, raising
 
 
 def send(number: int) -> None:
@@ -25,7 +25,7 @@ def test_a_command_is_interrupted_and_handlers_come_back(number: int) -> None:
 
 
 def test_the_first_signal_is_noted_and_the_second_acts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared_embeddings.interrupts.ONE_REQUEST", -1)
+    monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", -1)
     with raising(), Interrupts() as interrupts:
         assert interrupts.noted is None
         send(signal.SIGTERM)
@@ -46,7 +46,7 @@ def test_signals_wait_for_the_end_of_a_write() -> None:
 
 def test_signals_that_come_together_are_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after Ctrl-C, which a terminal sends to a whole group, whose members may pass it on."""
-    monkeypatch.setattr("shared_embeddings.interrupts.ONE_REQUEST", 3600)
+    monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", 3600)
     with raising(), Interrupts() as interrupts:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             send(number)
@@ -65,7 +65,7 @@ def test_a_wait_ends_at_a_signal_and_at_one_that_was_noted() -> None:
 
 
 def test_a_second_signal_waits_for_the_save_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared_embeddings.interrupts.ONE_REQUEST", -1)
+    monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", -1)
     with raising(), Interrupts() as interrupts:
         send(signal.SIGTERM)
         saved = False

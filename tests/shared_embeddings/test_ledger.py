@@ -10,7 +10,7 @@ import torch
 
 import shared_embeddings as se
 from shared_embeddings import ledger, networks
-from shared_embeddings.accounting import count_parameters
+from shared_embeddings.sizing.accounting import count_parameters
 
 FULL_AGREEMENT = ("agrees", "agrees (digits cut)")
 

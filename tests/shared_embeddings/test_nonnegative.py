@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared_embeddings.factorise import truncated_svd
-from shared_embeddings.nonnegative import (
+from shared_embeddings.fitting.nonnegative import (
     common_direction,
     least_mean_distance,
     lifted,
@@ -17,6 +16,7 @@ from shared_embeddings.nonnegative import (
     shifted,
     without_negatives,
 )
+from shared_embeddings.fitting.svd import truncated_svd
 
 
 def codes_around(direction: Tensor, spread: float, words: int = 200) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared_embeddings.errors import UserError
-from shared_embeddings.reading import (
+from shared_embeddings.utils.reading import (
     DocumentError,
     parse_json,
     parse_yaml,

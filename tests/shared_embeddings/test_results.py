@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from shared_embeddings.results import ROOT, describe_device, git_state, provenance, versions, write_record
+from shared_embeddings.utils.results import (
+    ROOT,
+    describe_device,
+    git_state,
+    provenance,
+    versions,
+    write_record,
+)
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from shared_embeddings import blockwise
-from shared_embeddings.blockwise import with_even_tokens
+from shared_embeddings.losses import blockwise
+from shared_embeddings.losses.blockwise import with_even_tokens
 
 from .cases import OUTPUT_CASES, Case, by_name
 from .support import MemoryMeter, assert_same_gradients, gradients

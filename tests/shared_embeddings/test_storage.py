@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings import accounting
-from shared_embeddings.storage import HEADER, STORES, StorageError, pack, packed_bytes, unpack
+from shared_embeddings.checkpoints.storage import HEADER, STORES, StorageError, pack, packed_bytes, unpack
+from shared_embeddings.sizing import accounting
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 import shared_embeddings as se
-from shared_embeddings import suggest
+from shared_embeddings.sizing import suggest
 
 VOCABULARY, DIMENSION = 3000, 64
 

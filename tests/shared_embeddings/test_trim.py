@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from shared_embeddings import trim as trimming
-from shared_embeddings.trim_hosts import GROUP, Vocabulary, write_maps
+from shared_embeddings.checkpoints import trim as trimming
+from shared_embeddings.checkpoints.trim_adapter import GROUP, Vocabulary, write_maps
 
 
 def test_hosts_are_in_the_entry_points() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from nmt.data.vocabulary import read_counts, read_vocabulary
 from nmt.summarization.characters import join_characters, split_text
-from nmt.vocabulary import read_counts, read_vocabulary
 from tests.nmt.conftest import Host
 from tests.nmt.summarization.running import refused, run
 

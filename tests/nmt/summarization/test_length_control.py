@@ -13,12 +13,12 @@ import torch
 from onmt.modules.embeddings import PositionalEncoding
 from onmt.translate.translation_server import ServerModel
 
-from nmt.checkpoint import build_from_checkpoint
-from nmt.errors import UserError
-from nmt.files import read_checkpoint, save_checkpoint
-from nmt.model import shared_embeddings_of
+from nmt.checkpoint.checkpoint import build_from_checkpoint
+from nmt.checkpoint.files import read_checkpoint, save_checkpoint
+from nmt.model.embeddings import shared_embeddings_of
 from nmt.summarization.length_control import positions_of
 from nmt.summarization.positions import LengthControlledPositions
+from shared_embeddings.errors import UserError
 from tests.nmt.conftest import WORDS, Host, run
 
 ALONE = {"method": "alone", "base_dim": 16, "hidden_dim": 32, "codebooks": 4, "codebook_size": 8}
@@ -229,7 +229,7 @@ def test_server(counting: tuple[Host, Path]) -> None:
 
 def server_answer(checkpoint: Path, **options: Any) -> str:
     """What OpenNMT's server makes of ``w1`` with a model and its options."""
-    from nmt import upstream
+    from nmt.patches import table as upstream
 
     upstream.install()
     settings = {"models": [str(checkpoint)], "gpu": -1, "beam_size": 2, **options}

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
-from nmt.errors import UserError
 from nmt.summarization import rouge_command
 from nmt.summarization.rouge import PRESETS, Report, Settings, score_texts
 from nmt.summarization.rouge_tokens import cut, read_exceptions, tokenize
+from shared_embeddings.errors import UserError
 
 PLAIN = Settings(stemming=False)
 Run = Callable[..., tuple[int, str, str]]

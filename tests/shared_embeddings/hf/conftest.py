@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shared_embeddings import compression_hosts, trim_hosts
+from shared_embeddings.checkpoints import adapter as compression_hosts
+from shared_embeddings.checkpoints import trim_adapter as trim_hosts
 
 HOSTS = {
     compression_hosts.GROUP: "shared_embeddings.hf.host:Host",

@@ -142,7 +142,9 @@ def test_outputs_that_are_there(
     (other / "letter").write_text("dear")
     with monkeypatch.context() as patch:
         # A fit may take long, so what cannot be written is refused before.
-        patch.setattr("shared_embeddings.compression.fit", lambda *_, **__: pytest.fail("was fitted"))
+        patch.setattr(
+            "shared_embeddings.checkpoints.compress.fit", lambda *_, **__: pytest.fail("was fitted")
+        )
         assert "holds no model" in refused(capsys, model, "standard", other, "--force")
         inside = other / "letter" / "small"
         assert "cannot be written" in refused(capsys, model, "standard", inside)

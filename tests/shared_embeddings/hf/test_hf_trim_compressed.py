@@ -15,8 +15,8 @@ pytest.importorskip("tokenizers")
 from safetensors.torch import load_file  # noqa: E402
 
 from shared_embeddings import hf  # noqa: E402
+from shared_embeddings.checkpoints.storage import HEADER  # noqa: E402
 from shared_embeddings.hf.folder import INDEX  # noqa: E402
-from shared_embeddings.storage import HEADER  # noqa: E402
 from tests.shared_embeddings.hf.models import compress  # noqa: E402
 from tests.shared_embeddings.hf.trimming import (  # noqa: E402
     log_probabilities,

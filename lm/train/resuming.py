@@ -1,0 +1,186 @@
+"""Storing all that it takes to go on training, and taking it up again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lm.checkpoint import load_state, read_checkpoint, save_model
+from lm.randomness import generator_state, random_states, restore_generator, restore_random_states
+from lm.train.config import FREE_TO_CHANGE
+from lm.train.loop import Trainer
+from lm.train.optim import Averages
+from shared_embeddings.checkpoints.tensors import Kind, check_optimizer, check_parts, is_dense, is_optimizer
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.files import UNREADABLE, first_line
+
+_SHOWN = 8  # settings that an error names
+
+
+def _is_count(value: Any) -> bool:
+    """Whether a value is a whole number of at least 0."""
+    return type(value) is int and value >= 0
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is a text."""
+    return isinstance(value, str)
+
+
+def _is_averages(value: Any) -> bool:
+    """Whether a value is None, or has the form of averaged parameters."""
+    if value is None:
+        return True
+    return (
+        isinstance(value, dict)
+        and _is_count(value.get("steps"))
+        and isinstance(value.get("parameters"), list)
+        and all(map(is_dense, value["parameters"]))
+    )
+
+
+def _is_process(value: Any) -> bool:
+    """Whether a value has the form of what one process has beside the model."""
+    if not isinstance(value, dict) or not {"random", "states", "window"} <= value.keys():
+        return False
+    states = value["states"]
+    return (
+        isinstance(states, list)
+        and all(isinstance(state, tuple) and all(map(is_dense, state)) for state in states)
+        and is_dense(value["window"])
+    )
+
+
+# What `save_run` stores beside the model.
+PARTS: dict[str, Kind] = {
+    "settings": (
+        "settings by their names",
+        lambda value: isinstance(value, dict) and all(map(_is_text, value)),
+    ),
+    "corpus": ("a checksum", _is_text),
+    "step": ("a whole number", _is_count),
+    "epoch": ("a whole number", _is_count),
+    "position": ("a whole number", _is_count),
+    "scores": ("a list of numbers", lambda value: isinstance(value, list) and all(map(_is_number, value))),
+    "optimizer": ("the state of an optimizer", is_optimizer),
+    "averages": ("averaged parameters, or None", _is_averages),
+    "lengths": ("the state of a generator", lambda value: isinstance(value, list)),
+    "processes": ("a list of states", lambda value: isinstance(value, list) and all(map(_is_process, value))),
+}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number."""
+    return type(value) in (int, float)
+
+
+def save_run(
+    path: Path, trainer: Trainer, words: list[str], settings: Mapping[str, Any], corpus_checksum: str
+) -> None:
+    """Write last.pt: the model as it is evaluated, and all that `restore_run` needs.
+
+    Every process calls this; the first one writes.
+    """
+    # On the CPU, so that no process puts tensors on the device of another.
+    states = [tuple(tensor.cpu() for tensor in state) for state in trainer.states]
+    own = {"random": random_states(), "states": states, "window": trainer.window.cpu()}
+    processes = trainer.group.gather(own)
+    if not trainer.group.is_first:
+        return
+    averages = None
+    if trainer.averages is not None:
+        averages = {"steps": trainer.averages.steps, "parameters": trainer.averages.current()}
+    training = {
+        "settings": dict(settings),
+        "corpus": corpus_checksum,
+        "step": trainer.step,
+        "epoch": trainer.epoch,
+        "position": trainer.position,
+        "scores": trainer.scores,
+        "optimizer": trainer.optimizer.state_dict(),
+        "averages": averages,
+        "lengths": generator_state(trainer.lengths),
+        "processes": processes,
+    }
+    with trainer.evaluated_parameters():
+        save_model(path, trainer.model, words, settings, training)
+
+
+def restore_run(path: Path, trainer: Trainer, settings: Mapping[str, Any], corpus_checksum: str) -> None:
+    """Put a trainer where `save_run` found it.
+
+    Raises:
+        UserError: the file cannot be read, or is of a run with other settings, data or processes.
+    """
+    content = read_checkpoint(path)
+    saved = content["training"]
+    if saved is None:
+        raise UserError(f"checkpoint {path}: holds a model only; give another folder as 'save'")
+    lacking = next((part for part in PARTS if part not in saved), None)
+    if lacking is not None:
+        raise UserError(f"checkpoint {path}: its 'training' has no {lacking}; take one that lm_train wrote")
+    check_parts(saved, PARTS, f"checkpoint {path}: training")
+    _check_same(path, saved, settings, corpus_checksum, trainer.group.world_size)
+    load_state(trainer.model, content["model"], path)
+    try:
+        _restore(trainer, saved)
+    except (*UNREADABLE, AttributeError) as error:
+        raise UserError(
+            f"checkpoint {path}: its 'training' does not fit the model ({first_line(error)}); take another "
+            "one, or train from the start in another folder"
+        ) from error
+
+
+def _restore(trainer: Trainer, saved: Mapping[str, Any]) -> None:
+    """Put all but the model where `save_run` found it; an error of torch where that does not fit."""
+    if saved["averages"] is not None:
+        trainer.averages = Averages(trainer.parameters)
+        trainer.averages.load(saved["averages"]["steps"], saved["averages"]["parameters"])
+    trainer.optimizer.load_state_dict(saved["optimizer"])
+    check_optimizer(trainer.optimizer)
+    trainer.step, trainer.epoch, trainer.position = saved["step"], saved["epoch"], saved["position"]
+    trainer.scores = list(saved["scores"])
+    restore_generator(trainer.lengths, saved["lengths"])
+    own = saved["processes"][trainer.group.rank]
+    device = trainer.group.device
+    # Of a memory, the length varies.
+    forms = [[(part.dtype, part.dim()) for part in state] for state in trainer.states]
+    if forms != [[(part.dtype, part.dim()) for part in state] for state in own["states"]]:
+        raise ValueError("the states of the model have other axes")
+    if (own["window"].dtype, own["window"].shape) != (trainer.window.dtype, trainer.window.shape):
+        raise ValueError("the window has other axes")
+    trainer.states = [tuple(part.to(device) for part in state) for state in own["states"]]
+    trainer.window = own["window"].to(device)
+    restore_random_states(own["random"])
+
+
+def _check_same(
+    path: Path, saved: Mapping[str, Any], settings: Mapping[str, Any], corpus_checksum: str, world_size: int
+) -> None:
+    """Raise `UserError`, with the names, where the run that goes on is not the run that was saved."""
+    before, settings = _without_path(saved["settings"]), _without_path(settings)
+    changed = [
+        f"{key} was {before.get(key)!r} and is {settings.get(key)!r}"
+        for key in sorted({*before, *settings} - {*FREE_TO_CHANGE})
+        if before.get(key) != settings.get(key)
+    ]
+    if saved["corpus"] != corpus_checksum:
+        changed.append("the text in 'data' is another one")
+    if len(saved["processes"]) != world_size:
+        changed.append(f"it had {len(saved['processes'])} processes and has {world_size}")
+    if changed:
+        shown = [*changed[:_SHOWN], *[f"and {len(changed) - _SHOWN} more"] * (len(changed) > _SHOWN)]
+        raise UserError(
+            f"{path} is of a run with other settings ({'; '.join(shown)}); change them back to go on, or "
+            "give another folder as 'save'"
+        )
+
+
+def _without_path(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that do not tell where the teacher is: it may have been moved."""
+    distillation = settings.get("embedding_distillation")
+    if distillation is None:
+        return dict(settings)
+    kept = {key: value for key, value in distillation.items() if key != "teacher"}
+    return {**settings, "embedding_distillation": kept}

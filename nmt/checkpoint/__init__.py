@@ -1,0 +1,1 @@
+"""Checkpoints: reading, writing, averaging, export."""

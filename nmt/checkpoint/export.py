@@ -1,0 +1,132 @@
+"""Export of translation models with shared embeddings to CTranslate2, by writing out the dense tables."""
+
+from __future__ import annotations
+
+import os
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+
+import shared_embeddings as se
+from nmt.checkpoint.checkpoint import build_from_checkpoint
+from nmt.checkpoint.files import save_checkpoint, write_atomically
+from nmt.model.embeddings import shared_embeddings_of, words_module
+from nmt.model.plan import OPTION_NAMES
+from nmt.summarization.length_control import has_length_control
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.command_line import complaint
+
+# What CTranslate2 writes into the folder of a model.
+OWN_FILES = ("model.bin", "config.json", "*vocabulary.json", "*vocabulary.txt", "*_vocabulary*.txt")
+
+
+@torch.no_grad()
+def dense_checkpoint(path: str) -> dict[str, Any]:
+    """Return a checkpoint of a plain OpenNMT model that computes the same as one with shared embeddings.
+
+    Raises:
+        UserError: the checkpoint cannot be read, or its output layer copies words, too.
+    """
+    model: Any
+    model, _, options, checkpoint = build_from_checkpoint(path)
+    if getattr(options, "copy_attn", False):
+        raise UserError(
+            f"format: ctranslate2 has no copy attention, as {path} has (copy_attn: true); use format: "
+            "pytorch, and onmt_translate or onmt_server"
+        )
+    shared = shared_embeddings_of(model)
+    inner = {id(tensor) for embedding in shared for tensor in embedding.state_dict(keep_vars=True).values()}
+    state = model.state_dict(keep_vars=True)
+    body = {
+        name: tensor.detach()
+        for name, tensor in state.items()
+        if id(tensor) not in inner and not name.startswith("generator.")
+    }
+    for side in ("encoder", "decoder"):
+        stack: Any = getattr(model, side, None)
+        if not hasattr(stack, "embeddings"):
+            continue
+        lookup = stack.embeddings.emb_luts[0]
+        if isinstance(lookup, se.SharedEmbedding):
+            body[f"{side}.embeddings.make_embedding.emb_luts.0.weight"] = lookup.table().clone()
+    scoring = words_module(model, "output")
+    if isinstance(scoring, se.SharedEmbedding):
+        table, bias = _output_layer(scoring)
+        head = {"weight": table, "bias": bias}
+    else:
+        head = {name: tensor.detach() for name, tensor in model.generator.state_dict().items()}
+    for name in OPTION_NAMES:
+        setattr(options, name, None)
+    return {"model": body, "generator": head, "vocab": checkpoint["vocab"], "opt": options, "optim": None}
+
+
+def _output_layer(embedding: se.SharedEmbedding) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the matrix ``(V, D)`` and the bias ``(V,)`` that turn a decoder state into scores.
+
+    Raises:
+        UserError: no matrix does that.
+    """
+    if not embedding.has_linear_scores:
+        raise UserError(
+            f"format: ctranslate2 needs one table of scores, but the softmax of '{embedding.method}' takes "
+            "two steps; use format: pytorch, and onmt_translate or onmt_server"
+        )
+    table, bias = embedding.output_table().clone(), embedding.output_bias()
+    return table, table.new_zeros(len(table)) if bias is None else bias.clone()
+
+
+def _check_folder(output: str) -> None:
+    """Check that what is in the place of a folder for CTranslate2 is such a folder.
+
+    Raises:
+        UserError: it is a file, or a folder with other files, which would be lost.
+    """
+    if os.path.isfile(output):
+        raise UserError(f"output: {output} is a file; CTranslate2 wants a folder, name another one")
+    for name in sorted(os.listdir(output)) if os.path.isdir(output) else ():
+        if not any(fnmatch(name, own) for own in OWN_FILES):
+            raise UserError(
+                f"output: {output} holds {name}, which is no part of a model of CTranslate2 and would be "
+                "lost; name another folder"
+            )
+
+
+def export_ctranslate2(path: str, output: str, quantization: str | None) -> None:
+    """Write a CTranslate2 model directory.
+
+    Args:
+        path: checkpoint of a Transformer.
+        output: directory; one that is there already is replaced when the new one is complete.
+        quantization: as CTranslate2 names it, or ``None`` for single precision.
+
+    Raises:
+        UserError: the model is one that CTranslate2 does not have.
+    """
+    import tempfile
+    from pathlib import Path
+
+    import ctranslate2
+
+    _check_folder(output)
+    checkpoint = dense_checkpoint(path)
+    if has_length_control(checkpoint["opt"]):
+        raise UserError(
+            f"format: ctranslate2 has no positions that know the length of the output, as {path} has "
+            f"(decoder_positions: {' '.join(checkpoint['opt'].decoder_positions)}); use format: pytorch, and "
+            "onmt_translate or onmt_server"
+        )
+    # The two names stand for the same attention; CTranslate2 knows the older one only.
+    if getattr(checkpoint["opt"], "self_attn_type", "") == "scaled-dot-flash":
+        checkpoint["opt"].self_attn_type = "scaled-dot"
+    with tempfile.TemporaryDirectory() as folder:
+        plain = str(Path(folder) / "dense.pt")
+        save_checkpoint(checkpoint, plain)
+        converter = ctranslate2.converters.OpenNMTPyConverter(plain)
+        try:
+            write_atomically(
+                output, lambda name: converter.convert(name, force=True, quantization=quantization)
+            )
+        except (ValueError, NotImplementedError) as error:
+            reason = complaint(error)
+            raise UserError(f"{path}: CTranslate2 cannot hold this model: {reason}") from error

@@ -1,0 +1,1 @@
+"""Text, vocabularies, transforms and batches."""

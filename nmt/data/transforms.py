@@ -1,0 +1,303 @@
+"""The transforms of a checkpoint: text is translated through those that it was trained with.
+
+Of the transforms of OpenNMT, those that say how text becomes tokens are taken (`APPLIED`); the others filter
+or change training data. The files of subwords travel inside the checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from nmt.checkpoint.files import peek
+from nmt.checkpoint.parts import SUBWORDS as STORED
+from nmt.data.tokenizer_options import NAMES as TOKENIZER_OPTIONS
+from nmt.options.checks import SUBWORD_FILES
+from shared_embeddings.errors import UserError
+
+NONE = "none"  # of -transforms: the text is in tokens
+APPLIED = ("normalize", "prefix", "suffix", "inferfeats", "onmt_tokenize", "sentencepiece", "bpe")
+NEEDING_TARGETS = ("clean", "filtertoolong", "inlinetags", "terminology")  # cannot be asked for
+SUBWORDS = ("onmt_tokenize", "sentencepiece", "bpe")
+# What corpora set on their own; of the target, only the prefix can be foreseen in a translation.
+_OF_CORPUS = {
+    "prefix": ("src_prefix", "tgt_prefix"),
+    "suffix": ("src_suffix",),
+    "normalize": (
+        "src_lang",
+        "tgt_lang",
+        "penn",
+        "norm_quote_commas",
+        "norm_numbers",
+        "pre_replace_unicode_punct",
+        "post_remove_control_chars",
+    ),
+}
+# Of a vocabulary that both sides share, the target takes what the source has.
+_SHARED = ("subword_model", "subword_type", "onmttok_kwargs")
+
+
+class Recorded(NamedTuple):
+    """What a checkpoint records about its text.
+
+    Attributes:
+        path: of the checkpoint.
+        options: of its training.
+        files: content of the files of subwords, by option.
+    """
+
+    path: Path
+    options: dict[str, Any]
+    files: dict[str, bytes]
+
+
+def stored_files(opt: Namespace) -> dict[str, Any]:
+    """Return what a checkpoint keeps of the files of subwords of a training: ``{STORED: {option: bytes}}``,
+    the bytes as a tensor ``(n,)``.
+    """
+    names = {name for names in _names_by_corpus(vars(opt)).values() for name in names}
+    if names.isdisjoint(SUBWORDS):
+        return {}
+    paths = {name: getattr(opt, name, None) for name in SUBWORD_FILES}
+    found = {name: Path(path) for name, path in paths.items() if path and os.path.isfile(path)}
+    return {STORED: {name: _as_tensor(path.read_bytes()) for name, path in found.items()}} if found else {}
+
+
+def kept_files(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the files of subwords of a checkpoint as its successor keeps them."""
+    return {STORED: checkpoint[STORED]} if STORED in checkpoint else {}
+
+
+def _as_tensor(content: bytes) -> torch.Tensor:
+    """Return bytes as a tensor ``(n,)``, which every reader of checkpoints knows."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0).byte()
+
+
+def read_recorded(path: str) -> Recorded:
+    """Read what a checkpoint records about its text, and nothing of its weights.
+
+    Raises:
+        UserError: it cannot be read, or its files of subwords are no bytes.
+    """
+    checkpoint = peek(path)
+    options, stored = vars(checkpoint["opt"]), checkpoint.get(STORED, {})
+    kept = [name for name in SUBWORD_FILES if name in stored]
+    files = {name: stored[name].byte().flatten().numpy().tobytes() for name in kept}
+    return Recorded(Path(path), dict(options), files)
+
+
+@contextlib.contextmanager
+def applied(opt: Namespace) -> Iterator[str]:
+    """Fill in the transforms of a translation that its options leave open, and yield what is done in words.
+
+    ``opt.transforms`` is what was asked for, in place of that of the checkpoint; options that are not at
+    their defaults stay as they are.
+
+    Raises:
+        UserError: the checkpoint does not say clearly what to do, or a file is missing.
+    """
+    asked = list(opt.transforms)
+    if NONE in asked:
+        if len(asked) > 1:
+            raise UserError(f"transforms: {' '.join(asked)}; {NONE} stands alone, for text in tokens")
+        opt.transforms = []
+        yield "transforms: none, as asked: the text is in tokens"
+        return
+    recorded = read_recorded(opt.models[0])
+    for other in opt.models[1:]:
+        _check_same(recorded, read_recorded(other))
+    names, of_corpus = _trained(recorded) if not asked else (asked, {})
+    opt.transforms = names
+    with tempfile.TemporaryDirectory() as folder:
+        values = {**recorded.options, **of_corpus, **_files(recorded, opt, names, Path(folder))}
+        _fill(opt, names, values, recorded)
+        _check_complete(opt)
+        yield _in_words(names, recorded, bool(asked))
+
+
+def _names_by_corpus(options: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the transforms of every corpus that a model was trained with.
+
+    Raises:
+        UserError: they are no lists of names.
+    """
+    default = options.get("transforms") or []
+    data = options.get("data")
+    corpora = data if isinstance(data, dict) and data else {"": {}}
+    found = {}
+    for name, corpus in corpora.items():
+        names = corpus.get("transforms") if isinstance(corpus, dict) else None
+        found[str(name)] = default if names is None else names
+    for names in found.values():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UserError(
+                f"checkpoint: its option transforms is {str(names)[:80]!r}; wanted a list of names"
+            )
+    return found
+
+
+def _trained(recorded: Recorded) -> tuple[list[str], dict[str, Any]]:
+    """Return the transforms of a model that a text to translate goes through, and the options that corpora
+    set for them.
+
+    Raises:
+        UserError: the corpora differ, and there is none for validation to follow.
+    """
+    data = recorded.options.get("data")
+    ways: dict[str, tuple[list[str], dict[str, Any]]] = {}
+    for corpus, names in _names_by_corpus(recorded.options).items():
+        kept = [name for name in names if name in APPLIED]
+        own = (data if isinstance(data, dict) else {}).get(corpus)
+        options = [option for name in kept for option in _OF_CORPUS.get(name, ())]
+        ways[corpus] = kept, {option: own[option] for option in options if own and option in own}
+    of_training = [way for corpus, way in ways.items() if corpus != "valid"] or list(ways.values())
+    if all(way == of_training[0] for way in of_training):
+        return of_training[0]
+    if "valid" in ways:
+        return ways["valid"]
+    told = "; ".join(
+        f"{corpus}: {' '.join(names) or NONE} {own or ''}".rstrip() for corpus, (names, own) in ways.items()
+    )
+    raise UserError(
+        f"checkpoint {recorded.path}: its corpora were transformed differently ({told}); say what this text "
+        f"needs with -transforms and the options of these, or -transforms {NONE} for text in tokens"
+    )
+
+
+def _check_same(first: Recorded, other: Recorded) -> None:
+    """Raise UserError where models of one ensemble were trained on text in other tokens."""
+    if _trained(first) != _trained(other) or first.files != other.files:
+        raise UserError(
+            f"model: {other.path} was trained with other transforms than {first.path}; translate text in "
+            f"tokens with -transforms {NONE}"
+        )
+
+
+def _files(recorded: Recorded, opt: Namespace, names: list[str], folder: Path) -> dict[str, str]:
+    """Return where the files of subwords are that a translation needs, by option: written from the
+    checkpoint, or at their old places, or beside the checkpoint.
+
+    Raises:
+        UserError: names one that is nowhere.
+    """
+    if set(names).isdisjoint(SUBWORDS):
+        return {}
+    found = {}
+    for name in SUBWORD_FILES:
+        trained = recorded.options.get(name)
+        if getattr(opt, name) or not (trained and isinstance(trained, str)):
+            continue
+        if name in recorded.files:
+            (folder / name).write_bytes(recorded.files[name])
+            found[name] = str(folder / name)
+            continue
+        places = [Path(trained), recorded.path.parent / Path(trained).name]
+        existing = next((place for place in places if place.is_file()), None)
+        if existing is None:
+            raise UserError(
+                f"{name}: {trained}, which the model was trained with, is not in the checkpoint, nor there, "
+                f"nor beside it; name it with -{name}, or add -transforms {NONE} for text in tokens"
+            )
+        found[name] = str(existing)
+    return found
+
+
+def _fill(opt: Namespace, names: list[str], values: Mapping[str, Any], recorded: Recorded) -> None:
+    """Give the options of transforms that are at their defaults the values of the training.
+
+    Raises:
+        UserError: a value is of another type than the option.
+    """
+    defaults = _defaults(names, recorded)
+    is_shared = values.get("share_vocab") and _restricts_alike(recorded.options)
+    of_source = {f"tgt_{name}": f"src_{name}" for name in _SHARED} if is_shared else {}
+    # Those that follow the source come after it.
+    for name in sorted(defaults, key=of_source.__contains__):
+        value = getattr(opt, of_source[name]) if name in of_source else values.get(name)
+        if value is not None and getattr(opt, name) == defaults[name]:
+            setattr(opt, name, _checked(name, value, defaults[name], recorded))
+    if "prefix" in names and opt.tgt_prefix and not opt.tgt:
+        opt.tgt_file_prefix = True  # the transform hands it over as the beginning of a target
+
+
+def _restricts_alike(options: Mapping[str, Any]) -> bool:
+    """Say whether both sides were trained with the same restriction of their subwords."""
+    source, target = (
+        (options.get(f"{side}_subword_vocab"), options.get(f"{side}_vocab_threshold"))
+        for side in ("src", "tgt")
+    )
+    return bool(source == target)
+
+
+def _defaults(names: list[str], recorded: Recorded) -> dict[str, Any]:
+    """Return the options of transforms with their defaults.
+
+    Raises:
+        UserError: there is no such transform.
+    """
+    from onmt.transforms import AVAILABLE_TRANSFORMS
+    from onmt.utils.parse import ArgumentParser
+
+    found: dict[str, Any] = {}
+    for name in names:
+        if name not in AVAILABLE_TRANSFORMS:
+            raise UserError(f"checkpoint {recorded.path}: its transform {name[:80]!r} is unknown")
+        found.update(vars(ArgumentParser.defaults(AVAILABLE_TRANSFORMS[name].add_options)))
+    return found
+
+
+def _checked(name: str, value: Any, default: Any, recorded: Recorded) -> Any:
+    """Return the value of an option of a checkpoint; those of tokenizers are checked where they are used.
+
+    Raises:
+        UserError: its type is not that of the option.
+    """
+    if name in TOKENIZER_OPTIONS:
+        return value
+    wanted = (int, float) if type(default) is float else str if default is None else type(default)
+    if not isinstance(value, wanted):
+        raise UserError(
+            f"checkpoint {recorded.path}: its option {name} is {str(value)[:80]!r}, which cannot be"
+        )
+    return value
+
+
+def _check_complete(opt: Namespace) -> None:
+    """Check what the transforms of a translation need.
+
+    Raises:
+        UserError: there is no model of subwords, or alignments of tokens are asked for.
+    """
+    subwords = [name for name in opt.transforms if name in SUBWORDS]
+    for name in subwords:
+        for side in ("src", "tgt"):
+            needed = name != "onmt_tokenize" or getattr(opt, f"{side}_subword_type") != NONE
+            if needed and not getattr(opt, f"{side}_subword_model"):
+                raise UserError(
+                    f"transforms: {name} needs a model of subwords; name it with -{side}_subword_model"
+                )
+    if subwords and opt.report_align:
+        raise UserError(
+            f"report_align: aligns tokens, but {subwords[0]} joins them on the output; translate text in "
+            f"tokens with -transforms {NONE}"
+        )
+
+
+def _in_words(names: list[str], recorded: Recorded, is_asked: bool) -> str:
+    """Say in one line what happens to a text."""
+    if not names:
+        return ""
+    left = {name for names in _names_by_corpus(recorded.options).values() for name in names} - set(APPLIED)
+    origin = "as asked" if is_asked else f"as {recorded.path.name} was trained"
+    unused = f"; {', '.join(sorted(left))} in training only" if left and not is_asked else ""
+    return (
+        f"transforms: {', '.join(names)} on the source, {origin}, and undone on the output{unused}; "
+        f"for text in tokens, add -transforms {NONE}"
+    )

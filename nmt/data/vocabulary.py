@@ -1,0 +1,204 @@
+"""Vocabulary files, and the vocabulary class where the package that OpenNMT takes it from has no wheel."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from shared_embeddings.errors import UserError
+
+UNKNOWN = "<unk>"
+# They stand in each sentence, but in no vocabulary file.
+SENTENCE_MARKS = ("<s>", "</s>")
+
+
+class Vocab:
+    """A list of tokens with their ids; the part of ``pyonmttok.Vocab`` that OpenNMT-py uses.
+
+    Args:
+        tokens: all tokens, in the order of their ids.
+    """
+
+    def __init__(self, tokens: Iterable[str] = ()) -> None:
+        self.ids_to_tokens: list[str] = []
+        self.tokens_to_ids: dict[str, int] = {}
+        self._default_id: int | None = None
+        for token in tokens:
+            self.add_token(token)
+
+    @property
+    def default_id(self) -> int:
+        """The id of every unknown token: the one that was set, or that of ``<unk>``, or one past the last."""
+        if self._default_id is not None:
+            return self._default_id
+        return self.tokens_to_ids.get(UNKNOWN, len(self))
+
+    @default_id.setter
+    def default_id(self, index: int) -> None:
+        self._default_id = index
+
+    def add_token(self, token: str) -> None:
+        """Append a token that is not there yet."""
+        if token not in self.tokens_to_ids:
+            self.tokens_to_ids[token] = len(self.ids_to_tokens)
+            self.ids_to_tokens.append(token)
+
+    def lookup_token(self, token: str) -> int:
+        """Return the id of a token, or the default id."""
+        return self.tokens_to_ids.get(token, self.default_id)
+
+    def lookup_index(self, index: int) -> str:
+        """Return the token of an id, ``<unk>`` for an id that there is not."""
+        return self.ids_to_tokens[index] if 0 <= index < len(self) else UNKNOWN
+
+    def __call__(self, tokens: Iterable[str]) -> list[int]:
+        """Return the ids of a sentence."""
+        return [self.lookup_token(token) for token in tokens]
+
+    def __getitem__(self, token: str) -> int:
+        return self.lookup_token(token)
+
+    def __contains__(self, token: str) -> bool:
+        return token in self.tokens_to_ids
+
+    def __len__(self) -> int:
+        return len(self.ids_to_tokens)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocab) and self.ids_to_tokens == other.ids_to_tokens
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def build_vocab_from_tokens(
+    tokens: Iterable[str],
+    maximum_size: int = 0,
+    minimum_frequency: int = 1,
+    special_tokens: Iterable[str] | None = None,
+) -> Vocab:
+    """Build a vocabulary of the special tokens and then the tokens in their order.
+
+    Args:
+        tokens: distinct tokens, most frequent first.
+        maximum_size: keep so many tokens in all, but every special one; 0 keeps all.
+        minimum_frequency: each token counts once, so that more than 1 keeps the special ones only.
+        special_tokens: put first.
+    """
+    specials = list(special_tokens or ())
+    ordinary = list(tokens) if minimum_frequency <= 1 else []
+    if maximum_size > 0:
+        ordinary = ordinary[: max(0, maximum_size - len(specials))]
+    return Vocab([*specials, *ordinary])
+
+
+def _refuse(what: str, package: str, remedy: str) -> Callable[..., None]:
+    """Return a function that says what is missing as soon as somebody calls it."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise UserError(
+            f"{what} needs {package}, which is not installed (it has no wheel for this Python version); "
+            f"{remedy}, or Python 3.10 to 3.12"
+        )
+
+    return refuse
+
+
+def _stand_in(package: str, members: dict[str, object]) -> None:
+    """Put a module into the place of a package that is not installed."""
+    if package in sys.modules or importlib.util.find_spec(package) is not None:
+        return
+    module = types.ModuleType(package)
+    module.__spec__ = importlib.machinery.ModuleSpec(package, None)
+    for name, member in members.items():
+        setattr(module, name, member)
+    sys.modules[package] = module
+
+
+def provide_missing_packages() -> None:
+    """Let OpenNMT-py be imported without pyonmttok and fasttext, which it imports whether it needs them or
+    not.
+
+    What really needs them says so when it is asked for.
+    """
+    needed = ("Tokenizer", "set_random_seed", "BPELearner", "SentencePieceLearner")
+    refusals = {
+        name: _refuse("the onmt_tokenize transform", "pyonmttok", "use bpe or sentencepiece")
+        for name in needed
+    }
+    _stand_in("pyonmttok", {"Vocab": Vocab, "build_vocab_from_tokens": build_vocab_from_tokens, **refusals})
+    language = _refuse("the clean transform", "fasttext", "leave it out")
+    _stand_in("fasttext", {"load_model": language})
+
+
+def read_vocabulary(path: str, minimum_count: int) -> list[str]:
+    """Read a vocabulary file: one token per line, with its count behind a tab or a space, or without counts.
+
+    Args:
+        path: UTF-8 text.
+        minimum_count: tokens with a smaller count are left out.
+
+    Raises:
+        UserError: the file is missing or empty, or a line cannot be read (its number is named).
+    """
+    lines = _read_lines(path)
+    if _split_count(lines[0]) is None:
+        return lines
+    tokens = []
+    for number, line in enumerate(lines, 1):
+        entry = _split_count(line)
+        if entry is None:
+            raise UserError(
+                f"vocabulary {path}: line {number} is {line!r}, wanted a token, a tab and its count; "
+                "make the file again with onmt_build_vocab"
+            )
+        token, count = entry
+        if count >= minimum_count:
+            tokens.append(token)
+    return tokens
+
+
+def read_counts(path: str) -> dict[str, int]:
+    """Return the count of every token of a vocabulary file; nothing where it holds no counts.
+
+    Raises:
+        UserError: as in `read_vocabulary`.
+    """
+    entries = [_split_count(line) for line in _read_lines(path)]
+    return dict(entry for entry in entries if entry is not None)
+
+
+def _read_lines(path: str) -> list[str]:
+    """Return the lines of a vocabulary file, of which there is at least one.
+
+    Raises:
+        UserError: the file is missing, empty, or not UTF-8.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"vocabulary {path}: no such file; make it with onmt_build_vocab")
+    try:
+        # "-sig": some editors put a byte order mark at the start.
+        lines = Path(path).read_bytes().decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"vocabulary {path}: is not UTF-8 at byte {error.start}; convert it, or make it again with "
+            "onmt_build_vocab"
+        ) from error
+    lines = [line.rstrip("\r") for line in lines]
+    if lines and lines[-1] == "":
+        lines.pop()
+    if not lines:
+        raise UserError(f"vocabulary {path}: is empty; make it with onmt_build_vocab")
+    return lines
+
+
+def _split_count(line: str) -> tuple[str, int] | None:
+    """Return token and count of a line, or ``None`` where it is not made of the two."""
+    for separator in ("\t", " "):
+        token, found, count = line.rpartition(separator)
+        if found and token and count.isdigit():
+            return token, int(count)
+    return None

@@ -1,0 +1,1 @@
+"""Shared embeddings in an OpenNMT model."""

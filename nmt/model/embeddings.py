@@ -1,0 +1,322 @@
+"""Putting shared embeddings into an OpenNMT model, and counting what the model holds."""
+
+from __future__ import annotations
+
+import copy
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import shared_embeddings as se
+from nmt.model.plan import (
+    OPTION_NAMES,
+    EmbeddingPlan,
+    build_embedding,
+    padding_of,
+    parse_settings,
+    settings_without_files,
+    side_width,
+    words_of,
+)
+from shared_embeddings.errors import UserError
+from shared_embeddings.sizing.accounting import distinct_state
+
+# The side that an option of its own describes; `embedding` describes the target beside others.
+_SIDES = {"src_embedding": "source", "output_embedding": "output"}
+
+
+class SharedGenerator(nn.Module):
+    """The output layer of a model whose scores come from an embedding; of a copy generator, its linear layer.
+
+    It holds no parameters beside the embedding's, which is the module that the decoder looks words up in, or
+    one of its own.
+    """
+
+    def __init__(self, embedding: se.SharedEmbedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the scores ``(..., V)`` of decoder states ``(..., D)``."""
+        return self.embedding.logits(hidden)
+
+    def loss_and_predictions(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        """Return the cross entropy of ``targets`` ``(N,)`` and the best words ``(N,)`` for states ``(N,
+        D)``.
+        """
+        return self.embedding.cross_entropy_and_predictions(hidden, targets, **options)
+
+
+def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> None:
+    """Put the planned embeddings in place of the model's own tables, tied as the plan says.
+
+    Raises:
+        UserError: source and target are shared but their vocabularies differ.
+    """
+    if plan.share_inputs and vocabs["src"].ids_to_tokens != vocabs["tgt"].ids_to_tokens:
+        raise UserError(
+            f"share_embeddings: true needs one vocabulary, but source ({len(vocabs['src'])} words) "
+            f"and target ({len(vocabs['tgt'])}) differ; build it with -share_vocab, or set "
+            f"share_embeddings: false"
+        )
+    built = {}
+    for side, settings in plan.sides().items():
+        words, padding = words_of(vocabs, side), padding_of(vocabs, side)
+        width, is_scored = side_width(opt, side), plan.is_scored(side)
+        built[side] = build_embedding(side, settings, words, width, padding, is_scored)
+    place_embeddings(model, plan, built)
+
+
+def place_embeddings(model: Any, plan: EmbeddingPlan, built: dict[str, se.SharedEmbedding]) -> None:
+    """Put one embedding per side of `EmbeddingPlan.sides` wherever the plan uses it."""
+    if "target" in built:
+        _set_word_lookup(model.decoder, built["target"])
+    if plan.source is not None:
+        _set_word_lookup(model.encoder, built.get("source", built.get("target")))
+    if plan.share_output or plan.output is not None:
+        _set_scoring_layer(model, SharedGenerator(built["target" if plan.share_output else "output"]))
+
+
+def _set_word_lookup(stack: Any, embedding: nn.Module | None) -> None:
+    """Replace the word table of an encoder or decoder; tables of word features stay."""
+    stack.embeddings.emb_luts[0] = embedding
+
+
+def scoring_layer(model: Any) -> nn.Module:
+    """Return what scores the words of the vocabulary: the output layer, or of a copy generator its linear
+    layer, whose words it mixes with those of the source.
+    """
+    generator: nn.Module = model.generator
+    return getattr(generator, "linear", generator)
+
+
+def _set_scoring_layer(model: Any, layer: SharedGenerator) -> None:
+    """Put `layer` in place of what `scoring_layer` returns."""
+    if hasattr(model.generator, "linear"):
+        model.generator.linear = layer
+    else:
+        model.generator = layer
+
+
+def words_module(model: Any, side: str) -> nn.Module | None:
+    """Return the look-up of ``source`` or ``target``, or what scores the words (``output``).
+
+    None where the model has no such side.
+    """
+    if side == "output":
+        scoring = scoring_layer(model)
+        return scoring.embedding if isinstance(scoring, SharedGenerator) else scoring
+    stack = getattr(model, "encoder" if side == "source" else "decoder", None)
+    return stack.embeddings.emb_luts[0] if stack is not None and hasattr(stack, "embeddings") else None
+
+
+def output_bias(model: Any) -> Tensor | None:
+    """Return what a model adds to the scores of its words ``(V,)``, ``None`` for nothing."""
+    scoring = words_module(model, "output")
+    if isinstance(scoring, se.SharedEmbedding):
+        return scoring.output_bias()
+    assert isinstance(scoring, nn.Linear)  # upstream has no other
+    return scoring.bias
+
+
+def shared_embeddings_of(model: nn.Module) -> list[se.SharedEmbedding]:
+    """Return the distinct shared embeddings that a model holds itself, in the order of its modules.
+
+    An embedding inside another one, such as the map of DeFINE, belongs to that one.
+    """
+    every = [module for module in model.modules() if isinstance(module, se.SharedEmbedding)]
+    inner = {id(part) for module in every for part in module.modules() if part is not module}
+    return [module for module in every if id(module) not in inner]
+
+
+def options_without_files(opt: Namespace, model: Any) -> Namespace:
+    """Return the options of a model such that it can be built again from its checkpoint and no other file."""
+    stored = copy.copy(opt)
+    for name in OPTION_NAMES:
+        settings = parse_settings(name, getattr(opt, name, None))
+        module = words_module(model, _SIDES.get(name, "target"))
+        if settings is not None and isinstance(module, se.SharedEmbedding):
+            setattr(stored, name, settings_without_files(settings, module))
+    return stored
+
+
+def reset_embeddings(model: nn.Module) -> None:
+    """Give every shared embedding its own initialisation; called after the host has initialised the rest."""
+    for embedding in shared_embeddings_of(model):
+        embedding.reset_parameters()
+
+
+def unique_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state of a model with each tied tensor once, under the first of its names.
+
+    Position encodings are left out, because they follow from their size.
+    """
+    state = distinct_state(model)
+    return {name: tensor for name, tensor in state.items() if not is_position_encoding(name)}
+
+
+def is_position_encoding(name: str) -> bool:
+    """Say whether a tensor of an OpenNMT model is a table of sinusoids."""
+    return name.endswith("make_embedding.pe.pe")
+
+
+def fill_aliases(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights with every name that a tied tensor has in the model, where they hold its first name."""
+    first: dict[int, str] = {}
+    complete = dict(weights)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        source = first.setdefault(id(tensor), name)
+        if name not in complete and source in complete:
+            complete[name] = complete[source]
+    return complete
+
+
+def load_unique_state(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Load what `unique_state` returned, into a model of the same options.
+
+    Raises:
+        UserError: tensors are missing, left over, or of another shape.
+    """
+    own = {name: t for name, t in model.state_dict(keep_vars=True).items() if not is_position_encoding(name)}
+    complete = fill_aliases(model, {n: t for n, t in state.items() if not is_position_encoding(n)})
+    missing = [name for name in own if name not in complete]
+    unexpected = [name for name in complete if name not in own]
+    if missing or unexpected:
+        raise UserError(
+            "the checkpoint does not fit the model that its options describe: "
+            f"missing {_some(missing)}, not expected {_some(unexpected)}"
+        )
+    for name, tensor in complete.items():
+        if tensor.shape != own[name].shape:
+            raise UserError(
+                f"the checkpoint holds {name} as {tuple(tensor.shape)}, but the vocabulary and "
+                f"options of this model want {tuple(own[name].shape)}; use the vocabulary and the "
+                f"options that it was trained with"
+            )
+    nn.Module.load_state_dict(model, complete, strict=False)
+
+
+def _some(names: list[str]) -> str:
+    """Return the first names of a list, for a message."""
+    if not names:
+        return "nothing"
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _numel(parameters: Iterator[nn.Parameter] | list[nn.Parameter], seen: set[int]) -> int:
+    """Sum the sizes of the parameters that were not seen yet, and remember them."""
+    total = 0
+    for parameter in parameters:
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            total += parameter.numel()
+    return total
+
+
+def count_model(model: Any) -> dict[str, int | float]:
+    """Count parameters by role, each tensor once.
+
+    Returns:
+        ``embedding`` (word look-ups and what the output shares with them), ``output`` (what only the output
+        layer has), ``encoder``, ``decoder``, ``rest`` (both), ``total``, ``stored_bits``, and the same model
+        with plain tables and the same tying: ``dense_embedding``, ``dense_total``; ``compression``
+        is dense over ours.
+    """
+    seen: set[int] = set()
+    stacks = [getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)]
+    lookups = [stack.embeddings.emb_luts[0] for stack in stacks if hasattr(stack, "embeddings")]
+    distinct = list({_table_identity(lookup): lookup for lookup in lookups}.values())
+    embedding = sum(_numel(list(lookup.parameters()), seen) for lookup in distinct)
+    scoring = words_module(model, "output")
+    assert scoring is not None  # every model scores words
+    scores = _numel(list(scoring.parameters()), seen)
+    copying = _numel(list(model.generator.parameters()), seen)
+    encoder = _numel(list(model.encoder.parameters()), seen) if hasattr(model, "encoder") else 0
+    decoder = _numel(list(model.decoder.parameters()), seen)
+    dense = sum(lookup.num_embeddings * lookup.embedding_dim for lookup in distinct)
+    dense_scores, score_bits = scores, 32 * scores
+    if scores and isinstance(scoring, se.SharedEmbedding):
+        dense_scores, score_bits = _dense_output(scoring), _stored_bits(scoring)
+    bits = sum(_stored_bits(lookup) for lookup in distinct) + score_bits + 32 * (encoder + decoder + copying)
+    return {
+        "embedding": embedding,
+        "output": scores + copying,
+        "encoder": encoder,
+        "decoder": decoder,
+        "rest": encoder + decoder,
+        "total": embedding + scores + copying + encoder + decoder,
+        "stored_bits": bits,
+        "dense_embedding": dense,
+        "dense_total": dense + dense_scores + copying + encoder + decoder,
+        "compression": dense / embedding if embedding else 1.0,
+    }
+
+
+def _dense_output(embedding: se.SharedEmbedding) -> int:
+    """Return the parameters of the plain output layer that an embedding stands for, its bias included."""
+    bias = embedding.output_bias()
+    return embedding.num_embeddings * embedding.score_dim + (0 if bias is None else bias.numel())
+
+
+def _table_identity(lookup: nn.Module) -> int:
+    """Return a number that two look-ups share exactly when they share their parameters."""
+    return id(next(lookup.parameters()))
+
+
+def _stored_bits(lookup: nn.Module) -> int:
+    """Return the bits that a look-up needs on disk."""
+    if isinstance(lookup, se.SharedEmbedding):
+        return int(lookup.counts()["stored_bits"])
+    return 32 * sum(parameter.numel() for parameter in lookup.parameters())
+
+
+def parameter_table(model: nn.Module) -> str:
+    """Return the lines that training prints first: what is tied to what, and the parameter counts."""
+    counts = count_model(model)
+    rows = [(name, counts[name]) for name in ("embedding", "output", "encoder", "decoder", "total")]
+    rows.append(("with plain tables", counts["dense_total"]))
+    lines = ["Embeddings: " + "; ".join(_describe_ties(model)), "Parameters:"]
+    lines += [f"  {name:<18}{int(number):>14,}" for name, number in rows]
+    lines.append(
+        f"  the embedding is {counts['compression']:.2f} times smaller than {counts['dense_embedding']:,}"
+    )
+    return "\n".join(lines)
+
+
+def _describe_ties(model: Any) -> list[str]:
+    """Return one phrase per distinct table: its uses, and what it is."""
+    uses: dict[int, list[str]] = {}
+    modules: dict[int, nn.Module] = {}
+    for name, stack in (("source", getattr(model, "encoder", None)), ("target", model.decoder)):
+        if stack is not None and hasattr(stack, "embeddings"):
+            lookup = stack.embeddings.emb_luts[0]
+            key = _table_identity(lookup)
+            uses.setdefault(key, []).append(name)
+            modules[key] = lookup
+    scoring = scoring_layer(model)
+    tied = [key for key in modules if any(id(p) == key for p in scoring.parameters())]
+    for key in tied:
+        uses[key].append("output")
+    phrases = [f"{' = '.join(names)}: {_name(modules[key])}" for key, names in uses.items()]
+    if not tied and isinstance(scoring, SharedGenerator):
+        phrases.append(f"output: {_name(scoring.embedding)}")
+    elif not tied:
+        phrases.append(f"output: a layer of its own ({type(model.generator).__name__})")
+    return phrases
+
+
+def _name(lookup: nn.Module) -> str:
+    """Return a short name of a look-up with its options."""
+    if isinstance(lookup, se.SharedEmbedding):
+        return f"{lookup.method} {lookup.options}"
+    return "plain table"
+
+
+def broadcast_parameters(model: nn.Module) -> None:
+    """Give every process of a distributed run the parameters and buffers of the first."""
+    if torch.distributed.is_initialized():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            torch.distributed.broadcast(tensor.data, src=0)

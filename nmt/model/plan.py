@@ -1,0 +1,348 @@
+"""Which shared embedding serves the source, the target and the output of a translation model.
+
+The plan is read from the options ``embedding``, ``src_embedding``, ``tgt_embedding`` and ``output_embedding``
+and from OpenNMT's own ``share_embeddings`` and ``share_decoder_embeddings``; every combination that could not
+work is refused here, before any training starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import shared_embeddings as se
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.command_line import EXPONENT
+from shared_embeddings.utils.reading import DocumentError, parse_yaml
+
+OPTION_NAMES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding")
+EXAMPLE = "{method: funnel, rank: 64}"
+PADDING = "<blank>"
+
+# What an embedding is built with beside its options, and where it comes from.
+GIVEN_BY = {
+    "num_embeddings": "the vocabulary",
+    "words": "the vocabulary",
+    "padding_idx": "the vocabulary",
+    "embedding_dim": "word_vec_size",
+}
+
+# Upstream options that would act on a plain table which is not there, and what to do instead.
+REFUSED = {
+    "freeze_word_vecs_enc": "it would freeze an untrained embedding; remove it",
+    "freeze_word_vecs_dec": "it would freeze an untrained embedding; remove it",
+    "both_embeddings": "pretrained tables cannot be loaded into a compressed embedding; remove it",
+    "src_embeddings": "pretrained tables cannot be loaded into a compressed embedding; remove it",
+    "tgt_embeddings": "pretrained tables cannot be loaded into a compressed embedding; remove it",
+    "update_vocab": "the parameters of a compressed embedding belong to one vocabulary; train a new model",
+    "lora_layers": "LoRA checkpoints hold a part of the model only; fine-tune with -train_from instead",
+    "lora_embedding": "LoRA wraps a plain table; fine-tune with -train_from instead",
+}
+
+
+@dataclass(frozen=True)
+class EmbeddingPlan:
+    """Settings of each side (``None`` keeps OpenNMT's own table) and what is shared with what.
+
+    `output` are those of an output layer that is an embedding of its own, tied to none.
+    """
+
+    source: dict[str, Any] | None
+    target: dict[str, Any] | None
+    share_inputs: bool
+    share_output: bool
+    output: dict[str, Any] | None = None
+
+    def fits(self, other: EmbeddingPlan) -> bool:
+        """Say whether a checkpoint that was trained with `other` holds what this plan asks for."""
+        ties = (self.share_inputs, self.share_output) == (other.share_inputs, other.share_output)
+        sides = ((self.source, other.source), (self.target, other.target), (self.output, other.output))
+        return ties and all(_same(wanted, found) for wanted, found in sides)
+
+    def is_scored(self, side: str) -> bool:
+        """Say whether the scores of words come from the embedding of a side."""
+        return side == "output" or (side == "target" and self.share_output)
+
+    def sides(self) -> dict[str, dict[str, Any]]:
+        """Return the settings of each embedding to build: ``target``, and ``source`` and ``output`` where
+        they have one of their own.
+
+        Where one option describes both sides and the output is tied to the target, its `output` and
+        `output_bias` are the target's.
+        """
+        built = {}
+        if self.target is not None:
+            built["target"] = self.target
+        if self.source is not None and not self.share_inputs:
+            both = self.source == self.target and self.share_output
+            built["source"] = for_input(self.source) if both else self.source
+        if self.output is not None:
+            built["output"] = self.output
+        return built
+
+
+def parse_text(name: str, value: Any, example: str) -> Any:
+    """Return the content of an option whose value may be its YAML spelling.
+
+    Args:
+        name: the option, for messages.
+        value: the content itself, or a string that spells it.
+        example: what a value looks like, for messages.
+
+    Raises:
+        UserError: the text is not YAML.
+    """
+    if not isinstance(value, str):
+        return _with_numbers(value)
+    try:
+        return _with_numbers(parse_yaml(value, name))
+    except DocumentError as error:
+        raise UserError(f"{error}; write it like {example}") from error
+
+
+def _with_numbers(value: Any) -> Any:
+    """Return a value in which 1e-3, which other YAML readers take for text, is a number, at any depth."""
+    if isinstance(value, dict):
+        return {key: _with_numbers(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(one) for one in value]
+    if isinstance(value, str) and EXPONENT.fullmatch(value):
+        return float(value)
+    return value
+
+
+def for_input(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without what is about the output only."""
+    kept = {name: value for name, value in settings.items() if name != "output_bias"}
+    return {**kept, "output": "none"} if "output" in kept else kept
+
+
+def parse_settings(name: str, value: Any) -> dict[str, Any] | None:
+    """Return one embedding option as a mapping with at least the key ``method``.
+
+    Args:
+        name: the option, for messages.
+        value: a mapping, its YAML or Python spelling as a string, or ``None``.
+
+    Raises:
+        UserError: the text is not a mapping, or names no method; or a key is no option.
+    """
+    settings = parse_text(name, value, EXAMPLE)
+    if settings is None:
+        return None
+    if not isinstance(settings, dict) or not isinstance(settings.get("method"), str):
+        raise UserError(f"{name}: {value!r} does not name a method; write it like {EXAMPLE}")
+    for key in settings:
+        if not isinstance(key, str):
+            raise UserError(f"{name}: {key!r} is no option; write it like {EXAMPLE}")
+        if key in GIVEN_BY:
+            raise UserError(f"{name}: {key} follows from {GIVEN_BY[key]}; remove it")
+    return dict(settings)
+
+
+def _same(wanted: dict[str, Any] | None, found: dict[str, Any] | None) -> bool:
+    """Say whether settings ask for the embedding of a checkpoint, which holds the content of files itself."""
+    if wanted is None or found is None or wanted == found or wanted["method"] not in se.methods():
+        return wanted == found
+    files = se.file_options(wanted["method"])
+    return any(name in found for name in files) and all(
+        found.get(name) == value for name, value in wanted.items() if name not in files
+    )
+
+
+def read_plan(opt: Namespace) -> EmbeddingPlan | None:
+    """Return the plan that the options ask for, or ``None`` for a model with OpenNMT's own tables only.
+
+    Raises:
+        UserError: options contradict each other or would have no effect.
+    """
+    both, source, target, output = (parse_settings(name, getattr(opt, name, None)) for name in OPTION_NAMES)
+    if both is None and source is None and target is None and output is None:
+        return None
+    if both is not None:
+        if source is not None and target is not None:
+            raise UserError(
+                "embedding: has no effect beside src_embedding and tgt_embedding; "
+                "remove it, or one of the other two"
+            )
+        source, target = source or both, target or both
+    share_inputs = bool(getattr(opt, "share_embeddings", False))
+    share_output = bool(getattr(opt, "share_decoder_embeddings", False))
+    if share_output and output is not None:
+        raise UserError(
+            "output_embedding: has no effect with share_decoder_embeddings: true, which ties the output "
+            "layer to the target; remove one of the two"
+        )
+    if getattr(opt, "model_task", "seq2seq") == "lm":
+        source, share_inputs = None, False
+    if share_inputs and source != target:
+        raise UserError(
+            f"share_embeddings: true needs one embedding for both sides, but the source has {source} and the "
+            f"target {target}; set `embedding` alone, or share_embeddings: false"
+        )
+    return EmbeddingPlan(source, target, share_inputs, share_output and target is not None, output)
+
+
+def check_combinations(plan: EmbeddingPlan, opt: Namespace) -> None:
+    """Refuse every combination of options that cannot work with shared embeddings.
+
+    Raises:
+        UserError: names the option, why it cannot work, and what to do instead.
+    """
+    for name, remedy in REFUSED.items():
+        if getattr(opt, name, None):
+            raise UserError(f"{name}: cannot be combined with `embedding`: {remedy}")
+    if getattr(opt, "parallel_mode", "data_parallel") == "tensor_parallel":
+        raise UserError(
+            "parallel_mode: tensor_parallel would split a plain table, which a shared embedding does "
+            "not have; use parallel_mode: data_parallel"
+        )
+    if getattr(opt, "optim", "") == "sparseadam":
+        raise UserError(
+            "optim: sparseadam needs sparse gradients, shared embeddings have dense ones; use adam"
+        )
+    if plan.share_inputs and not getattr(opt, "share_vocab", True):
+        raise UserError("share_embeddings: true needs one vocabulary for both sides; set share_vocab: true")
+
+
+def check_sizes(plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> None:
+    """Refuse embeddings that these vocabularies and widths cannot have.
+
+    Raises:
+        UserError: an embedding does not fit the decoder.
+        shared_embeddings.OptionError: the method or one of its options is unknown, has no effect, or is
+            impossible.
+    """
+    for side, settings in plan.sides().items():
+        _check_side(side, settings, plan, opt, words_of(vocabs, side))
+
+
+def words_of(vocabs: dict[str, Any], side: str) -> list[str]:
+    """Return the words of one side in the order of their ids."""
+    words: list[str] = vocabs["src" if side == "source" else "tgt"].ids_to_tokens
+    return words
+
+
+def padding_of(vocabs: dict[str, Any], side: str) -> int | None:
+    """Return the id of the word that has no vector on one side; none where it is only scored."""
+    if side == "output":
+        return None
+    padding: int = vocabs["src" if side == "source" else "tgt"][PADDING]
+    return padding
+
+
+def _check_side(
+    side: str, settings: dict[str, Any], plan: EmbeddingPlan, opt: Namespace, words: list[str]
+) -> None:
+    """Refuse options of one side that are unknown, without effect, or of the wrong width."""
+    embedding = _build_on_meta(side, settings, words, side_width(opt, side), plan.is_scored(side))
+    if not plan.is_scored(side):
+        return
+    if not embedding.has_output:
+        asked, other = "output_embedding", "another `output`"
+        if side == "target":
+            asked = "share_decoder_embeddings: true"
+            other = "share_decoder_embeddings: false, or another `output`"
+        raise UserError(
+            f"{asked} needs an embedding with an output side, but {settings} has none; set {other}"
+        )
+    hidden = int(opt.dec_hid_size)
+    if embedding.score_dim != hidden:
+        raise UserError(
+            f"the output side of {settings} takes {embedding.score_dim} dimensions, but the decoder "
+            f"ends in {hidden} "
+            "(hidden_size); set output: table or output_projection: true where the method has them, or "
+            "word_vec_size equal to hidden_size"
+        )
+    scoring = {id(parameter) for parameter in embedding.output_parameters()}
+    unused = [parameter for parameter in embedding.parameters() if id(parameter) not in scoring]
+    if side == "output" and unused:
+        raise UserError(
+            f"output_embedding: {settings} has {sum(map(torch.numel, unused)):,} parameters that only "
+            "look-ups use; set another `output`, or take another method"
+        )
+
+
+def _build_on_meta(
+    side: str, settings: dict[str, Any], words: list[str], width: int, with_output: bool
+) -> se.SharedEmbedding:
+    """Build the embedding of one side without memory, for its checks and its widths."""
+    with torch.device("meta"):
+        return build_embedding(side, settings, words, width, None, with_output)
+
+
+def settings_without_files(settings: dict[str, Any], embedding: se.SharedEmbedding) -> dict[str, Any]:
+    """Return settings with which `embedding` can be built again from a checkpoint and no other file."""
+    if not any(name in settings for name in se.file_options(embedding.method)):
+        return settings
+    return {"method": embedding.method, **embedding.stored_options()}
+
+
+def side_width(opt: Namespace, side: str) -> int:
+    """Return the word vector size of one side; that of the output is the decoder's width."""
+    if side == "output":
+        return int(opt.dec_hid_size)
+    size = int(getattr(opt, "word_vec_size", -1))
+    if size > 0:
+        return size
+    return int(opt.src_word_vec_size if side == "source" else opt.tgt_word_vec_size)
+
+
+def build_embedding(
+    side: str,
+    settings: dict[str, Any],
+    words: list[str],
+    embedding_dim: int,
+    padding_idx: int | None,
+    with_output: bool,
+) -> se.SharedEmbedding:
+    """Build the embedding of one side for its vocabulary, given as words in the order of their ids.
+
+    Raises:
+        UserError: an ``output`` or ``output_bias`` is asked for, but nothing would use it; or an option is
+            no keyword.
+        shared_embeddings.OptionError: from the library.
+    """
+    options = method_options(side, settings, with_output)
+    try:
+        embedding = se.build(
+            settings["method"],
+            num_embeddings=len(words),
+            embedding_dim=embedding_dim,
+            padding_idx=padding_idx,
+            words=words,
+            **options,
+        )
+    except TypeError as error:
+        raise UserError(f"{side} embedding: {error}") from error
+    if not with_output and embedding.output_bias() is not None:
+        raise UserError(
+            f"{side} embedding: output_bias has no effect, because the output layer is not tied to it; "
+            "set share_decoder_embeddings: true, or remove `output_bias`"
+        )
+    return embedding
+
+
+def method_options(side: str, settings: dict[str, Any], with_output: bool) -> dict[str, Any]:
+    """Return the options of a method out of the settings of one side.
+
+    A method that has an ``output`` option gets no output parameters when the model does not tie its output
+    layer to it.
+
+    Raises:
+        UserError: an ``output`` is asked for, but nothing would use it.
+    """
+    options = {key: value for key, value in settings.items() if key != "method"}
+    method = settings["method"]
+    if not with_output and method in se.methods():
+        if "output" in {field.name for field in dataclasses.fields(se.options(method))}:
+            if options.setdefault("output", "none") != "none":
+                raise UserError(
+                    f"{side} embedding: output: {options['output']} has no effect, because the output "
+                    "layer is not tied to it; set share_decoder_embeddings: true, or remove `output`"
+                )
+    return options

@@ -1,0 +1,1 @@
+"""Checks of command-line options, their ranges and paths."""

@@ -1,0 +1,256 @@
+"""Checks of options before any work starts: numbers, files, devices, and the configuration of the server."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nmt.options.ranges import check_ranges
+from shared_embeddings.errors import UserError
+
+SUBWORD_FILES = ("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab")
+WARMED_UP = ("noam", "noamwd", "rsqrt")
+# What a transform cannot do without; the target takes the source's where both have one vocabulary.
+NEEDED_FILES = {
+    "bpe": ("src_subword_model", "tgt_subword_model"),
+    "sentencepiece": ("src_subword_model", "tgt_subword_model"),
+    "terminology": ("termbase_path",),
+    "fuzzymatch": ("tm_path",),
+    "inlinetags": ("tags_dictionary_path",),
+}
+# Options of translation that need attention to a source, and what they are set to where they do nothing.
+ATTENDING = {"replace_unk": False, "attn_debug": False, "coverage_penalty": "none", "report_align": False}
+
+
+def check_features(opt: Namespace, vocabs: Mapping[str, Any]) -> None:
+    """Check that words are translated with as many features as the model was trained with; without them they
+    would be unknown.
+
+    Args:
+        opt: options of ``onmt_translate``.
+        vocabs: of the model.
+
+    Raises:
+        UserError: names both numbers.
+    """
+    trained = len(vocabs.get("src_feats") or ())
+    if opt.n_src_feats != trained:
+        raise UserError(
+            f"n_src_feats: is {opt.n_src_feats}, but the model was trained with {trained}; set it to that, "
+            "and src_feats_defaults and transforms as in the training"
+        )
+
+
+def check_training_numbers(opt: Namespace) -> None:
+    """Check the numbers and names of ``onmt_train``, each by itself and in their schedules.
+
+    Raises:
+        UserError: names the first that is out of range, or a schedule that does not begin at step 0 or goes
+            back.
+    """
+    check_ranges(opt)
+    if opt.decay_method in WARMED_UP and opt.warmup_steps < 1:
+        raise UserError(f"warmup_steps: {opt.warmup_steps} is too small; decay_method needs at least 1")
+    for name in ("accum_steps", "dropout_steps"):
+        steps = getattr(opt, name)
+        if steps[0] != 0 or sorted(set(steps)) != steps:
+            raise UserError(f"{name}: {steps} are not steps that rise from 0; write them like [0, 5000]")
+
+
+def check_translation(opt: Namespace) -> None:
+    """Check the numbers and names of ``onmt_translate``, each by itself and against each other.
+
+    Raises:
+        UserError: names the first that is out of range or does not fit another.
+    """
+    check_ranges(opt)
+    if opt.n_best > opt.beam_size:
+        raise UserError(
+            f"n_best: {opt.n_best} is more than beam_size {opt.beam_size}; lower it, or raise that"
+        )
+    if opt.min_length > opt.max_length:
+        raise UserError(
+            f"min_length: {opt.min_length} is more than max_length {opt.max_length}; lower it, or raise that"
+        )
+    if opt.phrase_table and not opt.replace_unk:
+        raise UserError("phrase_table: has no effect without replace_unk; set that, or remove it")
+
+
+def check_counting(opt: Namespace) -> None:
+    """Check the numbers and names of ``onmt_build_vocab``.
+
+    Raises:
+        UserError: names the first that is out of range, or learns subwords of no kind.
+    """
+    check_ranges(opt)
+    if opt.n_sample in (0, 1):
+        raise UserError(f"n_sample: {opt.n_sample} is too small; wanted at least 2, or -1 for all lines")
+    if opt.learn_subwords and opt.src_subword_type == "none":
+        raise UserError("learn_subwords: needs src_subword_type: bpe or sentencepiece; set it")
+
+
+def check_vocabulary_limits(opt: Namespace, words: int) -> None:
+    """Check that a search does not look at more words than there are.
+
+    Args:
+        opt: options of a translation.
+        words: of the target's vocabulary.
+
+    Raises:
+        UserError: names the option.
+    """
+    for name in ("random_sampling_topk", "beam_size"):
+        if getattr(opt, name) > words:
+            raise UserError(
+                f"{name}: {getattr(opt, name)} is more than the {words} words of the vocabulary; lower it"
+            )
+
+
+def check_transforms(opt: Namespace, corpora: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check that transforms have the files that they need.
+
+    Args:
+        opt: options of a command.
+        corpora: of the option ``data``.
+
+    Raises:
+        UserError: names the option.
+    """
+    prior = getattr(opt, "lm_prior_model", None)
+    if prior and not Path(prior).exists():
+        raise UserError(f"lm_prior_model: no such file or folder: {prior}; check the path")
+    if getattr(opt, "learn_subwords", False):
+        return
+    asked = {
+        *opt.transforms,
+        *(name for corpus in corpora.values() for name in corpus.get("transforms") or ()),
+    }
+    for transform, files in NEEDED_FILES.items():
+        for name in files if transform in asked else ():
+            if not getattr(opt, name) and not (name.startswith("tgt_") and opt.share_vocab):
+                raise UserError(f"transforms: {transform} needs {name}, which is not set; name the file")
+    for side in ("src", "tgt") if "onmt_tokenize" in asked else ():
+        kind = getattr(opt, f"{side}_subword_type")
+        if kind != "none" and not getattr(opt, f"{side}_subword_model"):
+            raise UserError(
+                f"{side}_subword_type: {kind} needs {side}_subword_model, which is not set; set it"
+            )
+
+
+def check_processes(opt: Namespace) -> None:
+    """Check that the processes of ``onmt_train`` have what they run on.
+
+    Raises:
+        UserError: several processes, but none on this machine, or GPUs that torch does not find.
+    """
+    import torch
+
+    if opt.world_size > 1 and not opt.gpu_ranks:
+        raise UserError(
+            f"world_size: {opt.world_size}, but gpu_ranks names no process of this machine; name them, such "
+            "as gpu_ranks: [0, 1], or remove world_size"
+        )
+    if opt.gpu_ranks and not torch.cuda.is_available() and opt.gpu_backend != "gloo":
+        raise UserError(
+            f"gpu_ranks: {opt.gpu_ranks}, but torch finds no CUDA device; remove gpu_ranks and "
+            "world_size, or set gpu_backend: gloo to train several processes on the CPU"
+        )
+    if torch.cuda.is_available() and len(opt.gpu_ranks) > torch.cuda.device_count():
+        raise UserError(
+            f"gpu_ranks: {opt.gpu_ranks}, but torch finds {torch.cuda.device_count()} CUDA devices; name one "
+            "rank for each"
+        )
+
+
+def check_copying(opt: Namespace) -> None:
+    """Check that a model that copies words has a source to copy them from.
+
+    Raises:
+        UserError: it has none.
+    """
+    if opt.copy_attn and opt.model_task == "lm":
+        raise UserError("copy_attn: true needs a source to copy from, which model_task: lm lacks; remove it")
+
+
+def check_generator(opt: Namespace) -> None:
+    """Check the function of the output layer.
+
+    Raises:
+        UserError: it is one that OpenNMT-py 3.5 can neither train nor translate with.
+    """
+    if opt.generator_function != "softmax":
+        raise UserError(
+            f"generator_function: {opt.generator_function} does not work in OpenNMT-py 3.5, whose searches "
+            "take a softmax; use softmax"
+        )
+
+
+def check_attention(opt: Namespace, model: Any) -> None:
+    """Check that no language model is asked for its attention to a source.
+
+    Raises:
+        UserError: names the option.
+    """
+    if hasattr(model, "encoder"):
+        return
+    for name, unset in ATTENDING.items():
+        if getattr(opt, name) != unset:
+            raise UserError(
+                f"{name}: needs attention to a source, which a language model does not have; remove it"
+            )
+
+
+def check_reports(opt: Namespace, decoder: Any) -> None:
+    """Check that a translation can report what it is asked for.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if opt.dump_beam:
+        raise UserError("dump_beam: OpenNMT-py 3 does not write its beams any more; remove it")
+    if opt.align_debug and not opt.report_align:
+        raise UserError("align_debug: shows the alignments of report_align; set report_align, too")
+    if not opt.report_align:
+        return
+    for part in getattr(decoder, "model_decoders", [decoder]):
+        layers, wanted = len(getattr(part, "transformer_layers", ())), getattr(part, "alignment_layer", 0)
+        if not -layers <= wanted < layers:
+            raise UserError(
+                f"report_align: takes the attention of layer {wanted} of a Transformer's decoder "
+                f"(alignment_layer), of which this model has {layers}; remove it, or use attn_debug"
+            )
+
+
+def check_gpu(opt: Namespace) -> None:
+    """Check that the GPU of a translation is there.
+
+    Raises:
+        UserError: it is not.
+    """
+    import torch
+
+    if opt.gpu >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise UserError(f"gpu: {opt.gpu}, but torch finds {found} CUDA devices; remove it, or set it to -1")
+
+
+def check_one_process(opt: Namespace) -> None:
+    """Check that a translation is asked of one process.
+
+    Raises:
+        UserError: it is asked of several.
+    """
+    if opt.world_size > 1:
+        raise UserError(f"world_size: {opt.world_size}, but a translation runs in one process; remove it")
+
+
+def check_prefix(opt: Namespace) -> None:
+    """Check that there are targets for translations to begin with.
+
+    Raises:
+        UserError: there are none.
+    """
+    if opt.tgt_file_prefix and not opt.tgt and not ("prefix" in opt.transforms and opt.tgt_prefix):
+        raise UserError("tgt_file_prefix: needs the beginnings of translations; name their file with -tgt")

@@ -1,0 +1,153 @@
+"""How checkpoints are written and read: tied tensors once, all at once, without running code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from onmt.models.model_saver import vocabs_to_dict
+from onmt.modules.copy_generator import CopyGenerator
+from onmt.utils.logging import logger
+from torch import nn
+
+from nmt.checkpoint.checkpoint import load_weights, read_safetensors, write_step
+from nmt.checkpoint.files import (
+    building_from,
+    reading_checkpoint,
+    split_generator,
+    verify_checkpoint,
+    with_plain_tensors,
+)
+from nmt.data.transforms import stored_files
+from nmt.model.embeddings import fill_aliases, options_without_files, shared_embeddings_of
+from nmt.train.finite import check_finite
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.interrupts import RESUME, held
+
+
+def loading_ties_once(original: Any) -> Any:
+    """Load models with shared embeddings from checkpoints that hold each tensor once.
+
+    Those with a copy generator as well, whose tensors upstream looks for under other names than it writes.
+    """
+
+    def load_state_dict(
+        self: nn.Module,
+        checkpoint: dict[str, Any],
+        precision: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        strict: bool = True,
+        offset: int = 0,
+    ) -> None:
+        if not (shared_embeddings_of(self) or isinstance(self.generator, CopyGenerator)):
+            original(self, checkpoint, precision, torch.device(device), strict, offset)
+            return
+        load_weights(self, checkpoint["model"], checkpoint.get("generator"))
+        if precision != torch.int8:
+            self.to(precision)
+        self.to(device)
+
+    return load_state_dict
+
+
+def loading_safetensors(original: Any) -> Any:
+    """Load weights that lie apart, from one file or several."""
+
+    def load_safe_state_dict(
+        self: Any,
+        model_path: str,
+        precision: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        strict: bool = True,
+        offset: int = 0,
+    ) -> None:
+        body, head = split_generator(fill_aliases(self, read_safetensors(f"{model_path}.pt")))
+        parts = {"model": body, "generator": head}
+        self.load_state_dict(
+            parts, precision=precision, device=torch.device(device), strict=strict, offset=offset
+        )
+
+    return load_safe_state_dict
+
+
+def reading_safely(original: Any) -> Any:
+    """Verify a checkpoint, and say clearly what is wrong with one that upstream cannot read."""
+
+    def load_checkpoint(ckpt_path: str | None) -> dict[str, Any] | None:
+        if not ckpt_path:
+            return None
+        verify_checkpoint(ckpt_path)
+        with reading_checkpoint(ckpt_path):
+            return with_plain_tensors(ckpt_path, original(ckpt_path))
+
+    return load_checkpoint
+
+
+def reading_vectors_safely(original: Any) -> Any:
+    """Say clearly what is wrong with pretrained vectors that cannot be read; no code of theirs runs."""
+
+    def load_pretrained_vectors(self: Any, emb_file: str | None) -> None:
+        if emb_file:
+            with reading_checkpoint(emb_file):
+                torch.load(emb_file, map_location="cpu", weights_only=True)
+                original(self, emb_file)
+
+    return load_pretrained_vectors
+
+
+def fitting_its_options(original: Any) -> Any:
+    """Say clearly when a checkpoint is none of the model that its options describe."""
+
+    def load_test_model(opt: Any, device_id: int = 0, model_path: str | None = None) -> Any:
+        path = opt.models[0] if model_path is None else model_path
+        with building_from(path):
+            return original(opt, device_id, path)
+
+    return load_test_model
+
+
+def saving_atomically(original: Any) -> Any:
+    """Write a checkpoint all at once, with the state that an exact resumption needs."""
+
+    def save(self: Any, step: int, model: nn.Module) -> tuple[str | None, str | None]:
+        partial = getattr(self.model_opt, "lora_layers", None) or getattr(
+            self.model_opt, "lora_embedding", False
+        )
+        if partial or getattr(self.model_opt, "parallel_mode", "") == "tensor_parallel":
+            return original(self, step, model)  # type: ignore[no-any-return]
+        resume_state = getattr(self, "resume_state", None)
+        saved = {
+            "vocab": vocabs_to_dict(self.vocabs),
+            "opt": options_without_files(self.model_opt, model),
+            "optim": self.optim.state_dict(),
+            "resume": resume_state() if resume_state else None,
+            "run": getattr(self, "run", None),
+            **stored_files(self.model_opt),
+        }
+        check_finite(model, step)
+        distributed = torch.distributed.is_initialized()
+        files: tuple[str | None, str | None] = (None, None)
+        if not distributed or torch.distributed.get_rank() == 0:
+            logger.info(f"Saving checkpoint {self.base_path}_step_{step}.pt")
+            files = _written(model, saved, f"{self.base_path}_step_{step}", self.save_format)
+        if distributed:
+            torch.distributed.barrier()
+        return files
+
+    return save
+
+
+def _written(model: nn.Module, saved: dict[str, Any], base: str, save_format: str) -> tuple[str, str | None]:
+    """Write the checkpoint of one step, whatever signals come, and return its files.
+
+    Raises:
+        UserError: it cannot be written, as on a full disk.
+    """
+    try:
+        with held():
+            return write_step(model, saved, base, save_format)
+    except OSError as error:
+        raise UserError(
+            f"save_model: {base} cannot be written ({error.strerror or error}); the checkpoints that were "
+            f"saved before are unchanged; make room on the disk and {RESUME}"
+        ) from error

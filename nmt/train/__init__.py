@@ -1,0 +1,1 @@
+"""Training: one process or several, stopping and resuming, distillation."""

@@ -1,0 +1,208 @@
+"""The run that lies behind ``save_model``: whose it is, and where the same command resumes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nmt.checkpoint.checkpoint import whole_steps
+from nmt.checkpoint.files import clear_remains, peek
+from shared_embeddings.errors import UserError
+from shared_embeddings.fitting.distillation import OPTION
+from shared_embeddings.utils.files import locked, remove, sha256
+
+CHOICES = ("auto", "never", "overwrite")
+# What a resumed run may change: none of these alters what a step does.
+FREE_TO_CHANGE = frozenset(
+    ("config", "save_config", "save_model", "save_format", "save_checkpoint_steps", "keep_checkpoint")
+    + ("resume", "train_steps", "report_every", "log_file", "log_file_level", "verbose")
+    + ("tensorboard", "tensorboard_log_dir", "exp", "exp_host", "num_workers", "prefetch_factor")
+    + ("gpu_ranks", "gpu_backend", "gpu_verbose_level", "master_ip", "master_port", "timeout")
+    + ("train_from", "reset_optim", "update_vocab", "override_opts", "valid_batch_size", "num_threads")
+    + ("n_sample", "save_data", "overwrite", "dump_samples", "dump_transforms", "dump_preds", "scoring_debug")
+)
+# Options that name files: what counts is the content.
+_FILES = re.compile(r"path_(src|tgt|align|txt)|(src|tgt)_(vocab|subword_model|subword_vocab)|.*_embeddings")
+_CONTENT = "content "
+_STOPPED = 2  # of upstream's early stopping
+
+
+def settings_of(opt: Namespace, corpora: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of a training as plain values, with a checksum in place of each file.
+
+    Args:
+        opt: options as they were given, checked.
+        corpora: the option ``data``.
+    """
+    given = {name: value for name, value in vars(opt).items() if not name.startswith("_")}
+    settings = dict(_plain({**given, "data": corpora}))
+    if isinstance(settings.get(OPTION), dict):
+        settings[OPTION].pop("teacher", None)  # it is not read again, and may have been moved
+    return settings
+
+
+def _plain(value: Any, name: str = "") -> Any:
+    """Return a value of an option in types that JSON has."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, str(key)) for key, item in value.items()}
+    if isinstance(value, str) and _FILES.fullmatch(name) and os.path.isfile(value):
+        return f"{_CONTENT}{sha256(Path(value))}"
+    return json.loads(json.dumps(value, default=str))
+
+
+@contextmanager
+def working_on(opt: Namespace) -> Iterator[int | None]:
+    """Hold the lock of a run, and clear away at both ends what killed processes have left.
+
+    Of several machines, the one with the first rank does this; the others get None, it the lock's descriptor.
+
+    Raises:
+        BlockingIOError: another process trains it.
+    """
+    if not leads(opt):
+        yield None
+        return
+    start = Path(opt.save_model)
+    with locked(start.with_name(f".{start.name}.lock")) as lock:
+        clear_remains(opt.save_model)
+        try:
+            yield lock
+        finally:
+            clear_remains(opt.save_model)
+
+
+def leads(opt: Namespace) -> bool:
+    """Say whether this machine has the first rank, which writes the checkpoints."""
+    return opt.world_size <= 1 or 0 in opt.gpu_ranks
+
+
+class Start(NamedTuple):
+    """Where a training begins.
+
+    Attributes:
+        record: what its checkpoints tell about the run.
+        resumes: whether it resumes the run that was there.
+    """
+
+    record: dict[str, Any]
+    resumes: bool
+
+
+def begin(opt: Namespace, settings: dict[str, Any]) -> Start:
+    """Decide where a training begins; sets ``train_from`` when it resumes the run that is there.
+
+    Args:
+        opt: options, of which ``resume`` decides.
+        settings: `settings_of` them.
+
+    Raises:
+        UserError: there is a run that must not be touched, or one of other settings.
+    """
+    begins = Start({"settings": settings}, resumes=False)
+    if _names_own_step(opt):  # an explicit place in this very run
+        before = peek(opt.train_from).get("run")
+        if before is not None:
+            settings["train_from"] = before["settings"]["train_from"]
+        return begins
+    found = step_files(opt.save_model)
+    if not found or (opt.resume == "overwrite" and not leads(opt)):
+        return begins
+    if opt.resume == "overwrite":
+        for files in found.values():
+            for file in files:
+                remove(file)
+        return begins
+    if opt.resume == "never":
+        raise UserError(
+            f"save_model: step {max(found)} of {opt.save_model} is there, and resume is never; set resume: "
+            "auto to resume that run, resume: overwrite to remove it, or name another save_model"
+        )
+    _resume(opt, settings)
+    return Start({"settings": settings}, resumes=True)
+
+
+def _resume(opt: Namespace, settings: dict[str, Any]) -> None:
+    """Have the options resume the last whole step of the run that is there; see `begin`."""
+    whole = whole_steps(opt.save_model)
+    if not whole:
+        raise UserError(
+            f"save_model: the checkpoints {opt.save_model}_step_*.pt are damaged; set resume: overwrite to "
+            "remove them, or name another save_model"
+        )
+    path = f"{opt.save_model}_step_{whole[-1]}.pt"
+    before = peek(path).get("run")
+    if before is None:
+        raise UserError(
+            f"save_model: {path} does not tell the settings of its run; give it as train_from to resume it, "
+            "set resume: overwrite to remove it, or name another save_model"
+        )
+    changed = differences(before["settings"], settings)
+    if changed:
+        raise UserError(
+            f"save_model: {path} is of a run with other settings ({'; '.join(changed)}); change them back to "
+            "resume it, set resume: overwrite to remove it, or name another save_model"
+        )
+    opt.train_from, opt.reset_optim, opt.update_vocab, opt.override_opts = path, "none", False, False
+    settings["train_from"] = before["settings"]["train_from"]
+
+
+def _names_own_step(opt: Namespace) -> bool:
+    """Say whether ``train_from`` is a checkpoint of this very run."""
+    if not opt.train_from:
+        return False
+    own, given = Path(opt.save_model), Path(opt.train_from)
+    is_own = re.fullmatch(rf"{re.escape(own.name)}_step_\d+\.pt", given.name)
+    return is_own is not None and given.parent.resolve() == own.parent.resolve()
+
+
+def step_files(save_model: str) -> dict[int, list[Path]]:
+    """Return the files of each step of a run, complete or not, by step."""
+    start = Path(save_model)
+    pattern = re.compile(rf"{re.escape(start.name)}_step_(\d+)(\.pt|(\.\d+)?\.safetensors)")
+    found: dict[int, list[Path]] = {}
+    for path in start.parent.glob("*"):
+        if step := pattern.fullmatch(path.name):
+            found.setdefault(int(step[1]), []).append(path)
+    return found
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Say which settings of a run were changed that are not free to change.
+
+    Args:
+        before: those of the run; options that are newer than it are not compared.
+        now: those that are asked for.
+    """
+    names = sorted((before.keys() & now.keys()) - FREE_TO_CHANGE)
+    told = [line for name in names for line in _difference(name, before[name], now[name])]
+    if now["train_from"]:  # without it, the run is resumed wherever it began
+        told += _difference("train_from", before["train_from"], now["train_from"])
+    return told
+
+
+def _difference(name: str, before: Any, now: Any) -> list[str]:
+    """Say how two values of one option differ, key by key."""
+    if before == now:
+        return []
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = [*before, *(key for key in now if key not in before)]
+        return [line for key in keys for line in _difference(f"{name}.{key}", before.get(key), now.get(key))]
+    if all(isinstance(value, str) and value.startswith(_CONTENT) for value in (before, now)):
+        return [f"the content of {name} has changed"]
+    return [f"{name} was {before!r} and is {now!r}"]
+
+
+def is_finished(opt: Namespace) -> bool:
+    """Say whether the run that ``train_from`` resumes has nothing left to train."""
+    checkpoint = peek(opt.train_from)
+    states = checkpoint.get("resume") or []
+    stopped = [state["early_stopping"] for state in states if state.get("early_stopping")]
+    if opt.early_stopping and any(state["status"] == _STOPPED for state in stopped):
+        return True
+    return bool(0 < opt.train_steps < checkpoint["optim"]["training_step"] and not opt.single_pass)

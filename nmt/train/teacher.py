@@ -1,0 +1,269 @@
+"""Start a model from a teacher, and train it with the teacher's table; see `nmt.train.distillation`."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from onmt.utils.logging import logger
+from torch import Tensor, nn
+
+import shared_embeddings as se
+from nmt.checkpoint.checkpoint import build_from_checkpoint
+from nmt.data.vocabulary import SENTENCE_MARKS, read_counts
+from nmt.model.embeddings import (
+    is_position_encoding,
+    output_bias,
+    place_embeddings,
+    shared_embeddings_of,
+    words_module,
+)
+from nmt.model.plan import OPTION_NAMES, EmbeddingPlan, method_options, padding_of, read_plan, words_of
+from nmt.train.distillation import ASKED, check_words, parse_distillation
+from shared_embeddings.checkpoints.adapter import take_over_bias
+from shared_embeddings.checkpoints.token_counts import completed
+from shared_embeddings.errors import UserError
+from shared_embeddings.fitting.distillation import OPTION, Reconstruction, copy_network, fit_line, freeze
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A trained model with full tables.
+
+    Attributes:
+        path: its checkpoint, for messages.
+        vocab: the words of each side, as its checkpoint has them.
+        tables: the table ``(V, D)`` of each side, that of the output included, tied or not.
+        state: all tensors by name.
+        table_tensors: the names of those that make up its embeddings.
+        output_bias: ``(V,)`` what its scores get beside a table of words; ``None`` for nothing.
+    """
+
+    path: str
+    vocab: dict[str, Any]
+    tables: dict[str, Tensor]
+    state: dict[str, Tensor]
+    table_tensors: frozenset[str]
+    output_bias: Tensor | None
+
+
+def read_teacher(path: str) -> Teacher:
+    """Read a trained model on the CPU.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        model, *_, checkpoint = build_from_checkpoint(path)
+    except UserError as error:
+        raise UserError(f"{OPTION}: teacher: {error}") from error
+    modules = {side: words_module(model, side) for side in ("source", "target", "output")}
+    present = {side: module for side, module in modules.items() if module is not None}
+    with torch.no_grad():
+        tables = {side: _table_of(module) for side, module in present.items()}
+    names = _names_of(model, list(present.values()))
+    return Teacher(path, checkpoint["vocab"], tables, model.state_dict(), names, _bias_of_table(model))
+
+
+def _bias_of_table(model: Any) -> Tensor | None:
+    """Return what a model adds to scores that come from a word table ``(V,)``, ``None`` for nothing.
+
+    That of a softmax of two steps is none for other tables.
+    """
+    scoring = words_module(model, "output")
+    if isinstance(scoring, se.SharedEmbedding) and not scoring.has_linear_scores:
+        return None
+    bias = output_bias(model)
+    return None if bias is None else bias.detach()
+
+
+def _table_of(module: nn.Module) -> Tensor:
+    """Return the table ``(V, D)`` of a look-up of either kind, or of an output layer."""
+    if isinstance(module, se.SharedEmbedding):
+        return module.table().detach().clone()
+    assert isinstance(module, (nn.Embedding, nn.Linear))  # upstream has no other
+    return module.weight.detach().clone()
+
+
+def _names_of(model: nn.Module, parts: list[nn.Module]) -> frozenset[str]:
+    """Return every name of a model under which a tensor of its `parts` goes."""
+    own = {id(t) for part in parts for t in part.state_dict(keep_vars=True).values()}
+    return frozenset(name for name, t in model.state_dict(keep_vars=True).items() if id(t) in own)
+
+
+def prepare_student(
+    model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: bool
+) -> Reconstruction | None:
+    """Let a new model begin where its teacher ended, and freeze what is to be frozen, in a resumed one, too.
+
+    Args:
+        model: built, and initialised or loaded; the embeddings of a new one are replaced in it.
+        opt: of the model, as its checkpoints will hold them; gets the sizes of fitted embeddings.
+        vocabs: of the model, which are its teacher's, too.
+        is_new: whether it is not from a checkpoint.
+
+    Returns:
+        What the loss needs; ``None`` where there is no teacher, or alpha is 0.
+
+    Raises:
+        UserError: the teacher cannot be read, or its words, its network or its width are others; names the
+            first tensor that does not fit.
+    """
+    distillation, plan = parse_distillation(getattr(opt, OPTION, None)), read_plan(opt)
+    if distillation is None or plan is None:
+        return None
+    freeze(model, shared_embeddings_of(model), distillation.freeze)
+    if not is_new and distillation.alpha == 0:
+        return None
+    teacher = read_teacher(distillation.teacher)
+    check_words(distillation, plan, teacher.vocab, vocabs)
+    for side in plan.sides():
+        _check_table(side, words_module(model, side), teacher)
+    if is_new and distillation.network_start == "teacher":
+        _copy_network(model, teacher)
+    if is_new and distillation.embedding_start == "fit":
+        _fit_embeddings(model, teacher, plan, opt, vocabs, distillation.fit_steps)
+        freeze(model, shared_embeddings_of(model), distillation.freeze)
+    if distillation.alpha == 0:
+        return None
+    device = next(model.parameters()).device
+    pairs: Any = [(words_module(model, side), teacher.tables[side].to(device)) for side in plan.sides()]
+    return Reconstruction(pairs, distillation.alpha)
+
+
+def _fit_embeddings(
+    model: Any,
+    teacher: Teacher,
+    plan: EmbeddingPlan,
+    opt: Namespace,
+    vocabs: dict[str, Any],
+    steps: int | None,
+) -> None:
+    """Replace the embeddings of a model by ones fitted to the teacher's tables, in `steps` if given."""
+    place = next(model.parameters())
+    is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    fitted = {}
+    for side, settings in plan.sides().items():
+        words = words_of(vocabs, side)
+        is_scored = plan.is_scored(side)
+        if is_scored and teacher.output_bias is not None:
+            settings = {"output_bias": True, **settings}
+        embedding, report = se.fit(
+            settings["method"],
+            teacher.tables[side].to(place.device),
+            padding_idx=padding_of(vocabs, side),
+            words=words,
+            token_counts=token_counts(words, _vocabulary_file(opt, side)),
+            seed=opt.seed,
+            steps=steps,
+            progress=is_first,
+            **method_options(side, settings, with_output=is_scored),
+        )
+        logger.info(fit_line(f"{side} embedding", report))
+        if is_scored and teacher.output_bias is not None:
+            for note in take_over_bias(embedding, teacher.output_bias):
+                logger.warning(note)
+        fitted[side] = embedding.to(place)
+    place_embeddings(model, plan, fitted)
+    _store_options(opt, plan, fitted)
+
+
+def _check_table(side: str, embedding: Any, teacher: Teacher) -> None:
+    """Refuse a teacher whose table has another shape.
+
+    Raises:
+        UserError: names both shapes.
+    """
+    wanted = (embedding.num_embeddings, embedding.embedding_dim)
+    found = tuple(teacher.tables[side].shape) if side in teacher.tables else None
+    if found != wanted:
+        raise UserError(
+            f"{OPTION}: the {side} table of the teacher {teacher.path} is {found}, that of this model "
+            f"{wanted}; set word_vec_size and the vocabulary to the teacher's"
+        )
+
+
+def _copy_network(model: nn.Module, teacher: Teacher) -> None:
+    """Copy every tensor that is no part of a shared embedding from the teacher.
+
+    Raises:
+        UserError: names the first tensor that only one of the two has, or that has another shape.
+    """
+    embeddings = _names_of(model, list(shared_embeddings_of(model)))
+    own = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if name not in embeddings and not is_position_encoding(name)
+    }
+    found = {
+        name: tensor
+        for name, tensor in teacher.state.items()
+        if name in own or not (name in teacher.table_tensors or is_position_encoding(name))
+    }
+    remedy = "set the options of the network to the teacher's, or network_start: random"
+    copy_network(own, found, teacher.path, remedy)
+
+
+def token_counts(words: list[str], vocabulary: str) -> Tensor | None:
+    """Return how often each word occurs ``(V,)``, or ``None`` where the vocabulary file does not say."""
+    counts = read_counts(vocabulary)
+    return completed(words, counts, SENTENCE_MARKS) if counts else None
+
+
+def _vocabulary_file(opt: Namespace, side: str) -> str:
+    """Return the vocabulary file of one side."""
+    return str(opt.src_vocab if side == "source" or opt.share_vocab else opt.tgt_vocab)
+
+
+def _store_options(opt: Namespace, plan: EmbeddingPlan, fitted: dict[str, se.SharedEmbedding]) -> None:
+    """Put the options with which the fitted embeddings can be built again in place of those asked for."""
+    setattr(opt, ASKED, {name: getattr(opt, name, None) for name in OPTION_NAMES})
+    resolved = {side: {"method": e.method, **e.stored_options()} for side, e in fitted.items()}
+    opt.embedding = resolved["target"] if plan.share_inputs else None
+    opt.src_embedding = None if plan.share_inputs else resolved.get("source")
+    opt.tgt_embedding = None if plan.share_inputs else resolved.get("target")
+    opt.output_embedding = resolved.get("output")
+
+
+class DistillationLoss:
+    """OpenNMT's loss of a batch, with the reconstruction loss beside it (Eq. 6).
+
+    The trainer divides the sum of a batch by what it normalises with. The reconstruction loss is therefore
+    multiplied by the number of target words, so that it stands against the mean cross entropy of a word.
+
+    Args:
+        loss: OpenNMT's.
+        distilled: the embeddings and their teachers.
+    """
+
+    def __init__(self, loss: Any, distilled: Reconstruction) -> None:
+        self.loss = loss
+        self.distilled = distilled
+        self.reported = torch.zeros((), device=distilled.pairs[0][1].device)
+        self.batches = 0
+
+    @property
+    def padding_idx(self) -> int:
+        """The id that targets are padded with; the trainer asks for it."""
+        return int(self.loss.padding_idx)
+
+    def ignore_prompt(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return a batch without the words of its prompts, as upstream does."""
+        return self.loss.ignore_prompt(batch)  # type: ignore[no-any-return]
+
+    def __call__(self, *batch: Any, **options: Any) -> tuple[Tensor, Any]:
+        """Return the summed loss of a batch and upstream's statistics of its cross entropy."""
+        cross_entropy, statistics = self.loss(*batch, **options)
+        reconstruction = self.distilled.loss()
+        self.reported += reconstruction.detach()
+        self.batches += 1
+        return self.distilled.mixed_with(cross_entropy, statistics.n_words * reconstruction), statistics
+
+    def take_mean(self) -> float:
+        """Return the mean reconstruction loss since the last call."""
+        mean = float(self.reported) / max(1, self.batches)
+        self.reported.zero_()
+        self.batches = 0
+        return mean

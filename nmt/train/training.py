@@ -1,0 +1,378 @@
+"""One training process: OpenNMT's parts, with exact resumption and a report of what is tied and how large it
+is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from argparse import Namespace
+from typing import Any
+
+import numpy as np
+import torch
+from onmt import train_single
+from onmt.constants import CorpusTask
+from onmt.inputters import dynamic_iterator
+from onmt.inputters.text_corpus import get_corpora
+from onmt.transforms import make_transforms
+from onmt.utils.logging import init_logger, logger
+from onmt.utils.optimizers import Optimizer
+
+from nmt.checkpoint.checkpoint import whole_steps
+from nmt.checkpoint.files import building_from
+from nmt.data.batches import ResumableBatches, TrackedBatches
+from nmt.data.loading import QuietLoader, end_workers
+from nmt.model.embeddings import broadcast_parameters, parameter_table
+from nmt.model.plan import OPTION_NAMES, read_plan
+from nmt.patches import table as upstream
+from nmt.summarization.length_control import check_same_positions
+from nmt.train.distillation import asked_options, resume_distillation
+from nmt.train.finite import check_finite
+from nmt.train.report import ProgressReport
+from nmt.train.stopping import Stopping
+from nmt.train.teacher import DistillationLoss, prepare_student
+from shared_embeddings.checkpoints.tensors import check_optimizer
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.interrupts import Interrupted
+
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of mallopt(3) in the GNU C library
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed, because fresh pages cost a CPU training step half of its time."""
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return  # another C library: slower, nothing else
+    for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_ARENA_MAX, 1)):
+        mallopt(parameter, value)
+
+
+def run(opt: Namespace, device_id: int, record: dict[str, Any] | None = None) -> None:
+    """Train in this process.
+
+    Args:
+        opt: options, checked by the parser.
+        device_id: number of the process among those of this machine; -1 for a single process on a CPU.
+        record: what checkpoints tell about their run, see `nmt.train.runs.begin`.
+
+    Raises:
+        UserError: the checkpoint to resume from does not fit the options, the model diverged, or a
+            checkpoint cannot be written.
+        Interrupted: training was asked to stop; the last whole step is saved.
+    """
+    train_single.configure_process(opt, device_id)
+    init_logger(opt.log_file)
+    if not torch.cuda.is_available():
+        keep_freed_memory()
+    with building_from(opt.train_from):
+        checkpoint, vocabs, transforms_cls = train_single._init_train(opt)
+        model_opt = train_single._get_model_opts(opt, checkpoint=checkpoint)
+        if checkpoint is not None:
+            _check_same_embedding(opt, asked_options(checkpoint["opt"]))
+            check_same_positions(opt, checkpoint["opt"])
+            resume_distillation(opt, model_opt)
+        model = train_single.build_model(model_opt, opt, vocabs, checkpoint, device_id)
+    distilled = prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)
+    broadcast_parameters(model)
+    logger.info(parameter_table(model))
+    with building_from(opt.train_from):
+        optim = _build_optimizer(opt, model, checkpoint)
+    first_step = optim.training_step - 1
+    _check_same_start(opt, first_step)
+    if opt.train_steps and first_step >= opt.train_steps and not opt.single_pass:
+        logger.info(
+            f"The checkpoint has {first_step} steps already, train_steps is {opt.train_steps}: nothing to do"
+        )
+        return
+    saver = train_single.build_model_saver(model_opt, opt, model, vocabs, optim, device_id)
+    saver.run = record
+    _count_checkpoints(saver, opt)
+    trainer = _build_trainer(opt, device_id, model, vocabs, optim, saver)
+    loss = DistillationLoss(trainer.train_loss, distilled) if distilled is not None else None
+    trainer.train_loss = loss or trainer.train_loss
+    trainer.report_manager = _build_report(opt, trainer, first_step, loss)
+    resume = _own_resume_state(checkpoint, opt.num_workers) if _continues(opt) else None
+    del checkpoint
+    with building_from(opt.train_from):
+        batches = _build_training_batches(opt, transforms_cls, vocabs, device_id, resume)
+    valid = train_single.build_dynamic_dataset_iter(
+        opt, transforms_cls, vocabs, task=CorpusTask.VALID, copy=opt.copy_attn, device_id=device_id
+    )
+    init_logger(opt.log_file)  # upstream drops the log file when it opens a corpus
+    saver.resume_state = lambda: gather_resume_state(trainer, batches)
+    with building_from(opt.train_from):
+        restore_state(trainer, resume)
+    restore_dropout(model, opt, first_step)
+    _train(trainer, batches, valid, opt)
+
+
+def _count_checkpoints(saver: Any, opt: Namespace) -> None:
+    """Let the checkpoints of a run that is resumed count among those that ``keep_checkpoint`` keeps."""
+    if opt.keep_checkpoint <= 0:
+        return
+    bases = [f"{opt.save_model}_step_{step}" for step in whole_steps(opt.save_model)]
+    saver.checkpoint_queue.extend(f"{base}.pt" for base in bases)
+    if opt.save_format == "safetensors":
+        saver.model_queue.extend(f"{base}.safetensors" for base in bases)
+
+
+def _build_optimizer(opt: Namespace, model: Any, checkpoint: dict[str, Any] | None) -> Any:
+    """Build the optimizer of a model, from the state in a checkpoint where there is one."""
+    if checkpoint is not None and checkpoint.get("optim") is None:
+        # Compressed, averaged and released models have none; upstream would still take their options.
+        logger.info(
+            "The checkpoint has no state of an optimizer: it begins afresh, with the options of this run"
+        )
+        checkpoint.pop("optim", None)
+    optim = Optimizer.from_opt(model, opt, checkpoint=checkpoint)
+    for part in getattr(optim._optimizer, "optimizers", [optim._optimizer]):
+        check_optimizer(part)
+    return optim
+
+
+def _check_same_start(opt: Namespace, first_step: int) -> None:
+    """Check that all ranks begin at the same step, as they do where all machines see the same checkpoints.
+
+    Raises:
+        UserError: they do not.
+    """
+    if not torch.distributed.is_initialized():
+        return
+    steps: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(steps, first_step)
+    if len(set(steps)) > 1:
+        raise UserError(
+            f"save_model: the ranks find different checkpoints of {opt.save_model} (their steps: "
+            f"{', '.join(map(str, steps))}); put save_model where all machines see the same files"
+        )
+
+
+def _build_trainer(
+    opt: Namespace, device_id: int, model: Any, vocabs: dict[str, Any], optim: Any, saver: Any
+) -> Any:
+    """Build the trainer of a model, whose early stopping remembers nothing of an earlier run."""
+    trainer = train_single.build_trainer(opt, device_id, model, vocabs, optim, model_saver=saver)
+    if opt.autocast == "bf16":
+        device = next(model.parameters()).device
+        upstream.autocast_model(model, (trainer.train_loss, trainer.valid_loss), device)
+    if trainer.earlystopper is not None:
+        # Upstream's default scorers are global.
+        stopper = trainer.earlystopper
+        stopper.early_stopping_scorers = [type(scorer)() for scorer in stopper.early_stopping_scorers]
+    return trainer
+
+
+def _build_report(opt: Namespace, trainer: Any, first_step: int, loss: Any) -> ProgressReport:
+    """Build what reports the progress of a trainer; it stops training that has diverged."""
+
+    def check(step: int, loss: float) -> None:
+        # With gradient scaling, steps of a loss that overflows are left out.
+        check_finite(trainer.model, step, 0.0 if trainer.optim.amp else loss)
+
+    total_steps = 0 if opt.single_pass else opt.train_steps
+    writer = trainer.report_manager.tensorboard_writer
+    return ProgressReport(opt.report_every, writer, first_step, total_steps, loss, check)
+
+
+def _train(trainer: Any, batches: TrackedBatches, valid: Any, opt: Namespace) -> None:
+    """Run the training loop, to its end or until it is asked to stop.
+
+    Raises:
+        Interrupted: see `run`.
+    """
+    trainer.stopping = Stopping(trainer.earlystopper)
+    try:
+        with trainer.stopping.interrupts:
+            trainer.train(
+                batches,
+                0 if opt.single_pass else opt.train_steps,
+                save_checkpoint_steps=opt.save_checkpoint_steps,
+                valid_iter=valid,
+                valid_steps=opt.valid_steps,
+            )
+        if trainer.stopping.signal:
+            raise Interrupted(trainer.stopping.signal)
+    finally:
+        end_workers()
+        trainer.report_manager.bar.close()
+        if trainer.report_manager.tensorboard_writer is not None:
+            trainer.report_manager.tensorboard_writer.close()
+
+
+def restore_dropout(model: Any, opt: Namespace, step: int) -> None:
+    """Give a model the dropout that its schedule has reached; upstream changes it only at the step itself.
+
+    Args:
+        model: a model as it is built, with the first dropout of the schedule.
+        opt: its `dropout`, `attention_dropout` and `dropout_steps`.
+        step: how many steps it has been trained.
+    """
+    reached = [place for place, start in enumerate(opt.dropout_steps) if start <= step]
+    if reached and reached[-1] > 0:
+        model.update_dropout(opt.dropout[reached[-1]], opt.attention_dropout[reached[-1]])
+
+
+def _continues(opt: Namespace) -> bool:
+    """Say whether training goes on where the checkpoint stopped (and not afresh from its weights)."""
+    return bool(opt.train_from) and opt.reset_optim == "none"
+
+
+def _check_same_embedding(opt: Namespace, saved: Namespace) -> None:
+    """Refuse embedding options that differ from those of the checkpoint, which would have no effect.
+
+    Raises:
+        UserError: names both.
+    """
+    wanted, found = read_plan(opt), read_plan(saved)
+    asked = [name for name in OPTION_NAMES if getattr(opt, name, None) is not None]
+    if asked and not (wanted and found and wanted.fits(found)):
+        raise UserError(
+            f"{asked[0]}: {getattr(opt, asked[0])} has no effect with train_from, because the "
+            "checkpoint was trained "
+            f"with {getattr(saved, asked[0], None)}; remove the option, or train a new model"
+        )
+
+
+def _build_training_batches(
+    opt: Namespace, transforms_cls: Any, vocabs: dict[str, Any], device_id: int, resume: dict[str, Any] | None
+) -> TrackedBatches:
+    """Build the endless stream of training batches of this process, from a saved position where there is
+    one.
+    """
+    offset, stride = data_share(opt, device_id)
+    cpu = torch.device("cpu")
+    device = torch.device(device_id) if device_id >= 0 and torch.cuda.is_available() else cpu
+    data = ResumableBatches.from_opt(
+        get_corpora(opt, CorpusTask.TRAIN),
+        make_transforms(opt, transforms_cls, vocabs),
+        vocabs,
+        opt,
+        CorpusTask.TRAIN,
+        copy=opt.copy_attn,
+        device=cpu if opt.num_workers else device,
+        stride=stride,
+        offset=offset,
+    )
+    data.num_workers = opt.num_workers
+    start = None if resume is None else resume["data"]
+    if start is not None:
+        data.start = start["workers"]
+        data.first_worker = (start["last_worker"] + 1) % max(1, opt.num_workers)
+    if opt.num_workers == 0:
+        data._init_datasets(0)
+        return TrackedBatches(data, start)
+    loader = QuietLoader(
+        data,
+        batch_size=None,
+        pin_memory=torch.cuda.is_available(),
+        multiprocessing_context="spawn",
+        num_workers=opt.num_workers,
+        worker_init_fn=data._init_datasets,
+        prefetch_factor=opt.prefetch_factor,
+    )
+    return TrackedBatches(dynamic_iterator.OnDeviceDatasetIter(loader, device), start)
+
+
+def data_share(opt: Namespace, device_id: int) -> tuple[int, int]:
+    """Return which part of the training data this process reads.
+
+    Upstream counts the processes of one machine only, so that all machines would read the same examples.
+
+    Args:
+        opt: options, checked by the parser.
+        device_id: number of the process among those of this machine; -1 for a single process on a CPU.
+
+    Returns:
+        The number of this part, from 0 on, and how many parts there are on all machines together.
+    """
+    if opt.parallel_mode != "data_parallel" or device_id < 0:
+        return 0, 1
+    return opt.gpu_ranks[device_id], opt.world_size
+
+
+def _rank() -> tuple[int, int]:
+    """Return the number of this process and how many there are."""
+    if torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def gather_resume_state(trainer: Any, batches: TrackedBatches) -> list[dict[str, Any]]:
+    """Return what each process needs, beside weights and optimiser, to go on as if it had not stopped."""
+    name, keys, *rest = np.random.get_state()
+    state = {
+        "data": batches.state(),
+        "random": random.getstate(),
+        "numpy": [name, np.asarray(keys).tolist(), *rest],
+        "torch": torch.get_rng_state(),
+        "early_stopping": _early_stopping_state(trainer.earlystopper),
+    }
+    rank, world = _rank()
+    if world == 1:
+        return [state]
+    states: list[Any] = [None] * world
+    torch.distributed.all_gather_object(states, state)
+    return states
+
+
+def _own_resume_state(checkpoint: dict[str, Any], workers: int) -> dict[str, Any] | None:
+    """Return the part of a checkpoint's resume state that belongs to this process.
+
+    Checkpoints of upstream have none; with another number of processes or loader workers than before, the
+    data begin anew.
+    """
+    states = checkpoint.get("resume")
+    rank, world = _rank()
+    if not states:
+        logger.warning("The checkpoint does not say where in the data it stopped: the data begin anew")
+        return None
+    if len(states) != world:
+        logger.warning(
+            f"The checkpoint is of {len(states)} processes, this run has {world}: the data begin anew"
+        )
+        return None
+    state = dict(states[rank])
+    before = ((checkpoint.get("run") or {}).get("settings") or {}).get("num_workers", workers)
+    if before != workers:
+        logger.warning(f"num_workers was {before} and is {workers}: the data begin anew")
+        state["data"] = None
+    return state
+
+
+def restore_state(trainer: Any, state: dict[str, Any] | None) -> None:
+    """Put random states and early stopping where they were."""
+    if state is None:
+        return
+    version, numbers, gauss = state["random"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    saved = state["early_stopping"]
+    if saved is not None and trainer.earlystopper is not None:
+        _restore_early_stopping(trainer.earlystopper, saved)
+
+
+def _early_stopping_state(stopper: Any) -> dict[str, Any] | None:
+    """Return the patience left and the best scores as plain data."""
+    if stopper is None:
+        return None
+    return {
+        "stalled": stopper.stalled_tolerance,
+        "current": stopper.current_tolerance,
+        "status": stopper.status.value,
+        "best_step": stopper.current_step_best,
+        "best": {scorer.name: float(scorer.best_score) for scorer in stopper.early_stopping_scorers},
+    }
+
+
+def _restore_early_stopping(stopper: Any, saved: dict[str, Any]) -> None:
+    """Put the patience and the best scores back."""
+    stopper.stalled_tolerance = saved["stalled"]
+    stopper.current_tolerance = saved["current"]
+    stopper.status = type(stopper.status)(saved["status"])
+    stopper.current_step_best = saved["best_step"]
+    for scorer in stopper.early_stopping_scorers:
+        scorer.best_score = saved["best"].get(scorer.name, scorer.best_score)

@@ -1,0 +1,1 @@
+"""Translation, its server, and quality measurements."""

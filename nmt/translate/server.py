@@ -1,0 +1,330 @@
+"""``onmt_server``: translations over HTTP, with JSON for every answer.
+
+Clients translate, and nothing else: they cannot load, copy or unload models, and set no options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hmac
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flask import Flask, Response, jsonify, request
+from onmt.utils.logging import logger
+from waitress.channel import HTTPChannel
+from waitress.server import create_server
+from waitress.task import ErrorTask
+from werkzeug.exceptions import HTTPException
+
+from nmt.translate.server_models import Model, Text, read_models
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.files import first_line
+from shared_embeddings.utils.reading import parse_json
+
+TOKEN_VARIABLE = "ONMT_SERVER_TOKEN"
+CLOSED = ("clone_model", "unload_model", "to_cpu", "to_gpu")
+KEYS = ("id", "ref", "src")
+# Beside JSON's own: what clients send that do not say anything.
+TYPES = ("", "application/json", "application/x-www-form-urlencoded", "text/plain")
+EXAMPLE = '[{"id": 1, "src": "a text"}]'
+
+
+class RequestError(UserError):
+    """A request that cannot be answered.
+
+    Args:
+        message: for the client.
+        status: of the answer.
+    """
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large a request may be.
+
+    Attributes:
+        size: bytes of its body.
+        texts: how many.
+        characters: of one text.
+    """
+
+    size: int = 1 << 20
+    texts: int = 256
+    characters: int = 5000
+
+
+def make_app(
+    models: Mapping[int, Model], root: str = "/translator", limits: Limits = Limits(), token: str = ""
+) -> Flask:
+    """Return the application that answers requests.
+
+    Args:
+        models: by their numbers.
+        root: what the addresses begin with.
+        limits: of requests.
+        token: that requests have to bear, all but those for the health; empty for none.
+    """
+    app = Flask(__name__)
+
+    @app.before_request
+    def check_token() -> None:
+        if token and request.path != f"{root}/health":
+            given = request.headers.get("Authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+                raise RequestError("the header 'Authorization: Bearer TOKEN' is missing or wrong", 401)
+
+    @app.get(f"{root}/health")
+    def health() -> Response:
+        return jsonify(status="ok")
+
+    @app.get(f"{root}/models")
+    def list_models() -> Response:
+        return jsonify([model.to_dict() for model in models.values()])
+
+    @app.post(f"{root}/translate")
+    def translate() -> Response:
+        model, texts = read_request(_body(limits.size), models, limits)
+        return jsonify(model.translate(texts, limits.characters))
+
+    for name in CLOSED:
+        app.add_url_rule(f"{root}/{name}/<path:rest>", name, _closed, methods=["GET", "POST"])
+    app.register_error_handler(Exception, _answer_to)
+    return app
+
+
+def _log(response: Response) -> Response:
+    """Log an answer."""
+    logger.info(f"{request.remote_addr} {request.method} {request.path} {response.status}")
+    return response
+
+
+def _closed(rest: str) -> Response:
+    """Raise RequestError: models are managed where the server runs."""
+    raise RequestError("models are managed where the server runs, not by its clients", 403)
+
+
+def _answer_to(error: Exception) -> tuple[Response, int, dict[str, str]]:
+    """Return the answer to a request that failed; what is not the client's fault goes to the log."""
+    if isinstance(error, RequestError):
+        status, message = error.status, str(error)
+    elif isinstance(error, HTTPException) and error.code is not None:
+        status, message = error.code, error.description or error.name
+    else:
+        logger.error("a request failed", exc_info=error)
+        status, message = 500, "the translation failed; see the log of the server"
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    return jsonify(status="error", error=message), status, headers
+
+
+def _body(size: int) -> str:
+    """Return the body of the request.
+
+    Raises:
+        RequestError: it is too large, of another type than JSON, or not UTF-8.
+    """
+    if (request.content_length or 0) > size:
+        raise RequestError(f"the body has {request.content_length} bytes; at most {size} are taken", 413)
+    if request.mimetype not in TYPES and not request.mimetype.endswith("+json"):
+        raise RequestError(f"the body is {request.mimetype!r}; wanted application/json")
+    body = request.stream.read(size + 1)
+    if len(body) > size:
+        raise RequestError(f"the body has more than {size} bytes", 413)
+    try:
+        return body.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise RequestError("the body is not UTF-8") from None
+
+
+def read_request(body: str, models: Mapping[int, Model], limits: Limits) -> tuple[Model, list[Text]]:
+    """Return the model that a request names, and its texts.
+
+    Args:
+        body: JSON.
+        models: by their numbers.
+        limits: of requests.
+
+    Raises:
+        RequestError: names what is wrong with it.
+    """
+    try:
+        items = parse_json(body, "the body")
+    except UserError as error:
+        raise RequestError(str(error)) from None
+    if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
+        raise RequestError(f"the body is no list of texts; write it like {EXAMPLE}")
+    if len(items) > limits.texts:
+        raise RequestError(f"there are {len(items)} texts; at most {limits.texts} are taken at once", 413)
+    texts = [_read_text(number, item, limits.characters) for number, item in enumerate(items)]
+    if len({text.reference is None for text in texts}) > 1:
+        raise RequestError("ref: some texts have one and others do not; send them apart")
+    chosen = items[0].get("id", 0)
+    if any(item.get("id", chosen) != chosen for item in items):
+        raise RequestError("id: the texts name several models; send them apart")
+    if type(chosen) is not int or chosen not in models:
+        raise RequestError(f"id: there is no model {str(chosen)[:80]!r}; {sorted(models)} are there")
+    return models[chosen], texts
+
+
+def _read_text(number: int, item: dict[str, Any], characters: int) -> Text:
+    """Return one text of a request.
+
+    Args:
+        number: its place.
+        item: its part of the request.
+        characters: how long it may be.
+
+    Raises:
+        RequestError: a key is missing, unknown, or has a wrong value.
+    """
+    unknown = sorted(set(item) - set(KEYS))
+    if unknown:
+        raise RequestError(f"text {number}: unknown key {unknown[0][:80]!r}; wanted {', '.join(KEYS)}")
+    if not isinstance(item.get("src"), str):
+        raise RequestError(f"text {number}: its src is no text; write it like {EXAMPLE}")
+    reference = item.get("ref")
+    if reference is not None and not isinstance(reference, str):
+        raise RequestError(f"text {number}: its ref is no text")
+    for name in ("src", "ref"):
+        given = item.get(name) or ""
+        if any("\ud800" <= letter <= "\udfff" for letter in given):
+            raise RequestError(f"text {number}: {name} has half a character, which is no text")
+        length = len(given)
+        if length > characters:
+            raise RequestError(f"text {number}: {name} has {length} characters; at most {characters}", 413)
+    return Text(item["src"], reference)
+
+
+class _JsonErrorTask(ErrorTask):  # type: ignore[misc]
+    """The answer to what is not even HTTP, or larger than any body may be."""
+
+    def execute(self) -> None:
+        """Write it."""
+        error = self.request.error
+        body = f'{{"error": "{error.reason}", "status": "error"}}\n'.encode()
+        self.status = f"{error.code} {error.reason}"
+        self.response_headers.append(("Content-Type", "application/json"))
+        self.set_close_on_finish()
+        self.content_length = len(body)
+        self.write(body)
+
+
+class _Channel(HTTPChannel):  # type: ignore[misc]
+    """A connection of a client."""
+
+    error_task_class = _JsonErrorTask
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address.
+
+    Raises:
+        UserError: the address is none of this machine, or another program has it.
+    """
+    if not 0 <= port < 2**16:
+        raise UserError(f"port: {port} is no port; wanted 1 to {2**16 - 1}, or 0 for any that is free")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+        except OSError:
+            listening.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise UserError(f"ip, port: {host}:{port} cannot be had ({reason}); choose others") from error
+    return listening
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(description="Serve translations over HTTP", allow_abbrev=False)
+    add = parser.add_argument
+    add("--ip", "-ip", default="127.0.0.1", help="address to listen at; 0.0.0.0 for all of this machine's")
+    add("--port", "-port", type=int, default=5000, help="0 for any that is free")
+    add("--url_root", "-url_root", default="/translator", help="what the addresses begin with")
+    add("--debug", "-d", "-debug", action="store_true", help="log every request")
+    add("--model_config", "-m", "-model_config", default="./available_models/conf.json", help="JSON file")
+    add(
+        "--token",
+        "-token",
+        default=os.environ.get(TOKEN_VARIABLE, ""),
+        metavar="TOKEN",
+        help=f"that clients have to send as 'Authorization: Bearer TOKEN' (default: ${TOKEN_VARIABLE})",
+    )
+    limits = Limits()
+    add(
+        "--max_bytes", "-max_bytes", type=int, default=limits.size, help="of a request (default: %(default)s)"
+    )
+    add(
+        "--max_texts",
+        "-max_texts",
+        type=int,
+        default=limits.texts,
+        help="of a request (default: %(default)s)",
+    )
+    add(
+        "--max_characters",
+        "-max_characters",
+        type=int,
+        default=limits.characters,
+        help="of a text (default: %(default)s)",
+    )
+    add(
+        "--allow_functions",
+        "-allow_functions",
+        action="store_true",
+        help="import the Python functions that preprocess and postprocess of the configuration name",
+    )
+    return parser
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Serve until a signal ends it.
+
+    Args:
+        options: of the command line.
+
+    Raises:
+        UserError: an option or the configuration is wrong, or the address is taken.
+    """
+    for name in ("max_bytes", "max_texts", "max_characters"):
+        if getattr(options, name) < 1:
+            raise UserError(f"{name}: {getattr(options, name)} is too small; wanted at least 1")
+    if options.token and not (options.token.isascii() and options.token.isprintable()):
+        raise UserError("token: has characters that a header cannot have; wanted printable ASCII")
+    root = "/" + options.url_root.strip("./")
+    # The address comes first: models take their time to load.
+    with bind(options.ip, options.port) as listening:
+        models = read_models(options.model_config, options.allow_functions)
+        limits = Limits(options.max_bytes, options.max_texts, options.max_characters)
+        app = make_app(models, root.rstrip("/"), limits, options.token)
+        # Bodies that are somewhat too large reach the application, whose answer names the limit.
+        if options.debug:
+            app.after_request(_log)
+        server = create_server(app, sockets=[listening], max_request_body_size=4 * limits.size)
+        server.channel_class = _Channel
+        host, port = listening.getsockname()[:2]
+        open_to_all = (
+            ""
+            if options.token or options.ip in ("127.0.0.1", "::1", "localhost")
+            else (f"; anyone who reaches it can translate, unless {TOKEN_VARIABLE} is set")
+        )
+        print(
+            f"onmt_server: {len(models)} models at http://{host}:{port}{root}{open_to_all}", file=sys.stderr
+        )
+        try:
+            # Not run(), which would hide the signal that ends it.
+            server.asyncore.loop(timeout=1, map=server._map)
+        finally:
+            server.task_dispatcher.shutdown()

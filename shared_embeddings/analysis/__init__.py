@@ -1,0 +1,1 @@
+"""What vectors are like: word similarity, and correlation between dimensions."""

@@ -1,0 +1,1 @@
+"""Compressing and trimming trained models, for every host that has an adapter."""

@@ -1,0 +1,300 @@
+"""Replacing the embeddings of a trained model by smaller ones that are fitted to them.
+
+Host programs are behind `shared_embeddings.checkpoints.adapter`; this module knows none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shared_embeddings.checkpoints.adapter import TiedTable, TrainedModel, find_host
+from shared_embeddings.checkpoints.agreement import Comparison
+from shared_embeddings.checkpoints.quality import Validation
+from shared_embeddings.checkpoints.report import (
+    CompressionReport,
+    Sizes,
+    StorageReport,
+    TableReport,
+    frequency_bands,
+    relative_error,
+)
+from shared_embeddings.checkpoints.storage import check_store, pack, unpack
+from shared_embeddings.checkpoints.token_counts import counts_of
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.fitting.fit import fit
+from shared_embeddings.options import STORED, OptionError
+from shared_embeddings.registry import file_options, method_class
+from shared_embeddings.sizing import accounting
+from shared_embeddings.sizing.targets import Target, options_within
+from shared_embeddings.utils.files import bytes_on_disk, first_line, staged, write_text
+from shared_embeddings.utils.path_options import PathOption, check_paths
+
+# Options that follow from the table.
+_SET_BY_THE_TABLE = ("num_embeddings", "embedding_dim", "padding_idx", "words")
+# A storage that adds more than this to the relative error is worth a note.
+_MUCH_ADDED = 0.05
+
+
+def compress(
+    model: Path,
+    method: str,
+    output: Path,
+    *,
+    options: Mapping[str, object] | None = None,
+    target: Target | None = None,
+    store: str = "fp32",
+    counts: Mapping[str, int] | None = None,
+    texts: Sequence[Path] | None = None,
+    validation: Validation | None = None,
+    seed: int = 0,
+    steps: int | None = None,
+    force: bool = False,
+    report_file: Path | None = None,
+    progress: bool = True,
+) -> CompressionReport:
+    """Write a copy of a trained model with other embeddings, fitted to its own.
+
+    Args:
+        model: a file of any host.
+        method: of the new embeddings.
+        output: the file to write, in the host's format.
+        options: of the method; none beside a target.
+        target: a size from which the options follow.
+        store: how the numbers of the embeddings are stored, see `shared_embeddings.checkpoints.storage`.
+        counts: how often words occur, for methods that weigh them and for the frequency bands.
+        texts: to count the words in, in place of `counts`, as the host divides them; the predictions of both
+            models are compared in them where there is no `validation`.
+        validation: what the quality of the model is measured on, before and after.
+        seed: of everything that is drawn.
+        steps: of gradient descent, for methods that are fitted by it.
+        force: replace files that are there.
+        report_file: where the report is written as JSON, too.
+        progress: show bars for long fits.
+
+    Raises:
+        ValueError: no host knows the file, the paths clash, the options cannot be, or the
+            quality cannot be measured.
+        OSError: a file cannot be read or written.
+    """
+    check_store(store)
+    given = _checked_options(method, options or {}, target)
+    name, host = find_host(model)
+    trained: TrainedModel = host.read(model)
+    files = trained.files(output)
+    check_paths(
+        {
+            "--model": (PathOption.SOURCE, trained.sources()),
+            "--text": (PathOption.FILE, texts),
+            **_paths_of(validation),
+            **{f"--{name}": (PathOption.FILE, path) for name, path in _named_files(method, given).items()},
+            "--output": (_kind_of(trained.sources()), files),
+            "--report": (PathOption.NEW_FILE, report_file),
+        },
+        force,
+    )
+    if texts is not None:
+        counts = trained.count_text(texts)
+    weights_before = _bytes_of(trained.written())
+    memory_before, parameters_before = _size_in_memory(trained)
+    tables = trained.tables()
+    # All options are checked before the first fit, which may take long.
+    chosen = {
+        table.name: trained.options_for(
+            table.name, method, given if target is None else _within(target, method, store, table, tables)
+        )
+        for table in tables
+    }
+    comparison = Comparison(trained, validation, texts, seed)
+    fitted: dict[str, SharedEmbedding] = {}
+    reports, missed = [], []
+    for table in tables:
+        weights = None if counts is None else counts_of(table.words, counts, table.sentence_marks)
+        fitting = {"seed": seed, "steps": steps, "progress": progress, **chosen[table.name]}
+        fitted[table.name], found = _fit_table(table, method, store, weights, fitting)
+        reports.append(found)
+        missed += _shortcomings(found, None if target is None else target.limit(table, tables))
+    notes = [*missed, *trained.place(fitted)]
+    written = _packed(trained, fitted, store)
+    memory, parameters = _size_in_memory(trained)
+    quality, kept = comparison.result()
+    disk = sum(map(bytes_on_disk, trained.sources()))
+    with _writing(output, files, report_file) as (places, report_place):
+        trained.write(places[0], written)
+        result = CompressionReport(
+            model=os.fspath(model),
+            output=os.fspath(output),
+            host=name,
+            method=method,
+            store=store,
+            bytes_on_disk=Sizes(disk, sum(map(bytes_on_disk, places))),
+            bytes_of_weights=Sizes(weights_before, _bytes_of(written)),
+            bytes_in_memory=Sizes(memory_before, memory),
+            parameters=Sizes(parameters_before, parameters),
+            quality=quality,
+            kept=kept,
+            tables=reports,
+            notes=notes,
+        )
+        if report_place is not None:
+            write_text(report_place, json.dumps(dataclasses.asdict(result), indent=1) + "\n")
+    return result
+
+
+@contextmanager
+def _writing(
+    output: Path, files: Sequence[Path], report: Path | None
+) -> Iterator[tuple[list[Path], Path | None]]:
+    """Give the places where the files of a model, and its report, are written; all of them appear, or none.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    try:
+        with staged([*files, *([] if report is None else [report])]) as places:
+            yield places[: len(files)], None if report is None else places[-1]
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        raise OSError(
+            f"output {output}: cannot be written ({reason}); make room, or name another place"
+        ) from error
+
+
+def _fit_table(
+    table: TiedTable, method: str, store: str, counts: Tensor | None, options: Mapping[str, object]
+) -> tuple[SharedEmbedding, TableReport]:
+    """An embedding as it will be read back, and what became of the table; `options` are those of `fit`."""
+    embedding, found = fit(
+        method,
+        table.table,
+        token_counts=counts,
+        padding_idx=table.padding_idx,
+        words=table.words,
+        **options,  # type: ignore[arg-type]
+    )
+    embedding.to(table.table.dtype).eval()
+    teacher = table.table.float()
+    bands = frequency_bands(embedding, teacher, counts)
+    stored = None if store == "fp32" else _store(embedding, store, teacher, counts)
+    after = -(-accounting.stored_bits(embedding) // 8) if stored is None else stored.stored_bytes.after
+    return embedding, TableReport(
+        name=table.name,
+        uses=table.uses,
+        part=table.part,
+        parameters=Sizes(table.parameters, found.parameters),
+        stored_bytes=Sizes(-(-table.stored_bits // 8), after),
+        fit=found,
+        order="in the order of the vocabulary" if counts is None else "by count",
+        bands=bands,
+        storage=stored,
+    )
+
+
+@torch.no_grad()
+def _store(embedding: SharedEmbedding, store: str, teacher: Tensor, counts: Tensor | None) -> StorageReport:
+    """Give an embedding the values that its storage keeps; what that costs."""
+    fitted = embedding.table().clone()
+    state = accounting.distinct_state(embedding)
+    for name, tensor in unpack(pack(state, state, store)).items():
+        state[name].copy_(tensor)
+    return StorageReport(
+        store=store,
+        stored_bytes=Sizes(*(-(-accounting.stored_bits(embedding, kind) // 8) for kind in ("fp32", store))),
+        added_error=relative_error(embedding, fitted),
+        relative_error=relative_error(embedding, teacher),
+        added_bands=frequency_bands(embedding, fitted, counts),
+        bands=frequency_bands(embedding, teacher, counts),
+    )
+
+
+def _shortcomings(found: TableReport, limit: int | None) -> list[str]:
+    """What a user may not expect of a table: that it misses its target, or is much worse for its storage."""
+    notes = []
+    if limit is not None and found.stored_bytes.after > limit:
+        method = found.fit.method
+        notes.append(f"the fit of {method} chose sizes of its own: table {found.name} misses the target")
+    stored = found.storage
+    if stored is not None and stored.relative_error > found.fit.relative_error + _MUCH_ADDED:
+        notes.append(
+            f"{stored.store} raises the relative error of table {found.name} from "
+            f"{found.fit.relative_error:.4f} to {stored.relative_error:.4f}; another storage keeps more of it"
+        )
+    return notes
+
+
+def _packed(trained: TrainedModel, fitted: Mapping[str, SharedEmbedding], store: str) -> dict[str, Tensor]:
+    """The tensors of a model as they are written, those of its fitted embeddings packed."""
+    own = {tensor.data_ptr() for embedding in fitted.values() for tensor in embedding.state_dict().values()}
+    written = trained.written()
+    return pack(written, [name for name, tensor in written.items() if tensor.data_ptr() in own], store)
+
+
+def _bytes_of(weights: Mapping[str, Tensor]) -> int:
+    """The bytes of tensors."""
+    return sum(tensor.nbytes for tensor in weights.values())
+
+
+def _size_in_memory(trained: TrainedModel) -> tuple[int, int]:
+    """The bytes that a model takes in memory, and its parameters."""
+    tensors = {id(tensor): tensor for tensor in (*trained.module.parameters(), *trained.module.buffers())}
+    return _bytes_of({str(key): tensor for key, tensor in tensors.items()}), accounting.count_parameters(
+        trained.module
+    )
+
+
+def _within(
+    target: Target, method: str, store: str, table: TiedTable, tables: Sequence[TiedTable]
+) -> dict[str, object]:
+    """The options that meet a target for one table."""
+    words, width = table.table.shape
+    limit = target.limit(table, tables)
+    kind = table.table.dtype
+    options = dict(options_within(method, words, width, limit, store, table.has_output_bias, kind))
+    if not table.is_scored:
+        options.pop("output", None)
+    return options
+
+
+def _checked_options(
+    method: str, options: Mapping[str, object], target: Target | None
+) -> Mapping[str, object]:
+    """The options, or OptionError where they are not the method's to take here."""
+    method_class(method)
+    if target is not None and options:
+        raise OptionError(
+            f"option '{next(iter(options))}' cannot be given beside a target, which picks the options; leave "
+            "one of them out"
+        )
+    for name in (*_SET_BY_THE_TABLE, "seed"):
+        if name in options:
+            raise OptionError(f"option '{name}' follows from the model or the fit; leave it out")
+    return options
+
+
+def _paths_of(validation: Validation | None) -> dict[str, tuple[PathOption, Path | None]]:
+    """The texts of a validation by the options that name them."""
+    if validation is None:
+        return {}
+    return {
+        "--validation": (PathOption.SOURCE, validation.text),
+        "--validation-source": (PathOption.FILE, validation.source),
+        "--validation-target": (PathOption.FILE, validation.target),
+    }
+
+
+def _named_files(method: str, options: Mapping[str, object]) -> dict[str, str]:
+    """The options of a method that name a file."""
+    given = {name: options.get(name) for name in file_options(method)}
+    return {name: value for name, value in given.items() if isinstance(value, str) and value != STORED}
+
+
+def _kind_of(sources: Sequence[Path]) -> PathOption:
+    """What is written for a model: a folder for one that is read from a folder, else files."""
+    return PathOption.NEW if any(map(os.path.isdir, sources)) else PathOption.NEW_FILE

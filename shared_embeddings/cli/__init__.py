@@ -1,0 +1,1 @@
+"""The command ``shared-embeddings``, one module per subcommand."""

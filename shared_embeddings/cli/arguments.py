@@ -1,0 +1,53 @@
+"""What the commands share: how one is added, and how options of a method are read from a command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.reading import DocumentError, parse_json
+
+OPTIONS_FOLLOW = "Any option of the method follows as --option value, e.g. --rank 64."
+Command = Callable[[argparse.Namespace, list[str]], str]
+
+
+def add(
+    commands: argparse._SubParsersAction[Parser],
+    name: str,
+    title: str,
+    run: Command,
+    takes_options: bool = False,
+) -> argparse.ArgumentParser:
+    """Add a command that `run` carries out; with `takes_options`, what is left over is a method's options."""
+    command = commands.add_parser(name, help=title, description=title)
+    command.set_defaults(run=run, takes_options=takes_options)
+    return command
+
+
+def read_options(rest: list[str]) -> dict[str, object]:
+    """Method options from ``--name value`` and ``--name=value``; dashes in a name stand for underscores."""
+    given: dict[str, object] = {}
+    words = iter(rest)
+    for word in words:
+        if not word.startswith("--"):
+            raise ValueError(f"'{word}' belongs to no option; write --option value")
+        name, separator, text = word[2:].partition("=")
+        value = text if separator else next(words, None)
+        if value is None:
+            raise ValueError(f"option '--{name}' has no value; write --{name} value")
+        key = name.replace("-", "_")
+        if key in given:
+            raise ValueError(f"option '--{name}' is given twice; give it once")
+        given[key] = _read_value(value, f"--{name}")
+    return given
+
+
+def _read_value(text: str, where: str) -> object:
+    """A value from the command line: JSON where it is, a list of numbers such as 100,200, or plain text."""
+    for candidate in (text, f"[{text}]" if "," in text else text):
+        try:
+            return parse_json(candidate, where)
+        except DocumentError:
+            continue
+    return text

@@ -1,0 +1,135 @@
+"""The commands `methods`, `params`, `suggest` and `ledger`: what there is, and how large it would be."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import typing
+
+import torch
+
+from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, read_options
+from shared_embeddings.options import OptionError, describe_type
+from shared_embeddings.registry import build, expected_count, method_class, methods, options
+from shared_embeddings.utils.command_line import Parser
+
+# What `build` takes beside options, and this command in another way or not at all.
+_NO_OPTIONS = ("num_embeddings", "embedding_dim", "words")
+
+
+def register(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Add the commands."""
+    command = add(commands, "methods", "list the methods, their papers and their options", _methods)
+    command.add_argument("--format", choices=("text", "markdown"), default="text")
+
+    command = add(
+        commands, "params", "count the parameters and bytes of an embedding", _params, takes_options=True
+    )
+    command.epilog = OPTIONS_FOLLOW
+    command.add_argument("--method", required=True, help="a method, see 'shared-embeddings methods'")
+    _add_sizes(command)
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+
+    command = add(commands, "suggest", "propose options that meet a parameter budget", _suggest)
+    _add_sizes(command)
+    command.add_argument("--budget", required=True, help="number of parameters, such as 2M or 500k")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+
+    command = add(commands, "ledger", "count what the papers' tables count, and compare", _ledger)
+    command.add_argument("--format", choices=("markdown", "json"), default="markdown")
+
+
+def describe_methods() -> str:
+    """Every registered method with its paper and its options, their types and defaults, one option a line."""
+    lines = []
+    for method in methods():
+        lines.append(f"{method}: {method_class(method).idea} ({method_class(method).paper})")
+        option_class = options(method)
+        hints = typing.get_type_hints(option_class)
+        for field in dataclasses.fields(option_class):
+            lines.append(f"  {field.name}: {describe_type(hints[field.name])}{_default(field)}")
+    return "\n".join(lines)
+
+
+def methods_table() -> str:
+    """The registered methods as a Markdown table."""
+    lines = ["| method | paper | the table becomes |", "| --- | --- | --- |"]
+    lines += [f"| `{name}` | {method_class(name).paper} | {method_class(name).idea} |" for name in methods()]
+    return "\n".join(lines)
+
+
+def describe_parameters(
+    method: str, num_embeddings: int, embedding_dim: int, given: dict[str, object], as_json: bool = False
+) -> str:
+    """What an embedding of V words in D dimensions would hold, beside a plain table; allocates no weights.
+
+    Raises:
+        OptionError: the method, an option or a size cannot be.
+    """
+    from shared_embeddings.sizing.breakdown import describe_storage, storage_breakdown
+
+    for name in _NO_OPTIONS:
+        if name in given:
+            raise OptionError(
+                f"'{name}' is no option of a method; leave it out (--vocab-size and --dim give the size)"
+            )
+    sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
+    with torch.device("meta"):
+        embedding = build(method, **sizes, **given)  # type: ignore[arg-type]
+    dense = expected_count("standard", **sizes)
+    counts = embedding.counts()
+    rows = {**counts, "dense": dense, "compression": round(dense / max(counts["total"], 1), 2)}
+    if as_json:
+        parts = [dataclasses.asdict(part) for part in storage_breakdown(embedding)]
+        return json.dumps({"method": method, **sizes, "options": given, **rows, "parts": parts})
+    titles = {
+        "input": "input only",
+        "output": "output only",
+        "shared": "input and output",
+        "total": "total parameters",
+        "stored_bits": "stored bits",
+        "dense": "plain table",
+        "compression": "compression",
+    }
+    lines = [f"{titles[name]:<18}{value:>16,}" for name, value in rows.items()]
+    return "\n".join([*lines, "", describe_storage(embedding)])
+
+
+def _add_sizes(command: argparse.ArgumentParser) -> None:
+    """The arguments for V and D."""
+    command.add_argument("--vocab-size", required=True, type=int, help="V, the number of words")
+    command.add_argument("--dim", required=True, type=int, help="D, the dimension of the model")
+
+
+def _methods(known: argparse.Namespace, _: list[str]) -> str:
+    return methods_table() if known.format == "markdown" else describe_methods()
+
+
+def _params(known: argparse.Namespace, rest: list[str]) -> str:
+    given = read_options(rest)
+    return describe_parameters(known.method, known.vocab_size, known.dim, given, as_json=known.json)
+
+
+def _suggest(known: argparse.Namespace, _: list[str]) -> str:
+    from shared_embeddings.sizing.suggest import describe_suggestions
+
+    return describe_suggestions(known.vocab_size, known.dim, known.budget, as_json=known.json)
+
+
+def _ledger(known: argparse.Namespace, _: list[str]) -> str:
+    from shared_embeddings.ledger import describe_ledger
+
+    return describe_ledger(known.format)
+
+
+def _default(field: dataclasses.Field[object]) -> str:
+    """The default of an option, for the list of options."""
+    if field.default is not dataclasses.MISSING:
+        return " (default: none)" if field.default is None else f" (default: {_as_yaml(field.default)})"
+    return "" if field.default_factory is not dataclasses.MISSING else " (required)"
+
+
+def _as_yaml(value: object) -> str:
+    """A default value as it is written in a configuration."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,46 @@
+"""The command `shared-embeddings`: methods, what embeddings hold, classes of words, smaller models."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from shared_embeddings.cli import catalogue, classes, compress, correlation, similarity, trim
+from shared_embeddings.utils.command_line import Parser, complaint, explain, run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return the exit status; see `shared_embeddings.utils.command_line.run`."""
+    return run("shared-embeddings", _main, arguments, explain=_explain)
+
+
+def _main(arguments: Sequence[str]) -> None:
+    """Run one command and print its result."""
+    known, rest = _parser().parse_known_args(arguments)
+    if not known.takes_options:
+        _refuse(rest)
+    print(known.run(known, rest), flush=True)
+
+
+def _explain(error: BaseException) -> str | None:
+    """What a user reads about an error; the library reports wrong values as ValueError."""
+    return complaint(error) if isinstance(error, ValueError) else explain(error)
+
+
+def _parser() -> Parser:
+    """The arguments of all commands; options of methods are read from what is left."""
+    parser = Parser(prog="shared-embeddings", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in (catalogue, classes, compress, correlation, similarity, trim):
+        module.register(commands)
+    return parser
+
+
+def _refuse(rest: list[str]) -> None:
+    """Raise ValueError for arguments that the command does not take."""
+    if rest:
+        raise ValueError(f"'{rest[0]}' is not an argument of this command; leave it out")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

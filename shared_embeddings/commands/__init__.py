@@ -1,1 +1,0 @@
-"""The commands of `shared-embeddings`: each module adds its own with `register`."""

@@ -1,0 +1,1 @@
+"""Fitting embeddings to trained tables, and the factorizations behind it."""

@@ -1,0 +1,212 @@
+"""Words in groups by frequency, each with a low rank of its own (Chen et al., 2018).
+
+Axes: ``V`` words, ``D`` dimensions, ``G`` groups.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared_embeddings.fitting.svd import best_basis, codes_in
+from shared_embeddings.fitting.table import blocks, check_counts, check_rank, check_table
+
+
+class GroupLayout(NamedTuple):
+    """How many words each group has, and its rank; the most frequent words first."""
+
+    sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+def frequency_groups(
+    frequencies: np.ndarray, num_groups: int, min_rank: int, max_rank: int | None, dim: int
+) -> GroupLayout:
+    """Groups of words of like frequency, and their ranks by average frequency (Chen et al., 2018).
+
+    Each group has an equal share of all running text. The last group has the minimum rank, the others one in
+    proportion to the average frequency of their words: ``min_rank * average / average of the last``; but none
+    more than `max_rank`, or than at which the factors are as large as the group's own table,
+    ``V_g * D / (V_g + D)`` rounded up.
+
+    Args:
+        frequencies: ``(V,)`` from the highest to the lowest, positive, in any unit.
+        num_groups: from 1 to V.
+        min_rank, max_rank: `max_rank` is D / 2 when left out, with which the published settings of Distilled
+            Embedding give the published sizes (within 5 %), or `min_rank` where that is more.
+        dim: D.
+    """
+    words = len(frequencies)
+    running = np.cumsum(frequencies, dtype=np.float64)
+    shares = running[-1] * np.arange(1, num_groups) / num_groups
+    ends = [0]
+    # A group ends with the word that reaches its share, rounding aside.
+    for group, last in enumerate(np.searchsorted(running, shares * (1.0 - 1e-12)).tolist()):
+        # Every group has a word, and leaves one for each of those behind it.
+        ends.append(min(max(last, ends[-1]) + 1, words - (num_groups - 1 - group)))
+    ends.append(words)
+    sizes = tuple(end - start for start, end in pairwise(ends))
+    averages = [float(np.mean(frequencies[start:end])) for start, end in pairwise(ends)]
+    highest = max(dim // 2, min_rank) if max_rank is None else max_rank
+    ranks = tuple(
+        min(round(min_rank * average / averages[-1]), highest, math.ceil(size * dim / (size + dim)))
+        for size, average in zip(sizes, averages)
+    )
+    return GroupLayout(sizes, ranks)
+
+
+class GroupRound(NamedTuple):
+    """What one round of `group_reduce` came to: the weighted squared error, group sizes, and parameters."""
+
+    error: float
+    sizes: tuple[int, ...]
+    parameters: int
+
+
+class GroupReduction(NamedTuple):
+    """The result of `group_reduce`.
+
+    Attributes:
+        groups: ``(V,)`` int64, the group of each word.
+        codes: for each group ``(V_g, r_g)``, its words in the order of their ids.
+        bases: for each group ``(r_g, D)``.
+        rounds: how each round ended, the first before any refinement.
+    """
+
+    groups: Tensor
+    codes: list[Tensor]
+    bases: list[Tensor]
+    rounds: list[GroupRound]
+
+
+def group_reduce(
+    table: Tensor,
+    token_counts: Tensor,
+    num_groups: int,
+    min_rank: int,
+    max_rank: int | None = None,
+    refinements: int = 3,
+) -> GroupReduction:
+    """Words in groups by frequency, each with its own weighted SVD (GroupReduce, Chen et al., 2018).
+
+    Minimises ``sum_w count[w] * ||table[w] - codes[w] @ basis||^2``. A refinement moves words to the groups
+    that give them best, at a price per number stored such that the parameters never become more, and computes
+    each group's SVD anew; it is kept only if the error falls. Groups that are too small for the minimum rank
+    keep their words and get no others. Nothing is drawn at random.
+
+    Args:
+        table: ``(V, D)``.
+        token_counts: ``(V,)``, not negative and not all zero, in any order.
+        num_groups, min_rank, max_rank: as in `frequency_groups`.
+        refinements: how often at most words change their groups.
+
+    Raises:
+        ValueError: a table or counts that cannot be used, or impossible sizes.
+    """
+    check_table(table)
+    words, dim = table.shape
+    check_counts(token_counts, words)
+    if not 1 <= num_groups <= words:
+        raise ValueError(f"num_groups is {num_groups}, but it must be from 1 to the {words} words")
+    check_rank(min_rank, dim)
+    if max_rank is not None and not min_rank <= max_rank <= dim:
+        raise ValueError(f"max_rank is {max_rank}, but it must be from min_rank {min_rank} to {dim}")
+    counts = token_counts.to(table.device, torch.float64)
+    frequencies, by_frequency = counts.sort(descending=True, stable=True)
+    # Words that were never seen count as often as the rarest that was: an average of zero gives no ranks.
+    seen = frequencies.clamp(min=float(frequencies[frequencies > 0].min())).cpu().numpy()
+    layout = frequency_groups(seen, num_groups, min_rank, max_rank, dim)
+    groups = torch.empty(words, dtype=torch.int64, device=table.device)
+    groups[by_frequency] = torch.arange(num_groups, device=table.device).repeat_interleave(
+        torch.tensor(layout.sizes, device=table.device)
+    )
+    bases = _group_bases(table, counts, groups, list(layout.ranks))
+    rounds = [_round(_losses(table, counts, bases), groups, bases)]
+    for _ in range(refinements):
+        ranks = [len(basis) for basis in bases]
+        moved = _reassigned(_losses(table, counts, bases), groups, ranks, min_rank)
+        found = _group_bases(table, counts, moved, ranks)
+        after = _round(_losses(table, counts, found), moved, found)
+        if after.error >= rounds[-1].error:
+            break
+        groups, bases = moved, found
+        rounds.append(after)
+    codes = [codes_in(table[groups == group], basis) for group, basis in enumerate(bases)]
+    return GroupReduction(groups, codes, [basis.to(table.dtype) for basis in bases], rounds)
+
+
+def _group_bases(table: Tensor, counts: Tensor, groups: Tensor, ranks: list[int]) -> list[Tensor]:
+    """The best basis of each group, of no more rows than the group has words."""
+    bases = []
+    for group, rank in enumerate(ranks):
+        members = (groups == group).nonzero().squeeze(1)
+        # Where no word counts, all count alike.
+        weights = counts[members] if counts[members].any() else None
+        bases.append(best_basis(table[members], min(rank, len(members)), weights))
+    return bases
+
+
+def _losses(table: Tensor, counts: Tensor, bases: list[Tensor]) -> Tensor:
+    """``(V, G)`` the weighted squared error of each word in each group's basis."""
+    stacked, sizes = torch.cat(bases), [len(basis) for basis in bases]
+    losses = []
+    for rows, block in blocks(table):
+        parts = (block @ stacked.t()).square_().split(sizes, dim=1)
+        given = torch.stack([part.sum(dim=1) for part in parts], dim=1)
+        left = (block.square().sum(dim=1, keepdim=True) - given).clamp_(min=0.0)
+        losses.append(left * counts[rows].unsqueeze(1))
+    return torch.cat(losses)
+
+
+def _round(losses: Tensor, groups: Tensor, bases: list[Tensor]) -> GroupRound:
+    """The account of an assignment with its bases."""
+    sizes = groups.bincount(minlength=len(bases)).tolist()
+    parameters = sum(len(basis) * (size + basis.size(1)) for size, basis in zip(sizes, bases))
+    return GroupRound(float(losses.gather(1, groups.unsqueeze(1)).sum()), tuple(sizes), parameters)
+
+
+def _reassigned(losses: Tensor, groups: Tensor, ranks: list[int], min_rank: int) -> Tensor:
+    """The groups ``(V,)`` with the least loss for no more codes than `groups` has.
+
+    A word in group g stores r_g numbers; the price of a number is found by bisection. The word that would
+    lose most by leaving stays in its group, so none becomes empty; no word leaves or enters a group whose
+    rank is below the minimum.
+    """
+    sizes = torch.tensor(ranks, dtype=losses.dtype, device=losses.device)
+    budget = float(sizes[groups].sum())
+    closed = sizes < min_rank
+    stays = closed[groups]
+    stays[_faithful_words(losses, groups, len(ranks))] = True
+    open_losses = losses.masked_fill(closed, math.inf)
+
+    def choice(price: float) -> Tensor:
+        return torch.where(stays, groups, (open_losses + price * sizes).argmin(dim=1))
+
+    def is_affordable(chosen: Tensor) -> bool:
+        return float(sizes[chosen].sum()) <= budget
+
+    # At the upper price every word that may move is in an open group of the smallest rank.
+    low, high = 0.0, float(losses.max()) + 1.0
+    for _ in range(100):
+        price = (low * high) ** 0.5 if low > 0.0 else high * 2.0**-10
+        if is_affordable(choice(price)):
+            high = price
+        else:
+            low = price
+        if low > 0.0 and high / low < 1.0 + 1e-9:
+            break
+    chosen = choice(high)
+    return chosen if is_affordable(chosen) else groups
+
+
+def _faithful_words(losses: Tensor, groups: Tensor, num_groups: int) -> Tensor:
+    """``(G,)`` of each group, the word that would lose most in the best of the other groups."""
+    own = losses.gather(1, groups.unsqueeze(1)).squeeze(1)
+    others = losses.scatter(1, groups.unsqueeze(1), math.inf).amin(dim=1)
+    gain = others - own
+    return torch.stack([gain.masked_fill(groups != group, -math.inf).argmax() for group in range(num_groups)])

@@ -1,0 +1,149 @@
+"""Low-rank factors whose codes are nowhere negative, so that a ReLU lets them through as they are.
+
+A ReLU cannot bring a product of codes and basis nearer to a table than the best product of that rank is; it
+can only cost something. It costs nothing when one direction has an acute angle with all codes: enough of the
+coordinate along it is added to each of the others, and the basis takes it back (Gillis & Kumar, 2015, on
+semi-nonnegative matrix factorisation). The rows of a trained table often have a common part, which gives such
+a direction.
+
+Axes: ``V`` words, ``D`` dimensions, ``R`` rank.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shared_embeddings.fitting.svd import truncated_svd
+
+# Rounds of reweighting, and the relative gain at which they end.
+_ROUNDS = 20
+_LEAST_GAIN = 1e-5
+# A row whose error is smaller than this share of the mean error weighs no more than one with such an error.
+_LEAST_ERROR = 1e-3
+# Codes shorter than this share of the mean length do not count in the search for a direction.
+_LEAST_LENGTH = 1e-2
+# Steps of that search. It ends when the smallest cosine is this share of the largest possible one, or when
+# no more than the least cosine is possible: the slopes would become too steep for 32 bits.
+_STEPS = 1000
+_GOOD_SHARE = 0.5
+_LEAST_COSINE = 0.01
+
+
+def mean_distance(table: Tensor, codes: Tensor, basis: Tensor) -> float:
+    """The mean over the words of ``||table[w] - codes[w] @ basis||`` (Distilled Embedding, Eq. 5)."""
+    return float((table - codes @ basis).norm(dim=1).mean())
+
+
+def least_mean_distance(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Factors of rank R with the least mean distance between rows, where the SVD has the least mean square.
+
+    SVDs in which a row counts by the inverse of the distance that it had in the round before; each can only
+    lower the mean (iteratively reweighted least squares). What is found is no worse than the SVD.
+
+    Args:
+        table: ``(V, D)``.
+        rank: R, from 1 to D.
+
+    Returns:
+        Codes ``(V, R)``, and the basis ``(R, D)`` with orthonormal rows.
+
+    Raises:
+        ValueError: a table that cannot be used, or an impossible rank.
+    """
+    codes, basis = truncated_svd(table, rank)
+    best = mean_distance(table, codes, basis)
+    for _ in range(_ROUNDS):
+        if best == 0.0:
+            break
+        errors = (table - codes @ basis).norm(dim=1).double()
+        found = truncated_svd(table, rank, 1.0 / errors.clamp(min=_LEAST_ERROR * best))
+        mean = mean_distance(table, *found)
+        if mean >= best:
+            break
+        gain, best, (codes, basis) = 1.0 - mean / best, mean, found
+        if gain < _LEAST_GAIN:
+            break
+    return codes, basis
+
+
+def without_negatives(codes: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors of the same rank with codes that are nowhere negative.
+
+    Their product is ``codes @ basis`` where the codes have a common direction, and otherwise what is left
+    without the last column, whose place a constant takes; with one column only, what one sign of it leaves.
+
+    Args:
+        codes, basis: ``(V, R)`` and ``(R, D)``, the most important column first.
+    """
+    direction = common_direction(codes)
+    if direction is not None:
+        return lifted(codes, basis, direction)
+    if codes.size(1) > 1:
+        return shifted(codes[:, :-1], basis[:-1])
+    sign = 1.0 if codes.clamp(min=0.0).norm() >= codes.clamp(max=0.0).norm() else -1.0
+    return (codes * sign).clamp(min=0.0), basis * sign
+
+
+def common_direction(codes: Tensor) -> Tensor | None:
+    """A unit vector ``(R,)`` that has an acute angle with all codes ``(V, R)``, zeros and tiny ones aside.
+
+    Gilbert's algorithm: towards the point nearest to zero in the convex hull of the codes' directions. None
+    when zero lies in the hull, so that there is no such vector, or too near to it.
+    """
+    counted = codes[_counted(codes)].double()
+    units = counted / counted.norm(dim=1, keepdim=True)
+    point = units.mean(dim=0)
+    for _ in range(_STEPS):
+        length = float(point.norm())
+        # No vector has a cosine of more than the point's length with all of them.
+        if not length > _LEAST_COSINE:
+            return None
+        products = units @ point
+        if float(products.min()) >= _GOOD_SHARE * length**2:
+            return (point / length).to(codes.dtype)
+        difference = point - units[products.argmin()]
+        share = float(point @ difference / (difference @ difference))
+        point = point - min(share, 1.0) * difference
+    return None
+
+
+def lifted(codes: Tensor, basis: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors with the same product as ``codes @ basis``, the new codes nowhere negative.
+
+    With c the codes' coordinate along `direction`, r the others, and slopes s such that ``r + s c >= 0``, the
+    basis of c gives up s times that of r. Codes with an obtuse angle to the direction are cut off at zero.
+
+    Args:
+        codes, basis: ``(V, R)`` and ``(R, D)``.
+        direction: ``(R,)`` as from `common_direction`.
+    """
+    axes = torch.linalg.qr(direction.double().unsqueeze(1), mode="complete").Q[:, 1:]
+    along, others = codes.double() @ direction.double(), codes.double() @ axes
+    counted = _counted(codes)
+    slopes = (-others[counted] / along[counted].unsqueeze(1)).amax(dim=0).clamp(min=0.0)
+    of_others = axes.t() @ basis.double()
+    first = direction.double() @ basis.double() - slopes @ of_others
+    positive = torch.cat((along.unsqueeze(1), others + along.unsqueeze(1) * slopes), dim=1).clamp(min=0.0)
+    return positive.to(codes.dtype), torch.cat((first.unsqueeze(0), of_others)).to(basis.dtype)
+
+
+def shifted(codes: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors of one rank more with the same product as ``codes @ basis``, the new codes nowhere negative.
+
+    With a shift s, ``(c + s) B - 1 (s B)`` is ``c B``: the last column of the codes is constant and takes the
+    shift back.
+
+    Args:
+        codes, basis: ``(V, R)`` and ``(R, D)``.
+    """
+    shift = -codes.amin(dim=0)
+    level = codes.square().mean().sqrt().clamp(min=torch.finfo(codes.dtype).tiny)
+    longer = torch.cat((codes + shift, level.expand(len(codes), 1)), dim=1)
+    return longer, torch.cat((basis, -(shift @ basis).unsqueeze(0) / level))
+
+
+def _counted(codes: Tensor) -> Tensor:
+    """Which codes ``(V,)`` are no tiny ones."""
+    lengths = codes.norm(dim=1)
+    return lengths > _LEAST_LENGTH * lengths.mean()

@@ -1,0 +1,1 @@
+"""Counting parameters, and choosing options for a size."""

@@ -1,0 +1,62 @@
+"""Counting what a model holds: every tensor once, however many names it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor, nn
+
+from shared_embeddings.checkpoints.storage import packed_bytes
+
+
+def distinct_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a model with each tied tensor once, under the first of its names."""
+    first: dict[int, str] = {}
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if first.setdefault(id(tensor), name) == name:
+            state[name] = tensor.detach()
+    return state
+
+
+def count_parameters(module: nn.Module) -> int:
+    """The number of parameters of `module`; a parameter used in several places counts once."""
+    return count_distinct(module.parameters())
+
+
+def count_distinct(tensors: Iterable[Tensor]) -> int:
+    """The number of elements of `tensors`, each tensor once by identity."""
+    return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in tensors}.values())
+
+
+def parameter_bytes(module: nn.Module) -> int:
+    """The bytes that the parameters of `module` take in memory, each once."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+
+
+def stored_bits(module: nn.Module, store: str = "fp32") -> int:
+    """The bits that it takes to store `module`: its parameters, and the buffers that its checkpoint holds.
+
+    Each tensor counts once, with the bits of its own type; where an embedding needs fewer bits than its
+    buffer has in memory (word codes of log2 c bits), its `buffer_bits` says so.
+
+    Args:
+        store: how real tensors of embeddings are packed, see `shared_embeddings.checkpoints.storage`.
+    """
+    parameters = sum(8 * packed_bytes(parameter, store) for parameter in module.parameters())
+    return parameters + sum({id(buffer): bits for buffer, bits in _buffers_with_bits(module, store)}.values())
+
+
+def _buffers_with_bits(module: nn.Module, store: str) -> Iterator[tuple[Tensor, int]]:
+    """Every buffer that a checkpoint of `module` holds, with its size in bits."""
+    for part in module.modules():
+        bits_of = getattr(part, "buffer_bits", _bits_in_memory)
+        for name, buffer in part.named_buffers(recurse=False):
+            if name not in part._non_persistent_buffers_set:
+                is_number = buffer.is_floating_point()
+                yield buffer, 8 * packed_bytes(buffer, store) if is_number else bits_of(name, buffer)
+
+
+def _bits_in_memory(name: str, buffer: Tensor) -> int:
+    """The size of a buffer that nothing more is known about."""
+    return buffer.numel() * buffer.element_size() * 8

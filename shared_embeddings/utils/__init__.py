@@ -1,0 +1,1 @@
+"""Files, signals, command lines: what all commands share."""

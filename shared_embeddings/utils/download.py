@@ -1,0 +1,76 @@
+"""Downloading files: with checksums, a few attempts, and nothing left behind when it fails."""
+
+from __future__ import annotations
+
+import http.client
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tqdm import tqdm
+
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.files import replacing, sha256
+
+ATTEMPTS = 3
+TIMEOUT_SECONDS = 30
+# Some servers refuse urllib's own.
+USER_AGENT = "shared-embeddings"
+
+
+class DownloadError(UserError):
+    """A file that cannot be downloaded, or is not what it should be; says what to do, in one line."""
+
+
+def verify(path: Path, checksum: str | None) -> None:
+    """Refuse a file whose SHA-256 is another one; without a `checksum`, any content will do.
+
+    Raises:
+        DownloadError: the content is damaged or another version.
+    """
+    if checksum and (found := sha256(path)) != checksum:
+        raise DownloadError(f"{path}: SHA-256 is {found}, expected {checksum}; replace the file")
+
+
+def download(url: str, path: Path, checksum: str | None, advice: str, wait_seconds: float = 2.0) -> None:
+    """Fetch `url` to `path`, with a progress bar, a few attempts, and nothing left behind when it fails.
+
+    Args:
+        url: the address.
+        path: appears only when it is complete and its checksum is right.
+        checksum: SHA-256 in hexadecimal; ``None`` where it is not known.
+        advice: what to do without the download, for the message.
+        wait_seconds: pause before the second attempt; twice as long before each further one.
+
+    Raises:
+        DownloadError: no connection, or an answer that is not the file.
+    """
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(wait_seconds * 2 ** (attempt - 1))
+        try:
+            with replacing(path) as temporary:
+                _fetch(url, temporary)
+                if checksum and (found := sha256(temporary)) != checksum:
+                    raise DownloadError(f"{url}: SHA-256 is {found}, expected {checksum}; {advice}")
+            return
+        except urllib.error.HTTPError as error:
+            reason = f"the server answers {error.code} {error.reason}"
+        except (OSError, http.client.HTTPException) as error:
+            reason = str(getattr(error, "reason", error))
+    raise DownloadError(f"{url}: cannot be downloaded ({reason}) after {ATTEMPTS} attempts; {advice}")
+
+
+def _fetch(url: str, path: Path) -> None:
+    """One attempt of `download`."""
+    request = urllib.request.Request(url, headers={"User-Agent": USER_AGENT})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer, path.open("wb") as file:
+        size = int(answer.headers.get("Content-Length") or 0)
+        name = url.rsplit("/", 1)[-1]
+        with tqdm(total=size or None, desc=name, unit="B", unit_scale=True) as progress:
+            while block := answer.read(1 << 16):
+                file.write(block)
+                progress.update(len(block))
+    if size and path.stat().st_size != size:
+        raise OSError(f"the connection broke after {path.stat().st_size} of {size} bytes")

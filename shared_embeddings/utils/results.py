@@ -1,0 +1,107 @@
+"""Results as JSON files that say with which code, on what machine and when they came about."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shared_embeddings.utils.files import write_text
+
+# Where this code lies; its git state goes into every record.
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def provenance(packages: Iterable[str] = ("torch", "shared-embeddings")) -> dict[str, Any]:
+    """When and with what a result came about.
+
+    Args:
+        packages: the installed packages whose versions matter.
+
+    Returns:
+        ``date`` (UTC), ``git`` (commit, and whether the tree was dirty), ``versions``, ``device``.
+    """
+    commit, dirty = git_state(ROOT)
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "git": {"commit": commit, "dirty": dirty},
+        "versions": versions(packages),
+        "device": describe_device("cuda" if torch.cuda.is_available() else "cpu"),
+    }
+
+
+def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
+    """Write a record as JSON, completely or not at all; paths in it are told from the code's root on.
+
+    Raises:
+        ValueError: a value that JSON does not have (a tensor, a NaN).
+    """
+    try:
+        text = json.dumps(_portable(record), indent=2, ensure_ascii=False, allow_nan=False)
+    except TypeError as error:
+        raise ValueError(f"{path}: results cannot be written: {error}") from error
+    write_text(Path(path), text + "\n")
+
+
+def _portable(value: Any) -> Any:
+    """`value` with the paths in its strings told from the root on, so that the files can be handed on."""
+    if isinstance(value, Mapping):
+        return {key: _portable(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_portable(part) for part in value]
+    return value.replace(f"{ROOT}{os.sep}", "") if isinstance(value, str) else value
+
+
+def git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """Commit of `folder` and whether its tree differs from it; ``(None, None)`` where it is no git tree."""
+    try:
+        top, commit = _git(folder, "rev-parse", "--show-toplevel", "HEAD").splitlines()
+        # An installed copy may lie inside somebody else's tree.
+        if Path(top).resolve() != folder.resolve():
+            return None, None
+        return commit, bool(_git(folder, "status", "--porcelain").strip())
+    except (OSError, subprocess.CalledProcessError):
+        return None, None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """What a git command prints in `folder`."""
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def versions(packages: Iterable[str]) -> dict[str, str | None]:
+    """Versions of Python and of `packages`; ``None`` where one is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def describe_device(kind: str) -> str:
+    """The accelerators, for ``"cuda"``; else the processor and the number of torch's threads."""
+    if kind == "cuda":
+        return f"cuda: {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    return f"cpu: {_processor()}, {torch.get_num_threads()} threads"
+
+
+def _processor() -> str:
+    """The processor's name, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
