@@ -43,7 +43,7 @@ from safetensors.torch import load_file, save_file
 from lm import cli as lm_cli
 from nmt.checkpoint.files import read_checkpoint
 from nmt.patches import table as upstream
-from shared_embeddings.cli import main
+from shared_embeddings.cli.main import main
 from tests.lm import runs
 from tests.nmt.conftest import Host, run
 from tests.traps import Trap

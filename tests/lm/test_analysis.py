@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared_embeddings.cli import main
+from shared_embeddings.cli.main import main
 from tests.lm.command_line import write_corpus, write_model
 
 pytestmark = pytest.mark.usefixtures("installed_host")

@@ -21,7 +21,7 @@ from lm.checkpoint import load_model, read_checkpoint, save_model
 from lm.compression import CheckpointModel
 from lm.models import LanguageModel
 from shared_embeddings.checkpoints.storage import HEADER, STORES
-from shared_embeddings.cli import main
+from shared_embeddings.cli.main import main
 from shared_embeddings.errors import UserError
 from tests.altered import alter
 from tests.lm.command_line import run, write_corpus, write_model
@@ -52,7 +52,7 @@ LIMITED = """
 import resource, signal, sys
 from importlib.metadata import EntryPoint
 from shared_embeddings.checkpoints import adapter as compression_hosts
-from shared_embeddings.cli import main
+from shared_embeddings.cli.main import main
 compression_hosts.entry_points = lambda group: [EntryPoint("lm", "lm.compression:Host", group)]
 if sys.argv[1] == "killed":
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -13,7 +13,7 @@ import yaml
 
 from lm import cli
 from lm.checkpoint import read_checkpoint
-from shared_embeddings.cli import main as shared_embeddings
+from shared_embeddings.cli.main import main as shared_embeddings
 from shared_embeddings.errors import UserError
 from tests.altered import Odd, alter, flip, offsets, told
 from tests.lm.runs import run, settings, small_corpus

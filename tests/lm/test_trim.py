@@ -10,7 +10,7 @@ import torch
 
 from lm.checkpoint import load_model, read_checkpoint
 from lm.data.corpus import load_corpus
-from shared_embeddings.cli import main
+from shared_embeddings.cli.main import main
 from tests.lm.command_line import run, write_corpus, write_model
 
 pytestmark = pytest.mark.usefixtures("installed_host")

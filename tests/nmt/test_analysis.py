@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shared_embeddings.cli import main
+from shared_embeddings.cli.main import main
 from tests.nmt.conftest import Host
 from tests.nmt.test_training import METHODS
 

@@ -25,7 +25,7 @@ from nmt.checkpoint.parts import WEIGHTS
 from nmt.compression import CheckpointModel
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from shared_embeddings.checkpoints.storage import HEADER, STORES
-from shared_embeddings.cli import main
+from shared_embeddings.cli.main import main
 from tests.altered import alter
 from tests.nmt.conftest import Host, run
 from tests.nmt.test_training import DEFINE_MAP, METHODS

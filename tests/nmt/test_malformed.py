@@ -12,7 +12,7 @@ import torch
 
 from nmt import cli
 from nmt.checkpoint.files import allow_checkpoint_types
-from shared_embeddings.cli import main as shared_embeddings
+from shared_embeddings.cli.main import main as shared_embeddings
 from tests.altered import Odd, alter, told
 from tests.nmt.conftest import Host
 

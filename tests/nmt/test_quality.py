@@ -9,7 +9,7 @@ import pytest
 import sacrebleu
 
 from nmt.translate.quality import joined
-from shared_embeddings.cli import main
+from shared_embeddings.cli.main import main
 from tests.nmt.test_compression import STANDARD, Trained, compress
 
 pytestmark = pytest.mark.usefixtures("installed_host")

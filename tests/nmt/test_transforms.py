@@ -18,7 +18,7 @@ from subword_nmt.learn_bpe import learn_bpe
 from nmt.checkpoint.checkpoint import build_from_checkpoint
 from nmt.checkpoint.files import read_checkpoint
 from nmt.translate.quality import bleu
-from shared_embeddings.cli import main
+from shared_embeddings.cli.main import main
 from tests.nmt.conftest import Host, run
 
 Refusal = Callable[..., str]

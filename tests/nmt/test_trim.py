@@ -12,7 +12,7 @@ import torch
 from nmt.checkpoint.checkpoint import build_from_checkpoint, packing_of_checkpoint
 from nmt.checkpoint.files import read_checkpoint
 from shared_embeddings.checkpoints.storage import Packing
-from shared_embeddings.cli import main
+from shared_embeddings.cli.main import main
 from tests.nmt.conftest import Host, run
 
 pytestmark = pytest.mark.usefixtures("installed_host")

@@ -12,7 +12,7 @@ import pytest
 
 import shared_embeddings as se
 from shared_embeddings.classes import WordClasses
-from shared_embeddings.cli import main
+from shared_embeddings.cli.main import main
 
 SIZES = ["--vocab-size", "5000", "--dim", "64"]
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from shared_embeddings.cli import main
+from shared_embeddings.cli.main import main
 
 WORDS = 300
 DIM = 16

@@ -13,7 +13,7 @@ import torch
 import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-from shared_embeddings.cli import main
+from shared_embeddings.cli.main import main
 
 SYLLABLES = ["ka", "to", "mi", "re", "shu", "lon", "ber", "ti", "na", "ou", "gra", "ph", "ing", "é"]
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
