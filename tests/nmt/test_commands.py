@@ -282,7 +282,7 @@ def test_kill_and_resume(host: Host) -> None:
 
 def test_remains_of_a_killed_save_go(host: Host) -> None:
     """Those of this run's checkpoints, at its next start; those of another run stay."""
-    killed = "import os; from nmt.files import write_atomically as write"
+    killed = "import os; from nmt.checkpoint.files import write_atomically as write"
     half = "lambda name: (open(name, 'w'), os._exit(9))"
     for name in ("model", "other"):
         path = str(host.folder / f"{name}_step_3.pt")
@@ -329,7 +329,7 @@ def train_two(host: Host, folder: Path, **options: Any) -> list[torch.Tensor]:
     script = folder / "worker.py"
     script.write_text(
         "import sys, torch\n"
-        "from nmt import upstream\n"
+        "from nmt.patches import table as upstream\n"
         "from onmt.utils.parse import ArgumentParser\n"
         "import onmt.bin.train, onmt.utils.distributed as distributed\n"
         "rank = int(sys.argv.pop(1))\n"
@@ -606,7 +606,7 @@ def test_upstream_tests_pass_with_the_seams(tmp_path: Path) -> None:
     """OpenNMT's own tests (those that need no data of its repository), with every seam in place."""
     import onmt
 
-    (tmp_path / "conftest.py").write_text("from nmt import upstream\nupstream.install()\n")
+    (tmp_path / "conftest.py").write_text("from nmt.patches import table as upstream\nupstream.install()\n")
     folder = Path(onmt.__file__).parent / "tests"
     for name in [*UPSTREAM_TESTS, "utils_for_tests.py"]:
         shutil.copy(folder / name, tmp_path / name)
@@ -649,7 +649,7 @@ def test_missing_packages_are_replaced(tmp_path: Path) -> None:
         "find = importlib.util.find_spec\n"
         "hidden = ('pyonmttok', 'fasttext')\n"
         "importlib.util.find_spec = lambda name, *rest: None if name in hidden else find(name, *rest)\n"
-        "from nmt import upstream\n"
+        "from nmt.patches import table as upstream\n"
         "upstream.install()\n"
         "import pyonmttok, onmt.transforms.clean as clean\n"
         "print(pyonmttok.build_vocab_from_tokens(['a'])(['a']))\n"

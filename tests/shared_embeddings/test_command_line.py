@@ -69,7 +69,7 @@ def test_status_of_the_program() -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_output_that_cannot_be_written_fails() -> None:
     code = (
-        "from shared_embeddings.command_line import run; "
+        "from shared_embeddings.utils.command_line import run; "
         "raise SystemExit(run('tool', lambda _: print('x'), []))"
     )
     with open("/dev/full", "w") as full:
