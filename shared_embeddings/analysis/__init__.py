@@ -1,1 +1,1 @@
-"""What vectors are like: word similarity, and correlation between dimensions."""
+"""Analysis of word vectors: word similarity, and correlation between dimensions."""

@@ -1,4 +1,4 @@
-"""Correlation maps of the layers of an embedding (DeFINE, appendix B): streamed over the words, then drawn.
+"""Correlation maps of the layers of an embedding (DeFINE, appendix B), computed in blocks and plotted.
 
 Axes: ``V`` vocabulary, ``n`` words of a block.
 """
@@ -24,22 +24,22 @@ from shared_embeddings.analysis.similarity import (
 from shared_embeddings.checkpoints.adapter import WordEmbedding
 from shared_embeddings.utils.files import replacing
 
-# Words that are looked at together.
+# Words per block.
 _BLOCK = 2048
-# A bar appears for what takes longer than this, in seconds.
+# Seconds after which a progress bar appears.
 _BAR_DELAY = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerCorrelation:
-    """The correlation between the dimensions of one layer, over all words that go through it.
+    """The correlation between the dimensions of one layer, over all words that pass through it.
 
     Attributes:
-        embedding: the host's name of it.
-        layer: the method's name of it; for a group of dimensions, the group follows.
-        words: how many words go through it.
+        embedding: its name in the host.
+        layer: its name in the method, followed by the group for a group of dimensions.
+        words: the number of words that pass through it.
         correlations: ``(width, width)``; NaN for constant dimensions.
-        groups: into how many groups its dimensions fall.
+        groups: the number of groups of its dimensions.
     """
 
     embedding: str
@@ -49,7 +49,7 @@ class LayerCorrelation:
     groups: int
 
     def by_group(self) -> list[LayerCorrelation]:
-        """The correlation within each of its groups, where there are several."""
+        """The correlation within each group; empty for a single group."""
         if self.groups == 1:
             return []
         blocks = blocks_of_groups(self.correlations, self.groups)
@@ -59,7 +59,7 @@ class LayerCorrelation:
         ]
 
     def summary(self) -> dict[str, Any]:
-        """The numbers that tell about the layer, for a table or JSON."""
+        """The summary statistics of the layer, for a table or JSON."""
         is_grouped = self.groups > 1
         return {
             "embedding": self.embedding,
@@ -73,18 +73,18 @@ class LayerCorrelation:
         }
 
     def file_name(self) -> str:
-        """The name of the picture of its map."""
+        """The file name of its plot."""
         return re.sub(r"[^\w]+", "-", f"{self.embedding} {self.layer}").strip("-") + ".png"
 
 
 def layer_correlations(embedding: WordEmbedding, progress: bool = True) -> list[LayerCorrelation]:
-    """The correlation maps of all layers of an embedding, over its words without the padding word.
+    """The correlation maps of all layers of an embedding, over its words except padding.
 
-    Words are taken in blocks: memory depends on the widths of the layers, not on the vocabulary.
+    Memory depends on the widths of the layers, not on the vocabulary.
 
     Args:
         embedding: of any host.
-        progress: show a bar for what takes long.
+        progress: show a progress bar after two seconds.
     """
     number = len(embedding.words)
     ids = torch.arange(number)
@@ -108,11 +108,11 @@ def layer_correlations(embedding: WordEmbedding, progress: bool = True) -> list[
 
 
 def draw_map(found: LayerCorrelation, path: Path) -> None:
-    """Draw the absolute correlations, from 0 to 1 as in the paper's figures, into a PNG file.
+    """Plot the absolute correlations, from 0 to 1 as in the paper's figures, to a PNG file.
 
-    Constant dimensions are grey.
+    Constant dimensions are gray.
     """
-    # Not pyplot: it would choose a window system and keep every figure alive.
+    # Not pyplot, which chooses a GUI backend and keeps every figure alive.
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -120,8 +120,8 @@ def draw_map(found: LayerCorrelation, path: Path) -> None:
     figure = Figure(figsize=(4.4, 4.0), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    colours = colormaps["viridis"].with_extremes(bad="lightgrey")
-    image = axes.imshow(found.correlations.abs().numpy(), vmin=0.0, vmax=1.0, cmap=colours)
+    colors = colormaps["viridis"].with_extremes(bad="lightgrey")
+    image = axes.imshow(found.correlations.abs().numpy(), vmin=0.0, vmax=1.0, cmap=colors)
     axes.set_title(f"{found.embedding}: {found.layer}", fontsize=9)
     axes.set_xlabel("dimension")
     figure.colorbar(image, label="absolute correlation")

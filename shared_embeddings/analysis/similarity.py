@@ -1,4 +1,4 @@
-"""What vectors are like: agreement with people about similar words, correlation between dimensions.
+"""Statistics of word vectors: agreement with human similarity scores, correlation between dimensions.
 
 Axes: ``V`` vocabulary, ``D`` dimension, ``n`` any number of rows.
 """
@@ -14,20 +14,20 @@ from torch import Tensor
 
 from shared_embeddings.analysis.word_pairs import WordPairs
 
-# A standard deviation below this share of the mean is what rounding makes of a constant.
+# A standard deviation below this fraction of the mean is the rounding error of a constant.
 _CONSTANT = 1e-6
 
 
 def spearman(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray) -> float | None:
-    """Spearman's rank correlation of two lists: Pearson's of their ranks, ties with their average rank.
+    """Spearman's rank correlation of two lists, with average ranks for ties.
 
-    None where it is not defined: fewer than two values, or all of a list alike.
+    Returns None where it is undefined: fewer than two values, or a constant list.
 
     Raises:
         ValueError: lists of different lengths.
     """
     if len(first) != len(second):
-        raise ValueError(f"the lists have {len(first)} and {len(second)} values; give as many of both")
+        raise ValueError(f"the lists have {len(first)} and {len(second)} values; pass lists of equal length")
     ranks = [_average_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)]
     centred = [rank - rank.mean() if len(rank) else rank for rank in ranks]
     norm = np.sqrt(np.square(centred[0]).sum() * np.square(centred[1]).sum())
@@ -35,21 +35,21 @@ def spearman(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.n
 
 
 def _average_ranks(values: np.ndarray) -> np.ndarray:
-    """The ranks of values ``(n,)`` from 1 on; those that are alike have the average of theirs."""
+    """The ranks of values ``(n,)``, starting at 1; ties get their average rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (counts.cumsum() - (counts - 1) / 2)[inverse]
 
 
 @dataclasses.dataclass(frozen=True)
 class Similarity:
-    """How far the cosine similarity of vectors agrees with people.
+    """Agreement of the cosine similarity of vectors with human scores.
 
     Attributes:
-        name: of the set of pairs.
-        rho: Spearman's, over the known pairs; None where it is not defined.
-        known: how many pairs have a vector for both words.
-        pairs: how many there are.
-        lower_cased: how many of the known pairs have a word that is known in lower case only.
+        name: the name of the set of pairs.
+        rho: Spearman's rho over the known pairs; None where it is undefined.
+        known: the number of pairs with vectors for both words.
+        pairs: the number of pairs.
+        lower_cased: the number of known pairs with a word that is known in lower case only.
     """
 
     name: str
@@ -60,18 +60,18 @@ class Similarity:
 
     @property
     def coverage(self) -> float:
-        """The share of the pairs that is known."""
+        """The fraction of pairs that is known."""
         return self.known / self.pairs
 
 
 def word_similarity(words: Sequence[str], vectors: np.ndarray, test: WordPairs) -> Similarity:
-    """Spearman's rho between the cosine similarity of word vectors and the scores that people gave.
+    """Spearman's rho between the cosine similarity of word vectors and human scores.
 
-    A word that is not known as it is written is looked up in lower case. Pairs with an unknown word are left
-    out; so are those with a vector of zeros, which has no direction.
+    An unknown word is looked up again in lower case. Pairs with an unknown word or an all-zero vector are
+    skipped.
 
     Args:
-        words: V words; of one that is there twice, the first counts.
+        words: V words; the first occurrence of a repeated word counts.
         vectors: ``(V, D)``.
         test: the pairs.
     """
@@ -87,7 +87,7 @@ def word_similarity(words: Sequence[str], vectors: np.ndarray, test: WordPairs) 
         norm = np.sqrt((one @ one) * (other @ other))
         if norm == 0:
             continue
-        # Rounding must not tell apart what is the same, such as the similarity of a word with itself.
+        # Rounding errors must not break ties, such as the similarity of words with themselves.
         cosines.append(round(float(one @ other / norm), 9))
         scores.append(score)
         lower_cased += any(word not in places for word in (first, second))
@@ -95,16 +95,15 @@ def word_similarity(words: Sequence[str], vectors: np.ndarray, test: WordPairs) 
 
 
 def _place(word: str, places: dict[str, int]) -> int | None:
-    """The place of a word, or else of its lower-cased form."""
+    """The index of a word, or else of its lower-cased form."""
     return places.get(word, places.get(word.lower()))
 
 
 class CorrelationMap:
-    """Pearson's correlation between the dimensions of vectors that come in blocks.
+    """Pearson's correlation between the dimensions of vectors, accumulated in blocks.
 
-    DeFINE's appendix B takes the matrix of products E^T E; here the means are taken out and each dimension
-    is divided by its standard deviation, so that maps of different layers compare. Memory is that of two
-    matrices ``(D, D)`` of 64 bits, however many vectors there are.
+    DeFINE's appendix B uses the matrix of products E^T E; here each dimension is standardized, so that maps
+    of different layers are comparable. Memory is two float64 matrices ``(D, D)``, for any number of vectors.
     """
 
     def __init__(self, dim: int) -> None:
@@ -113,10 +112,9 @@ class CorrelationMap:
         self._products = torch.zeros(dim, dim, dtype=torch.float64)
 
     def add(self, vectors: Tensor) -> None:
-        """Take in vectors ``(n, D)``.
+        """Add vectors ``(n, D)``.
 
-        The sums of products around the means of two sets are those of each, and the difference of the means
-        with itself, weighted by ``n m / (n + m)`` (Chan et al., 1979): nothing large is subtracted.
+        Merges centered sums of products with the update of Chan et al. (1979), which avoids cancellation.
         """
         number = len(vectors)
         if number == 0:
@@ -132,7 +130,7 @@ class CorrelationMap:
         self.count = total
 
     def matrix(self) -> Tensor:
-        """The correlations ``(D, D)``; NaN in the row and the column of a dimension that is constant."""
+        """The correlations ``(D, D)``; NaN in the rows and columns of constant dimensions."""
         deviations = (self._products.diagonal() / max(self.count, 1)).clamp(min=0.0).sqrt()
         constant = deviations <= _CONSTANT * self._mean.abs()
         scale = deviations.reciprocal().masked_fill(constant, torch.nan)
@@ -141,13 +139,13 @@ class CorrelationMap:
 
 
 def mean_off_diagonal(correlations: Tensor) -> float | None:
-    """The mean absolute correlation between two different dimensions, or of two different groups of them.
+    """The mean absolute correlation between two different dimensions.
 
     Args:
-        correlations: ``(D, D)``; NaN is left out.
+        correlations: ``(D, D)``; NaN is ignored.
 
     Returns:
-        None where there are no two dimensions.
+        None for fewer than two dimensions.
     """
     others = ~torch.eye(len(correlations), dtype=torch.bool)
     return _mean_absolute(correlations[others])
@@ -157,8 +155,8 @@ def mean_between_groups(correlations: Tensor, groups: int) -> float | None:
     """The mean absolute correlation between dimensions of different groups (DeFINE, Figure 11).
 
     Args:
-        correlations: ``(D, D)``; NaN is left out.
-        groups: how many groups, each of D / groups dimensions that stand together.
+        correlations: ``(D, D)``; NaN is ignored.
+        groups: the number of groups, each of D / groups adjacent dimensions.
     """
     number = torch.arange(len(correlations)) // (len(correlations) // groups)
     return _mean_absolute(correlations[number.unsqueeze(0) != number.unsqueeze(1)])
@@ -172,11 +170,11 @@ def blocks_of_groups(correlations: Tensor, groups: int) -> list[Tensor]:
 
 
 def constant_dimensions(correlations: Tensor) -> int:
-    """How many dimensions have the same value for all words."""
+    """The number of dimensions that have the same value for all words."""
     return int(correlations.diagonal().isnan().sum())
 
 
 def _mean_absolute(values: Tensor) -> float | None:
-    """The mean absolute value of those that are no NaN; None where there are none."""
+    """The mean absolute value, ignoring NaN; None if nothing is left."""
     kept = values[~values.isnan()]
     return float(kept.abs().mean()) if len(kept) else None

@@ -1,4 +1,4 @@
-"""Word vectors from files: GloVe, word2vec and fastText, text and binary, read by gensim.
+"""Read word vector files of GloVe, word2vec and fastText, text and binary, with gensim.
 
 Axes: ``V`` vocabulary, ``D`` dimension.
 """
@@ -13,18 +13,18 @@ import numpy as np
 
 from shared_embeddings.utils.files import UNREADABLE, first_line
 
-# How a model of fastText with its sub-words begins.
+# The first bytes of a fastText model with subwords.
 _FASTTEXT_MAGIC = (793712314).to_bytes(4, "little")
-# No line of a text of vectors is longer; in a binary file there may be no end of a line for long.
+# Longer than any line of a text file; binary files may have no line end.
 _LONGEST_LINE = 1 << 20
 
 
 class WordVectors(NamedTuple):
-    """Vectors of words.
+    """Words and their vectors.
 
     Attributes:
-        words: V different words, in the order of the file, which mostly is that of their frequency.
-        vectors: ``(V, D)`` in 32 bits.
+        words: V distinct words in file order, usually by frequency.
+        vectors: ``(V, D)`` float32.
     """
 
     words: list[str]
@@ -32,22 +32,22 @@ class WordVectors(NamedTuple):
 
 
 def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
-    """Read word vectors in any of the usual formats, which is found out from the content.
+    """Read word vectors in any common format, detected from the content.
 
-    These are lines of a word and its numbers with spaces between them (GloVe), the same below a line with V
-    and D (word2vec, fastText ``.vec``), word2vec's binary format, and fastText's ``.bin``; all but the last
-    may be gzipped when their name ends in ``.gz``. Of a word that is there twice, the first vector counts.
+    Formats: lines of a word and its numbers, separated by spaces (GloVe); the same after a header line V D
+    (word2vec, fastText ``.vec``); word2vec's binary format; fastText's ``.bin``. All but the last may be
+    gzipped if their name ends in ``.gz``. The first vector of a repeated word counts.
 
     Args:
         path: the file.
-        limit: read the first so many words only; all when left out.
+        limit: read only this many words; all if None.
 
     Raises:
-        ValueError: the file is missing, malformed (the line is named) or cut short, or `limit` is below 1.
+        ValueError: the file is missing, malformed or truncated, or `limit` is below 1.
         ImportError: gensim is not installed.
     """
     if limit is not None and limit < 1:
-        raise ValueError(f"limit is {limit}, but at least 1 word has to be read; raise it")
+        raise ValueError(f"limit is {limit}, but must be at least 1; raise it")
     if not path.is_file():
         raise ValueError(f"vectors {path}: no such file; check the path")
     kind = _kind_of(path)
@@ -55,13 +55,13 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
         _check_lines(path, has_header=kind != "lines", limit=limit)
     try:
         keyed = _load(path, kind, limit)
-    # gensim's readers of binary files fail in many ways on what is none.
+    # gensim's binary readers raise many kinds of errors for other files.
     except (*UNREADABLE, MemoryError, NotImplementedError) as error:
         raise ValueError(
-            f"vectors {path}: cannot be read as {kind} ({first_line(error)}); it is damaged or cut short, "
-            "or of another format"
+            f"vectors {path}: cannot be read as {kind} ({first_line(error)}); it is damaged, truncated, "
+            "or in another format"
         ) from error
-    # Words that are repeated leave empty places at the end.
+    # Repeated words leave unused rows at the end.
     number = len(keyed.key_to_index) if limit is None else min(limit, len(keyed.key_to_index))
     found = WordVectors(keyed.index_to_key[:number], np.asarray(keyed.vectors, np.float32)[:number])
     _check_content(path, found)
@@ -69,19 +69,19 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
 
 
 def _gensim() -> Any:
-    """gensim, or what to do without it."""
+    """Import gensim, or raise an error that names it."""
     try:
         import gensim  # type: ignore[import-untyped]
         import gensim.models.fasttext  # type: ignore[import-untyped]
     except ImportError:
         raise ImportError(
-            "reading word vectors needs gensim, which is not installed; pip install gensim"
+            "reading word vectors requires gensim, which is not installed; pip install gensim"
         ) from None
     return gensim
 
 
 def _load(path: Path, kind: str, limit: int | None) -> Any:
-    """gensim's vectors of a file."""
+    """Load a file with gensim."""
     gensim = _gensim()
     if kind == "a fastText model":
         return gensim.models.fasttext.load_facebook_vectors(str(path))
@@ -91,7 +91,7 @@ def _load(path: Path, kind: str, limit: int | None) -> Any:
 
 
 def _kind_of(path: Path) -> str:
-    """The format of a file, by its beginning."""
+    """Detect the format of a file from its first lines."""
     try:
         with _gensim().utils.open(str(path), "rb") as file:
             first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
@@ -100,20 +100,20 @@ def _kind_of(path: Path) -> str:
     if first.startswith(_FASTTEXT_MAGIC):
         return "a fastText model"
     if not first.strip():
-        raise ValueError(f"vectors {path}: is empty, or begins with an empty line; replace it")
+        raise ValueError(f"vectors {path}: is empty or starts with an empty line; replace it")
     if not _is_header(first):
         return "lines"
     return "lines below a header" if _is_text(second) else "binary vectors"
 
 
 def _is_header(line: bytes) -> bool:
-    """Whether a line has V and D, and nothing else."""
+    """Whether a line consists of V and D."""
     fields = line.split()
     return len(fields) == 2 and all(field.isdigit() for field in fields)
 
 
 def _is_text(line: bytes) -> bool:
-    """Whether a line has no bytes that only numbers in binary have."""
+    """Whether a line is printable text rather than binary numbers."""
     try:
         return all(character.isprintable() or character.isspace() for character in line.decode("utf-8"))
     except UnicodeDecodeError:
@@ -121,9 +121,9 @@ def _is_text(line: bytes) -> bool:
 
 
 def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
-    """Raise ValueError for the first line that has another number of fields than its fellows.
+    """Raise ValueError for the first line with a different number of fields.
 
-    gensim would repeat a single number over all dimensions.
+    gensim would broadcast a single number over all dimensions.
     """
     wanted, expected = None, None
     for number, line in enumerate(_lines(path, limit, has_header), 1):
@@ -132,29 +132,29 @@ def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
             wanted, expected = dim, min(count, limit or count)
             continue
         if line.startswith(b" "):
-            raise ValueError(f"vectors {path}: line {number} begins with a space, not a word; correct it")
+            raise ValueError(f"vectors {path}: line {number} starts with a space, not a word; correct it")
         dim = line.rstrip().count(b" ")
         wanted = wanted or dim
         if dim != wanted or dim == 0:
             raise ValueError(
-                f"vectors {path}: line {number} has {dim} numbers behind its word, wanted "
+                f"vectors {path}: line {number} has {dim} numbers after its word, expected "
                 f"{wanted or 'some'}; correct or remove it"
             )
     if expected is not None and number - 1 < expected:
         raise ValueError(
-            f"vectors {path}: its first line tells of {expected} words, but there are {number - 1}; it is "
-            "cut short"
+            f"vectors {path}: its header announces {expected} words, but there are {number - 1}; it is "
+            "truncated"
         )
     if expected is not None and limit is None and number - 1 > expected:
-        # gensim would pass over the rest.
+        # gensim would ignore the rest.
         raise ValueError(
-            f"vectors {path}: its first line tells of {expected} words, but there are {number - 1}; correct "
-            "that line"
+            f"vectors {path}: its header announces {expected} words, but there are {number - 1}; correct "
+            "the header"
         )
 
 
 def _lines(path: Path, limit: int | None, has_header: bool) -> Iterator[bytes]:
-    """The lines that are read."""
+    """The lines of the file, up to the limit."""
     try:
         with _gensim().utils.open(str(path), "rb") as file:
             for number, line in enumerate(file):
@@ -166,12 +166,12 @@ def _lines(path: Path, limit: int | None, has_header: bool) -> Iterator[bytes]:
 
 
 def _check_content(path: Path, found: WordVectors) -> None:
-    """Raise ValueError unless there are vectors, all of finite numbers."""
+    """Raise ValueError unless there are vectors and all are finite."""
     if found.vectors.ndim != 2 or 0 in found.vectors.shape:
-        raise ValueError(f"vectors {path}: has no words, or no dimensions; take another file")
+        raise ValueError(f"vectors {path}: has no words or no dimensions; use another file")
     broken = ~np.isfinite(found.vectors).all(axis=1)
     if broken.any():
         raise ValueError(
-            f"vectors {path}: the vector of {found.words[int(broken.argmax())]!r} has values that are no "
-            "finite numbers; replace the file"
+            f"vectors {path}: the vector of {found.words[int(broken.argmax())]!r} contains NaN or "
+            "infinity; replace the file"
         )

@@ -1,4 +1,4 @@
-"""Semantic classes of words for UnClE: clusters of word vectors, their file, and words that came later."""
+"""Semantic word classes for UnClE: clustering word vectors, class files, and unknown words."""
 
 from shared_embeddings.classes.making import Clusters, cluster, make_classes, read_vocabulary, regroup
 from shared_embeddings.classes.sizes import describe_sizes, draw_sizes

@@ -1,4 +1,4 @@
-"""Clusters of word vectors, and the class file of a vocabulary (UnClE, section 4.2).
+"""Cluster word vectors and write the class file of a vocabulary (UnClE, section 4.2).
 
 Axes: ``V`` vocabulary, ``K`` classes, ``d`` width of the word vectors.
 """
@@ -27,31 +27,31 @@ class Clusters(NamedTuple):
 
 
 def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
-    """Group word vectors by k-means (section 4.2), by direction: all are first scaled to length one.
+    """Cluster word vectors with k-means (section 4.2), after scaling each of them to unit length.
 
-    The length of a skip-gram vector follows the word's frequency; with it, k-means puts most frequent words
-    into classes of their own. Vectors that are all zero belong to words that never occurred: they do not move
-    the centres, and go to the class of `class_of_unseen`.
+    The length of a skip-gram vector depends on the word's frequency; without scaling, k-means puts most
+    frequent words into classes of their own. All-zero vectors belong to words that never occurred: they are
+    excluded from the clustering and assigned to the class of `class_of_unseen`.
 
     Args:
         vectors: ``(V, d)``.
         num_classes: K.
-        seed: of the first centres.
+        seed: for the initial centers.
 
     Raises:
-        ValueError: more classes than different vectors, an impossible seed, or numbers that are not finite.
+        ValueError: more classes than distinct vectors, an invalid seed, or vectors that are not finite.
         ImportError: scikit-learn is not installed.
     """
     _check_settings(num_classes, seed)
     if not np.isfinite(vectors).all():
-        raise ValueError("word vectors hold numbers that are not finite; train them anew")
+        raise ValueError("word vectors contain NaN or infinity; train them again")
     seen = vectors.any(axis=1)
     directions = vectors[seen] / np.linalg.norm(vectors[seen], axis=1, keepdims=True)
     different = len(np.unique(directions, axis=0))
     if num_classes > different:
         raise ValueError(
-            f"num_classes is {num_classes}, but only {different} words with different vectors are there to "
-            "group; lower it, or give more text"
+            f"num_classes is {num_classes}, but only {different} words have distinct vectors; lower it, or "
+            "provide more text"
         )
     fitted = _kmeans()(n_clusters=num_classes, n_init=1, random_state=seed).fit(directions)
     classes = np.full(len(vectors), class_of_unseen(fitted.cluster_centers_), dtype=np.int64)
@@ -62,10 +62,10 @@ def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
 def read_vocabulary(path: Path) -> tuple[str, ...]:
     """Read the words of a vocabulary file, one per line in the order of their ids, with or without counts.
 
-    A count is a number behind a tab or a space, as ``onmt_build_vocab`` writes it.
+    A count is a number after a tab or a space, as ``onmt_build_vocab`` writes it.
 
     Raises:
-        ValueError: the file is missing, empty or not UTF-8, or a line is no word (its number is named).
+        ValueError: the file is missing, empty or not UTF-8, or has a line without a word.
     """
     try:
         with open(path, encoding="utf-8-sig", newline="\n") as file:
@@ -80,7 +80,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     for number, line in enumerate(lines, 1):
         word = _without_count(line.rstrip("\r"))
         if not word:
-            raise ValueError(f"vocabulary {path}: line {number} holds no word; remove it")
+            raise ValueError(f"vocabulary {path}: line {number} has no word; remove it")
         if word in first_line:
             raise ValueError(
                 f"vocabulary {path}: line {number} repeats {word!r} of line {first_line[word]}; remove one"
@@ -101,23 +101,23 @@ def make_classes(
     figure: Path | None = None,
     force: bool = False,
 ) -> str:
-    """Make the class file of a vocabulary from tokenised texts.
+    """Make the class file of a vocabulary from tokenized texts.
 
     Args:
         texts, dim, window, seed: as in `train_word_vectors`.
-        epochs: likewise. On the Penn Treebank (900,000 words) 5 leave 280 of 1000 classes with a single word,
-            20 leave 43.
+        epochs: likewise. On the Penn Treebank (900,000 words), 280 of 1000 classes have a single word after 5
+            epochs, 43 after 20.
         vocab_file: as in `read_vocabulary`.
-        num_classes: K; the paper suggests a little less than a tenth of the words (A.4).
+        num_classes: K; the paper suggests slightly less than a tenth of the words (A.4).
         output: the .npz file to write.
-        figure: a PNG file for the sizes of the classes (Figure 2).
-        force: replace files that are there.
+        figure: the PNG file to write, a plot of the class sizes (Figure 2).
+        force: overwrite existing files.
 
     Returns:
-        What was made, in words and as a histogram.
+        A summary with a histogram of the class sizes.
 
     Raises:
-        ValueError: as in the functions that this calls.
+        ValueError: as in the functions called.
         ImportError: gensim, scikit-learn or (for a figure) matplotlib is not installed.
     """
     words = read_vocabulary(vocab_file)
@@ -142,21 +142,21 @@ def regroup(
     figure: Path | None = None,
     force: bool = False,
 ) -> str:
-    """Make another number of classes from the word vectors of a class file, without the texts.
+    """Make a different number of classes from the word vectors of a class file, without the texts.
 
-    The file is the one that `make_classes` would make with that number and the settings of `classes`, if
-    `seed` is also the one of these.
+    With the same `seed`, the result equals that of `make_classes` with this number and the settings of
+    `classes`.
 
     Args:
-        classes: the file that the vectors are taken from.
+        classes: the file that provides the vectors.
         num_classes, output, figure, force: as in `make_classes`.
-        seed: of the first centres.
+        seed: for the initial centers.
 
     Returns:
-        What was made, in words and as a histogram.
+        A summary with a histogram of the class sizes.
 
     Raises:
-        ValueError, ImportError: as in the functions that this calls.
+        ValueError, ImportError: as in the functions called.
     """
     known = WordClasses.load(classes)
     _check_before_work(len(known.words), num_classes, seed)
@@ -167,7 +167,7 @@ def regroup(
 
 
 def _check_settings(num_classes: int, seed: int) -> None:
-    """Raise ValueError for a number of classes, or a seed, that cannot be."""
+    """Raise ValueError for an invalid number of classes or seed."""
     if num_classes < 1:
         raise ValueError(f"num_classes is {num_classes}, but it must be at least 1; raise it")
     if not 0 <= seed < 2**32:
@@ -175,7 +175,7 @@ def _check_settings(num_classes: int, seed: int) -> None:
 
 
 def _check_before_work(words: int, num_classes: int, seed: int) -> None:
-    """Raise at once what would otherwise be raised in the end."""
+    """Raise before the long work what would fail after it."""
     _kmeans()
     _check_settings(num_classes, seed)
     if num_classes > words:
@@ -185,7 +185,7 @@ def _check_before_work(words: int, num_classes: int, seed: int) -> None:
 def _check_files(
     inputs: Mapping[str, tuple[PathOption, Given]], output: Path, figure: Path | None, force: bool
 ) -> None:
-    """Check the files before any work, and that a figure can be drawn where one is asked for."""
+    """Check the files, and that matplotlib is available if a figure is requested."""
     outputs = {"--output": (PathOption.NEW_FILE, output), "--figure": (PathOption.NEW_FILE, figure)}
     check_paths({**inputs, **outputs}, force)
     if figure is not None:
@@ -193,7 +193,7 @@ def _check_files(
 
 
 def _write(made: WordClasses, output: Path, figure: Path | None) -> str:
-    """Write a class file and its figure, both or neither, and describe what it holds."""
+    """Write a class file and its figure, both or neither, and return the summary."""
     with staged([pathlib.Path(path) for path in (output, figure) if path is not None]) as places:
         made.save(places[0])
         if figure is not None:
@@ -202,7 +202,7 @@ def _write(made: WordClasses, output: Path, figure: Path | None) -> str:
     unseen = int((~made.vectors.any(axis=1)).sum())
     if unseen:
         lines.append(
-            f"words that never occur in the texts: {unseen:,}, in class {class_of_unseen(made.centres)}"
+            f"words that do not occur in the texts: {unseen:,}, in class {class_of_unseen(made.centres)}"
         )
     if figure is not None:
         lines.append(f"figure: {figure}")

@@ -1,4 +1,4 @@
-"""How many words the classes of a vocabulary have: as text and as a figure."""
+"""The class sizes of a vocabulary, as text and as a figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BAR = 40
 
 
 def describe_sizes(word_classes: WordClasses) -> str:
-    """The histogram of the class sizes as text: how many classes have how many words."""
+    """A text histogram of the class sizes."""
     sizes = word_classes.sizes()
     lines = [
         f"{len(word_classes.words):,} words in {len(sizes):,} classes: smallest {sizes.min():,}, "
@@ -33,7 +33,7 @@ def describe_sizes(word_classes: WordClasses) -> str:
 
 
 def draw_sizes(word_classes: WordClasses, path: Path) -> None:
-    """Draw the class sizes, largest first (Figure 2), into a PNG file.
+    """Plot the class sizes, largest first (Figure 2), to a PNG file.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -50,7 +50,7 @@ def draw_sizes(word_classes: WordClasses, path: Path) -> None:
 
 
 def figure_class() -> Any:
-    """matplotlib's figure."""
+    """matplotlib's Figure class."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,4 +1,4 @@
-"""Skip-gram word vectors of tokenised text, by gensim: what semantic classes are made from (UnClE, 4.2)."""
+"""Skip-gram word vectors of tokenized text, trained by gensim, for semantic classes (UnClE, section 4.2)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 Path = str | os.PathLike[str]
 
-# gensim cuts sentences off after this many words.
+# gensim truncates longer sentences.
 _LONGEST_SENTENCE = 10_000
 
 
@@ -25,21 +25,21 @@ def train_word_vectors(
 ) -> np.ndarray:
     """Train skip-gram vectors (Mikolov et al., 2013) for the words of a vocabulary.
 
-    One worker, so that the same texts, vocabulary and seed give the same vectors. Tokens that are not in the
-    vocabulary are left out, as word2vec leaves out rare words.
+    Training is deterministic (one worker). Tokens outside the vocabulary are skipped, as word2vec skips rare
+    words.
 
     Args:
-        texts: UTF-8 files, a sentence per line, tokens between white space: words, or sub-words as the model
-            will see them.
-        vocabulary: the words (V) that get a vector.
+        texts: UTF-8 files with one sentence per line and whitespace between tokens (words, or subwords as the
+            model uses them).
+        vocabulary: the V words to train vectors for.
         dim, window, epochs: of skip-gram.
-        seed: of the first vectors and of all draws.
+        seed: for initialization and sampling.
 
     Returns:
-        ``(V, dim)`` in 32 bits; all zeros for a word that never occurs.
+        ``(V, dim)`` float32; all zeros for a word that never occurs.
 
     Raises:
-        ValueError: a text is missing or not UTF-8, no word of the vocabulary occurs, or a setting below 1.
+        ValueError: a text is missing or not UTF-8, no word of the vocabulary occurs, or a setting is below 1.
         ImportError: gensim is not installed.
     """
     for name, value in (("dim", dim), ("window", window), ("epochs", epochs)):
@@ -51,7 +51,7 @@ def train_word_vectors(
     counts, number = sentences.count()
     if not counts:
         raise ValueError(
-            "no word of the vocabulary occurs in the texts; give texts tokenised as the vocabulary is"
+            "no word of the vocabulary occurs in the texts; tokenize the texts as the vocabulary"
         )
     try:
         from gensim.models import Word2Vec  # type: ignore[import-untyped]
@@ -60,7 +60,7 @@ def train_word_vectors(
             "word vectors need gensim, which is not installed; pip install 'shared-embeddings[classes]'"
         ) from None
     model = Word2Vec(vector_size=dim, window=window, sg=1, min_count=1, workers=1, seed=seed, epochs=epochs)
-    # In the order of the vocabulary, so that words of equal counts come in the same order every time.
+    # In vocabulary order, so that ties between counts are always broken alike.
     model.build_vocab_from_freq({word: counts[word] for word in vocabulary if word in counts})
     with _progress(number * epochs) as bar:
         sentences.bar = bar
@@ -73,14 +73,14 @@ def train_word_vectors(
 
 
 def _progress(total: int) -> Any:
-    """A progress bar over sentences, on a terminal only."""
+    """A progress bar over sentences, shown on a terminal only."""
     from tqdm import tqdm
 
     return tqdm(total=total, desc="word vectors", unit=" sentences", disable=None)
 
 
 class _Sentences:
-    """The sentences of text files, as lists of words of a vocabulary; can be gone through many times."""
+    """The sentences of text files as lists of in-vocabulary words; can be iterated many times."""
 
     def __init__(self, texts: Sequence[Path], vocabulary: Sequence[str]) -> None:
         self.texts = texts
@@ -97,7 +97,7 @@ class _Sentences:
                     yield words[start : start + _LONGEST_SENTENCE]
 
     def count(self) -> tuple[Counter[str], int]:
-        """How often every word occurs, and how many sentences there are."""
+        """Word counts and the number of sentences."""
         counts: Counter[str] = Counter()
         number = 0
         for words in self:
@@ -107,7 +107,7 @@ class _Sentences:
 
 
 def _lines(text: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file; ValueError names the file where it cannot be read."""
+    """The lines of a UTF-8 file; raises ValueError with its name if it cannot be read."""
     try:
         with open(text, encoding="utf-8-sig") as file:
             yield from file

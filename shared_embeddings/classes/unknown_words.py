@@ -1,4 +1,4 @@
-"""Words that a model with semantic classes does not know (UnClE, appendix A.5).
+"""Vectors for out-of-vocabulary words of a model with semantic classes (UnClE, appendix A.5).
 
 Axes: ``D`` embedding dimension, ``d`` width of the word vectors.
 """
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 
 def out_of_vocabulary_row(embedding: UncleEmbedding, word_classes: WordClasses, vector: np.ndarray) -> Tensor:
-    """The row ``(D,)`` of a word that the model does not know, from its word vector (A.5).
+    """The row ``(D,)`` of an out-of-vocabulary word, computed from its word vector (A.5).
 
-    Its class is the one with the nearest centre by cosine, among those that hold words; its unique part is a
-    mix of the unique parts of that class's words, each weighted by its cosine to the new word (negative ones
-    count as zero), all weights adding up to one.
+    Its class is the non-empty one whose center has the highest cosine similarity. Its unique part is the
+    weighted mean of the unique parts of that class's words; the weights are their cosine similarities to the
+    new word, clipped at zero and normalized to sum to one.
 
     Args:
         embedding: a trained `uncle` embedding with one level of classes.
-        word_classes: the classes that it was built with, see `WordClasses.for_vocabulary`.
-        vector: ``(d,)`` the word's vector among those that the classes were made from.
+        word_classes: the classes it was built with, see `WordClasses.for_vocabulary`.
+        vector: ``(d,)`` the word's vector, from the same space as the vectors of the classes.
 
     Raises:
-        ValueError: the classes are not the embedding's, or the vector has another width or no direction.
+        ValueError: the classes are not the embedding's, or the vector has the wrong width or is zero.
     """
     if embedding.classes.size(1) != 1:
-        raise ValueError("rows of unknown words need an embedding with one level of classes")
+        raise ValueError("rows of unknown words require an embedding with one level of classes")
     own = embedding.classes[:, 0].cpu().numpy().astype(np.int64)
     if not np.array_equal(own, word_classes.classes):
         raise ValueError(
-            "these are not the classes of the embedding; give those that it was built with, in the order of "
+            "these are not the classes of the embedding; pass the classes it was built with, in the order of "
             "its vocabulary (WordClasses.for_vocabulary)"
         )
     direction = np.asarray(vector, dtype=np.float64)
@@ -47,7 +47,7 @@ def out_of_vocabulary_row(embedding: UncleEmbedding, word_classes: WordClasses, 
             f"{word_classes.centres.shape[1]} dimensions"
         )
     if not np.isfinite(direction).all() or not direction.any():
-        raise ValueError("the word's vector is zero or not finite, so that it is near no class")
+        raise ValueError("the word's vector is zero or not finite; pass a vector that has a direction")
     usable = np.arange(len(own)) != (-1 if embedding.padding_idx is None else embedding.padding_idx)
     to_centres = _cosines(word_classes.centres, direction)
     to_centres[np.setdiff1d(np.arange(word_classes.num_classes), own[usable])] = -np.inf
@@ -62,7 +62,7 @@ def out_of_vocabulary_row(embedding: UncleEmbedding, word_classes: WordClasses, 
 
 
 def _cosines(vectors: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """``(n,)`` the cosines of `vectors` ``(n, d)`` with one vector; 0 for vectors that are all zero."""
+    """``(n,)`` cosine similarities of `vectors` ``(n, d)`` with one vector; 0 for all-zero vectors."""
     products = vectors.astype(np.float64) @ direction
     norms = np.linalg.norm(vectors.astype(np.float64), axis=1) * np.linalg.norm(direction)
     return np.divide(products, norms, out=np.zeros_like(products), where=norms > 0)

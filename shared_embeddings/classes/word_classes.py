@@ -1,4 +1,4 @@
-"""Words with their semantic classes, and the file that holds them.
+"""Words with their semantic classes, and the class file.
 
 Axes: ``V`` vocabulary, ``K`` classes, ``d`` width of the word vectors.
 """
@@ -26,17 +26,17 @@ _FORMAT = 1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WordClasses:
-    """The words of a vocabulary, each with its semantic class (section 4.2).
+    """The words of a vocabulary with their semantic classes (section 4.2).
 
     Attributes:
-        words: the V words, in the order of their ids.
+        words: the V words in id order.
         classes: ``(V,)`` integers from 0 to K - 1.
-        centres: ``(K, d)`` the centre of every class among the word vectors.
+        centres: ``(K, d)`` the class centers in the space of the word vectors.
         vectors: ``(V, d)`` the word vectors; all zeros for a word that never occurred.
-        settings: what the classes were made with, for the record.
+        settings: how the classes were made, for reference.
 
     Raises:
-        ValueError: the parts do not fit together.
+        ValueError: the parts are inconsistent.
     """
 
     words: tuple[str, ...] = dataclasses.field(repr=False)
@@ -69,20 +69,20 @@ class WordClasses:
 
     @property
     def num_classes(self) -> int:
-        """K, the number of classes; some may hold no word."""
+        """K, the number of classes; some may be empty."""
         return len(self.centres)
 
     @property
     def vocabulary_hash(self) -> str:
-        """SHA-256 of the words in their order."""
+        """SHA-256 of the words in order."""
         return hashlib.sha256(_encoded(self.words)).hexdigest()
 
     def sizes(self) -> np.ndarray:
-        """``(K,)`` the number of words of every class."""
+        """``(K,)`` the number of words in each class."""
         return np.bincount(self.classes, minlength=self.num_classes)
 
     def check_vocabulary(self, words: Sequence[str]) -> None:
-        """Raise ValueError, naming the first difference, unless `words` are these words in this order."""
+        """Raise ValueError with the first difference unless `words` equals these words in this order."""
         if len(words) != len(self.words):
             raise ValueError(
                 f"the classes are of {len(self.words)} words, but the vocabulary has {len(words)}; make the "
@@ -96,18 +96,18 @@ class WordClasses:
                 )
 
     def missing(self, words: Sequence[str]) -> list[str]:
-        """Those of `words` that have no class here."""
+        """The words without a class."""
         known = frozenset(self.words)
         return [word for word in words if word not in known]
 
     def for_vocabulary(self, words: Sequence[str]) -> WordClasses:
         """The same classes for a model's vocabulary, in the order of its ids.
 
-        A word that has no class, such as a marker or a filler that the model adds, is treated as one that
-        never occurred: its vector is zero, its class the one with the centre nearest to zero.
+        A word without a class, such as a special token that the model adds, is treated as a word that never
+        occurred: its vector is zero, its class the one of `class_of_unseen`.
 
         Raises:
-            ValueError: fewer than half of the words have a class, or a word comes twice.
+            ValueError: fewer than half of the words have a class, or a word is repeated.
         """
         missing = len(self.missing(words))
         if 2 * missing > len(words):
@@ -123,7 +123,7 @@ class WordClasses:
         return WordClasses(tuple(words), classes, self.centres, vectors, self.settings)
 
     def save(self, path: Path) -> None:
-        """Write a .npz file, complete or not at all; it holds numbers and text only."""
+        """Write an .npz file of numbers and text, atomically."""
         arrays: dict[str, Any] = {
             "format": np.array(_FORMAT),
             "words": np.frombuffer(_encoded(self.words), dtype=np.uint8),
@@ -141,7 +141,7 @@ class WordClasses:
         """Read a file that `save` wrote, without running code from it.
 
         Raises:
-            ValueError: names the file, and says why it cannot be read.
+            ValueError: the file cannot be read; the message has its name and the reason.
         """
         if not os.path.isfile(path):
             raise ValueError(f"classes {path}: no such file; make it with 'shared-embeddings classes'")
@@ -152,13 +152,13 @@ class WordClasses:
             lines = str(error).strip("'\" \n").splitlines()
             reason = lines[0] if lines else type(error).__name__
             raise ValueError(
-                f"classes {path}: cannot be read ({reason[:120]}); it is cut short, or no class file: make "
-                "it with 'shared-embeddings classes'"
+                f"classes {path}: cannot be read ({reason[:120]}); truncated, or not a class file: make one "
+                "with 'shared-embeddings classes'"
             ) from None
 
     @classmethod
     def _read(cls, file: IO[bytes]) -> WordClasses:
-        """The classes of an open file."""
+        """Read the classes from an open file."""
         if not zipfile.is_zipfile(file):
             raise ValueError("not a .npz file")
         file.seek(0)
@@ -173,31 +173,31 @@ class WordClasses:
                 parse_json(str(arrays["settings"]), "settings"),
             )
             if found.vocabulary_hash != str(arrays["vocabulary_hash"]):
-                raise ValueError("the words are not those that it was made with")
+                raise ValueError("the words do not match their checksum")
         return found
 
 
 def class_of_unseen(centres: np.ndarray) -> int:
-    """The class of a word that never occurred: the one whose centre ``(K, d)`` is nearest to zero.
+    """The class for words that never occurred: the one whose center ``(K, d)`` is nearest to zero.
 
-    A centre of vectors of length one is short where these differ most, so this is the most mixed class.
+    The center of unit vectors is short if they point in different directions: this is the most diverse class.
     """
     return int(np.linalg.norm(centres, axis=1).argmin())
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Raise ValueError unless there are words, all different and on one line each."""
+    """Raise ValueError unless there are words, all distinct and on one line each."""
     if not words:
-        raise ValueError("there is no word")
+        raise ValueError("there are no words")
     if len(set(words)) < len(words):
         seen: set[str] = set()
         repeated = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
-        raise ValueError(f"the word {repeated!r} comes twice; every word needs one id")
+        raise ValueError(f"the word {repeated!r} is repeated; every word needs one id")
     broken = next((word for word in words if not word or "\n" in word), None)
     if broken is not None:
-        raise ValueError(f"{broken!r} is no word: it is empty or goes over lines")
+        raise ValueError(f"{broken!r} is not a word: it is empty or spans lines")
 
 
 def _encoded(words: Sequence[str]) -> bytes:
-    """The words as they are stored and hashed."""
+    """The words in the form that is stored and hashed."""
     return "\n".join(words).encode("utf-8")

@@ -66,13 +66,13 @@ def test_first_vector_of_a_repeated_word_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a 1 2\nb 3\nc 5 6\n", "line 2 has 1 numbers behind its word, wanted 2"),
+        ("a 1 2\nb 3\nc 5 6\n", "line 2 has 1 numbers after its word, expected 2"),
         ("3 2\na 1 2\nb 3 4\nc 5 6 7\n", "line 4 has 3 numbers"),
-        ("3 2\na 1 2\nb 3 4\n", "tells of 3 words, but there are 2; it is cut short"),
-        ("2 2\na 1 2\nb 3 4\nc 5 6\n", "tells of 2 words, but there are 3; correct that line"),
-        ("a 1 2\n 3 4\n", "line 2 begins with a space"),
+        ("3 2\na 1 2\nb 3 4\n", "announces 3 words, but there are 2; it is truncated"),
+        ("2 2\na 1 2\nb 3 4\nc 5 6\n", "announces 2 words, but there are 3; correct the header"),
+        ("a 1 2\n 3 4\n", "line 2 starts with a space"),
         ("a 1 2\nb 3 x\n", "could not convert"),
-        ("a 1 2\nb nan 3\n", "'b' has values that are no finite numbers"),
+        ("a 1 2\nb nan 3\n", "'b' contains NaN or infinity"),
         ("word\n", "line 1 has 0 numbers"),
         ("", "is empty"),
     ],
