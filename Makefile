@@ -1,4 +1,4 @@
-# Every target sets up .venv first when it is missing or out of date. PYTHON=python3.12 chooses the interpreter.
+# Every target first sets up .venv if it is missing or out of date. PYTHON=python3.12 chooses the interpreter.
 PYTHON ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
@@ -8,28 +8,31 @@ DRILLS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo report test smoke drill check format pins clean
+.PHONY: help setup demo report test test-all smoke drill check format pins clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
 
-setup: ## make .venv with the pinned packages (every other target does this by itself)
+setup: ## create .venv with the pinned packages (every other target does this first)
 	@PYTHON="$(PYTHON)" scripts/setup.sh
 
-demo: setup ## train, translate with and compare several small models, about five minutes on two cores
+demo: setup ## train, run and compare several small translators, about five minutes on two cores
 	@PATH="$(CURDIR)/$(BIN):$$PATH" recipes/quickstart/run.sh
 
-report: setup ## all results beside the papers' figures, in runs/report/report.html (RUNS=... for other runs)
+report: setup ## all results next to the papers' figures, in runs/report/report.html (RUNS=... for other runs)
 	@$(BIN)/python -m recipes.report
 
-test: setup ## run the tests (PYTEST_ARGS="-k name" to choose, WORKERS=0 for one process)
+test: setup ## run the quick tests, three minutes (PYTEST_ARGS="-k name" selects, WORKERS=0 for one process)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(PYTEST_ARGS)
+
+test-all: setup ## run all tests, the slow ones too
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
-smoke: setup ## the whole way of every recipe on small generated data (RECIPES="ptb_awd_lstm" to choose)
+smoke: setup ## run every recipe end to end on tiny generated data (RECIPES="ptb_awd_lstm" selects)
 	@names=$$($(BIN)/python -m recipes.smoke --list $(RECIPES)) && printf '%s\n' $$names | \
 	  xargs -n 1 -P $(if $(filter 0,$(WORKERS)),1,$(WORKERS)) $(BIN)/python -m recipes.smoke
 
-drill: setup ## kill, stop and starve the commands, and count how it went (DRILLS="training --tries 3" to choose)
+drill: setup ## kill, stop and starve the commands, and count the outcomes (DRILLS="training --tries 3" selects)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.drills $(DRILLS)
 
 check: setup ## lint, formatting and types
@@ -37,11 +40,11 @@ check: setup ## lint, formatting and types
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
-format: setup ## put the code into the house style
+format: setup ## fix lint and formatting
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-pins: ## resolve requirements/pins.in anew
+pins: ## resolve requirements/pins.in again
 	@PYTHON="$(PYTHON)" scripts/update_pins.sh
 
 clean: ## remove .venv, caches and build products

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from shared_embeddings.checkpoints import adapter as compression_hosts
+from tests.loops import SEED
 
 # A shell that runs the tests in the background has interrupts ignored, and so would what the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -19,7 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     """Start every test from the same random state, whatever ran before it."""
-    torch.manual_seed(20201119)
+    torch.manual_seed(SEED)
 
 
 @pytest.fixture

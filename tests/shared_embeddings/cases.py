@@ -1,7 +1,7 @@
 """The table of embeddings that the whole contract is checked against: one row per method and way of using it.
 
-A new method needs one row here and nothing else in ``test_contract.py``; ``test_every_method_has_a_row`` says
-so when it is missing.
+A new method needs one row here and nothing else in ``contract/``; ``test_every_method_has_a_row`` fails when
+it is missing.
 """
 
 from __future__ import annotations

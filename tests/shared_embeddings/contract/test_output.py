@@ -1,0 +1,163 @@
+"""The contract of the output side: table, bias, scores, probabilities and predictions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.loops import in_turn
+from tests.shared_embeddings.cases import CASES, Case
+from tests.shared_embeddings.contract.checks import (
+    dense_scores,
+    each_of,
+    each_output_case,
+    each_softmax_case,
+    some_targets,
+)
+from tests.shared_embeddings.support import assert_same_gradients, gradients
+
+
+@each_output_case
+def test_output_table_has_the_width_of_the_scores(case: Case) -> None:
+    emb = case.build()
+    assert emb.output_table().shape == (case.num_embeddings, case.score_dim)
+    options = {"tie": "all", **case.options}
+    tied_to_the_table = (
+        options.get("output") != "map"
+        and options["tie"] == "all"
+        and options.get("head_projection") != "input"
+    )
+    if tied_to_the_table:
+        torch.testing.assert_close(emb.output_table(), emb.table())
+
+
+@each_output_case
+def test_only_the_output_side_has_a_bias(case: Case) -> None:
+    emb = case.build()
+    bias = emb.output_bias()
+    if case.bias is None:
+        assert bias is None
+        return
+    wanted = emb.get_parameter(case.bias).detach().clone()
+    if case.padding_idx is not None:
+        wanted[case.padding_idx] = 0.0
+    assert torch.equal(bias, wanted)
+    if not case.adaptive:
+        assert torch.equal(emb.logits(torch.zeros(case.score_dim)), wanted)
+    inputs = {id(parameter) for parameter in emb.input_parameters()}
+    assert inputs.isdisjoint(id(emb.get_parameter(name)) for name in case.biases)
+    without = case.build(options={**case.options, "output_bias": False}, bias=None).counts()
+    added = sum(emb.get_parameter(name).numel() for name in case.biases)
+    assert emb.counts() == without | {
+        "output": without["output"] + added,
+        "total": without["total"] + added,
+        "stored_bits": without["stored_bits"] + 32 * added,
+    }
+    with torch.no_grad():
+        before = emb.table().clone()
+        for name in case.biases:
+            emb.get_parameter(name).add_(1.0)
+        assert torch.equal(emb.table(), before)
+    emb.reset_parameters()
+    assert all(emb.get_parameter(name).abs().max() == 0 for name in case.biases)
+
+
+@each_output_case
+def test_the_bias_of_another_output_layer_is_taken_over(case: Case) -> None:
+    """Where hidden states say nothing, the bias alone decides, in two steps as in one."""
+    emb, given = case.build(), torch.randn(case.num_embeddings) * 2
+    if case.bias is None:
+        with pytest.raises(RuntimeError, match="output_bias=True"):
+            emb.set_output_bias(given)
+        return
+    for wrong in (given[:1], given[0], given[:, None]):
+        with pytest.raises(ValueError, match=f"there are {case.num_embeddings} words"):
+            emb.set_output_bias(wrong)
+    emb.set_output_bias(given)
+    kept = given.clone()
+    if case.padding_idx is not None:
+        kept[case.padding_idx] = 0.0
+    assert torch.equal(emb.output_bias(), kept)
+    found = emb.log_prob(torch.zeros(case.score_dim))
+    torch.testing.assert_close(found, kept.log_softmax(0), rtol=1e-5, atol=1e-5)
+
+
+@each_softmax_case
+@in_turn("training", [True, False])
+@in_turn("shape", [(), (1,), (3, 5), (0,), (2, 0)])
+def test_logits_are_products_with_the_output_table_and_the_bias(
+    case: Case, training: bool, shape: tuple[int, ...]
+) -> None:
+    emb = case.build().train(training)
+    hidden = case.hidden(*shape)
+    expected = dense_scores(emb, hidden)
+    assert expected.shape == (*shape, case.num_embeddings)
+    torch.testing.assert_close(emb.logits(hidden), expected, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(emb.logits(hidden), expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+@each_softmax_case
+def test_logits_have_the_gradients_of_products_with_the_output_table(case: Case) -> None:
+    emb = case.build()
+    hidden = case.hidden(3, 5)
+    weight = torch.randn(3, 5, case.num_embeddings)
+    actual = gradients(emb, (emb.logits(hidden) * weight).sum(), hidden)
+    expected = gradients(emb, (dense_scores(emb, hidden) * weight).sum(), hidden)
+    assert_same_gradients(actual, expected)
+
+
+@each_softmax_case
+def test_log_prob_is_the_log_softmax_of_the_logits(case: Case) -> None:
+    emb = case.build()
+    hidden = case.hidden(3, 5, scale=4.0)
+    torch.testing.assert_close(emb.log_prob(hidden), emb.logits(hidden).log_softmax(-1), rtol=1e-4, atol=1e-5)
+
+
+@each_output_case
+def test_log_prob_is_normalised(case: Case) -> None:
+    emb = case.build()
+    for shape in [(), (1,), (3, 5), (0,)]:
+        log_prob = emb.log_prob(case.hidden(*shape, scale=4.0))
+        assert log_prob.shape == (*shape, case.num_embeddings)
+        torch.testing.assert_close(log_prob.logsumexp(-1), torch.zeros(shape), rtol=0, atol=1e-5)
+
+
+@each_output_case
+def test_cross_entropy_is_the_negative_log_prob(case: Case) -> None:
+    emb = case.build()
+    hidden, targets = case.hidden(3, 5, scale=4.0), some_targets(case, 3, 5)
+    expected = -emb.log_prob(hidden).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    actual = emb.cross_entropy(hidden, targets, reduction="none")
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    assert_same_gradients(gradients(emb, actual.sum(), hidden), gradients(emb, expected.sum(), hidden))
+
+
+@each_output_case
+def test_predictions_are_the_most_probable_words(case: Case) -> None:
+    emb = case.build()
+    hidden, targets = case.hidden(4, 11, scale=4.0), some_targets(case, 4, 11)
+    targets[0, :3] = -100
+    loss, predictions = emb.cross_entropy_and_predictions(
+        hidden, targets, label_smoothing=0.1, reduction="sum"
+    )
+    assert predictions.dtype == torch.int64
+    assert torch.equal(predictions, emb.log_prob(hidden).argmax(-1))
+    torch.testing.assert_close(loss, emb.cross_entropy(hidden, targets, label_smoothing=0.1, reduction="sum"))
+    with torch.no_grad():
+        assert torch.equal(emb.eval().cross_entropy_and_predictions(hidden, targets)[1], predictions)
+
+
+@each_of([case for case in CASES if not case.output])
+def test_an_input_only_embedding_says_that_it_has_no_output(case: Case) -> None:
+    emb = case.build()
+    hidden, targets = torch.randn(2, case.embedding_dim), torch.tensor([0, 1])
+    for call in (
+        lambda: emb.logits(hidden),
+        lambda: emb.log_prob(hidden),
+        lambda: emb.output_table(),
+        lambda: emb.cross_entropy(hidden, targets),
+        lambda: emb.cross_entropy_and_predictions(hidden, targets),
+    ):
+        with pytest.raises((RuntimeError, ValueError), match="output"):
+            call()
