@@ -40,7 +40,7 @@ def _run(command: str, module: str) -> None:
     def main(arguments: Sequence[str]) -> None:
         importlib.import_module(module).main(arguments)
 
-    advice = RESUME if command == "lm_train" else command_line.UNTOUCHED
+    advice = RESUME if command == "lm_train" else command_line.NO_PARTIAL_FILES
     command_line.exit_with(command_line.run(command, main, explain=_explain, advice=advice))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from nmt.options.arguments import parse
 from nmt.options.paths import TRAIN, TRANSLATE, check_new_model
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.command_line import UNTOUCHED, Parser, complaint, exit_with, explain, run
+from shared_embeddings.utils.command_line import NO_PARTIAL_FILES, Parser, error_line, exit_with, explain, run
 from shared_embeddings.utils.interrupts import RESUME
 from shared_embeddings.utils.path_options import PathOption
 
@@ -26,7 +26,7 @@ from shared_embeddings.utils.path_options import PathOption
 NOT_IN_FILES = ("｟", "averyunlikelytoken")
 
 
-def _command(function: Callable[[], None], advice: str = UNTOUCHED) -> Callable[[], None]:
+def _command(function: Callable[[], None], advice: str = NO_PARTIAL_FILES) -> Callable[[], None]:
     """Make a command of a function: seams in place, mistakes of the user as one line and exit status 2.
 
     Args:
@@ -51,7 +51,7 @@ def _explain(error: BaseException) -> str | None:
     """What a user reads about an error; upstream reports wrong options as assertions and ValueErrors."""
     told = _told_by_another_process(error)
     if told is not None or isinstance(error, (AssertionError, ValueError)):
-        return complaint(told or error)
+        return error_line(told or error)
     return explain(error)
 
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from lm.data.texts import word_blocks
 from lm.data.vocabulary import UNK, Limits, Vocabulary
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.files import UNREADABLE, clear_remains, first_line, sha256, staged, write_text
+from shared_embeddings.utils.files import UNREADABLE, first_line, remove_leftovers, sha256, staged, write_text
 from shared_embeddings.utils.path_options import PathOption, check_paths
 from shared_embeddings.utils.reading import read_json
 
@@ -99,7 +99,7 @@ def prepare(
     inputs = {f"-{split}": (PathOption.FILE, texts[split]) for split in SPLITS}
     outputs = [folder / file for file in (*_files(), DESCRIPTION)]
     check_paths({**inputs, "-output": (PathOption.FOLDER, folder)})
-    clear_remains(*outputs)
+    remove_leftovers(*outputs)
     made_from = {
         "format": FORMAT,
         "version": VERSION,

@@ -13,7 +13,7 @@ import numpy as np
 
 from lm.data.corpus import SPLITS
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.files import check_input, check_outputs, clear_remains, replacing_all, sha256
+from shared_embeddings.utils.files import check_input, check_outputs, remove_leftovers, replacing_all, sha256
 
 FOLDER = "texts"
 DEFAULT = "0.9,0.05,0.05"
@@ -84,7 +84,7 @@ def split_texts(
     for path in paths:
         check_input("-train", path)
         check_outputs({f"-output, {split} text": outputs[split] for split in SPLITS}, {"-train": path}, True)
-    clear_remains(*outputs.values())
+    remove_leftovers(*outputs.values())
     counts = fractions.lines(sum(map(_count_lines, paths)))
     parts = np.repeat(np.arange(len(SPLITS), dtype=np.uint8), [counts[split] for split in SPLITS])
     np.random.default_rng(seed).shuffle(parts)

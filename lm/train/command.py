@@ -26,7 +26,7 @@ from lm.yaml_input import from_arguments
 from shared_embeddings.errors import UserError
 from shared_embeddings.options import OptionError
 from shared_embeddings.utils.command_line import USER_ERROR
-from shared_embeddings.utils.files import clear_remains, locked, remove, write_text
+from shared_embeddings.utils.files import locked, remove, remove_leftovers, write_text
 from shared_embeddings.utils.interrupts import RESUME, Interrupted
 
 LAST, BEST, CONFIG = "last.pt", "best.pt", "config.yaml"
@@ -80,11 +80,11 @@ def _working_in(folder: Path) -> Iterator[None]:
     files, lock = [folder / name for name in (LAST, BEST, CONFIG)], folder / ".lock"
     is_new = not folder.exists()
     with locked(lock):
-        clear_remains(*files)
+        remove_leftovers(*files)
         try:
             yield
         finally:
-            clear_remains(*files)
+            remove_leftovers(*files)
             if is_new and list(folder.iterdir()) == [lock]:
                 remove(folder)
 

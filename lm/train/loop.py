@@ -27,7 +27,7 @@ from lm.train.schedules import Progress
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import Reconstruction
 from shared_embeddings.layers.dropout import set_updates
-from shared_embeddings.utils.interrupts import Interrupted, Interrupts, held
+from shared_embeddings.utils.interrupts import Interrupted, Interrupts, signals_delayed
 
 
 class Trainer:
@@ -137,16 +137,16 @@ class Trainer:
                     report.training(self.step, self.epochs, self._figures(rate, norm, speed), self.done)
                 if self._validation_is_due():
                     self._validate(report, save_best)
-                    with held():
+                    with signals_delayed():
                         save()
                     speed = Speed(self.tokens)
                 elif self.options.save_every and self.step % self.options.save_every == 0:
                     self.check_finite()
-                    with held():
+                    with signals_delayed():
                         save()
                 if number := self._asked_to_stop():
                     self.check_finite()
-                    with held():
+                    with signals_delayed():
                         save()
                     raise Interrupted(number)
 
@@ -303,7 +303,7 @@ class Trainer:
 
         Several processes learn of it one step later, all after the same step.
         """
-        asked = self.group.largest(self._interrupts.noted or 0)
+        asked = self.group.largest(self._interrupts.received or 0)
         if self.group.world_size == 1:
             return asked()
         answer, self._asked = self._asked, asked

@@ -15,7 +15,7 @@ from nmt.model.embeddings import shared_embeddings_of, words_module
 from nmt.model.plan import OPTION_NAMES
 from nmt.summarization.length_control import has_length_control
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.command_line import complaint
+from shared_embeddings.utils.command_line import error_line
 
 # What CTranslate2 writes into the folder of a model.
 OWN_FILES = ("model.bin", "config.json", "*vocabulary.json", "*vocabulary.txt", "*_vocabulary*.txt")
@@ -128,5 +128,5 @@ def export_ctranslate2(path: str, output: str, quantization: str | None) -> None
                 output, lambda name: converter.convert(name, force=True, quantization=quantization)
             )
         except (ValueError, NotImplementedError) as error:
-            reason = complaint(error)
+            reason = error_line(error)
             raise UserError(f"{path}: CTranslate2 cannot hold this model: {reason}") from error

@@ -66,7 +66,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[str], None])
         write(str(temporary))
 
 
-def clear_remains(save_model: str) -> None:
+def remove_leftovers(save_model: str) -> None:
     """Take away what processes that were killed while they saved have left beside the checkpoints of a run.
 
     A step of which only one file was in place is rolled back.
@@ -78,7 +78,7 @@ def clear_remains(save_model: str) -> None:
     remains = start.parent.glob(f".{glob.escape(start.name)}_step_*.tmp")
     named = (re.match(r"\.(.+\.(?:pt|safetensors))\.", file.name) for file in remains)
     # A set is named after its .pt, which comes first.
-    files.clear_remains(*sorted({start.with_name(found[1]) for found in named if found}))
+    files.remove_leftovers(*sorted({start.with_name(found[1]) for found in named if found}))
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:

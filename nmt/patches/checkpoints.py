@@ -22,7 +22,7 @@ from nmt.data.transforms import stored_files
 from nmt.model.embeddings import fill_aliases, options_without_files, shared_embeddings_of
 from nmt.train.finite import check_finite
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.interrupts import RESUME, held
+from shared_embeddings.utils.interrupts import RESUME, signals_delayed
 
 
 def loading_ties_once(original: Any) -> Any:
@@ -144,7 +144,7 @@ def _written(model: nn.Module, saved: dict[str, Any], base: str, save_format: st
         UserError: it cannot be written, as on a full disk.
     """
     try:
-        with held():
+        with signals_delayed():
             return write_step(model, saved, base, save_format)
     except OSError as error:
         raise UserError(

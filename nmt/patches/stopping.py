@@ -47,7 +47,7 @@ def with_validation_cut_short(original: Any) -> Any:
         if stopping is None or self.earlystopper is not None:
             return original(self, *args, **kwargs)
         try:
-            with stopping.interrupts.acting():
+            with stopping.interrupts.raised_now():
                 return original(self, *args, **kwargs)
         except Interrupted:
             stopping.agree()  # the other ranks wait for the next step

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nmt.checkpoint.checkpoint import whole_steps
-from nmt.checkpoint.files import clear_remains, peek
+from nmt.checkpoint.files import peek, remove_leftovers
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import OPTION
 from shared_embeddings.utils.files import locked, remove, sha256
@@ -70,11 +70,11 @@ def working_on(opt: Namespace) -> Iterator[int | None]:
         return
     start = Path(opt.save_model)
     with locked(start.with_name(f".{start.name}.lock")) as lock:
-        clear_remains(opt.save_model)
+        remove_leftovers(opt.save_model)
         try:
             yield lock
         finally:
-            clear_remains(opt.save_model)
+            remove_leftovers(opt.save_model)
 
 
 def leads(opt: Namespace) -> bool:

@@ -40,7 +40,7 @@ class Stopping:
         """
         taken = None
         try:
-            with self.interrupts.acting():
+            with self.interrupts.raised_now():
                 taken = next(batches, None)
         except Interrupted:
             pass  # the other ranks have to know first
@@ -53,7 +53,7 @@ class Stopping:
 
     def agree(self) -> bool:
         """Say whether any rank wants training to end; every rank has to ask at the same time."""
-        asked, ends = self.interrupts.noted or 0, bool(getattr(self.stopper, "ends", False))
+        asked, ends = self.interrupts.received or 0, bool(getattr(self.stopper, "ends", False))
         if torch.distributed.is_initialized():
             votes = torch.tensor([asked, int(ends)], device=_device_of_group())
             torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MAX)

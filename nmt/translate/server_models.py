@@ -25,7 +25,7 @@ from nmt.data.transforms import applied
 from nmt.options.checks import check_one_process, check_translation
 from nmt.options.paths import READ, check_files
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.command_line import complaint
+from shared_embeddings.utils.command_line import error_line
 from shared_embeddings.utils.files import UNREADABLE, check_input, check_outputs
 from shared_embeddings.utils.path_options import PathOption
 from shared_embeddings.utils.reading import read_json
@@ -300,7 +300,7 @@ def read_models(path: str, allow_functions: bool) -> dict[int, Model]:
         try:
             models[chosen] = _make(chosen, settings, content.get("models_root", "./available_models"))
         except (ServerModelError, *UNREADABLE) as error:
-            raise UserError(f"{what}: {complaint(error)}") from error
+            raise UserError(f"{what}: {error_line(error)}") from error
     return models
 
 

@@ -24,7 +24,7 @@ from recipes.common.smoke import SMOKE
 from recipes.common.tools import run_module, with_overrides
 from recipes.common.training import Segment, peak_memory_of_children, read_json
 from shared_embeddings.utils import reading
-from shared_embeddings.utils.files import clear_remains, locked, write_text
+from shared_embeddings.utils.files import locked, remove_leftovers, write_text
 
 LAST, BEST = "last.pt", "best.pt"
 SPLITS = ("valid", "test")
@@ -140,7 +140,7 @@ def _train_stage(
         segment: Segment = {"started": time.time(), "ended": None}
         _write_books(folder, [*segments, segment], checksum, options)
         run_module("lm.train.command", arguments, keep_open=[lock])
-        clear_remains(folder / "settings.yaml", folder / "training.json")  # of processes that were killed
+        remove_leftovers(folder / "settings.yaml", folder / "training.json")  # of processes that were killed
         segment["ended"] = time.time()
         # A run that was finished before has not trained.
         done = segments if _time_of(folder / LAST) == before else [*segments, segment]

@@ -16,7 +16,7 @@ from recipes.common.errors import UserError
 from recipes.common.fitting import fit_model
 from recipes.common.tools import run_tool
 from shared_embeddings.utils import reading
-from shared_embeddings.utils.files import clear_remains, locked, replacing, write_text
+from shared_embeddings.utils.files import locked, remove_leftovers, replacing, write_text
 
 AVERAGED = "model_averaged.pt"
 # What may change between a start and a resumption without making it another model.
@@ -51,7 +51,7 @@ def train_row(row: Row, run: Path, data: Data, options: Sequence[str], average: 
     checkpoints = run / "checkpoints"
     paths = {"save_model": str(checkpoints / "model"), "log_file": str(run / "train.log")}
     with locked(run / "lock") as lock:
-        clear_remains(run / "train.yaml", run / "training.json", run / AVERAGED)
+        remove_leftovers(run / "train.yaml", run / "training.json", run / AVERAGED)
         found = complete_checkpoints(checkpoints)
         books: dict[str, Any] = {"settings": settings, "data_checksum": data.checksum}
         books |= {"segments": [], "finished": None}

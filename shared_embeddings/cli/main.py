@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from shared_embeddings.cli import catalogue, classes, compress, correlation, similarity, trim
-from shared_embeddings.utils.command_line import Parser, complaint, explain, run
+from shared_embeddings.utils.command_line import Parser, error_line, explain, run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def _main(arguments: Sequence[str]) -> None:
 
 def _explain(error: BaseException) -> str | None:
     """What a user reads about an error; the library reports wrong values as ValueError."""
-    return complaint(error) if isinstance(error, ValueError) else explain(error)
+    return error_line(error) if isinstance(error, ValueError) else explain(error)
 
 
 def _parser() -> Parser:

@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from shared_embeddings.checkpoints.checksums import stamp_safetensors
-from shared_embeddings.utils.files import clear_remains, first_line, replacing
+from shared_embeddings.utils.files import first_line, remove_leftovers, replacing
 
 # What stands beside the weights and the configuration: tokenizers, and how to generate. No code.
 _KEPT = (
@@ -104,7 +104,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     The files are on the disk before the rename. A folder that was there is replaced; where `path` is a link,
     the folder that it leads to. What processes that were killed meanwhile have left is taken away.
     """
-    clear_remains(path)
+    remove_leftovers(path)
     with replacing(path) as temporary:
         temporary.mkdir()
         try:

@@ -13,15 +13,15 @@ from typing import Any, NoReturn
 
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils import interrupts
-from shared_embeddings.utils.files import first_line, refusal
+from shared_embeddings.utils.files import first_line, os_error_line
 from shared_embeddings.utils.path_options import check_path_options
 
 USER_ERROR = 2
 TRACEBACK_VARIABLE = "SHARED_EMBEDDINGS_TRACEBACK"
 # A number that PyYAML takes for text, because it has no point.
 EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
-UNREAD = 128 + signal.SIGPIPE  # the status that shells give to a program whose reader has gone
-UNTOUCHED = "nothing was left half-written"  # what an interrupted command says unless it can resume
+BROKEN_PIPE = 128 + signal.SIGPIPE  # the status that shells give to a program whose reader has gone
+NO_PARTIAL_FILES = "nothing was left half-written"  # what an interrupted command says unless it can resume
 # What torch says when there is not enough of it, or can never be.
 NO_MEMORY = re.compile("can't allocate memory|out of memory|size calculation overflowed")
 LARGEST_NUMBER = 2**63 - 1
@@ -31,9 +31,9 @@ Main = Callable[[Sequence[str]], "int | None"]
 Explain = Callable[[BaseException], "str | None"]
 
 
-def complaint(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """What an error says, in one line; where the operating system refused something, with the file."""
-    text = refusal(error) if isinstance(error, OSError) else str(error)
+    text = os_error_line(error) if isinstance(error, OSError) else str(error)
     line = " ".join(text.split()) or type(error).__name__
     return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]} ..."
 
@@ -41,9 +41,9 @@ def complaint(error: BaseException) -> str:
 def explain(error: BaseException) -> str | None:
     """The line that a user reads about an error; None for an error that is ours."""
     if isinstance(error, (UserError, OSError)):
-        return complaint(error)
+        return error_line(error)
     if isinstance(error, ImportError):
-        return f"{complaint(error)}; install what an option needs, or leave that option out"
+        return f"{error_line(error)}; install what an option needs, or leave that option out"
     if isinstance(error, RecursionError):
         return "the input is nested too deeply; make it flatter"
     if isinstance(error, UnicodeEncodeError):
@@ -60,7 +60,7 @@ def run(
     main: Main,
     arguments: Sequence[str] | None = None,
     explain: Explain = explain,
-    advice: str = UNTOUCHED,
+    advice: str = NO_PARTIAL_FILES,
 ) -> int:
     """Run a command and return its exit status.
 
@@ -75,13 +75,13 @@ def run(
         advice: what an interruption's line says at its end.
     """
     try:
-        with interrupts.raising():
+        with interrupts.signals_raised():
             status = main(sys.argv[1:] if arguments is None else arguments)
             sys.stdout.flush()
         return status or 0
     except BrokenPipeError:
         drop_output()
-        return UNREAD
+        return BROKEN_PIPE
     except interrupts.Interrupted as error:
         print(
             f"{program}: {'interrupted' if error.signal == signal.SIGINT else 'terminated'}; {advice}",

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.interrupts import held
+from shared_embeddings.utils.interrupts import signals_delayed
 
 # What torch.load(weights_only=True) and a look into its result raise for a file that is cut short or no
 # checkpoint.
@@ -44,7 +44,7 @@ def first_line(error: BaseException) -> str:
     return lines[0][:160]
 
 
-def refusal(error: OSError) -> str:
+def os_error_line(error: OSError) -> str:
     """What the operating system refused, with the file where it is known, and what to look at."""
     if not error.strerror:
         return str(error)
@@ -68,7 +68,7 @@ def replacing_all(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
     The content is on the disk before it gets its name, so that a crash leaves the old file or the new one,
     never half of one. When a process is killed while it renames several, a journal beside the first one lets
-    `clear_remains` put the old ones back. Links stay and what they point to is replaced; what is neither
+    `remove_leftovers` put the old ones back. Links stay and what they point to is replaced; what is neither
     a file nor a folder, such as a device or a pipe, is written to. Folders are made if need be.
 
     Args:
@@ -83,7 +83,7 @@ def replacing_all(paths: Sequence[Path]) -> Iterator[list[Path]]:
             yield [place.temporary for place in places]
             for place in places:
                 _flush(place.temporary)
-            with held():
+            with signals_delayed():
                 _move(places)
     finally:
         for place in places:
@@ -272,7 +272,7 @@ def locked(path: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def clear_remains(*paths: Path) -> None:
+def remove_leftovers(*paths: Path) -> None:
     """Take away what processes that were killed while they wrote `paths` have left.
 
     A set of `replacing_all` that was moved in part is rolled back.
@@ -308,7 +308,7 @@ def check_input(option: str, path: str | os.PathLike[str]) -> None:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{option}: no such file: {name}; check the path") from None
     except OSError as error:
-        raise UserError(f"{option}: {refusal(error)}") from None
+        raise UserError(f"{option}: {os_error_line(error)}") from None
     if stat.S_ISDIR(mode):
         raise UserError(f"{option}: {name} is a folder; name a file")
     if not stat.S_ISREG(mode):

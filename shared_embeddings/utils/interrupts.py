@@ -82,7 +82,7 @@ os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_chil
 
 
 @contextmanager
-def raising() -> Iterator[None]:
+def signals_raised() -> Iterator[None]:
     """Raise `Interrupted` at SIGINT and SIGTERM, so that ``finally`` clauses run. Main thread only; elsewhere
     nothing changes.
     """
@@ -93,7 +93,7 @@ def raising() -> Iterator[None]:
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def signals_delayed() -> Iterator[None]:
     """Delay SIGINT and SIGTERM until the end of the block, so that what it writes is complete.
 
     Works whatever handles the signals outside. Main thread only; elsewhere nothing changes.
@@ -113,11 +113,11 @@ class Interrupts:
     Signals within `ONE_REQUEST` seconds of the first one are the same request.
 
     Attributes:
-        noted: the number of the first signal, or None.
+        received: the number of the first signal, or None.
     """
 
     def __init__(self) -> None:
-        self.noted: int | None = None
+        self.received: int | None = None
         self._since = 0.0
         self._previous: Mapping[int, Any] = {}
 
@@ -133,17 +133,17 @@ class Interrupts:
         _restore(self._previous)
 
     @contextmanager
-    def acting(self) -> Iterator[None]:
+    def raised_now(self) -> Iterator[None]:
         """Raise `Interrupted` at a signal, noted before or new: for waits that leave nothing unfinished."""
         with handled_by(self._raise):
-            if self.noted is not None:
-                raise Interrupted(self.noted)
+            if self.received is not None:
+                raise Interrupted(self.received)
             yield
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         """Remember the first signal; hand over a later request to what handled it before."""
-        if self.noted is None:
-            self.noted, self._since = number, time.monotonic()
+        if self.received is None:
+            self.received, self._since = number, time.monotonic()
         elif time.monotonic() - self._since > ONE_REQUEST:
             _restore(self._previous)
             signal.raise_signal(number)
@@ -151,8 +151,8 @@ class Interrupts:
     def _raise(self, number: int, frame: FrameType | None) -> None:
         """Remember the first signal and act on it."""
         self._note(number, frame)
-        assert self.noted is not None
-        raise Interrupted(self.noted)
+        assert self.received is not None
+        raise Interrupted(self.received)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.files import can_be_made, check_input, check_outputs, clear_remains, is_stream
+from shared_embeddings.utils.files import can_be_made, check_input, check_outputs, is_stream, remove_leftovers
 
 # What one option, or one key of a table, gives: nothing, a path, or several.
 Given = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
@@ -134,4 +134,4 @@ def _check_path(option: str, path: str | os.PathLike[str], kind: PathOption) -> 
         return
     if os.path.isdir(path) and (kind is not PathOption.NEW or os.path.ismount(path)):
         raise UserError(f"{option}: {path} is a folder; name a file")
-    clear_remains(Path(path))
+    remove_leftovers(Path(path))

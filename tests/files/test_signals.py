@@ -114,7 +114,7 @@ def test_processes_that_count_words_leave_signals_to_their_parent() -> None:
 @pytest.mark.parametrize("number", early_signals.SIGNALS)
 def test_forked_processes_end_silently(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
     """Before they could set handlers of their own, too."""
-    with interrupts.raising():
+    with interrupts.signals_raised():
         child = os.fork()
         if child == 0:
             try:
@@ -131,7 +131,7 @@ def test_forked_processes_end_silently(number: signal.Signals, capfd: pytest.Cap
 def test_signals_that_come_during_a_fork_are_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
     """Python prints and drops what is raised in functions that other modules call around a fork."""
     stop = threading.Event()
-    with interrupts.raising():
+    with interrupts.signals_raised():
         interrupts._begin_fork()
         try:
             signal.raise_signal(signal.SIGTERM)

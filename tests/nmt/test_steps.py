@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from nmt.checkpoint.checkpoint import build_from_checkpoint, is_whole, read_weights, whole_steps, write_apart
-from nmt.checkpoint.files import clear_remains, read_checkpoint
+from nmt.checkpoint.files import read_checkpoint, remove_leftovers
 from shared_embeddings.errors import UserError
 from tests.altered import offsets
 from tests.nmt.conftest import Host
@@ -111,7 +111,7 @@ def test_a_kill_between_the_files_of_a_step(tmp_path: Path, kill_at: int) -> Non
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status == (9 if kill_at < 4 else 0)
-    clear_remains(str(tmp_path / "run"))
+    remove_leftovers(str(tmp_path / "run"))
     found = torch.load(f"{base}.pt", weights_only=True)
     numbers = load_file(f"{base}.safetensors")["a"].tolist()
     run = 1 if status == 9 else 2

@@ -13,7 +13,7 @@ from shared_embeddings.utils import files
 from shared_embeddings.utils.files import (
     check_input,
     check_outputs,
-    clear_remains,
+    remove_leftovers,
     replacing,
     replacing_all,
     write_text,
@@ -108,7 +108,7 @@ def test_a_killed_set_is_rolled_back(
             for draft in drafts:
                 draft.write_text("new")
     assert any(name.startswith(".") for name in listing(tmp_path))  # the kill left something
-    clear_remains(*paths)
+    remove_leftovers(*paths)
     assert listing(tmp_path) == (["model", "report"] if there_before else [])
     for path in paths:
         assert not there_before or path.read_text() == f"old {path.name}"
@@ -123,7 +123,7 @@ def test_a_killed_folder_is_rolled_back(tmp_path: Path, monkeypatch: pytest.Monk
         with replacing(folder) as draft:
             draft.mkdir()
     assert not folder.exists()
-    clear_remains(folder)
+    remove_leftovers(folder)
     assert listing(tmp_path) == ["model"] and listing(folder) == ["old"]
 
 
