@@ -281,7 +281,7 @@ def test_pickles_in_place_of_checkpoints(host: Host, model: Path, trap: Trap, tm
                 with tried():
                     main(command)
             with tried():
-                runs.run(runs.settings(lm_data, tmp_path / "run", steps=1, start_from=path))
+                runs.run(runs.settings(lm_data, tmp_path / "run", steps=1, init_from=path))
             for name, rest in (("evaluate", ["-data", str(lm_data)]), ("generate", ["-length", "2"])):
                 with pytest.MonkeyPatch.context() as patch, tried():
                     patch.setattr("sys.argv", [f"lm_{name}", "-model", path, *rest])

@@ -1,12 +1,13 @@
 """AWD-LSTM: Merity et al. (2018), Regularizing and optimizing LSTM language models.
 
-Axes: ``B`` batch, ``T`` time, ``I`` and ``H`` widths of a layer's input and output, ``S`` width of the hidden
-states that are scored. Inside, everything is time first, as the LSTM kernels want it.
+Axes: ``B`` batch, ``T`` time, ``I`` and ``H`` widths of a layer's input and output, ``S`` score_dim. Inside
+the model, everything is time first, the layout of the LSTM kernels.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Iterator
 from itertools import pairwise
@@ -16,64 +17,66 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from lm.models.dropout import (
-    activation_penalty,
-    dropped_weights,
+    activation_regularization,
+    embedding_dropout,
     locked_dropout,
-    temporal_penalty,
-    word_dropout,
+    temporal_activation_regularization,
+    weight_drop,
 )
 from lm.models.interface import LanguageModel, Output, State, register
 from shared_embeddings.options import require_at_least, require_layers, require_probability
 
-# A dropped matrix lies elsewhere than the parameters, so cuDNN copies a layer's weights together for each
-# segment, which takes little beside the products with them.
+# A dropped matrix is not in the parameters' chunk of memory, so cuDNN copies the weights of a layer for every
+# segment, which is cheap compared to the matrix products.
 warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 
 @dataclasses.dataclass(frozen=True)
 class AWDLSTMOptions:
-    """Options of `awd_lstm`; the defaults are those of the paper for the Penn Treebank.
+    """Options of `awd_lstm`; defaults are the paper's for the Penn Treebank.
 
     Attributes:
         embedding_dim: D, the width of the word vectors.
-        hidden_dim: the width of all layers but the last, which is as wide as the embedding's scores want it.
-        num_layers: the number of LSTM layers.
-        dropout_words: the share of word types that a batch does without.
-        dropout_input: locked dropout of the word vectors.
-        dropout_hidden: locked dropout between layers.
-        dropout_output: locked dropout of the last layer's outputs.
-        dropout_weights: DropConnect of the recurrent matrices, one mask for a whole segment.
-        activation_penalty: alpha, the weight of the mean square of the dropped outputs (AR).
-        temporal_penalty: beta, the weight of the mean square of the outputs' steps in time (TAR).
+        hidden_dim: width of all layers but the last, whose width is the embedding's score_dim.
+        num_layers: number of LSTM layers.
+        embedding_dropout: probability of dropping a word type from the whole batch.
+        input_dropout: variational dropout of the word vectors.
+        hidden_dropout: variational dropout between layers.
+        output_dropout: variational dropout of the last layer's outputs.
+        weight_drop: DropConnect of the recurrent matrices, one mask per segment.
+        ar_weight: alpha, weight of activation regularization: the mean square of the dropped outputs.
+        tar_weight: beta, weight of temporal activation regularization: the mean square of the differences
+            between successive outputs.
     """
 
     embedding_dim: int = 400
     hidden_dim: int = 1150
     num_layers: int = 3
-    dropout_words: float = 0.1
-    dropout_input: float = 0.4
-    dropout_hidden: float = 0.3
-    dropout_output: float = 0.4
-    dropout_weights: float = 0.5
-    activation_penalty: float = 2.0
-    temporal_penalty: float = 1.0
+    embedding_dropout: float = 0.1
+    input_dropout: float = 0.4
+    hidden_dropout: float = 0.3
+    output_dropout: float = 0.4
+    weight_drop: float = 0.5
+    ar_weight: float = 2.0
+    tar_weight: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("embedding_dim", "hidden_dim"):
             require_at_least(name, getattr(self, name), 1)
         require_layers("num_layers", self.num_layers)
-        for place in ("words", "input", "hidden", "output", "weights"):
-            require_probability(f"dropout_{place}", getattr(self, f"dropout_{place}"))
-        for name in ("activation_penalty", "temporal_penalty"):
+        for name in ("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_drop"):
+            require_probability(name, getattr(self, name))
+        for name in ("ar_weight", "tar_weight"):
             require_at_least(name, getattr(self, name), 0)
 
 
 class LSTMLayer(nn.LSTM):
     """One LSTM layer, time first, with DropConnect of its recurrent matrix in training (section 2).
 
-    The dropped matrix is a value of its own, handed to the kernel in place of the parameter; gradients reach
-    the parameter through it. Parameters, their first values and their place in a GPU's memory are those of
-    ``nn.LSTM``, and like it this module is left out of what ``torch.compile`` takes apart.
+    The dropped matrix is passed to the kernel in place of the parameter, which gets its gradient through it.
+    Parameters, their initialization and their memory layout on GPUs are those of ``nn.LSTM``, which
+    ``torch.compile`` does not trace either. Under autocast on CPUs without a bfloat16 kernel, the layer runs
+    in the precision of its parameters.
     """
 
     weight_ih_l0: Tensor
@@ -81,9 +84,9 @@ class LSTMLayer(nn.LSTM):
     bias_ih_l0: Tensor
     bias_hh_l0: Tensor
 
-    def __init__(self, input_dim: int, hidden_dim: int, dropout_weights: float) -> None:
+    def __init__(self, input_dim: int, hidden_dim: int, weight_drop: float) -> None:
         super().__init__(input_dim, hidden_dim)
-        self.dropout_weights = dropout_weights
+        self.weight_drop = weight_drop
 
     def initial_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
         """Hidden and cell state ``(1, B, H)`` of zeros."""
@@ -94,10 +97,16 @@ class LSTMLayer(nn.LSTM):
         self, inputs: Tensor, hidden: Tensor, cell: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs ``(T, B, H)`` for `inputs` ``(T, B, I)``, and the hidden and cell state ``(1, B, H)``."""
-        recurrent = dropped_weights(self.weight_hh_l0, self.dropout_weights, self.training)
+        if inputs.is_cpu and torch.is_autocast_enabled("cpu") and not _cpu_has_bf16_lstm():
+            dtype = self.weight_hh_l0.dtype
+            with torch.autocast("cpu", enabled=False):
+                return self._run(inputs.to(dtype), hidden.to(dtype), cell.to(dtype))
+        return self._run(inputs, hidden, cell)
+
+    def _run(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Call the LSTM kernel; see `forward`."""
+        recurrent = weight_drop(self.weight_hh_l0, self.weight_drop, self.training)
         weights = [self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0]
-        # What the kernel calls training is whether it keeps what its backward pass needs.
-        keeps_for_backward = torch.is_grad_enabled()
         return torch.lstm(
             inputs,
             (hidden, cell),
@@ -105,17 +114,23 @@ class LSTMLayer(nn.LSTM):
             has_biases=True,
             num_layers=1,
             dropout=0.0,
-            train=keeps_for_backward,
+            train=torch.is_grad_enabled(),  # whether to store what the backward pass needs
             bidirectional=False,
             batch_first=False,
         )
 
 
+@functools.cache
+def _cpu_has_bf16_lstm() -> bool:
+    """Whether oneDNN has a bfloat16 LSTM for this CPU (AVX-512); elsewhere it raises an error."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 @register("awd_lstm", AWDLSTMOptions)
 class AWDLSTM(LanguageModel):
-    """LSTM layers D -> hidden_dim -> ... -> S between a word's vector and the scores of the next one.
+    """LSTM layers D -> hidden_dim -> ... -> S between the embedding and the softmax.
 
-    The state holds the hidden and the cell state ``(1, B, H)`` of every layer in turn.
+    The state holds the hidden and cell state ``(1, B, H)`` of each layer in order.
     """
 
     options: AWDLSTMOptions
@@ -125,11 +140,11 @@ class AWDLSTM(LanguageModel):
         inner = [options.hidden_dim] * (options.num_layers - 1)
         widths = [options.embedding_dim, *inner, embedding.score_dim]
         self.layers = nn.ModuleList(
-            LSTMLayer(inputs, outputs, options.dropout_weights) for inputs, outputs in pairwise(widths)
+            LSTMLayer(inputs, outputs, options.weight_drop) for inputs, outputs in pairwise(widths)
         )
 
     def reset_parameters(self) -> None:
-        """As in the base class; the layers by torch's default for an LSTM."""
+        """Initialize the layers as ``nn.LSTM`` does, and the embedding by its own rule."""
         for layer in self._layers():
             layer.reset_parameters()
         self.embedding.reset_parameters()
@@ -140,7 +155,7 @@ class AWDLSTM(LanguageModel):
         return tuple(part for state in states for part in state)
 
     def forward(self, ids: Tensor, state: State) -> Output:
-        """As in the base class; the penalty is AR + TAR of the last layer."""
+        """See the base class; the penalty is AR + TAR of the last layer."""
         dropped = self._look_up(ids.t())
         after: list[Tensor] = []
         for layer, rate, hidden, cell in zip(
@@ -152,24 +167,24 @@ class AWDLSTM(LanguageModel):
         return Output(dropped.transpose(0, 1), tuple(after), self._penalty(dropped, outputs))
 
     def _layers(self) -> Iterator[LSTMLayer]:
-        """The layers, by their type."""
+        """The layers with their type."""
         yield from self.layers  # type: ignore[misc]
 
     def _rates(self) -> list[float]:
-        """The dropout after each layer."""
-        return [self.options.dropout_hidden] * (len(self.layers) - 1) + [self.options.dropout_output]
+        """The dropout probability after each layer."""
+        return [self.options.hidden_dropout] * (len(self.layers) - 1) + [self.options.output_dropout]
 
     def _look_up(self, ids: Tensor) -> Tensor:
-        """The vectors ``(T, B, D)`` of `ids` ``(T, B)``, after the dropout of words and of vectors."""
+        """Word vectors ``(T, B, D)`` of `ids` ``(T, B)`` after embedding and input dropout."""
         options, words = self.options, self.embedding.num_embeddings
-        vectors = word_dropout(self.embedding(ids), ids, words, options.dropout_words, self.training)
-        return locked_dropout(vectors, options.dropout_input, self.training)
+        vectors = embedding_dropout(self.embedding(ids), ids, words, options.embedding_dropout, self.training)
+        return locked_dropout(vectors, options.input_dropout, self.training)
 
     def _penalty(self, dropped: Tensor, outputs: Tensor) -> Tensor:
-        """AR of the last layer's `dropped` outputs ``(T, B, S)`` plus TAR of its full `outputs`."""
+        """AR of the last layer's `dropped` outputs ``(T, B, S)`` plus TAR of its undropped `outputs`."""
         penalty = torch.zeros((), device=outputs.device)
-        if self.training and self.options.activation_penalty > 0.0:
-            penalty = penalty + self.options.activation_penalty * activation_penalty(dropped)
-        if self.training and self.options.temporal_penalty > 0.0:
-            penalty = penalty + self.options.temporal_penalty * temporal_penalty(outputs)
+        if self.training and self.options.ar_weight > 0.0:
+            penalty = penalty + self.options.ar_weight * activation_regularization(dropped)
+        if self.training and self.options.tar_weight > 0.0:
+            penalty = penalty + self.options.tar_weight * temporal_activation_regularization(outputs)
         return penalty

@@ -19,13 +19,13 @@ class LSTMOptions(AWDLSTMOptions):
     embedding_dim: int = 256
     hidden_dim: int = 1024
     num_layers: int = 4
-    dropout_words: float = 0.0
-    dropout_input: float = 0.1
-    dropout_hidden: float = 0.1
-    dropout_output: float = 0.1
-    dropout_weights: float = 0.0
-    activation_penalty: float = 0.0
-    temporal_penalty: float = 0.0
+    embedding_dropout: float = 0.0
+    input_dropout: float = 0.1
+    hidden_dropout: float = 0.1
+    output_dropout: float = 0.1
+    weight_drop: float = 0.0
+    ar_weight: float = 0.0
+    tar_weight: float = 0.0
 
 
 @register("lstm", LSTMOptions)

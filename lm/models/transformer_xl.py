@@ -36,7 +36,7 @@ class TransformerXLOptions:
         feed_forward_dim: inner width of the feed-forward nets.
         dropout: of word vectors, position encodings, both results of a layer, inside the feed-forward net and
             of the last hidden states.
-        dropout_attention: of the attention weights.
+        attention_dropout: of the attention weights.
         norm: layer normalisation behind each residual connection ("post") or in front of each net ("pre",
             without one behind the last layer, as published).
         memory_length: M, how many positions of earlier segments each layer remembers; 0 for none.
@@ -51,7 +51,7 @@ class TransformerXLOptions:
     head_dim: int = 41
     feed_forward_dim: int = 2100
     dropout: float = 0.1
-    dropout_attention: float = 0.0
+    attention_dropout: float = 0.0
     norm: Literal["post", "pre"] = "post"
     memory_length: int = 150
     same_length: bool = False
@@ -68,7 +68,7 @@ class TransformerXLOptions:
             require_at_least(name, getattr(self, name), 1)
         require_layers("num_layers", self.num_layers)
         require_at_least("memory_length", self.memory_length, 0)
-        for name in ("dropout", "dropout_attention"):
+        for name in ("dropout", "attention_dropout"):
             require_probability(name, getattr(self, name))
         require(
             self.embedding_dim % 2 == 0,
@@ -83,7 +83,7 @@ class PostNormLayer(nn.Module):
         super().__init__()
         dim, inner = options.embedding_dim, options.feed_forward_dim
         self.attention = RelativeAttention(
-            dim, options.num_heads, options.head_dim, options.dropout_attention
+            dim, options.num_heads, options.head_dim, options.attention_dropout
         )
         self.attention_norm = nn.LayerNorm(dim)
         self.feed_forward = nn.Sequential(

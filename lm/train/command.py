@@ -64,9 +64,9 @@ def train(config: Configuration, group: Group) -> None:
         UserError, Interrupted: see `main`.
         BlockingIOError: another training writes into that folder.
     """
-    folder = Path(config.training.save)
+    folder = Path(config.training.output_dir)
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"save {folder}: is a file, but it must be a folder; give another path")
+        raise UserError(f"output_dir {folder}: is a file, but it must be a folder; give another path")
     with _working_in(folder) if group.is_first else nullcontext():
         _train(config, group)
 
@@ -94,15 +94,15 @@ def _train(config: Configuration, group: Group) -> None:
     options, settings = config.training, config.flat()
     corpus = load_corpus(Path(options.data))
     words, checksum = corpus.vocabulary.words, corpus.description["checksum"]
-    last = Path(options.save) / LAST
+    last = Path(options.output_dir) / LAST
     embedding = options.embedding
     if options.embedding_distillation is not None and last.exists():
         embedding = peek(last)["config"]["embedding"]  # with the options that the fit has chosen
     torch.manual_seed(options.seed)
     model = models.build(options.model, words, embedding, config.model_options()).to(group.device)
     reconstruction, lines = prepare_student(model, options, corpus.vocabulary, group, not last.exists())
-    if options.start_from is not None and not last.exists():
-        _start_from(Path(options.start_from), model, words)
+    if options.init_from is not None and not last.exists():
+        _start_from(Path(options.init_from), model, words)
     torch.manual_seed(options.seed + group.rank)  # dropout differs between processes
     trainer = Trainer(config, model.train(), corpus.train, corpus.valid, group, reconstruction)
     if last.exists():
@@ -119,7 +119,7 @@ def _run(
     Raises:
         UserError, Interrupted: see `main`.
     """
-    folder, is_first = Path(trainer.options.save), trainer.group.is_first
+    folder, is_first = Path(trainer.options.output_dir), trainer.group.is_first
     last, best = folder / LAST, folder / BEST
     if is_first:
         write_text(folder / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
@@ -141,7 +141,7 @@ def _run(
         raise
     except OSError as error:
         raise UserError(
-            f"save {folder}: cannot be written ({error.strerror or error}); what was saved before is "
+            f"output_dir {folder}: cannot be written ({error.strerror or error}); what was saved before is "
             f"unchanged; make room on the disk and {RESUME}"
         ) from error
     finally:
@@ -157,7 +157,7 @@ def _start_from(path: Path, model: models.LanguageModel, words: Sequence[str]) -
     content = read_checkpoint(path)
     if content["words"] != list(words):
         raise UserError(
-            f"start_from: the vocabulary of {path} ({len(content['words'])} words) is not that of the data "
+            f"init_from: the vocabulary of {path} ({len(content['words'])} words) is not that of the data "
             f"({len(words)} words); use the data that it was trained with"
         )
     load_state(model, content["model"], path)

@@ -1,7 +1,7 @@
-"""The configuration of a training run: one flat mapping whose every key is known, checked, and used.
+"""Configuration of a training run: a flat mapping whose keys are all validated.
 
-Keys are of four groups: training itself, the model kind, the optimizer, and the schedule of its learning
-rate. Which keys the last three have depends on what was chosen; a key of another choice is refused.
+There are four groups of keys: training, model, optimizer and learning rate schedule. The keys of the last
+three depend on which model, optimizer and schedule are chosen; keys of other choices raise an error.
 """
 
 from __future__ import annotations
@@ -19,46 +19,47 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import OPTION, check_seed, parse_distillation
 from shared_embeddings.options import parse_options, require, require_at_least
 
-# What a resumed run may change: none of these alters what a step does.
-FREE_TO_CHANGE = ("data", "save", "epochs", "steps", "log_every", "save_every", "device", "compile")
+# Keys that may change when a run resumes: none of them affects the result of a step.
+FREE_TO_CHANGE = ("data", "output_dir", "epochs", "steps", "log_every", "save_every", "device", "compile")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingOptions:
-    """Options of training, whatever the model.
+    """Training options that do not depend on the model.
 
     Attributes:
-        data: folder that lm_prepare wrote.
-        save: folder of the run: last.pt, best.pt, config.yaml, train.log, tensorboard/, .lock.
+        data: folder written by lm_prepare.
+        output_dir: folder of the run: last.pt, best.pt, config.yaml, train.log, tensorboard/, .lock.
         embedding: method of the shared embedding and its options, such as {method: funnel, rank: 64}.
-        model: kind of the model.
-        optimizer: how parameters follow their gradients.
-        schedule: how the learning rate changes.
-        epochs: length of training in passes through the data; give this or 'steps'.
-        steps: length of training in optimizer steps; give this or 'epochs'.
-        batch_size: columns of text side by side in each process.
-        accumulate: parts that a batch is computed in, one after another; the same result in less memory.
-        sequence_length: tokens per segment that gradients flow through.
-        vary_length: draw the length of every segment anew (AWD-LSTM): 'sequence_length', or half of it with
-            probability 0.05, plus normal noise of 5; the learning rate is scaled by the length.
-        warmup_steps: steps over which the learning rate rises from zero.
-        clip_norm: largest norm of the gradient of all parameters together; null for no limit.
-        precision: bf16 computes forward passes in bfloat16 where torch's autocast holds that safe.
+        model: architecture of the language model.
+        optimizer: update rule.
+        schedule: learning rate schedule.
+        epochs: length of training in epochs; set this or 'steps'.
+        steps: length of training in optimizer steps; set this or 'epochs'.
+        batch_size: text columns per process.
+        grad_accum_steps: number of parts that each batch is split into; same result with less memory.
+        sequence_length: tokens per segment (truncated backpropagation through time).
+        random_bptt: vary the segment length as in AWD-LSTM: 'sequence_length', or half of it with
+            probability 0.05, plus Gaussian noise with std 5; the learning rate scales with the length.
+        warmup_steps: steps of linear learning rate warmup.
+        max_grad_norm: gradient clipping threshold over all parameters; null disables clipping.
+        precision: bf16 runs the forward pass in bfloat16 under torch.autocast.
         compile: compile the model with torch.compile.
-        device: cpu, cuda, or auto for cuda where there is one.
-        seed: of initial parameters, dropout and segment lengths.
+        device: cpu, cuda, or auto (CUDA if available).
+        seed: for initialization, dropout and segment lengths.
         embedding_distillation: {teacher: CHECKPOINT, alpha: 0.01} fits the embedding to the table of a
-            trained model, begins with its network, and keeps the table near (Distilled Embedding).
-        start_from: checkpoint whose parameters are the initial ones, such as best.pt of another run.
-        evaluate_every: steps between two validations; null for one at the end of every epoch.
-        valid_batch_size: equal parts that the validation text is cut into; their first words have no context.
-        patience: validations without improvement, as 'nonmono' counts them, that end training; null for none.
-        save_every: steps between two last.pt; null to save after every validation only.
-        log_every: steps between two lines of the log.
+            trained model, starts from its network, and keeps the table close (Distilled Embedding).
+        init_from: checkpoint to initialize the parameters from, such as best.pt of another run.
+        evaluate_every: steps between validations; null validates after every epoch.
+        valid_batch_size: number of equal chunks of the validation text, each starting without context.
+        patience: stop after this many validations without improvement, counted as for 'nonmono'; null
+            disables early stopping.
+        save_every: steps between saves of last.pt; null saves only after validations.
+        log_every: steps between log lines.
     """
 
     data: str
-    save: str
+    output_dir: str
     embedding: Mapping[str, Any]
     model: str = "awd_lstm"
     optimizer: str = "sgd"
@@ -66,17 +67,17 @@ class TrainingOptions:
     epochs: int | None = None
     steps: int | None = None
     batch_size: int = 20
-    accumulate: int = 1
+    grad_accum_steps: int = 1
     sequence_length: int = 70
-    vary_length: bool = False
+    random_bptt: bool = False
     warmup_steps: int = 0
-    clip_norm: float | None = 0.25
+    max_grad_norm: float | None = 0.25
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 1
     embedding_distillation: Mapping[str, Any] | None = None
-    start_from: str | None = None
+    init_from: str | None = None
     evaluate_every: int | None = None
     valid_batch_size: int = 10
     patience: int | None = None
@@ -84,10 +85,10 @@ class TrainingOptions:
     log_every: int = 100
 
     def __post_init__(self) -> None:
-        """Check sizes, and that the length is given once."""
-        for name in ("epochs", "steps", "batch_size", "accumulate", "sequence_length", "valid_batch_size"):
+        """Check ranges and combinations."""
+        for name in ("epochs", "steps", "batch_size", "grad_accum_steps", "sequence_length"):
             require_at_least(name, getattr(self, name), 1)
-        for name in ("evaluate_every", "save_every", "log_every"):
+        for name in ("valid_batch_size", "evaluate_every", "save_every", "log_every"):
             require_at_least(name, getattr(self, name), 1)
         for name in ("warmup_steps", "patience"):
             require_at_least(name, getattr(self, name), 0)
@@ -100,33 +101,33 @@ class TrainingOptions:
             f"option 'seed' is {self.seed}, but it must be at least 0 and below 2**63; choose another number",
         )
         require(
-            self.clip_norm is None or self.clip_norm > 0,
-            f"option 'clip_norm' is {self.clip_norm}, but it must be above 0; raise it, or set it to null",
+            self.max_grad_norm is None or self.max_grad_norm > 0,
+            f"option 'max_grad_norm' is {self.max_grad_norm}, but it must be above 0 or null",
         )
         require(
-            self.batch_size % self.accumulate == 0,
-            f"'accumulate' is {self.accumulate}, but it must divide 'batch_size' {self.batch_size}; "
-            "change one of them",
+            self.batch_size % self.grad_accum_steps == 0,
+            f"'grad_accum_steps' is {self.grad_accum_steps}, but it must divide 'batch_size' "
+            f"{self.batch_size}; change one of them",
         )
         if self.embedding_distillation is not None:
             distillation = parse_distillation(self.embedding_distillation)
             check_seed(distillation, self.embedding)
             require(
-                self.start_from is None,
-                f"'start_from' has no effect beside '{OPTION}', which says what the model starts from; "
+                self.init_from is None,
+                f"'init_from' has no effect together with '{OPTION}', which also initializes the model; "
                 "remove one of them",
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """A checked configuration.
+    """A validated configuration.
 
     Attributes:
-        training: options of training.
-        model: options of the model's kind; a frozen dataclass that the kind names.
+        training: training options.
+        model: options of the model, an instance of its `options_class`.
         optimizer: options of the optimizer.
-        schedule: options of the learning rate's schedule.
+        schedule: options of the learning rate schedule.
     """
 
     training: TrainingOptions
@@ -135,23 +136,23 @@ class Configuration:
     schedule: Any
 
     def flat(self) -> dict[str, Any]:
-        """All keys with their values, in types that YAML has; `parse` gives the same configuration back."""
+        """All keys with their values as plain YAML types; `parse` inverts this."""
         values: dict[str, Any] = {}
         for group in (self.training, self.model, self.optimizer, self.schedule):
             values |= plain(dataclasses.asdict(group))
         return values
 
     def model_options(self) -> dict[str, Any]:
-        """The options of the model's kind, in types that YAML has."""
+        """The model options as plain YAML types."""
         return dict(plain(dataclasses.asdict(self.model)))
 
 
 def parse(given: Mapping[str, Any]) -> Configuration:
-    """Check a flat mapping of keys to values.
+    """Validate a flat mapping of keys to values.
 
     Raises:
-        UserError: an unknown key, or one that belongs to a choice that was not made.
-        OptionError: a missing key, a wrong type, an impossible value.
+        UserError: a key is unknown or belongs to another model, optimizer or schedule.
+        OptionError: a key is missing, or a value has the wrong type or is out of range.
     """
     kind = _choice("model", given, models.kinds())
     optimizer = _choice("optimizer", given, list(OPTIMIZERS))
@@ -173,7 +174,7 @@ def parse(given: Mapping[str, Any]) -> Configuration:
 
 
 def all_groups() -> dict[str, type]:
-    """Every group of keys under its title: training, each model kind, optimizer and schedule."""
+    """All groups of keys by title: training and every model, optimizer and schedule."""
     return {
         "training": TrainingOptions,
         **{f"model {kind}": models.options_class(kind) for kind in models.kinds()},
@@ -183,7 +184,7 @@ def all_groups() -> dict[str, type]:
 
 
 def _choice(key: str, given: Mapping[str, Any], valid: list[str]) -> str:
-    """The value of a key that selects other keys."""
+    """The value of a key that selects a group of keys."""
     default = TrainingOptions.__dataclass_fields__[key].default
     value = given.get(key, default)
     if value not in valid:
@@ -194,7 +195,7 @@ def _choice(key: str, given: Mapping[str, Any], valid: list[str]) -> str:
 
 
 def _unknown(key: str, groups: Mapping[str, type]) -> str:
-    """The message about a key that nothing chosen has."""
+    """The error message for a key that no selected group has."""
     owners = [title for title, options in all_groups().items() if key in _names(options)]
     if owners:
         kind = owners[0].split()[0]
@@ -211,7 +212,7 @@ def _names(options: type) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """`value` with lists for tuples and dicts for other mappings, all the way down."""
+    """`value` with tuples converted to lists and mappings to dicts, recursively."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value

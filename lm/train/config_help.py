@@ -1,4 +1,4 @@
-"""The text of ``lm_train --help``, made from the option classes."""
+"""Help text of ``lm_train --help``, generated from the option classes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lm.train.config import all_groups, plain
 
 
 def help_text() -> str:
-    """All keys by group, each with its default and what it means."""
+    """All keys by group with their defaults and descriptions."""
     lines = [
         "usage: lm_train -config FILE [-key value ...]",
         "",
-        "Trains a language model, or goes on where the run in 'save' stopped. FILE is YAML, one key per",
-        "line; values on the command line are YAML too and go before those of FILE.",
+        "Trains a language model, or resumes the run in 'output_dir'. FILE is YAML with one key per line;",
+        "values on the command line are YAML, too, and override those of FILE.",
     ]
     for title, options in all_groups().items():
         meanings = _meanings(options)
@@ -30,14 +30,14 @@ def help_text() -> str:
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
-    """The default of a key as YAML spells it."""
+    """The default of a key in YAML."""
     if field.default is dataclasses.MISSING:
         return "required"
     return yaml.safe_dump(plain(field.default), default_flow_style=True).removesuffix("...\n").strip()
 
 
 def _meanings(options: type) -> dict[str, str]:
-    """What each key means, from the section Attributes in the docstrings of its class and its bases."""
+    """The description of each key, from the Attributes sections of the class and its bases."""
     meanings: dict[str, str] = {}
     for owner in options.__mro__:
         section = (owner.__doc__ or "").partition("Attributes:")[2]

@@ -125,7 +125,7 @@ class Trainer:
 
         Raises:
             UserError: the loss or a parameter is no finite number any more; nothing is saved then.
-            Interrupted: a process was asked to stop; `save` was called after the last whole step.
+            Interrupted: a process was asked to stop; `output_dir` was called after the last whole step.
         """
         speed = Speed(self.tokens)
         with self._interrupts:
@@ -158,7 +158,7 @@ class Trainer:
             what = "a parameter is not finite" if bool(torch.isfinite(loss)) else f"the loss is {float(loss)}"
             raise UserError(
                 f"{what} at step {self.step}; what was saved before is unchanged; lower learning_rate or "
-                "clip_norm and train into another folder, with start_from to begin with what was saved"
+                "max_grad_norm and train into another folder, with init_from to begin with what was saved"
             )
 
     # One step.
@@ -167,7 +167,7 @@ class Trainer:
         """Follow the gradient of one segment; gives the learning rate and the gradient's norm."""
         options = self.options
         length = options.sequence_length
-        if options.vary_length:
+        if options.random_bptt:
             length = draw_length(length, self.lengths)
         ids, targets = self.stream.segment(self.position, length, self.group.device)
         rate = self._rate(ids.size(1))
@@ -176,7 +176,7 @@ class Trainer:
         set_updates(self.model, self.step)
         self.optimizer.zero_grad(set_to_none=True)
         self._backward(ids, targets)
-        norm = nn.utils.clip_grad_norm_(self.parameters, options.clip_norm or math.inf)
+        norm = nn.utils.clip_grad_norm_(self.parameters, options.max_grad_norm or math.inf)
         self.optimizer.step()
         if self.averages is not None:
             self.averages.update()
@@ -190,13 +190,13 @@ class Trainer:
         rate *= self.schedule.factor(Progress(self.done, self.epochs, self.scores))
         if options.warmup_steps:
             rate *= min(1.0, (self.step + 1) / options.warmup_steps)
-        if options.vary_length:
+        if options.random_bptt:
             rate *= length / options.sequence_length
         return float(rate)
 
     def _backward(self, ids: Tensor, targets: Tensor) -> None:
         """Add up the gradients of the parts of a batch ``(B, T)``, and go on to their next states."""
-        parts = self.options.accumulate
+        parts = self.options.grad_accum_steps
         for part, (part_ids, part_targets) in enumerate(zip(ids.chunk(parts), targets.chunk(parts))):
             is_last = part == parts - 1
             with nullcontext() if is_last else self._without_exchange():
@@ -218,8 +218,8 @@ class Trainer:
 
     def _fresh_states(self) -> list[State]:
         """The states of all parts of a batch before the first word."""
-        part_size = self.options.batch_size // self.options.accumulate
-        return [self.model.initial_state(part_size) for _ in range(self.options.accumulate)]
+        part_size = self.options.batch_size // self.options.grad_accum_steps
+        return [self.model.initial_state(part_size) for _ in range(self.options.grad_accum_steps)]
 
     def autocast(self) -> AbstractContextManager[None]:
         """The precision of forward passes."""

@@ -101,11 +101,11 @@ class AdamOptions(OptimizerOptions):
 
     Attributes:
         betas: decay rates of the means of the gradient and of its square.
-        epsilon: what is added to the root of the second mean.
+        eps: what is added to the root of the second mean.
     """
 
     betas: tuple[float, ...] = (0.9, 0.999)
-    epsilon: float = 1e-8
+    eps: float = 1e-8
 
     def __post_init__(self) -> None:
         """Raise `OptionError` for values out of range."""
@@ -114,7 +114,7 @@ class AdamOptions(OptimizerOptions):
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
             f"option 'betas' is {list(self.betas)}, but it must be two numbers of at least 0 and below 1",
         )
-        require(self.epsilon > 0, f"option 'epsilon' is {self.epsilon}, but it must be above 0; raise it")
+        require(self.eps > 0, f"option 'eps' is {self.eps}, but it must be above 0; raise it")
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Adam with these rates."""
@@ -122,7 +122,7 @@ class AdamOptions(OptimizerOptions):
             parameters,
             self.learning_rate,
             betas=(self.betas[0], self.betas[1]),
-            eps=self.epsilon,
+            eps=self.eps,
             weight_decay=self.weight_decay,
         )
 

@@ -116,7 +116,7 @@ def restore_run(path: Path, trainer: Trainer, settings: Mapping[str, Any], corpu
     content = read_checkpoint(path)
     saved = content["training"]
     if saved is None:
-        raise UserError(f"checkpoint {path}: holds a model only; give another folder as 'save'")
+        raise UserError(f"checkpoint {path}: holds a model only; give another folder as 'output_dir'")
     lacking = next((part for part in PARTS if part not in saved), None)
     if lacking is not None:
         raise UserError(f"checkpoint {path}: its 'training' has no {lacking}; take one that lm_train wrote")
@@ -173,7 +173,7 @@ def _check_same(
         shown = [*changed[:_SHOWN], *[f"and {len(changed) - _SHOWN} more"] * (len(changed) > _SHOWN)]
         raise UserError(
             f"{path} is of a run with other settings ({'; '.join(shown)}); change them back to go on, or "
-            "give another folder as 'save'"
+            "give another folder as 'output_dir'"
         )
 
 

@@ -38,22 +38,22 @@ class CosineOptions:
     """A learning rate that falls along half a period of the cosine.
 
     Attributes:
-        minimum_factor: share of the learning rate that is left at the end.
+        min_lr_ratio: share of the learning rate that is left at the end.
     """
 
-    minimum_factor: float = 0.0
+    min_lr_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the range."""
         require(
-            0 <= self.minimum_factor <= 1,
-            f"option 'minimum_factor' is {self.minimum_factor}, but it must be from 0 to 1",
+            0 <= self.min_lr_ratio <= 1,
+            f"option 'min_lr_ratio' is {self.min_lr_ratio}, but it must be from 0 to 1",
         )
 
     def factor(self, progress: Progress) -> float:
         """What the learning rate is multiplied with."""
         wave = (1 + math.cos(math.pi * min(progress.done, 1.0))) / 2
-        return self.minimum_factor + (1 - self.minimum_factor) * wave
+        return self.min_lr_ratio + (1 - self.min_lr_ratio) * wave
 
 
 @dataclasses.dataclass(frozen=True)

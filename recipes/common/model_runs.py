@@ -35,7 +35,7 @@ Everything is in $RUNS/{recipe}/ROW; with --smoke, which takes a tiny network an
 has made, in $RUNS/{recipe}/smoke/ROW. ROW is one of: {rows}"""
 # Options that the scripts set themselves: with others, a result would not be that of its row.
 OWN_OPTIONS = {
-    "train": ("config", "data", "embedding", "save"),
+    "train": ("config", "data", "embedding", "output_dir"),
     "evaluate": ("data", "model", "output", "split"),
 }
 WHAT = {
@@ -63,7 +63,7 @@ def train_model(recipe: Recipe, row: ModelRow, options: Sequence[str]) -> None:
         return
     _train_stage(recipe, row, run, {**row.train, **_distillation(recipe, row)}, options, checksum)
     if row.finetune is not None:
-        settings = {**row.finetune, "start_from": str(run / BEST)}
+        settings = {**row.finetune, "init_from": str(run / BEST)}
         _train_stage(recipe, row, run / "finetune", settings, (), checksum)
 
 
@@ -127,7 +127,7 @@ def _train_stage(
 ) -> None:
     """Run ``lm_train`` in `folder`; its time and memory go into ``training.json`` there."""
     data = str(recipe.home / row.data)
-    own = {"data": data, "save": str(folder), "embedding": with_own_files(recipe, row.embedding)}
+    own = {"data": data, "output_dir": str(folder), "embedding": with_own_files(recipe, row.embedding)}
     write_text(folder / "settings.yaml", write_yaml({**own, **settings}))
     arguments = ["-config", str(folder / "settings.yaml"), *options]
     if not is_first_process():

@@ -39,7 +39,7 @@ def settings(data: Path, save: Path, **changes: Any) -> dict[str, Any]:
     """Settings of a run of 20 steps on a small corpus; a change to None leaves a key out."""
     values = {
         "data": str(data),
-        "save": str(save),
+        "output_dir": str(save),
         "model": "awd_lstm",
         "embedding": {"method": "funnel", "rank": 4},
         "embedding_dim": 8,
@@ -49,7 +49,7 @@ def settings(data: Path, save: Path, **changes: Any) -> dict[str, Any]:
         "learning_rate": 3,
         "weight_decay": 1e-6,
         "nonmono": 1,
-        "vary_length": True,
+        "random_bptt": True,
         "batch_size": 4,
         "sequence_length": 12,
         "steps": 20,
@@ -62,8 +62,8 @@ def settings(data: Path, save: Path, **changes: Any) -> dict[str, Any]:
 
 def without_dropout(**changes: Any) -> dict[str, Any]:
     """Changes for `settings` that take all randomness out of steps."""
-    places = ("words", "input", "hidden", "output", "weights")
-    return {f"dropout_{place}": 0.0 for place in places} | {"vary_length": False, **changes}
+    names = ("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_drop")
+    return dict.fromkeys(names, 0.0) | {"random_bptt": False, **changes}
 
 
 def run(values: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ def built(embedding: dict[str, Any], seed: int = 0) -> models.LanguageModel:
 
 
 def config(embedding: dict[str, Any]) -> dict[str, Any]:
-    return {"model": "awd_lstm", "embedding": embedding, "save": "somewhere", **OPTIONS}
+    return {"model": "awd_lstm", "embedding": embedding, "output_dir": "somewhere", **OPTIONS}
 
 
 def log_probs(model: models.LanguageModel) -> torch.Tensor:

@@ -117,7 +117,7 @@ def test_trained_model_is_evaluated_and_trains_on(tmp_path: Path, capsys: pytest
     assert report["tables"][0]["fit"]["weighted_error"] > 0
     assert run("lm_eval", "-model", small, "-data", data) == 0
     own = load_model(small).config["embedding"]
-    train(settings(data, tmp_path / "further", start_from=str(small), embedding=own, steps=2))
+    train(settings(data, tmp_path / "further", init_from=str(small), embedding=own, steps=2))
     assert load_model(tmp_path / "further" / "last.pt").config["embedding"]["rank"] == 4
     capsys.readouterr()
     assert compress(tmp_path / "train.txt", "funnel", small, "--rank", 4, "--force") == 2
@@ -224,7 +224,7 @@ def test_packed_models_are_evaluated_and_go_on(tmp_path: Path, capsys: pytest.Ca
         settings(
             data,
             tmp_path / "on",
-            start_from=str(small),
+            init_from=str(small),
             steps=2,
             embedding_dim=24,
             embedding={"method": "projective", "rank": 12},
@@ -299,7 +299,7 @@ def test_pickles_do_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert compress(bad, "projective", tmp_path / "small.pt", "--rank", 4) == 2
     line = capsys.readouterr().err
     assert "could run code" in line and line.count("\n") == 1
-    for option in ({"start_from": str(bad)}, {"embedding_distillation": {"teacher": str(bad)}}):
+    for option in ({"init_from": str(bad)}, {"embedding_distillation": {"teacher": str(bad)}}):
         with pytest.raises(UserError, match="cannot be read"):
             train(settings(data, tmp_path / "run", steps=1, **option))
     assert not sprung.exists() and not (tmp_path / "small.pt").exists()

@@ -17,7 +17,7 @@ from shared_embeddings.errors import UserError
 
 GIVEN = {
     "data": "d",
-    "save": "s",
+    "output_dir": "s",
     "embedding": {"method": "funnel", "rank": 4},
     "learning_rate": 1,
     "steps": 10,
@@ -45,7 +45,7 @@ def test_keys_reach_their_groups() -> None:
     "changes",
     [
         {},
-        {"optimizer": "adam", "betas": [0.8, 0.9], "schedule": "plateau", "clip_norm": None},
+        {"optimizer": "adam", "betas": [0.8, 0.9], "schedule": "plateau", "max_grad_norm": None},
         {"model": "transformer_xl", "schedule": "cosine", "steps": None, "epochs": 2},
         {"model": "lstm", "schedule": "step", "decay_epochs": [1, 2.5]},
     ],
@@ -71,8 +71,8 @@ def test_flat_settings_survive_yaml(changes: dict[str, Any]) -> None:
         ({"batch_size": True}, ["batch_size", "whole number"]),
         ({"batch_size": 0}, ["batch_size", "at least 1"]),
         ({"sequence_length": 0}, ["sequence_length", "at least 1"]),
-        ({"clip_norm": 0}, ["clip_norm", "null"]),
-        ({"batch_size": 10, "accumulate": 4}, ["accumulate", "divide"]),
+        ({"max_grad_norm": 0}, ["max_grad_norm", "null"]),
+        ({"batch_size": 10, "grad_accum_steps": 4}, ["grad_accum_steps", "divide"]),
         ({"epochs": 2}, ["epochs", "steps", "exactly one"]),
         ({"steps": None}, ["epochs", "steps", "exactly one"]),
         ({"precision": "fp16"}, ["precision", "bf16"]),
@@ -88,7 +88,7 @@ def test_mistakes_are_refused_by_name(changes: dict[str, Any], words: list[str])
         assert word in str(refusal.value)
 
 
-@pytest.mark.parametrize("key", ["data", "save", "embedding", "learning_rate"])
+@pytest.mark.parametrize("key", ["data", "output_dir", "embedding", "learning_rate"])
 def test_missing_keys_are_named(key: str) -> None:
     with pytest.raises(OptionError, match=f"'{key}' is missing"):
         parse({name: value for name, value in GIVEN.items() if name != key})

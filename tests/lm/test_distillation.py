@@ -244,12 +244,12 @@ def test_two_processes_are_one_with_the_doubled_batch(data: Path, teacher: Path,
 )
 def test_wrong_options_are_refused(option: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
-        parse(settings(Path("data"), Path("save"), **{OPTION: option}))
+        parse(settings(Path("data"), Path("output_dir"), **{OPTION: option}))
 
 
 def test_what_would_have_no_effect_is_refused() -> None:
-    with pytest.raises(OptionError, match="'start_from' has no effect beside 'embedding_distillation'"):
-        parse(settings(Path("d"), Path("s"), start_from="b.pt", **{OPTION: {"teacher": "x"}}))
+    with pytest.raises(OptionError, match="'init_from' has no effect together with 'embedding_distillation'"):
+        parse(settings(Path("d"), Path("s"), init_from="b.pt", **{OPTION: {"teacher": "x"}}))
     seeded = {"method": "alone", "hidden_dim": 8, "seed": 3}
     with pytest.raises(OptionError, match="own `seed` cannot be set"):
         parse(settings(Path("d"), Path("s"), **changes(Path("x"), seeded)))

@@ -37,8 +37,8 @@ def test_two_processes_are_one_with_the_doubled_batch(tmp_path: Path) -> None:
     data = small_corpus(tmp_path)
     embedding = {"method": "adaptive", "cutoffs": [5, 18], "factor": 2}
     changes = without_dropout(embedding=embedding, nonmono=0, evaluate_every=3, sequence_length=5)
-    one = settings(data, tmp_path / "one", batch_size=4, accumulate=2, steps=16, **changes)
-    two = {**one, "save": str(tmp_path / "two"), "batch_size": 2}
+    one = settings(data, tmp_path / "one", batch_size=4, grad_accum_steps=2, steps=16, **changes)
+    two = {**one, "output_dir": str(tmp_path / "two"), "batch_size": 2}
     for steps in (9, 16):
         result = torchrun({**two, "steps": steps})
         assert result.returncode == 0, result.stderr
@@ -75,7 +75,7 @@ def test_two_processes_save_the_same_step_when_they_are_stopped(everybody: bool,
     assert training is not None and len(training["processes"]) == 2
     steps = training["step"] + 2
     assert torchrun({**values, "steps": steps}).returncode == 0
-    assert torchrun({**values, "steps": steps, "save": str(tmp_path / "whole")}).returncode == 0
+    assert torchrun({**values, "steps": steps, "output_dir": str(tmp_path / "whole")}).returncode == 0
     found, wanted = (load_model(tmp_path / name / "last.pt").model for name in ("run", "whole"))
     for mine, other in zip(found.parameters(), wanted.parameters(), strict=True):
         assert torch.equal(mine, other)

@@ -31,7 +31,7 @@ def test_batches_in_parts_count_once_and_a_run_that_resumes_goes_on_counting(
 
     monkeypatch.setattr(AloneEmbedding, "token_rows", noted)
     alone = {"method": "alone", "hidden_dim": 12, "relu_dropout": 0.5, "relu_dropout_steps": 4}
-    common: dict[str, Any] = {"embedding": alone, "accumulate": 2, "steps": 6, "save_every": 1}
+    common: dict[str, Any] = {"embedding": alone, "grad_accum_steps": 2, "steps": 6, "save_every": 1}
     data = small_corpus(tmp_path)
     run(settings(data, tmp_path / "whole", **common))
     expected = [True] * 4 * 2 + [False] * 2 * 2

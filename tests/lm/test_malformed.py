@@ -90,7 +90,7 @@ def training(home: Path, folder: Path, **changes: Any) -> list[object]:
 
 
 def start(home: Path, model: Path, folder: Path) -> list[object]:
-    return training(home, folder, start_from=str(model))
+    return training(home, folder, init_from=str(model))
 
 
 def distil(home: Path, model: Path, folder: Path) -> list[object]:

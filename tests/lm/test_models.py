@@ -159,9 +159,9 @@ def test_define_makes_the_penn_treebank_model_four_million_smaller() -> None:
         ("awd_lstm", {"method": "standard"}, {"hidden": 8}, "unknown option 'hidden'"),
         ("awd_lstm", {"method": "standard"}, {"num_layers": 0}, "'num_layers' is 0"),
         ("awd_lstm", {"method": "standard"}, {"hidden_dim": "wide"}, "must be a whole number"),
-        ("awd_lstm", {"method": "standard"}, {"dropout_words": 1.0}, "'dropout_words' is 1.0"),
-        ("lstm", {"method": "standard"}, {"dropout_weights": -0.1}, "'dropout_weights' is -0.1"),
-        ("awd_lstm", {"method": "standard"}, {"temporal_penalty": -1}, "'temporal_penalty' is -1"),
+        ("awd_lstm", {"method": "standard"}, {"embedding_dropout": 1.0}, "'embedding_dropout' is 1.0"),
+        ("lstm", {"method": "standard"}, {"weight_drop": -0.1}, "'weight_drop' is -0.1"),
+        ("awd_lstm", {"method": "standard"}, {"tar_weight": -1}, "'tar_weight' is -1"),
         ("lstm", {"method": "adaptive", "cutoffs": [5], "output": "none"}, {}, "no output side"),
     ],
 )

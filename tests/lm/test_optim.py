@@ -45,7 +45,7 @@ def test_momentum_by_hand() -> None:
 
 def test_first_step_of_adam_is_the_learning_rate() -> None:
     weight = parameter(1.0, 1.0)
-    optimizer = AdamOptions(learning_rate=0.01, betas=(0.5, 0.9), epsilon=1e-12).build([weight])
+    optimizer = AdamOptions(learning_rate=0.01, betas=(0.5, 0.9), eps=1e-12).build([weight])
     weight.grad = torch.tensor([4.0, -0.2])
     optimizer.step()
     assert weight.tolist() == pytest.approx([0.99, 1.01])
@@ -61,7 +61,7 @@ def test_first_step_of_adam_is_the_learning_rate() -> None:
         (lambda: NTASGDOptions(learning_rate=1.0, nonmono=-1), "nonmono"),
         (lambda: AdamOptions(learning_rate=1.0, betas=(0.9,)), "betas"),
         (lambda: AdamOptions(learning_rate=1.0, betas=(0.9, 1.0)), "betas"),
-        (lambda: AdamOptions(learning_rate=1.0, epsilon=0.0), "epsilon"),
+        (lambda: AdamOptions(learning_rate=1.0, eps=0.0), "eps"),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(make: object, name: str) -> None:

@@ -27,7 +27,7 @@ def test_constant() -> None:
     ("done", "factor"), [(0.0, 1.0), (1 / 3, 0.775), (0.5, 0.55), (1.0, 0.1), (1.2, 0.1)]
 )
 def test_cosine_falls_to_its_minimum(done: float, factor: float) -> None:
-    assert CosineOptions(minimum_factor=0.1).factor(at(done)) == pytest.approx(factor)
+    assert CosineOptions(min_lr_ratio=0.1).factor(at(done)) == pytest.approx(factor)
 
 
 def test_step_divides_after_each_of_its_epochs() -> None:
@@ -53,7 +53,7 @@ def test_plateau_waits_for_its_patience_and_then_anew() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "key"),
     [
-        ("cosine", {"minimum_factor": 1.5}, "minimum_factor"),
+        ("cosine", {"min_lr_ratio": 1.5}, "min_lr_ratio"),
         ("step", {"decay_epochs": (1.0,), "decay_factor": 1.0}, "decay_factor"),
         ("plateau", {"decay_factor": 0.5}, "decay_factor"),
         ("plateau", {"decay_patience": 0}, "decay_patience"),

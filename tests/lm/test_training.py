@@ -81,7 +81,7 @@ def assert_same_run(first: Path, second: Path) -> None:
 
 def test_steps_are_those_of_a_plain_loop(data: Path) -> None:
     """Clipped gradient descent over consecutive segments with the state carried over and begun anew."""
-    changes = without_dropout(optimizer="sgd", nonmono=None, steps=18, evaluate_every=18, clip_norm=0.5)
+    changes = without_dropout(optimizer="sgd", nonmono=None, steps=18, evaluate_every=18, max_grad_norm=0.5)
     subject = train(trainer(data, **changes))
     fresh = trainer(data, **changes)
     model, stream = fresh.model, fresh.stream
@@ -106,7 +106,7 @@ def test_steps_are_those_of_a_plain_loop(data: Path) -> None:
 
 def test_a_batch_in_parts_is_the_same_batch(data: Path) -> None:
     changes = without_dropout(optimizer="sgd", nonmono=None, steps=18)
-    whole, parts = train(trainer(data, **changes)), train(trainer(data, **changes, accumulate=2))
+    whole, parts = train(trainer(data, **changes)), train(trainer(data, **changes, grad_accum_steps=2))
     assert parts.scores == pytest.approx(whole.scores, rel=1e-5)
     for actual, expected in zip(parameters(parts), parameters(whole), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
@@ -145,7 +145,7 @@ def test_words_without_tokens_in_a_segment_need_no_gradient(data: Path) -> None:
 
 
 def test_the_loss_is_the_cross_entropy_and_the_penalty(data: Path) -> None:
-    subject = trainer(data, activation_penalty=2.0)
+    subject = trainer(data, ar_weight=2.0)
     ids, targets = subject.stream.segment(0, 12, "cpu")
     torch.manual_seed(5)
     output = subject.model(ids, subject.states[0])
@@ -166,7 +166,7 @@ def test_training_learns_what_can_be_learnt(data: Path) -> None:
     changes = without_dropout(
         optimizer="adam", nonmono=None, learning_rate=0.02, weight_decay=None, steps=None, epochs=12,
         embedding_dim=16, hidden_dim=24, embedding={"method": "standard"},
-        activation_penalty=0.0, temporal_penalty=0.0, evaluate_every=None,
+        ar_weight=0.0, tar_weight=0.0, evaluate_every=None,
     )  # fmt: skip
     subject = train(trainer(data, **changes))
     assert subject.epoch == 12 and len(subject.scores) == 12
@@ -248,7 +248,7 @@ def test_patience_ends_training(data: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("first_end", [3, 8, 13])
 def test_a_run_in_two_parts_is_the_same_run(data: Path, tmp_path: Path, first_end: int) -> None:
     """Dropout, lengths, averages, memory and what the log says go on where they stopped."""
-    common = {"nonmono": 0, "evaluate_every": 2, "save_every": 1, "accumulate": 2}
+    common = {"nonmono": 0, "evaluate_every": 2, "save_every": 1, "grad_accum_steps": 2}
     run(settings(data, tmp_path / "whole", **common))
     stopped = settings(data, tmp_path / "parts", **common)
 
@@ -320,7 +320,7 @@ def test_an_interrupted_run_is_saved_after_its_step(
     training = load_model(tmp_path / "parts/last.pt").training
     assert training is not None and training["step"] == 7
     run(values)
-    run({**values, "save": str(tmp_path / "whole")})
+    run({**values, "output_dir": str(tmp_path / "whole")})
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -375,7 +375,7 @@ def test_training_starts_from_another_run(data: Path, tmp_path: Path) -> None:
     """The finetune stage: the parameters of a trained model, averages from the first step on."""
     run(settings(data, tmp_path / "first", steps=4, evaluate_every=4))
     first = load_model(tmp_path / "first/best.pt").model
-    finetune = {"optimizer": "asgd", "nonmono": None, "start_from": str(tmp_path / "first/best.pt")}
+    finetune = {"optimizer": "asgd", "nonmono": None, "init_from": str(tmp_path / "first/best.pt")}
     values = settings(data, tmp_path / "second", steps=1, learning_rate=1e-9, **finetune)
     run(values)
     second = load_model(tmp_path / "second/last.pt")
@@ -388,7 +388,7 @@ def test_training_starts_from_another_run(data: Path, tmp_path: Path) -> None:
 
 def test_a_start_of_another_shape_is_refused(data: Path, tmp_path: Path) -> None:
     run(settings(data, tmp_path / "first", steps=1))
-    changes = {"start_from": str(tmp_path / "first/best.pt"), "hidden_dim": 9}
+    changes = {"init_from": str(tmp_path / "first/best.pt"), "hidden_dim": 9}
     with pytest.raises(UserError, match="is of another model"):
         run(settings(data, tmp_path / "second", steps=1, **changes))
 
@@ -397,8 +397,8 @@ def test_a_start_with_other_words_is_refused(data: Path, tmp_path: Path) -> None
     run(settings(data, tmp_path / "first", steps=1))
     first = tmp_path / "first/best.pt"
     alter(first, lambda content: content["words"].reverse())
-    with pytest.raises(UserError, match="start_from: the vocabulary of .* is not that of the data"):
-        run(settings(data, tmp_path / "second", steps=1, start_from=str(first)))
+    with pytest.raises(UserError, match="init_from: the vocabulary of .* is not that of the data"):
+        run(settings(data, tmp_path / "second", steps=1, init_from=str(first)))
 
 
 def test_what_killed_processes_have_left_is_cleared_away(data: Path, tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ def test_a_full_disk_is_told_and_leaves_what_was_saved(
     with monkeypatch.context() as patch, pytest.raises(UserError) as refusal:
         patch.setattr("lm.checkpoint.save_tensors", fail)
         run({**values, "steps": 10})
-    assert f"save {tmp_path / 'run'}: cannot be written (No space left on device)" in str(refusal.value)
+    assert f"output_dir {tmp_path / 'run'}: cannot be written (No space left on device)" in str(refusal.value)
     assert load_model(tmp_path / "run/last.pt").training["step"] == 5  # type: ignore[index]
     run({**values, "steps": 10})
     assert load_model(tmp_path / "run/last.pt").training["step"] == 10  # type: ignore[index]
@@ -490,7 +490,7 @@ def test_the_command_trains_and_says_what(
         ({"sequence_length": 0}, "sequence_length"),
         ({"batch_size": 100000}, "batch_size"),
         ({"embedding": {"method": "funel"}}, "funnel"),
-        ({"start_from": "nothing.pt"}, "nothing.pt"),
+        ({"init_from": "nothing.pt"}, "nothing.pt"),
         ({"device": "cuda"}, "cuda"),
         ({"embedding": {"method": "standard", 1: 2}}, "the key '1' is not text"),
         ({"seed": 2**63}, "seed"),

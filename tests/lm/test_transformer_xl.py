@@ -192,7 +192,7 @@ def test_clamping_changes_far_positions_only():
 
 
 def test_every_parameter_learns_and_dropout_acts():
-    model = small_model(dropout=0.2, dropout_attention=0.2).train()
+    model = small_model(dropout=0.2, attention_dropout=0.2).train()
     ids = some_ids(8)
     outputs = []
     for seed in (1, 1, 2):

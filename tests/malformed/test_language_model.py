@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "model.pt", write_corpus(folder))
     settings = {
         "data": str(folder / "data"),
-        "save": str(folder / "run"),
+        "output_dir": str(folder / "run"),
         "embedding": {"method": "funnel", "rank": 4},
         "steps": 2,
         "learning_rate": 0.1,

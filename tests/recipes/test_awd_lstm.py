@@ -66,7 +66,7 @@ def test_small_rows_are_there() -> None:
 
 def model_of(name: str, embedding: dict[str, Any], settings: dict[str, Any]) -> LanguageModel:
     """The model of these settings, checked as lm_train does, without memory for its parameters."""
-    config = parse({"data": "data", "save": "run", "embedding": embedding, **settings})
+    config = parse({"data": "data", "output_dir": "run", "embedding": embedding, **settings})
     words = [f"word{place}" for place in range(types_of(name))]
     with torch.device("meta"):
         return models.build(config.training.model, words, embedding, config.model_options())
@@ -78,9 +78,9 @@ def test_row_can_be_trained_and_evaluated(name: str, row_name: str) -> None:
     assert sum(p.numel() for p in model_of(name, stored(row.embedding), row.train).parameters()) > 0
     if row.distill is not None:
         option = distillation_options(row.distill, Path("best.pt"))
-        parse({"data": "d", "save": "s", "embedding": row.embedding, **row.train, **option})
+        parse({"data": "d", "output_dir": "s", "embedding": row.embedding, **row.train, **option})
     if row.finetune is not None:
-        parse({"data": "d", "save": "s", "start_from": "b", "embedding": row.embedding, **row.finetune})
+        parse({"data": "d", "output_dir": "s", "init_from": "b", "embedding": row.embedding, **row.finetune})
     evaluation_parser().parse_args(["-model", __file__, "-data", __file__, *as_options(row.evaluate)])
     if "pointer" in row.evaluate:
         PointerOptions.parse(row.evaluate["pointer"])

@@ -98,7 +98,7 @@ class Commands:
         given = list(map(str, arguments))
         self.calls.append((name, given))
         if name == "lm.train.command":
-            self.train(Path(yaml.safe_load(Path(given[1]).read_text())["save"]))
+            self.train(Path(yaml.safe_load(Path(given[1]).read_text())["output_dir"]))
         else:
             self.evaluate(Path(given[given.index("-output") + 1]), given[given.index("-split") + 1])
 
@@ -117,7 +117,7 @@ class Commands:
             "counts": {"embedding": 7},
             "config": {
                 "embedding": {"method": "funnel", "rank": 3, "stored": True},
-                "save": str(output.parent),
+                "output_dir": str(output.parent),
                 "embedding_distillation": None,
             },
             "device": "a machine",
@@ -168,7 +168,7 @@ def test_results_of_a_row(recipe: Recipe, commands: Commands) -> None:
     assert name == "lm.train.command" and arguments[2:] == ["-device", "cpu"]
     assert settings == {
         "data": str(recipe.data),
-        "save": str(recipe.home / "table1"),
+        "output_dir": str(recipe.home / "table1"),
         "embedding": {"method": "funnel", "rank": 3},
         "steps": 20,
         "model": "awd_lstm",
@@ -180,7 +180,7 @@ def test_results_of_a_row(recipe: Recipe, commands: Commands) -> None:
     assert metrics["training_seconds"] == 7.0
     assert record["paper"] == {"perplexity": 57.3} and record["data_checksum"] == "abc"
     assert record["config"]["embedding"] == {"method": "funnel", "rank": 3}
-    assert record["config"]["save"] == "table1"
+    assert record["config"]["output_dir"] == "table1"
     assert record["config"]["train_options"] == ["-device", "cpu"]
     assert record["device"] == "a machine" and record["counts"] == {"embedding": 7}
     assert [call[1][-2:] for call in commands.calls[1:]] == [["-batch_size", "4"]] * 2
@@ -212,9 +212,9 @@ def test_second_training_begins_with_the_best_of_the_first(recipe: Recipe, comma
     train_model(recipe, row, ["-seed", "3"])
     assert [len(call[1]) for call in commands.calls] == [4, 2]
     settings = yaml.safe_load(Path(commands.calls[1][1][1]).read_text())
-    assert settings["start_from"] == str(recipe.home / "small_tuned" / "best.pt")
+    assert settings["init_from"] == str(recipe.home / "small_tuned" / "best.pt")
     assert settings["data"] == str(recipe.home / "few")
-    assert settings["save"] == str(recipe.home / "small_tuned" / "finetune")
+    assert settings["output_dir"] == str(recipe.home / "small_tuned" / "finetune")
     assert settings["optimizer"] == "ntasgd"
     evaluate_model(recipe, row, [])
     model = commands.calls[-1][1]
@@ -253,7 +253,7 @@ def test_what_are_no_prepared_data_is_said(recipe: Recipe) -> None:
 @pytest.mark.parametrize(
     ("task", "options"),
     [
-        ("train", ["-save", "elsewhere"]),
+        ("train", ["-output_dir", "elsewhere"]),
         ("train", ["-seed", "3", "--data=other"]),
         ("train", ["-embedding", "{method: standard}"]),
         ("train", ["-config", "own.yaml"]),

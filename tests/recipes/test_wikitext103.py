@@ -48,7 +48,7 @@ def read(recipe: str, row: str) -> ModelRow:
 
 def build(row: ModelRow) -> LanguageModel:
     """The model of a row, checked as lm_train does, without memory for its parameters."""
-    config = parse({"data": "d", "save": "s", "embedding": row.embedding, **row.train})
+    config = parse({"data": "d", "output_dir": "s", "embedding": row.embedding, **row.train})
     with torch.device("meta"):
         return models.build(config.training.model, WORDS[row.data], row.embedding, config.model_options())
 
@@ -114,7 +114,7 @@ def test_codes_take_the_place_of_what_is_stored_for_the_words(
     teacher = read(recipe, row.fit["teacher"])
     network = {"num_layers": 1, "num_heads": 1, "head_dim": 4, "feed_forward_dim": 8}
     embedding = {**teacher.embedding, "cutoffs": [8, 16, 24]}
-    config = parse({"data": "d", "save": "s", "embedding": embedding, **teacher.train, **network})
+    config = parse({"data": "d", "output_dir": "s", "embedding": embedding, **teacher.train, **network})
     words = ["<eos>", "<unk>", *(f"w{number}" for number in range(30))]
     torch.manual_seed(1)
     model = models.build("transformer_xl", words, embedding, config.model_options())
