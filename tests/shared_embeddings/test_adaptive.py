@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
+from tests.loops import in_turn
 
 from .cases import CASES, Case, by_name
+from .contract.checks import each_of
 from .support import MemoryMeter, assert_same_gradients, gradients
 
 ADAPTIVE_CASES = [case for case in CASES if case.method == "adaptive" and case.output]
-each_adaptive = pytest.mark.parametrize("case", ADAPTIVE_CASES, ids=lambda case: case.name)
+each_adaptive = each_of(ADAPTIVE_CASES)
 
 
 # Worked by hand
@@ -238,7 +240,7 @@ def test_probabilities_equal_the_naive_ones(case: Case) -> None:
 
 
 @each_adaptive
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@in_turn("smoothing", [0.0, 0.1, 1.0])
 def test_losses_and_gradients_equal_the_naive_ones(case: Case, smoothing: float) -> None:
     emb, hidden, targets = exact(case)
     weight = torch.randn(9, dtype=torch.float64)
@@ -314,7 +316,7 @@ def test_a_wrong_target_is_named_whatever_marks_ignored_tokens() -> None:
 
 
 @each_adaptive
-@pytest.mark.parametrize("lift", [-2.0, 1.5, 6.0], ids=["words", "mixed", "clusters"])
+@in_turn("lift", [-2.0, 1.5, 6.0])
 def test_predictions_are_the_most_probable_words_of_any_band(case: Case, lift: float) -> None:
     """More tokens than are looked at a time, with clusters made less or more probable."""
     emb = case.build().double()

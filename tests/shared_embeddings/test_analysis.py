@@ -13,7 +13,8 @@ from shared_embeddings.analysis.correlation import layer_correlations
 from shared_embeddings.analysis.similarity import CorrelationMap, spearman, word_similarity
 from shared_embeddings.analysis.word_pairs import WordPair, WordPairs
 from shared_embeddings.checkpoints.adapter import WordEmbedding
-from tests.shared_embeddings.cases import CASES, PADDING, Case, by_name
+from tests.shared_embeddings.cases import PADDING, Case, by_name
+from tests.shared_embeddings.contract.checks import each_case
 
 WORDS = ["cat", "dog", "car", "Paris", "zero"]
 VECTORS = np.array([[1.0, 0.0], [2.0, 2.0], [0.0, 3.0], [1.0, 1.0], [0.0, 0.0]], dtype=np.float32)
@@ -109,7 +110,7 @@ def _embedding(case: Case) -> WordEmbedding:
     return WordEmbedding("words", [str(n) for n in range(case.num_embeddings)], case.padding_idx, built)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each_case
 def test_layers_of_every_method(case: Case) -> None:
     embedding = _embedding(case)
     ids = torch.tensor([5, 1, 30, 5])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 
-import pytest
 import torch
 from torch import nn
 
 import shared_embeddings as se
 from shared_embeddings.sizing.breakdown import describe_storage, storage_breakdown
 
-from .cases import CASES, Case
+from .cases import Case
+from .contract.checks import each_case
 
 
 def by_name(embedding: se.SharedEmbedding) -> dict[str, tuple[str, tuple[int, ...], int, list[int]]]:
@@ -66,7 +66,7 @@ def test_compression_is_that_of_the_parameters() -> None:
     assert [part.compression for part in parts] == [None, None, 60 / 32, 1.0]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each_case
 def test_nothing_is_left_out_or_counted_twice(case: Case) -> None:
     emb = case.build()
     *parts, total, dense = storage_breakdown(emb)

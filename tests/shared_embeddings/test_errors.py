@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import shared_embeddings as se
+from tests.loops import in_turn
 
 SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24, "padding_idx": 3}
 DEFINE: dict[str, Any] = {"map_dim": 16, "expand_dim": 48, "depth": 3, "max_groups": 4, "output": "table"}
@@ -184,46 +185,39 @@ NO_EFFECT = [
 Row = tuple[str, dict[str, Any], str]
 
 
-def table(rows: list[Row]) -> pytest.MarkDecorator:
-    """One test for each row."""
-    return pytest.mark.parametrize(
-        ("method", "options", "named"), rows, ids=[f"{row[0]}-{row[2]}-{i}" for i, row in enumerate(rows)]
-    )
-
-
-@table(UNKNOWN)
+@in_turn("method, options, named", UNKNOWN)
 def test_unknown_option(method: str, options: dict[str, Any], named: str) -> None:
     assert named in message(method, **options)
 
 
-@table(NOT_OF_THE_MAP)
+@in_turn("method, options, named", NOT_OF_THE_MAP)
 def test_what_is_no_option_of_the_map(method: str, options: dict[str, Any], named: str) -> None:
     text = message(method, **options)
     assert named in text and "map_options" in text
 
 
-@table(MISSING)
+@in_turn("method, options, named", MISSING)
 def test_missing_option(method: str, options: dict[str, Any], named: str) -> None:
     assert named in message(method, **options)
 
 
-@table(WRONG_TYPE)
+@in_turn("method, options, named", WRONG_TYPE)
 def test_wrong_type(method: str, options: dict[str, Any], named: str) -> None:
     assert named in message(method, **options)
 
 
-@table(UNKNOWN_VALUE)
+@in_turn("method, options, named", UNKNOWN_VALUE)
 def test_unknown_value_is_shown_with_the_option(method: str, options: dict[str, Any], named: str) -> None:
     text = message(method, **options)
     assert named in text and str(options[named]) in text
 
 
-@table(IMPOSSIBLE)
+@in_turn("method, options, named", IMPOSSIBLE)
 def test_impossible_size(method: str, options: dict[str, Any], named: str) -> None:
     assert named in message(method, **options)
 
 
-@table(NO_EFFECT)
+@in_turn("method, options, named", NO_EFFECT)
 def test_option_without_effect(method: str, options: dict[str, Any], named: str) -> None:
     assert named in message(method, **options)
 
@@ -233,14 +227,14 @@ COUNTABLE = [
 ]
 
 
-@table(COUNTABLE)
+@in_turn("method, options, named", COUNTABLE)
 def test_counting_refuses_what_building_refuses(method: str, options: dict[str, Any], named: str) -> None:
     with pytest.raises(se.OptionError) as error:
         se.expected_count(method, **(without(SIZES | options, "padding_idx")))
     assert named in str(error.value)
 
 
-@table(UNKNOWN + MISSING + WRONG_TYPE + UNKNOWN_VALUE + IMPOSSIBLE + NO_EFFECT)
+@in_turn("method, options, named", UNKNOWN + MISSING + WRONG_TYPE + UNKNOWN_VALUE + IMPOSSIBLE + NO_EFFECT)
 def test_a_message_is_one_line(method: str, options: dict[str, Any], named: str) -> None:
     text = message(method, **options)
     assert "\n" not in text and len(text) < 400

@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import shared_embeddings as se
+from tests.loops import in_turn
 
 from .cases import CASES, Case, by_name
+from .contract.checks import each_of
 from .references import (
     GroupLayer,
     GroupWeights,
@@ -164,7 +166,7 @@ def test_alone_with_binary_filters_worked_example() -> None:
 
 
 ALONE_CASES = [case for case in CASES if case.method == "alone"]
-each_alone = pytest.mark.parametrize("case", ALONE_CASES, ids=lambda case: case.name)
+each_alone = in_turn("case", ALONE_CASES)
 
 
 def naive_alone(emb: se.SharedEmbedding) -> Tensor:
@@ -395,7 +397,7 @@ def test_dimension_of_scores_follows_what_the_softmax_is_tied_to() -> None:
 
 # The unit of the authors' later code has tests of its own.
 DEFINE_CASES = [case for case in CASES if case.method == "define" and case.options.get("unit") != "delight"]
-each_define = pytest.mark.parametrize("case", DEFINE_CASES, ids=lambda case: case.name)
+each_define = each_of(DEFINE_CASES)
 
 
 def group_weights(layer: torch.nn.Module) -> GroupWeights:

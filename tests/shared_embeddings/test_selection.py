@@ -7,6 +7,7 @@ import torch
 
 import shared_embeddings as se
 from tests.shared_embeddings.cases import CASES, PADDING, Case, by_name
+from tests.shared_embeddings.contract.checks import each_of
 
 # Of 37 words: the padding word, and some of every band, group and class.
 KEPT = torch.tensor([0, PADDING, 4, 8, 9, 10, 19, 20, 21, 29, 30, 35, 36])
@@ -18,7 +19,7 @@ BANDS = tuple(
 )
 
 
-@pytest.mark.parametrize("case", [c for c in SELECTABLE if c.name not in BANDS], ids=lambda c: c.name)
+@each_of([case for case in SELECTABLE if case.name not in BANDS])
 def test_kept_words_keep_their_vectors_and_scores(case: Case) -> None:
     old = case.build().eval()
     before = {name: tensor.clone() for name, tensor in old.state_dict().items()}

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from shared_embeddings.losses import blockwise
 from shared_embeddings.losses.blockwise import with_even_tokens
+from tests.loops import in_turn
 
-from .cases import OUTPUT_CASES, Case, by_name
+from .cases import Case, by_name
+from .contract.checks import each_output_case
 from .support import MemoryMeter, assert_same_gradients, gradients
 
 
@@ -161,8 +163,8 @@ def test_the_meter_sees_the_scores_of_the_dense_loss() -> None:
     assert meter.peak >= 2 * TOKENS * VOCABULARY * 4
 
 
-@pytest.mark.parametrize("case", MEMORY_CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "reduction": "none"}], ids=["plain", "all"])
+@in_turn("case", MEMORY_CASES)
+@in_turn("options", [{}, {"label_smoothing": 0.1, "reduction": "none"}])
 def test_scores_of_all_tokens_never_exist_at_once(case: Case, options: dict[str, object]) -> None:
     emb = case.build()
     hidden = case.hidden(TOKENS)
@@ -173,7 +175,7 @@ def test_scores_of_all_tokens_never_exist_at_once(case: Case, options: dict[str,
     assert meter.peak < dense.peak / 4
 
 
-@pytest.mark.parametrize("case", MEMORY_CASES, ids=lambda case: case.name)
+@in_turn("case", MEMORY_CASES)
 def test_predictions_need_no_more_memory(case: Case) -> None:
     emb = case.build().eval()
     hidden = case.hidden(TOKENS).detach()
@@ -184,8 +186,8 @@ def test_predictions_need_no_more_memory(case: Case) -> None:
     assert meter.peak < TOKENS * VOCABULARY * 4 / 2
 
 
-@pytest.mark.parametrize("case", MEMORY_CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("tokens", [127, 128, 129, 700], ids=str)
+@in_turn("case", MEMORY_CASES)
+@in_turn("tokens", [127, 128, 129, 700])
 def test_results_do_not_depend_on_the_size_of_a_chunk(case: Case, tokens: int) -> None:
     emb = case.build()
     hidden = case.hidden(tokens, scale=3.0)
@@ -200,7 +202,7 @@ def test_results_do_not_depend_on_the_size_of_a_chunk(case: Case, tokens: int) -
     assert torch.equal(predictions, emb.logits(hidden).argmax(-1))
 
 
-@pytest.mark.parametrize("case", OUTPUT_CASES, ids=lambda case: case.name)
+@each_output_case
 def test_low_precision_accumulates_in_single_precision(case: Case) -> None:
     """The sum of many small losses, which bfloat16 with its eight bits cannot hold, comes out right."""
     emb = case.build()
@@ -213,8 +215,8 @@ def test_low_precision_accumulates_in_single_precision(case: Case) -> None:
     assert loss.item() == pytest.approx(exact.item(), rel=5e-3)
 
 
-@pytest.mark.parametrize("case", OUTPUT_CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("shape", [(1, 1), (8, 8), (5, 13)], ids=str)
+@each_output_case
+@in_turn("shape", [(1, 1), (8, 8), (5, 13)])
 def test_tokens_that_even_out_the_number_count_for_nothing(
     case: Case, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +248,7 @@ def test_the_number_of_tokens_is_evened_out_where_shapes_cost_time() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("case", OUTPUT_CASES, ids=lambda case: case.name)
+@each_output_case
 def test_a_gpu_gives_the_results_of_the_cpu(case: Case) -> None:
     emb = case.build()
     hidden = case.hidden(300, scale=3.0)

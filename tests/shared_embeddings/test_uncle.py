@@ -19,13 +19,14 @@ from torch.utils.flop_counter import FlopCounterMode
 import shared_embeddings as se
 from shared_embeddings.classes import WordClasses
 from shared_embeddings.methods.uncle import UncleEmbedding
+from tests.loops import in_turn
 
 from .cases import CASES, Case, by_name
 from .references import with_bias
 from .support import MemoryMeter, assert_same_gradients, gradients
 
 UNCLE_CASES = [case for case in CASES if case.method == "uncle"]
-each_uncle = pytest.mark.parametrize("case", UNCLE_CASES, ids=lambda case: case.name)
+each_uncle = in_turn("case", UNCLE_CASES)
 
 
 def build(
@@ -145,8 +146,8 @@ def naive_losses(
 
 
 @each_uncle
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@in_turn("smoothing", [0.0, 0.2])
+@in_turn("reduction", ["mean", "sum"])
 def test_loss_and_gradients_by_loops(case: Case, smoothing: float, reduction: str) -> None:
     emb = case.build()
     with torch.no_grad():
@@ -222,14 +223,14 @@ each_large = pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
 
 
 @each_large
-@pytest.mark.parametrize("tokens", [127, 256, 257, 700])
+@in_turn("tokens", [127, 256, 257, 700])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["single", "low"])
 def test_large_vocabularies_in_blocks(case: Case, tokens: int, precision: torch.dtype) -> None:
     emb = case.build()
     hidden, targets = case.hidden(tokens, scale=3.0), torch.randint(VOCABULARY, (tokens,))
     targets[::5] = 1
     options = {"ignore_index": 1, "label_smoothing": 0.1}
-    scores = with_bias(hidden @ naive_table(emb).T, emb.bias, emb.padding_idx)
+    scores = with_bias(hidden @ emb.table().T, emb.bias, emb.padding_idx)
     expected = F.cross_entropy(scores, targets, **options)
     wanted = gradients(emb, expected, hidden)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
