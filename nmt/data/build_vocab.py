@@ -23,7 +23,7 @@ def build_vocabularies(opt: Namespace, count: Callable[[Namespace], None], corpo
         corpora: the names of the corpora.
 
     Raises:
-        UserError: a file is not named, is there already, is an input or another output, cannot be written, or
+        UserError: a file is not named, already exists, is an input or another output, cannot be written, or
             would be empty.
     """
     outputs = _outputs(opt)
@@ -80,4 +80,4 @@ def _check(opt: Namespace, outputs: dict[str, list[str]], corpora: Iterable[str]
     for side, paths in outputs.items():
         taken = next(filter(os.path.isfile, paths), None)
         if taken is not None and not opt.overwrite:
-            raise UserError(f"{side}: {taken} is there already; add -overwrite, or name another file")
+            raise UserError(f"{side}: {taken} already exists; add -overwrite, or name another file")

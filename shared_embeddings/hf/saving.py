@@ -74,7 +74,7 @@ def check_output(folder: Path, force: bool) -> None:
     if not folder.exists() and not folder.is_symlink():
         return
     if not force:
-        raise ValueError(f"output {folder}: is there already; add --force, or name another folder")
+        raise ValueError(f"output {folder}: already exists; add --force, or name another folder")
     if not folder.is_dir() or not (folder / "config.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"output {folder}: is there and holds no model, so it is not replaced; name another")
     for entry in sorted(folder.iterdir()):

@@ -1,1 +1,1 @@
-"""Files, signals, command lines: what all commands share."""
+"""Utilities shared by all commands: files, signals, command lines."""

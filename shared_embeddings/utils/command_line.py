@@ -1,4 +1,4 @@
-"""What the command lines of all programs have in common."""
+"""Argument parsing, error messages and exit statuses shared by all commands."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from shared_embeddings.utils.path_options import check_path_options
 
 USER_ERROR = 2
 TRACEBACK_VARIABLE = "SHARED_EMBEDDINGS_TRACEBACK"
-# A number that PyYAML takes for text, because it has no point.
+# A number without a decimal point, which PyYAML parses as text.
 EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
-BROKEN_PIPE = 128 + signal.SIGPIPE  # the status that shells give to a program whose reader has gone
-NO_PARTIAL_FILES = "nothing was left half-written"  # what an interrupted command says unless it can resume
-# What torch says when there is not enough of it, or can never be.
+BROKEN_PIPE = 128 + signal.SIGPIPE  # the exit status in shells when the reader has closed the pipe
+NO_PARTIAL_FILES = "no partial files were left"  # printed by interrupted commands that cannot resume
+# torch's messages for failed allocations.
 NO_MEMORY = re.compile("can't allocate memory|out of memory|size calculation overflowed")
 LARGEST_NUMBER = 2**63 - 1
-LONGEST_MESSAGE = 1000  # characters of an error's line
+LONGEST_MESSAGE = 1000  # characters
 
 Main = Callable[[Sequence[str]], "int | None"]
 Explain = Callable[[BaseException], "str | None"]
 
 
 def error_line(error: BaseException) -> str:
-    """What an error says, in one line; where the operating system refused something, with the file."""
+    """The message of an error on one line; for an `OSError`, with the file name."""
     text = os_error_line(error) if isinstance(error, OSError) else str(error)
     line = " ".join(text.split()) or type(error).__name__
     return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]} ..."
 
 
 def explain(error: BaseException) -> str | None:
-    """The line that a user reads about an error; None for an error that is ours."""
+    """The one-line message for an error that the user can fix; None for a bug."""
     if isinstance(error, (UserError, OSError)):
         return error_line(error)
     if isinstance(error, ImportError):
-        return f"{error_line(error)}; install what an option needs, or leave that option out"
+        return f"{error_line(error)}; install the package or drop the option that requires it"
     if isinstance(error, RecursionError):
-        return "the input is nested too deeply; make it flatter"
+        return "the input is nested too deeply; reduce its depth"
     if isinstance(error, UnicodeEncodeError):
         odd = error.object[error.start : error.end]
-        return f"the output's encoding {error.encoding} has no {odd!r}; set PYTHONIOENCODING=utf-8"
-    # On a CPU torch has no class of its own for it.
+        return f"the output encoding {error.encoding} cannot encode {odd!r}; set PYTHONIOENCODING=utf-8"
+    # On CPUs, torch raises a plain RuntimeError.
     if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
         return f"not enough memory ({first_line(error)}); make batches, segments or the model smaller"
     return None
@@ -64,15 +64,16 @@ def run(
 ) -> int:
     """Run a command and return its exit status.
 
-    2 with one line on stderr for a mistake of the user (``SHARED_EMBEDDINGS_TRACEBACK=1`` shows the
-    traceback), 130 after SIGINT and 143 after SIGTERM with one line, 141 when nobody reads the output.
+    User errors print one line to stderr and exit with 2 (``SHARED_EMBEDDINGS_TRACEBACK=1`` shows the
+    traceback). SIGINT and SIGTERM print one line and exit with 130 and 143. A closed output pipe exits with
+    141.
 
     Args:
-        program: what the line begins with.
-        main: takes the arguments; returns an exit status other than 0, if any.
+        program: prefix of the printed lines.
+        main: takes the arguments; returns an exit status or None for 0.
         arguments: ``sys.argv[1:]`` if not given.
-        explain: gives the line about an error, or None for one whose traceback is to be shown.
-        advice: what an interruption's line says at its end.
+        explain: returns the line for an error, or None to show its traceback.
+        advice: the end of the line printed on interruption.
     """
     try:
         with interrupts.signals_raised():
@@ -101,20 +102,20 @@ def run(
 
 
 def exit_with(status: int) -> None:
-    """Leave with an exit status; return at 0, as console scripts and callers in the same process expect."""
+    """Exit with a nonzero status; return on 0, as console scripts and in-process callers expect."""
     if status:
         sys.exit(status)
 
 
 def drop_output() -> None:
-    """Let what is left to be printed go nowhere, once its reader has gone, or Python complains at its end."""
+    """Redirect stdout to the null device, so that Python does not fail to flush a broken pipe at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def _settle_output() -> None:
-    """Drop what cannot be printed, as on a full disk: Python would try again at its end, and complain."""
+    """Flush stdout; drop output that cannot be written, so that Python does not fail again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -122,14 +123,14 @@ def _settle_output() -> None:
 
 
 def check_repeats(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> None:
-    """Check that no option is given twice, of which argparse takes the last silently.
+    """Check that no option is repeated, since argparse silently uses the last one.
 
     Args:
-        parser: knows the options; those that gather the values of all their uses may repeat.
+        parser: defines the options; those with ``action="append"`` may repeat.
         arguments: ``sys.argv[1:]`` if not given.
 
     Raises:
-        UserError: names the option.
+        UserError: an option is repeated.
     """
     found: set[str] = set()
     for text in sys.argv[1:] if arguments is None else arguments:
@@ -144,7 +145,7 @@ def check_repeats(parser: argparse.ArgumentParser, arguments: Sequence[str] | No
 
 
 def _action_of(parser: argparse.ArgumentParser, text: str) -> argparse.Action | None:
-    """The option that an argument is, perhaps by the beginning of its name, or None."""
+    """The option that an argument names, possibly by a prefix, or None."""
     name, known = text.partition("=")[0], parser._option_string_actions
     if not text.startswith("-") or name in known or not parser.allow_abbrev:
         return known.get(name)
@@ -153,13 +154,13 @@ def _action_of(parser: argparse.ArgumentParser, text: str) -> argparse.Action | 
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line, and that takes options by their full names only, once each.
+    """A parser with one-line errors that accepts each option once, by its full name.
 
-    Options that name files have a `PathOption` as their type, and are checked by it before any work.
+    Options that name files have a `PathOption` as their type, which checks them after parsing.
 
     Args:
-        prog: the program's name, which a complaint begins with.
-        settings: those of `argparse.ArgumentParser`.
+        prog: the program's name, the prefix of errors.
+        settings: further arguments of `argparse.ArgumentParser`.
     """
 
     def __init__(self, prog: str, **settings: Any) -> None:
@@ -168,7 +169,7 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, finite_number)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse arguments and check the paths among them.
+        """Parse arguments and check paths.
 
         Raises:
             UserError: see `check_repeats` and `check_path_options`.
@@ -179,20 +180,20 @@ class Parser(argparse.ArgumentParser):
         return given, rest
 
     def error(self, message: str) -> NoReturn:
-        """Print the message and leave with the exit status for mistakes of the user."""
+        """Print the message and exit with the status for user errors."""
         print(f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help", file=sys.stderr)
         sys.exit(USER_ERROR)
 
 
 def whole_number(text: str) -> int:
-    """A whole number of 64 bits, for argparse."""
+    """Parse a 64-bit integer, for argparse."""
     if re.fullmatch(r"[-+]?[0-9]{1,19}", text) is None or abs(int(text)) > LARGEST_NUMBER:
         raise argparse.ArgumentTypeError(f"{shortened(text)} is not a whole number below 2**63")
     return int(text)
 
 
 def finite_number(text: str) -> float:
-    """A number that is neither infinite nor NaN, for argparse."""
+    """Parse a finite number, for argparse."""
     try:
         number = float(text)
     except ValueError:
@@ -203,7 +204,7 @@ def finite_number(text: str) -> float:
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1, for argparse."""
+    """Parse a positive integer, for argparse."""
     number = whole_number(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
@@ -211,5 +212,5 @@ def positive(text: str) -> int:
 
 
 def shortened(text: str) -> str:
-    """A text as it is shown in a message."""
+    """A text quoted for a message, truncated to 40 characters."""
     return repr(text if len(text) <= 40 else f"{text[:40]} ...")

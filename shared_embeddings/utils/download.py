@@ -1,4 +1,4 @@
-"""Downloading files: with checksums, a few attempts, and nothing left behind when it fails."""
+"""Download files with checksums and retries; failures leave no partial files."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from shared_embeddings.utils.files import replacing, sha256
 
 ATTEMPTS = 3
 TIMEOUT_SECONDS = 30
-# Some servers refuse urllib's own.
+# Some servers reject urllib's default.
 USER_AGENT = "shared-embeddings"
 
 
 class DownloadError(UserError):
-    """A file that cannot be downloaded, or is not what it should be; says what to do, in one line."""
+    """A file that cannot be downloaded or has a wrong checksum; the message has one line with a remedy."""
 
 
 def verify(path: Path, checksum: str | None) -> None:
-    """Refuse a file whose SHA-256 is another one; without a `checksum`, any content will do.
+    """Check the SHA-256 of a file, unless `checksum` is None.
 
     Raises:
-        DownloadError: the content is damaged or another version.
+        DownloadError: the file is damaged or another version.
     """
     if checksum and (found := sha256(path)) != checksum:
         raise DownloadError(f"{path}: SHA-256 is {found}, expected {checksum}; replace the file")
 
 
 def download(url: str, path: Path, checksum: str | None, advice: str, wait_seconds: float = 2.0) -> None:
-    """Fetch `url` to `path`, with a progress bar, a few attempts, and nothing left behind when it fails.
+    """Download `url` to `path` with a progress bar and retries; failures leave no partial file.
 
     Args:
         url: the address.
-        path: appears only when it is complete and its checksum is right.
-        checksum: SHA-256 in hexadecimal; ``None`` where it is not known.
-        advice: what to do without the download, for the message.
-        wait_seconds: pause before the second attempt; twice as long before each further one.
+        path: the output file, created once complete and verified.
+        checksum: SHA-256 in hexadecimal; ``None`` if unknown.
+        advice: the end of the error message: what to do instead.
+        wait_seconds: pause before the second attempt, doubled before each further one.
 
     Raises:
-        DownloadError: no connection, or an answer that is not the file.
+        DownloadError: the download failed or has a wrong checksum.
     """
     for attempt in range(ATTEMPTS):
         if attempt:
@@ -56,14 +56,14 @@ def download(url: str, path: Path, checksum: str | None, advice: str, wait_secon
                     raise DownloadError(f"{url}: SHA-256 is {found}, expected {checksum}; {advice}")
             return
         except urllib.error.HTTPError as error:
-            reason = f"the server answers {error.code} {error.reason}"
+            reason = f"the server returned {error.code} {error.reason}"
         except (OSError, http.client.HTTPException) as error:
             reason = str(getattr(error, "reason", error))
     raise DownloadError(f"{url}: cannot be downloaded ({reason}) after {ATTEMPTS} attempts; {advice}")
 
 
 def _fetch(url: str, path: Path) -> None:
-    """One attempt of `download`."""
+    """Make one attempt at a download."""
     request = urllib.request.Request(url, headers={"User-Agent": USER_AGENT})
     with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer, path.open("wb") as file:
         size = int(answer.headers.get("Content-Length") or 0)
@@ -73,4 +73,4 @@ def _fetch(url: str, path: Path) -> None:
                 file.write(block)
                 progress.update(len(block))
     if size and path.stat().st_size != size:
-        raise OSError(f"the connection broke after {path.stat().st_size} of {size} bytes")
+        raise OSError(f"the connection closed after {path.stat().st_size} of {size} bytes")

@@ -1,6 +1,6 @@
-"""What signals do to a command while its libraries are imported, before `command_line.run`.
+"""Handle signals during the seconds in which a command imports its libraries, before `command_line.run`.
 
-That takes seconds. Importing this module is enough.
+Importing this module installs the handlers.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# How the scripts of this project are called, and the packages that have modules to be run with ``python -m``.
+# Name prefixes of this project's scripts, and packages with modules for ``python -m``.
 SCRIPTS = ("lm_", "onmt_", "shared-embeddings")
 PACKAGES = ("benchmarks", "lm", "nmt", "recipes", "shared_embeddings")
-# Options of Python with a value that follows.
+# Options of Python that take a value.
 _WITH_VALUE = ("-X", "-W")
 
 
 def report_signals() -> None:
-    """Let SIGINT and SIGTERM end a command of this project with one line and status 130 or 143.
+    """Make SIGINT and SIGTERM end a command of this project with one line and status 130 or 143.
 
-    Nothing changes in programs that only import the library.
+    Does nothing in programs that only import the library.
     """
     if command_of(sys.orig_argv) is None or threading.current_thread() is not threading.main_thread():
         return
@@ -36,7 +36,7 @@ def report_signals() -> None:
 
 
 def command_of(line: Sequence[str]) -> str | None:
-    """The command of this project that a command line of Python runs; None for any other program."""
+    """The command of this project that a Python command line runs; None for other programs."""
     words = iter(line[1:])
     for word in words:
         if word == "-m":
@@ -53,15 +53,15 @@ def command_of(line: Sequence[str]) -> str | None:
 
 
 def _ignore() -> None:
-    """Let signals do nothing any more once all is done, while the interpreter is taken down."""
+    """Ignore signals while the interpreter shuts down."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End the process at once: an import under way would turn an exception into a traceback."""
+    """Exit immediately: an exception during an import would print a traceback."""
     word = "interrupted" if number == signal.SIGINT else "terminated"
-    os.write(2, f"{command_of(sys.orig_argv)}: {word} before it began; nothing was changed\n".encode())
+    os.write(2, f"{command_of(sys.orig_argv)}: {word} during startup; nothing was changed\n".encode())
     os._exit(128 + number)
 
 

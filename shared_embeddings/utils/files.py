@@ -1,4 +1,4 @@
-"""Files that are either complete or absent, their checksums, and locks."""
+"""Atomic writing of files and folders, checks of paths, checksums and locks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ import torch
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.interrupts import signals_delayed
 
-# What torch.load(weights_only=True) and a look into its result raise for a file that is cut short or no
-# checkpoint.
+AnyPath = str | os.PathLike[str]
+# Errors of torch.load(weights_only=True), and of indexing its result, for files that are truncated or not
+# checkpoints.
 UNREADABLE = (
     RuntimeError,
     EOFError,
@@ -39,43 +40,40 @@ UNREADABLE = (
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, shortened, for a message of one line; else the error's name."""
+    """The first line of an error message, truncated; the error's class name if it is empty."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:160]
 
 
 def os_error_line(error: OSError) -> str:
-    """What the operating system refused, with the file where it is known, and what to look at."""
+    """The message of an `OSError`, with the file if known, and what to check."""
     if not error.strerror:
         return str(error)
     place = "" if error.filename is None else f"{error.filename}: "
-    return f"{place}{error.strerror}; check the path, its permissions and the room on the disk"
+    return f"{place}{error.strerror}; check the path, its permissions and the free disk space"
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name for a file or folder; it becomes `path` on success and is deleted on any error.
-
-    See `replacing_all`.
-    """
+    """Yield a temporary path, renamed to `path` on success and deleted on errors; see `replacing_all`."""
     with replacing_all([path]) as (temporary,):
         yield temporary
 
 
 @contextmanager
 def replacing_all(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """Give temporary names for files or folders that belong together; all of them appear, or none.
+    """Yield temporary paths for a set of files or folders; all of them are renamed to `paths`, or none.
 
-    The content is on the disk before it gets its name, so that a crash leaves the old file or the new one,
-    never half of one. When a process is killed while it renames several, a journal beside the first one lets
-    `remove_leftovers` put the old ones back. Links stay and what they point to is replaced; what is neither
-    a file nor a folder, such as a device or a pipe, is written to. Folders are made if need be.
+    Content is flushed to disk before it is renamed, so that a crash leaves the old file or the new one, never
+    a partial one. If a process is killed while it renames several, `remove_leftovers` restores the old ones
+    from a journal next to the first one. Symbolic links stay and their targets are replaced. Devices and
+    pipes are written to. Missing parent folders are created.
 
     Args:
-        paths: the first one names the set.
+        paths: the outputs; the journal is named after the first.
 
     Raises:
-        OSError: a file cannot be written; the old ones are unchanged then.
+        OSError: a file cannot be written; the old files are unchanged.
     """
     places = [_Place.of(path) for path in paths]
     try:
@@ -92,10 +90,10 @@ def replacing_all(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
 @contextmanager
 def naming(outputs: Mapping[Path, Path]) -> Iterator[None]:
-    """Let errors of writing name the output, where they name its temporary file or, as on a full disk, none.
+    """Make write errors name the output instead of its temporary file, or of no file, as on a full disk.
 
     Args:
-        outputs: by the names under which they are written first; the first one is named where none is.
+        outputs: temporary path -> output; errors without a file name get the first output.
     """
     try:
         yield
@@ -103,22 +101,22 @@ def naming(outputs: Mapping[Path, Path]) -> Iterator[None]:
         names = {str(temporary): os.fspath(output) for temporary, output in outputs.items()}
         if error.filename is not None:
             error.filename = names.get(str(error.filename), error.filename)
-        elif error.errno is not None:  # an error of text alone would lose it for a name
+        elif error.errno is not None:  # without errno, a file name would hide the message
             error.filename = next(iter(names.values()))
         raise
 
 
 @contextmanager
 def staged(outputs: Sequence[Path]) -> Iterator[list[Path]]:
-    """Give places in a temporary folder, in which files or folders that belong together have their own names.
+    """Yield paths in a temporary folder at which a set of files or folders keep their own names.
 
-    Files that lie beside each other do so there, too. All of them appear, or none, as with `replacing_all`.
+    Files of one folder share a folder there, too. All of them appear, or none, as with `replacing_all`.
 
     Args:
-        outputs: the first one names the set.
+        outputs: the outputs; the journal is named after the first.
 
     Raises:
-        OSError: a file cannot be written; the old ones are unchanged then.
+        OSError: a file cannot be written; the old files are unchanged.
     """
     with replacing_all(outputs) as temporaries:
         folder = temporaries[0].with_name(f"{temporaries[0].name}.staging.tmp")
@@ -136,7 +134,7 @@ def staged(outputs: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 class _Place(NamedTuple):
-    """Where an output is written first, and where it goes."""
+    """The temporary path and the final path of an output."""
 
     temporary: Path
     target: Path
@@ -144,7 +142,7 @@ class _Place(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> _Place:
-        """The place of an output; the folder is made if need be."""
+        """Choose the temporary path of an output; creates its parent folder."""
         if is_stream(path):
             return cls(Path(tempfile.gettempdir(), f".{path.name}.{os.getpid()}.tmp"), path, True)
         target = Path(os.path.realpath(path))
@@ -153,12 +151,12 @@ class _Place(NamedTuple):
 
     @property
     def previous(self) -> Path:
-        """Where the old content is kept until the whole set is in place."""
+        """The backup of the old content until the whole set is renamed."""
         return self.temporary.with_name(f"{self.temporary.name}.previous.tmp")
 
 
-def is_stream(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is of something that is written to, not replaced: a device, a pipe, a socket."""
+def is_stream(path: AnyPath) -> bool:
+    """Whether a path is a device, a pipe or a socket, which is written to rather than replaced."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -167,20 +165,20 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 
 
 def _flush(path: Path) -> None:
-    """Have a file, or all files of a folder, on the disk."""
+    """Flush a file, or all files of a folder, to disk."""
     for file in [path] if path.is_file() else [part for part in path.rglob("*") if part.is_file()]:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
 
 
 def _move(places: Sequence[_Place]) -> None:
-    """Give finished outputs their names: streams first, since a full one fails."""
+    """Move finished outputs to their final paths; streams first, since writing to them may fail."""
     for place in places:
         if place.is_stream:
             with place.temporary.open("rb") as source, open(place.target, "wb") as target:
                 shutil.copyfileobj(source, target)
     moves = [place for place in places if not place.is_stream]
-    if len(moves) == 1 and not moves[0].target.is_dir():  # one file is moved in one step
+    if len(moves) == 1 and not moves[0].target.is_dir():  # atomic without a journal
         _keep_mode(moves[0])
         moves[0].temporary.replace(moves[0].target)
     elif moves:
@@ -188,7 +186,7 @@ def _move(places: Sequence[_Place]) -> None:
 
 
 def _move_set(moves: Sequence[_Place]) -> None:
-    """Move several outputs, or a folder, in such a way that a killed process can be rolled back."""
+    """Move several outputs, or a folder, with a journal for rolling back after a crash."""
     journal = _journal(moves[0].target)
     _write_journal(journal, moves)
     try:
@@ -208,13 +206,13 @@ def _move_set(moves: Sequence[_Place]) -> None:
 
 
 def _keep_mode(place: _Place) -> None:
-    """Give a file the permissions of the one that it replaces."""
+    """Copy the permissions of the replaced file to the new one."""
     if place.target.exists():
         shutil.copymode(place.target, place.temporary)
 
 
 def _keep(place: _Place) -> None:
-    """Keep an old file aside; where the file system has no hard links, as a copy."""
+    """Back up an old file with a hard link, or a copy on file systems without hard links."""
     try:
         os.link(place.target, place.previous)
     except OSError:
@@ -222,12 +220,12 @@ def _keep(place: _Place) -> None:
 
 
 def _journal(first: Path) -> Path:
-    """The file that lists a set while it is moved into place."""
+    """The path of the journal of a set."""
     return first.with_name(f".{first.name}.set.tmp")
 
 
 def _write_journal(journal: Path, places: Sequence[_Place]) -> None:
-    """List what is about to be moved where."""
+    """Record the moves that are about to happen."""
     rows = [[str(place.target), str(place.previous), place.temporary.stat().st_ino] for place in places]
     draft = journal.with_name(f"{journal.name}.{os.getpid()}.tmp")
     draft.write_text(json.dumps(rows), encoding="utf-8")
@@ -236,7 +234,7 @@ def _write_journal(journal: Path, places: Sequence[_Place]) -> None:
 
 
 def _roll_back(journal: Path) -> None:
-    """Take away what a set that is not whole has put in place, and put back what was there before."""
+    """Undo the moves of an incomplete set: delete new files and restore old ones."""
     for target, previous, inode in json.loads(journal.read_text(encoding="utf-8")):
         new, old = Path(target), Path(previous)
         if new.exists() and new.stat().st_ino == inode:
@@ -247,7 +245,7 @@ def _roll_back(journal: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link or a folder with all that is in it; nothing happens where there is none."""
+    """Delete a file, a link or a folder tree; a missing path is ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -256,10 +254,10 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Hold a lock and give its file descriptor; a child that inherits it keeps the lock if we are killed.
+    """Hold a file lock and yield its descriptor; a child that inherits it keeps the lock if this is killed.
 
     Raises:
-        BlockingIOError: another process holds it.
+        BlockingIOError: another process holds the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
@@ -267,42 +265,51 @@ def locked(path: Path) -> Iterator[int]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BlockingIOError(
-                f"{path.parent}: another process is at work here; wait for it or end it"
+                f"{path.parent}: another process is running here; wait for it or stop it"
             ) from None
         yield file.fileno()
 
 
 def remove_leftovers(*paths: Path) -> None:
-    """Take away what processes that were killed while they wrote `paths` have left.
+    """Delete temporary files of processes that were killed while writing `paths`.
 
-    A set of `replacing_all` that was moved in part is rolled back.
+    A partially moved set of `replacing_all` is rolled back.
 
     Args:
-        paths: of the set, the first one first; or of single files.
+        paths: a set in its order, or single files.
     """
     for path in paths:
         target = Path(os.path.realpath(path))
         if _journal(target).is_file():
             _roll_back(_journal(target))
         own = re.compile(rf"\.{re.escape(target.name)}\.(\d+|set)\.tmp(\.\w+\.tmp)?")
-        for remains in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
-            if own.fullmatch(remains.name):
-                remove(remains)
+        for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+            if own.fullmatch(leftover.name):
+                remove(leftover)
 
 
-def check_input(option: str, path: str | os.PathLike[str]) -> None:
-    """Check that a path is of a regular file that can be read.
-
-    Args:
-        option: what names the path, for messages.
-        path: of the file.
+def check_no_nul(option: str, path: AnyPath) -> None:
+    """Check that a path has no NUL byte, which no file system allows.
 
     Raises:
-        UserError: there is no such file, it is a folder, a device or a pipe, or must not be read.
+        UserError: names the option.
     """
+    if "\0" in os.fspath(path):
+        raise UserError(f"{option}: the path {os.fspath(path)!r} contains a NUL byte; check the path")
+
+
+def check_input(option: str, path: AnyPath) -> None:
+    """Check that a path is a readable regular file.
+
+    Args:
+        option: the option that names the path, for messages.
+        path: the file.
+
+    Raises:
+        UserError: the file is missing, unreadable, or a folder, a device or a pipe.
+    """
+    check_no_nul(option, path)
     name = os.fspath(path)
-    if "\0" in name:
-        raise UserError(f"{option}: the path {name!r} holds a NUL byte; check the path")
     try:
         mode = os.stat(name).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -312,34 +319,31 @@ def check_input(option: str, path: str | os.PathLike[str]) -> None:
     if stat.S_ISDIR(mode):
         raise UserError(f"{option}: {name} is a folder; name a file")
     if not stat.S_ISREG(mode):
-        raise UserError(f"{option}: {name} is a device or a pipe; write its content to a file and name that")
+        raise UserError(f"{option}: {name} is a device or a pipe; save its content to a file and name that")
     if not os.access(name, os.R_OK):
         raise UserError(f"{option}: {name} cannot be read; check its permissions")
 
 
 def check_outputs(
-    outputs: Mapping[str, str | os.PathLike[str] | None],
-    inputs: Mapping[str, str | os.PathLike[str] | None],
-    force: bool = False,
+    outputs: Mapping[str, AnyPath | None], inputs: Mapping[str, AnyPath | None], force: bool = False
 ) -> None:
-    """Check that no output is an input or another output, nor, without `force`, is there already.
+    """Check that no output is an input or another output, nor already exists unless `force` is set.
 
-    Links and hard links are resolved. What is written to as a stream (`is_stream`) may be there.
+    Symbolic and hard links are resolved. Streams (`is_stream`) may exist.
 
     Args:
-        outputs: path by option; None for one that is not given.
+        outputs: option -> path, or None.
         inputs: likewise.
-        force: replace outputs that are there; inputs are never replaced.
+        force: allow outputs to replace existing files; inputs are never replaced.
 
     Raises:
-        UserError: names the option, the path and what to do.
+        UserError: names the option and the path.
     """
     taken = {option: path for option, path in inputs.items() if path is not None}
     for option, path in outputs.items():
         if path is None:
             continue
-        if "\0" in os.fspath(path):
-            raise UserError(f"{option}: the path {os.fspath(path)!r} holds a NUL byte; check the path")
+        check_no_nul(option, path)
         if is_stream(path):
             continue
         for other, used in taken.items():
@@ -347,14 +351,14 @@ def check_outputs(
                 raise UserError(f"{option}: {path} would replace the file of {other}; name another one")
         if not force and os.path.exists(path):
             raise UserError(
-                f"{option}: {path} is there already; add --force to replace it, or name another one"
+                f"{option}: {path} already exists; add --force to replace it, or name another one"
             )
         taken[option] = path
 
 
-def _overwrites(output: str | os.PathLike[str], used: str | os.PathLike[str]) -> bool:
-    """Whether to write `output` would change `used`: they are one, or `used` lies in the folder `output`,
-    or `output` is a file that is there in the folder `used`.
+def _overwrites(output: AnyPath, used: AnyPath) -> bool:
+    """Whether writing `output` would change `used`: they are the same, `used` is inside the folder `output`,
+    or `output` is an existing file inside the folder `used`.
     """
     if os.path.exists(output) and os.path.exists(used) and os.path.samefile(output, used):
         return True
@@ -362,8 +366,8 @@ def _overwrites(output: str | os.PathLike[str], used: str | os.PathLike[str]) ->
     return new == old or new in old.parents or (old in new.parents and new.exists())
 
 
-def can_be_made(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a folder for `path`, or one can be made, in which files can be written."""
+def can_be_created(path: AnyPath) -> bool:
+    """Whether the parent folder of `path` is writable, or can be created."""
     folder = os.path.dirname(os.path.abspath(path))
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
@@ -371,7 +375,7 @@ def can_be_made(path: str | os.PathLike[str]) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` as UTF-8 with unchanged line ends, completely or not at all."""
+    """Write `text` atomically as UTF-8 with unchanged line ends."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
 
@@ -385,24 +389,24 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def save_tensors(content: object, path: str | os.PathLike[str]) -> None:
+def save_tensors(content: object, path: AnyPath) -> None:
     """Write plain values and tensors with ``torch.save``.
 
     Raises:
-        OSError: they cannot be written, as on a full disk.
+        OSError: writing failed, for example on a full disk.
     """
     with open(path, "wb") as file:
         try:
             torch.save(content, file)
         except RuntimeError as error:
-            # torch closes its archive after a failed write, and says only that this failed, too.
+            # torch reports only that closing its archive failed after the failed write.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
 
 
 def bytes_on_disk(path: Path) -> int:
-    """The bytes of a file, or of all files in a folder."""
+    """The size in bytes of a file, or of all files in a folder."""
     if path.is_dir():
         return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     return path.stat().st_size

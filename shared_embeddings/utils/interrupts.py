@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do to a command: end it with a message, after the step or the write under way."""
+"""Handle SIGINT and SIGTERM: end a command with a message, after the current step or write."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Seconds in which signals are one request: a terminal, a launcher and a parent may each send theirs.
+# Signals within this many seconds are one request: a terminal, a launcher and a parent may each send one.
 ONE_REQUEST = 2.0
-# What every training says when it was stopped.
+# The advice of interrupted training commands.
 RESUME = "run the same command again to resume"
-# Seconds until a signal is sent again that came while the process was forking.
+# Seconds after which a signal that arrived during a fork is sent again.
 _LATER = 0.01
 Handler = Callable[[int, FrameType | None], None]
 
 
 class Interrupted(KeyboardInterrupt):
-    """The process was asked to stop.
+    """The process received SIGINT or SIGTERM.
 
     Attributes:
-        signal: the number of the signal that asked.
+        signal: the signal number.
     """
 
     def __init__(self, number: int) -> None:
@@ -38,9 +38,9 @@ class Interrupted(KeyboardInterrupt):
         return 128 + self.signal
 
 
-# The process that reports signals. Those that it forks inherit the handler, and end silently.
+# The process that reports signals. Its forks inherit the handler but exit silently.
 _reporting = os.getpid()
-# Whether it is forking: Python drops what is raised meanwhile, so that signals wait until that is done.
+# Whether a fork is in progress: Python drops exceptions raised meanwhile, so signals wait until it is done.
 _forking = False
 _waiting: list[int] = []
 
@@ -56,13 +56,13 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _begin_fork() -> None:
-    """Let signals wait."""
+    """Make signals wait."""
     global _forking
     _forking = True
 
 
 def _end_fork() -> None:
-    """Send a signal that waited again, a little later."""
+    """Send a signal that waited again, after a short delay."""
     global _forking
     _forking = False
     if _waiting:
@@ -72,7 +72,7 @@ def _end_fork() -> None:
 
 
 def _be_forked() -> None:
-    """Begin anew in the child."""
+    """Reset the state in the child."""
     global _forking
     _forking = False
     _waiting.clear()
@@ -83,8 +83,8 @@ os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_chil
 
 @contextmanager
 def signals_raised() -> Iterator[None]:
-    """Raise `Interrupted` at SIGINT and SIGTERM, so that ``finally`` clauses run. Main thread only; elsewhere
-    nothing changes.
+    """Raise `Interrupted` on SIGINT and SIGTERM, so that ``finally`` clauses run; no effect outside the main
+    thread.
     """
     global _reporting
     _reporting = os.getpid()
@@ -94,9 +94,9 @@ def signals_raised() -> Iterator[None]:
 
 @contextmanager
 def signals_delayed() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM until the end of the block, so that what it writes is complete.
+    """Delay SIGINT and SIGTERM until the end of the block, so that it completes its writes.
 
-    Works whatever handles the signals outside. Main thread only; elsewhere nothing changes.
+    The outer handlers then get the signal. No effect outside the main thread.
     """
     waiting: list[int] = []
     try:
@@ -108,9 +108,9 @@ def signals_delayed() -> Iterator[None]:
 
 
 class Interrupts:
-    """A context in which SIGINT and SIGTERM are noted; a later request acts at once.
+    """A context that records SIGINT and SIGTERM; a second request takes effect immediately.
 
-    Signals within `ONE_REQUEST` seconds of the first one are the same request.
+    Signals within `ONE_REQUEST` seconds of the first one belong to the same request.
 
     Attributes:
         received: the number of the first signal, or None.
@@ -122,26 +122,26 @@ class Interrupts:
         self._previous: Mapping[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        """Note signals from now on."""
-        self._previous = _install(self._note)
+        """Start recording signals."""
+        self._previous = _install(self._record)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let them act again."""
+        """Restore the previous handlers."""
         _restore(self._previous)
 
     @contextmanager
     def raised_now(self) -> Iterator[None]:
-        """Raise `Interrupted` at a signal, noted before or new: for waits that leave nothing unfinished."""
+        """Raise `Interrupted` for a recorded or new signal: for waits that are safe to interrupt."""
         with handled_by(self._raise):
             if self.received is not None:
                 raise Interrupted(self.received)
             yield
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        """Remember the first signal; hand over a later request to what handled it before."""
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        """Record the first signal; pass a later request to the previous handler."""
         if self.received is None:
             self.received, self._since = number, time.monotonic()
         elif time.monotonic() - self._since > ONE_REQUEST:
@@ -149,15 +149,15 @@ class Interrupts:
             signal.raise_signal(number)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
-        """Remember the first signal and act on it."""
-        self._note(number, frame)
+        """Record the first signal and raise it."""
+        self._record(number, frame)
         assert self.received is not None
         raise Interrupted(self.received)
 
 
 @contextmanager
 def handled_by(handler: Handler) -> Iterator[None]:
-    """Let `handler` handle SIGINT and SIGTERM. Main thread only; elsewhere nothing changes."""
+    """Handle SIGINT and SIGTERM with `handler`; no effect outside the main thread."""
     previous = _install(handler)
     try:
         yield
@@ -168,24 +168,25 @@ def handled_by(handler: Handler) -> Iterator[None]:
 def _install(handler: Handler) -> dict[int, Any]:
     """Set a handler for both signals and return the previous ones.
 
-    Python allows that in the main thread only. A signal that is ignored, as by ``nohup``, stays ignored.
+    Python allows this in the main thread only. Signals that are ignored, as under ``nohup``, stay ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
-    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    return {number: signal.signal(number, handler) for number in heeded}
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in handled}
 
 
 def _restore(previous: Mapping[int, Any]) -> None:
-    """Set the handlers that `_install` returned; None stands for one that was not set from Python."""
+    """Restore the handlers that `_install` returned; None means one that was not set from Python."""
     for number, handler in previous.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def leave_to_parent() -> None:
-    """Let the parent alone report signals, in a process that it has started.
+    """Leave reporting signals to the parent process.
 
-    SIGTERM ends this process silently; SIGINT, which a terminal sends to both, is the parent's to pass on.
+    SIGTERM ends this process silently. SIGINT, which a terminal sends to both, is ignored: the parent passes
+    it on.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Options that name files: what a command does with each of them, and the checks that follow from it."""
+"""Option types for paths: how a command uses each path, and the checks of it before any work."""
 
 from __future__ import annotations
 
@@ -9,23 +9,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.files import can_be_made, check_input, check_outputs, is_stream, remove_leftovers
+from shared_embeddings.utils.files import (
+    AnyPath,
+    can_be_created,
+    check_input,
+    check_no_nul,
+    check_outputs,
+    is_stream,
+    remove_leftovers,
+)
 
-# What one option, or one key of a table, gives: nothing, a path, or several.
-Given = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
+# The value of an option or of a key of a table: nothing, a path, or several.
+Given = AnyPath | Sequence[AnyPath] | None
 
 
 class PathOption(enum.Enum):
-    """What a command does with the path of an option; used as the ``type`` of the option.
+    """How a command uses the path of an option; the ``type`` of the option.
 
     Attributes:
         FILE: reads a file.
         SOURCE: reads a file or a folder.
-        NEW_FILE: writes a file, over one that is there only with ``--force``.
-        NEW: the same for what may be a folder, too.
-        OUTPUT: writes a file, over an earlier one as well.
-        UPDATED: reads a file and writes it again.
-        FOLDER: manages a folder, whose files the command checks itself.
+        NEW_FILE: writes a file; replaces an existing one only with ``--force``.
+        NEW: like ``NEW_FILE``, for a file or a folder.
+        OUTPUT: writes a file; replaces an existing one.
+        UPDATED: reads a file and replaces it.
+        FOLDER: manages a folder and checks its files itself.
     """
 
     FILE = enum.auto()
@@ -37,35 +45,33 @@ class PathOption(enum.Enum):
     FOLDER = enum.auto()
 
     def __call__(self, text: str) -> Path:
-        """Return the path that a command line names."""
+        """Convert the text of a command line."""
         return Path(text)
 
     @property
     def is_read(self) -> bool:
-        """Whether the command reads it, and never writes it."""
+        """Whether the command only reads the path."""
         return self in (PathOption.FILE, PathOption.SOURCE)
 
 
 def check_path_options(actions: Iterable[argparse.Action], given: argparse.Namespace) -> None:
-    """Check the paths of a command line by what its parser says of them.
+    """Check the paths of a command line, whose options have a `PathOption` as their type.
 
-    An option ``force`` lets the command replace what is there; nothing lets it replace an input. Defaults are
-    the command's own business.
+    With the option ``force``, the command may replace existing files, but never an input. Defaults are not
+    checked.
 
     Args:
-        actions: of the parser.
-        given: what was parsed.
+        actions: the options of the parser.
+        given: the parsed arguments.
 
     Raises:
         UserError: see `check_paths`.
-        TypeError: an option is a path of which the parser does not say what becomes of it.
+        TypeError: the type of an option is `Path`.
     """
     table = {}
     for action in actions:
         if action.type is Path:
-            raise TypeError(
-                f"{action.dest}: its type must be a PathOption, which says what becomes of the path"
-            )
+            raise TypeError(f"{action.dest}: its type must be a PathOption, not Path")
         value = getattr(given, action.dest, None)
         if isinstance(action.type, PathOption) and value is not action.default:
             name = action.option_strings[0] if action.option_strings else action.dest
@@ -74,20 +80,20 @@ def check_path_options(actions: Iterable[argparse.Action], given: argparse.Names
 
 
 def check_paths(table: Mapping[str, tuple[PathOption, Given]], force: bool = False) -> None:
-    """Check that inputs can be read and outputs can be written, before any work.
+    """Check that inputs are readable and outputs writable, before any work.
 
-    No output may be an input or another output. What a killed process has left of outputs is cleared first.
+    No output may be an input or another output. Leftovers of killed processes are deleted first.
 
     Args:
-        table: option -> what the command does with it, and its value.
-        force: replace outputs that are there.
+        table: option -> how the command uses it, and its value.
+        force: allow outputs to replace existing files.
 
     Raises:
-        UserError: names the option, the path and what to do.
+        UserError: names the option and the path.
     """
-    inputs: dict[str, str | os.PathLike[str] | None] = {}
-    kept: dict[str, str | os.PathLike[str] | None] = {}
-    replaced: dict[str, str | os.PathLike[str] | None] = {}
+    inputs: dict[str, AnyPath] = {}
+    kept: dict[str, AnyPath] = {}
+    replaced: dict[str, AnyPath] = {}
     for option, (kind, given) in table.items():
         paths = numbered(option, given)
         if kind.is_read:
@@ -102,8 +108,8 @@ def check_paths(table: Mapping[str, tuple[PathOption, Given]], force: bool = Fal
     check_outputs(replaced, {**inputs, **kept}, force=True)
 
 
-def numbered(option: str, given: Given) -> dict[str, str | os.PathLike[str]]:
-    """The paths of an option by its name, with a number where there are several."""
+def numbered(option: str, given: Given) -> dict[str, AnyPath]:
+    """The paths of an option by its name, with a number if there are several."""
     if given is None or given == "":
         return {}
     if isinstance(given, (str, os.PathLike)):
@@ -113,21 +119,20 @@ def numbered(option: str, given: Given) -> dict[str, str | os.PathLike[str]]:
     }
 
 
-def _check_path(option: str, path: str | os.PathLike[str], kind: PathOption) -> None:
+def _check_path(option: str, path: AnyPath, kind: PathOption) -> None:
     """Check one path by itself.
 
     Raises:
-        UserError: it cannot be read, or not written.
+        UserError: it cannot be read or written.
     """
-    if "\0" in os.fspath(path):
-        raise UserError(f"{option}: the path {os.fspath(path)!r} holds a NUL byte; check the path")
+    check_no_nul(option, path)
     is_file = kind in (PathOption.FILE, PathOption.UPDATED)
     if is_file or (kind is PathOption.SOURCE and not os.path.isdir(path)):
         check_input(option, path)
     if kind.is_read or is_stream(path):
         return
-    if not can_be_made(path):
-        raise UserError(f"{option}: {path} cannot be written; name one in a folder that can")
+    if not can_be_created(path):
+        raise UserError(f"{option}: {path} cannot be written; name a path in a writable folder")
     if kind is PathOption.FOLDER:
         if os.path.isfile(path):
             raise UserError(f"{option}: {path} is a file; name a folder")

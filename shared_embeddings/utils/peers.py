@@ -1,4 +1,4 @@
-"""What a training process reports when another one of its group has gone."""
+"""The error message of a training process when another process of its group exited."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from shared_embeddings.utils.files import first_line
 from shared_embeddings.utils.interrupts import RESUME
 
-# What gloo and NCCL raise in a process that waits for one that has gone.
+# Errors of gloo and NCCL in a process that waits for an exited one.
 _LOST = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited|socket ?(timeout|error)|"
     r"gloo/transport|timed out waiting|wait timeout|NCCL error|recvValue failed|sendBytes failed",
@@ -16,7 +16,7 @@ _LOST = re.compile(
 
 
 def lost_group(error: BaseException) -> str | None:
-    """The line about an error that comes of another process of the group having gone; None for others.
+    """The message for an error caused by another process of the group exiting; None for other errors.
 
     Args:
         error: raised by a collective operation of ``torch.distributed``.
@@ -25,6 +25,6 @@ def lost_group(error: BaseException) -> str | None:
         return None
     reason = first_line(error).split("] ")[-1]
     return (
-        f"another process of this training has gone ({reason}); see what it and the other machines have "
-        f"printed; {RESUME} from the last checkpoint"
+        f"another process of this training exited ({reason}); see its output, perhaps on another machine; "
+        f"{RESUME} from the last checkpoint"
     )

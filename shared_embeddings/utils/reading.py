@@ -1,4 +1,4 @@
-"""Documents that people write, in YAML and JSON: plain values only, bounded in depth and size."""
+"""Read YAML and JSON from users: plain values only, bounded in depth and size."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ from shared_embeddings.utils.command_line import EXPONENT
 from shared_embeddings.utils.files import check_input, first_line
 
 MAX_DEPTH = 100
-MAX_VALUES = 1_000_000  # of a YAML document, with every alias written out
+MAX_VALUES = 1_000_000  # of a YAML document with its aliases expanded
 _PLAIN = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
 _MERGE = "tag:yaml.org,2002:merge"
 
 
 class DocumentError(UserError):
-    """A document that cannot be read; the message names it and says in one line what is wrong."""
+    """A document that cannot be read; the one-line message names it and the problem."""
 
 
 def read_yaml(path: Path, option: str = "file") -> Any:
     """The content of a YAML file; see `parse_yaml`.
 
     Args:
-        path: of the file.
-        option: that names the file, for messages.
+        path: the file.
+        option: the option that names it, for messages.
 
     Raises:
-        UserError: there is no such regular file, or its content is not as `parse_yaml` wants it.
+        UserError: the file cannot be read, or `parse_yaml` fails.
     """
     return parse_yaml(_read_text(path, option), f"{option} {path}")
 
 
 def read_json(path: Path, option: str = "file") -> Any:
-    """The content of a JSON file; see `parse_json`, and `read_yaml` for what is raised."""
+    """The content of a JSON file; see `parse_json`. Raises like `read_yaml`."""
     return parse_json(_read_text(path, option), f"{option} {path}")
 
 
 def read_yaml_as_text(path: Path, option: str = "file") -> Any:
-    """The content of a YAML file as `read_yaml`, but every value stays text: 60.90 stays 60.90."""
+    """Like `read_yaml`, but every scalar stays text: 60.90 stays "60.90"."""
     return _parse(_read_text(path, option), f"{option} {path}", _TextLoader)
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The plain values of a YAML text. Numbers may be written 1e-3, which PyYAML takes for text.
+    """Parse a YAML text. Unlike in plain PyYAML, 1e-3 is a number.
 
     Args:
-        text: at most `MAX_DEPTH` deep and, with every alias written out, of at most `MAX_VALUES` values.
-        where: what errors call it.
+        text: at most `MAX_DEPTH` levels deep, with at most `MAX_VALUES` values after expanding aliases.
+        where: the document's name in errors.
 
     Raises:
-        DocumentError: it is not YAML, gives a key twice, has a key that is not a string or a value that is
+        DocumentError: the text is not YAML, repeats a key, has a key that is not a string or a value that is
             not plain, or is too deep or too large.
     """
     return _parse(text, where, _Loader)
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The values of a JSON text, at most `MAX_DEPTH` deep.
+    """Parse a JSON text.
 
     Args:
-        text: the document.
-        where: what errors call it.
+        text: at most `MAX_DEPTH` levels deep.
+        where: the document's name in errors.
 
     Raises:
-        DocumentError: it is not JSON, gives a key twice, or is too deep.
+        DocumentError: the text is not JSON, repeats a key, or is too deep.
     """
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def _parse(text: str, where: str, kind: type[_Loader]) -> Any:
-    """The values that a loader finds in a YAML text; see `parse_yaml`."""
+    """Parse a YAML text with a loader; see `parse_yaml`."""
     try:
         loader = kind(text)
         try:
@@ -107,7 +107,7 @@ def _parse(text: str, where: str, kind: type[_Loader]) -> Any:
 
 
 def _read_text(path: Path, option: str) -> str:
-    """The text of a file, without the mark that some editors put at its start."""
+    """The text of a file, without a byte order mark."""
     check_input(option, path)
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -116,11 +116,11 @@ def _read_text(path: Path, option: str) -> str:
 
 
 def _too_deep(where: str) -> str:
-    return f"{where}: is nested more than {MAX_DEPTH} deep"
+    return f"{where}: is nested more than {MAX_DEPTH} levels deep"
 
 
 def _yaml_reason(error: yaml.YAMLError) -> str:
-    """PyYAML's account of an error in one line, its place included."""
+    """PyYAML's error message on one line, with line and column."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem:
         mark = error.problem_mark or error.context_mark
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -129,7 +129,7 @@ def _yaml_reason(error: yaml.YAMLError) -> str:
 
 
 def _repeated(keys: Iterable[str]) -> str:
-    """The first key that came before."""
+    """The first key that occurred before."""
     seen: set[str] = set()
     for key in keys:
         if key in seen:
@@ -139,7 +139,7 @@ def _repeated(keys: Iterable[str]) -> str:
 
 
 def _is_readable(text: str) -> bool:
-    """Whether a text has no NUL byte, which no path has, and no half of a character, which no file has."""
+    """Whether a text has no NUL bytes, which are invalid in paths, and no surrogates, invalid in UTF-8."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -159,12 +159,12 @@ def _is_deep(content: Any) -> bool:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values, distinct keys that are strings, bounded depth and bounded aliases."""
+    """A loader of plain values with distinct string keys, bounded depth and bounded aliases."""
 
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a value, not too deep."""
+        """Compose a value; fails beyond `MAX_DEPTH`."""
         self.depth += 1
         if self.depth > MAX_DEPTH + 1:
             raise RecursionError
@@ -174,14 +174,14 @@ class _Loader(yaml.SafeLoader):
             self.depth -= 1
 
     def get_single_node(self) -> yaml.Node | None:
-        """Compose the document; it fails before anything is built when aliases make it too large."""
+        """Compose the document; fails before building values if aliases make it too large."""
         node = super().get_single_node()
         if node is not None and _size(node, {}) > MAX_VALUES:
-            raise ValueError(f"holds more than {MAX_VALUES:,} values with its aliases written out")
+            raise ValueError(f"has more than {MAX_VALUES:,} values with its aliases expanded")
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Build a value of a plain kind."""
+        """Build a plain value."""
         if node.tag not in _PLAIN:
             raise yaml.constructor.ConstructorError(
                 None, None, f"{node.tag!r} is not a plain value", node.start_mark
@@ -189,12 +189,12 @@ class _Loader(yaml.SafeLoader):
         value = super().construct_object(node, deep=True)
         if isinstance(value, str) and not _is_readable(value):
             raise yaml.constructor.ConstructorError(
-                None, None, f"the text {value[:40]!r} has characters that no text has", node.start_mark
+                None, None, f"the text {value[:40]!r} contains NUL or surrogate characters", node.start_mark
             )
         return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Build a mapping whose own keys are distinct strings; ``<<`` merges others into it."""
+        """Build a mapping with distinct string keys; ``<<`` merges other mappings into it."""
         own = [self._key(key) for key, _ in node.value if key.tag != _MERGE]
         if len(set(own)) < len(own):
             raise yaml.constructor.ConstructorError(
@@ -203,7 +203,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=True)
 
     def _key(self, node: yaml.Node) -> str:
-        """The key that a node stands for."""
+        """The key of a node."""
         key = self.construct_object(node) if isinstance(node, yaml.ScalarNode) else None
         if not isinstance(key, str):
             written = node.value if isinstance(node, yaml.ScalarNode) else "a list or mapping"
@@ -214,7 +214,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789"))
-# Dates stay text: no setting here is one.
+# Dates stay text, since no setting is a date.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
@@ -222,24 +222,24 @@ _Loader.yaml_implicit_resolvers = {
 
 
 class _TextLoader(_Loader):
-    """As `_Loader`, but every value is text, as it is written."""
+    """Like `_Loader`, but every scalar stays text."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 (PyYAML's own attribute)
 
 
 def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """How many values a node stands for, with every alias written out.
+    """The number of values of a node with its aliases expanded.
 
     Args:
-        node: of a document.
-        sizes: those of nodes that were seen; 0 for those that are being counted.
+        node: a node of a document.
+        sizes: sizes of visited nodes; 0 for nodes that are being counted.
 
     Raises:
-        ValueError: an alias stands inside of what it refers to.
+        ValueError: a node contains an alias to itself.
     """
     known = sizes.get(id(node))
     if known == 0:
-        raise ValueError("an alias refers to what it stands in")
+        raise ValueError("an alias refers to a value that contains it")
     if known is not None:
         return known
     sizes[id(node)] = 0

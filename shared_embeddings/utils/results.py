@@ -1,4 +1,4 @@
-"""Results as JSON files that say with which code, on what machine and when they came about."""
+"""Write results as JSON files, with the code version, machine and date that produced them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import torch
 
 from shared_embeddings.utils.files import write_text
 
-# Where this code lies; its git state goes into every record.
+# The repository, whose git state is part of every record.
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def provenance(packages: Iterable[str] = ("torch", "shared-embeddings")) -> dict[str, Any]:
-    """When and with what a result came about.
+    """The date, code version and machine of a result.
 
     Args:
-        packages: the installed packages whose versions matter.
+        packages: installed packages whose versions to record.
 
     Returns:
-        ``date`` (UTC), ``git`` (commit, and whether the tree was dirty), ``versions``, ``device``.
+        ``date`` (UTC), ``git`` (commit and whether the tree is dirty), ``versions``, ``device``.
     """
     commit, dirty = git_state(ROOT)
     return {
@@ -39,10 +39,10 @@ def provenance(packages: Iterable[str] = ("torch", "shared-embeddings")) -> dict
 
 
 def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
-    """Write a record as JSON, completely or not at all; paths in it are told from the code's root on.
+    """Write a record atomically as JSON, with paths relative to the repository.
 
     Raises:
-        ValueError: a value that JSON does not have (a tensor, a NaN).
+        ValueError: a value is not valid JSON (a tensor, a NaN).
     """
     try:
         text = json.dumps(_portable(record), indent=2, ensure_ascii=False, allow_nan=False)
@@ -52,7 +52,7 @@ def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Non
 
 
 def _portable(value: Any) -> Any:
-    """`value` with the paths in its strings told from the root on, so that the files can be handed on."""
+    """`value` with the paths in its strings made relative to the repository."""
     if isinstance(value, Mapping):
         return {key: _portable(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -61,10 +61,10 @@ def _portable(value: Any) -> Any:
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """Commit of `folder` and whether its tree differs from it; ``(None, None)`` where it is no git tree."""
+    """The commit of `folder` and whether its tree is dirty; ``(None, None)`` outside of git."""
     try:
         top, commit = _git(folder, "rev-parse", "--show-toplevel", "HEAD").splitlines()
-        # An installed copy may lie inside somebody else's tree.
+        # An installed copy may be inside another repository.
         if Path(top).resolve() != folder.resolve():
             return None, None
         return commit, bool(_git(folder, "status", "--porcelain").strip())
@@ -73,14 +73,14 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """What a git command prints in `folder`."""
+    """The output of a git command in `folder`."""
     return subprocess.run(
         ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
     ).stdout.strip()
 
 
 def versions(packages: Iterable[str]) -> dict[str, str | None]:
-    """Versions of Python and of `packages`; ``None`` where one is not installed."""
+    """Versions of Python and of `packages`; ``None`` for packages that are not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -91,14 +91,14 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
 
 
 def describe_device(kind: str) -> str:
-    """The accelerators, for ``"cuda"``; else the processor and the number of torch's threads."""
+    """The GPUs for ``"cuda"``; otherwise the processor and torch's number of threads."""
     if kind == "cuda":
         return f"cuda: {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
     return f"cpu: {_processor()}, {torch.get_num_threads()} threads"
 
 
 def _processor() -> str:
-    """The processor's name, as far as the system tells it."""
+    """The processor's name, if known."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

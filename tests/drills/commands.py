@@ -103,7 +103,7 @@ def _again(name: str, folder: Path, given: Try) -> str:
     with Running(command_line(writer, folder), log) as running:
         status = running.end()
         told = complaint_lines(running.output(), writer.command)
-    is_whole = status == 2 and "is there already" in " ".join(told)
+    is_whole = status == 2 and "already exists" in " ".join(told)
     if status != 0 and not is_whole:
         return f"second run ended with {status} ({' '.join(told)[:80]})"
     if remains(folder):

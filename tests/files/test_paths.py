@@ -63,7 +63,7 @@ def test_what_is_there_is_replaced_on_demand_only(call: str, tmp_path: Path) -> 
             (tmp_path / place.name).write_text("mine")
             line = refused(call, given, tmp_path)
             wanted = "add -overwrite" if call == "onmt_build_vocab" else "add --force"
-            assert f"{tmp_path / place.name} is there already; {wanted}" in line
+            assert f"{tmp_path / place.name} already exists; {wanted}" in line
             (tmp_path / place.name).unlink()
 
 

@@ -46,13 +46,13 @@ def stopped(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess
 @pytest.mark.parametrize("module", MODULES)
 def test_signals_during_imports_are_reported(module: str, tmp_path: Path) -> None:
     ended = stopped(tmp_path, "SIGTERM", "-m", module)
-    assert ended.stderr == f"{module}: terminated before it began; nothing was changed\n"
+    assert ended.stderr == f"{module}: terminated during startup; nothing was changed\n"
     assert ended.returncode == 128 + signal.SIGTERM
 
 
 def test_interrupts_are_reported_as_such(tmp_path: Path) -> None:
     ended = stopped(tmp_path, "SIGINT", "-m", "lm.data.prepare")
-    assert ended.stderr == "lm.data.prepare: interrupted before it began; nothing was changed\n"
+    assert ended.stderr == "lm.data.prepare: interrupted during startup; nothing was changed\n"
     assert ended.returncode == 128 + signal.SIGINT
 
 

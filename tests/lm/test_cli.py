@@ -41,7 +41,10 @@ NO_COMPILER = BackendCompilerFailed(print, RuntimeError("No working C++ compiler
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9"), "not enough memory (Default"),
         (MemoryError(), "not enough memory (MemoryError); make batches, segments or the model smaller"),
         (NO_COMPILER, "compile: torch cannot compile here (No working C++ compiler found); install"),
-        (UnicodeEncodeError("ascii", "caf\xe9", 3, 4, "no"), "encoding ascii has no '\xe9'; set PYTHONIO"),
+        (
+            UnicodeEncodeError("ascii", "caf\xe9", 3, 4, "no"),
+            "encoding ascii cannot encode '\xe9'; set PYTHONIO",
+        ),
     ],
 )
 def test_what_a_user_can_put_right_is_one_line(

@@ -106,7 +106,7 @@ def test_any_change_makes_it_anew(
     reading = Counting(monkeypatch)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     if change != "tokens":  # else it is the same corpus, damaged
-        with pytest.raises(UserError, match="train.npy is there already; add --force"):
+        with pytest.raises(UserError, match="train.npy already exists; add --force"):
             prepare(texts, folder, **settings)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before and not reading.passes
         settings["force"] = True

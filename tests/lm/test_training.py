@@ -532,7 +532,7 @@ def test_a_folder_has_one_training_at_a_time(data: Path, tmp_path: Path) -> None
     values = settings(data, tmp_path / "run", steps=1)
     with (
         locked(tmp_path / "run" / ".lock"),
-        pytest.raises(BlockingIOError, match="run: another process is at work here"),
+        pytest.raises(BlockingIOError, match="run: another process is running here"),
     ):
         run(values)
     assert not (tmp_path / "run" / "config.yaml").exists()

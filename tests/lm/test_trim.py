@@ -116,7 +116,7 @@ def test_refusals(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
     assert not output.exists()
     for taken in (output, tmp_path / "trimmed.pt.ids.tsv"):
         taken.write_text("mine")
-        assert "is there already" in refused(capsys, *found)
+        assert "already exists" in refused(capsys, *found)
         assert taken.read_text() == "mine"
         taken.unlink()
     onto = ["--model", model, "--text", text, "--output", model]

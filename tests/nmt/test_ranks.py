@@ -149,7 +149,7 @@ def outcome(codes: list[int], told: list[ranks.Failure], received: list[int]) ->
 
 
 MISTAKE = ranks.Failure(5, "seed: too large", "Traceback", is_lost=False)
-LOST = ranks.Failure(4, "another process of this training has gone", "Traceback", is_lost=True)
+LOST = ranks.Failure(4, "another process of this training exited", "Traceback", is_lost=True)
 BUG = ranks.Failure(4, None, "Traceback: KeyError", is_lost=False)
 
 
@@ -165,7 +165,7 @@ BUG = ranks.Failure(4, None, "Traceback: KeyError", is_lost=False)
         ([-11, 1], [LOST], [], UserError, "rank 4 (process 77) was killed by SIGSEGV"),
         ([1, 1], [LOST, MISTAKE], [], UserError, "seed: too large"),
         ([1, -15], [MISTAKE], [], UserError, "seed: too large"),
-        ([1, 1], [LOST], [], UserError, "another process of this training has gone"),
+        ([1, 1], [LOST], [], UserError, "another process of this training exited"),
         ([1, 1], [BUG, LOST], [], RuntimeError, "Traceback: KeyError"),
     ],
 )

@@ -279,7 +279,7 @@ def test_checkpoints_of_a_resumed_run_are_kept_or_not_as_those_of_one_that_was_n
 def test_one_training_at_a_time(host: Host, refusal: Refusal) -> None:
     config = str(host.config("model", embedding=FUNNEL))
     with locked(host.folder / ".model.lock"):
-        assert "another process is at work here" in refusal("onmt_train", "-config", config)
+        assert "another process is running here" in refusal("onmt_train", "-config", config)
         host.train("beside", embedding=FUNNEL, train_steps=1, save_checkpoint_steps=1)
     assert steps(host) == [] and steps(host, "beside") == [1]
 

@@ -168,7 +168,7 @@ def test_changed_settings_are_not_mixed_into_a_run(tmp_path: Path, monkeypatch: 
 def test_only_one_process_trains_a_row(tmp_path: Path) -> None:
     with (
         locked(tmp_path / "lock"),
-        pytest.raises(BlockingIOError, match="another process is at work here"),
+        pytest.raises(BlockingIOError, match="another process is running here"),
     ):
         training.train_row(ROW, tmp_path, DATA, [], 2)
 

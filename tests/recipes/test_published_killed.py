@@ -129,7 +129,7 @@ def test_workers_end_with_the_process_that_is_killed(preparation: Preparation) -
     for _ in range(50):
         process = preparation.start("workers", processes=2)
         process.communicate(timeout=SECONDS)
-        if "another process is at work" not in (preparation.folder / "errors").read_text():
+        if "another process is running" not in (preparation.folder / "errors").read_text():
             break
         time.sleep(1)
     assert process.returncode == 0

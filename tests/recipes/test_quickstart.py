@@ -147,7 +147,7 @@ def test_second_start_in_the_same_folder_is_refused(
 ) -> None:
     with run.locked(tmp_path / "out" / "en-de" / "lock"):
         assert start(tmp_path) == 2
-    assert "another process is at work" in capsys.readouterr().err
+    assert "another process is running" in capsys.readouterr().err
 
 
 def sleeper(tmp_path: Path, name: str = "sleeper") -> Job:

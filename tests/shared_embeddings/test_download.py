@@ -57,7 +57,7 @@ def test_server_is_told_who_asks_and_its_refusal_is_told(
         raise urllib.error.HTTPError(request.full_url, 404, "Not Found", Message(), None)
 
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
-    with pytest.raises(DownloadError, match="the server answers 404 Not Found"):
+    with pytest.raises(DownloadError, match="the server returned 404 Not Found"):
         download.download("https://example.org/a", tmp_path / "a", None, "ask", wait_seconds=0)
     assert asked == [download.USER_AGENT] * 3
     assert not list(tmp_path.iterdir())
@@ -69,6 +69,6 @@ def test_answer_cut_short_is_not_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         urllib.request, "urlopen", lambda *_, **__: addinfourl(io.BytesIO(b"short"), headers, "")
     )
-    with pytest.raises(DownloadError, match="broke after 5 of 10 bytes"):
+    with pytest.raises(DownloadError, match="closed after 5 of 10 bytes"):
         download.download("https://example.org/a", tmp_path / "a", None, "ask", wait_seconds=0)
     assert not list(tmp_path.iterdir())

@@ -169,7 +169,7 @@ def test_outputs_are_neither_inputs_nor_there(tmp_path: Path) -> None:
         check_outputs({"--output": folder / "weights"}, {"--model": folder}, force=True)
     with pytest.raises(UserError, match="would replace the file of --output"):
         check_outputs({"--output": tmp_path / "a", "--report": tmp_path / "a"}, {})
-    with pytest.raises(UserError, match="is there already; add --force"):
+    with pytest.raises(UserError, match="already exists; add --force"):
         check_outputs({"--output": source}, {})
     check_outputs({"--output": source, "--report": None}, {"--text": None}, force=True)
     check_outputs({"--output": folder / "new", "--report": Path("/dev/null")}, {"--model": folder})

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: raised in a command, noted in a training loop, delayed while something is written."""
+"""SIGINT and SIGTERM: raised in a command, recorded in a training loop, delayed during writes."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_outputs_that_are_there(
     write("bert", model)
     before = content(model)
     assert compress(model, "standard", small) == 0
-    assert "is there already; add --force" in refused(capsys, model, "standard", small)
+    assert "already exists; add --force" in refused(capsys, model, "standard", small)
     assert "would replace the file of --model" in refused(capsys, model, "standard", model, "--force")
     assert "is compressed already" in refused(capsys, small, "standard", tmp_path / "again")
     assert compress(model, "projective", small, "--rank", 4, "--force") == 0
