@@ -1,1 +1,1 @@
-"""Time and memory of the embeddings, as ratios to a plain table in the same run."""
+"""Time and memory of the embeddings, relative to a plain table in the same run."""

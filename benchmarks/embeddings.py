@@ -1,4 +1,4 @@
-"""What is measured: one or two embeddings of each registered method, and a plain table beside them."""
+"""What the benchmarks measure: one or two embeddings per registered method, and a plain table."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PUBLISHED = ("translation", "language model")
 
 
 class Dense(nn.Module):
-    """``nn.Embedding`` and, tied to it, a softmax over scores that exist in full."""
+    """``nn.Embedding`` with a tied softmax that builds all scores."""
 
     def __init__(self, vocab_size: int, dim: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Dense(nn.Module):
 
 
 def rows(setting: Setting, methods: Sequence[str]) -> list[Row]:
-    """Each of `methods`, at sizes like those of the papers where it has options."""
+    """The rows of `methods`, with sizes like those in the papers."""
     dim = setting.dim
     narrow, wide = dim // 8, 8 * dim
     known: dict[str, list[tuple[str, dict[str, Any]]]] = {
@@ -90,7 +90,7 @@ def _define(dim: int, output: str, **options: object) -> dict[str, Any]:
 
 
 def build(row: Row, setting: Setting) -> Any:
-    """The module of a row, its weights drawn from a fixed seed."""
+    """Build the module of a row with weights from a fixed seed."""
     torch.manual_seed(0)
     if row.method == DENSE:
         return Dense(setting.vocab_size, setting.dim)
@@ -104,7 +104,7 @@ def build(row: Row, setting: Setting) -> Any:
 
 
 def words(setting: Setting) -> Tensor:
-    """``(N,)`` word ids as a text has them: id i occurs in proportion to 1 / (i + 1) (Zipf's law)."""
+    """Draw ``(N,)`` word ids from Zipf's law: the frequency of id i is proportional to 1 / (i + 1)."""
     generator = torch.Generator().manual_seed(0)
     frequencies = 1.0 / torch.arange(1, setting.vocab_size + 1, dtype=torch.float64)
     return torch.multinomial(frequencies, setting.tokens, replacement=True, generator=generator)

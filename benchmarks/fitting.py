@@ -1,8 +1,8 @@
-"""How well every method reconstructs a trained table, all at the same size.
+"""Measures how well every method reconstructs a trained table, all at the same size.
 
-The table holds skip-gram vectors of a text (one sentence a line, words apart by spaces), such as the Penn
-Treebank's ``ptb.train.txt``. Options are those that `suggest` finds for the number of parameters. Fits that
-``--output`` holds already are not done again, so that the same command goes on where it was interrupted.
+The table holds skip-gram vectors of a text (one sentence per line, words separated by spaces), such as the
+Penn Treebank's ``ptb.train.txt``. Options are those that `suggest` finds for the number of parameters. Fits
+that the ``--output`` file already has are skipped, so an interrupted command can be run again to resume.
 
     python -m benchmarks.fitting --text ptb.train.txt --output benchmarks/results/fitting.json
 """
@@ -31,7 +31,7 @@ from shared_embeddings.utils.results import provenance, write_record
 
 
 def trained_table(text: Path, dim: int, epochs: int) -> tuple[Tensor, Tensor]:
-    """Vectors ``(V, D)`` of all words of a text, the most frequent first, and their counts ``(V,)``."""
+    """Train vectors ``(V, D)`` for all words of a text, most frequent first; also returns counts ``(V,)``."""
     with text.open(encoding="utf-8") as lines:
         counts = Counter(word for line in lines for word in line.split())
     words = [word for word, _ in counts.most_common()]
@@ -40,31 +40,31 @@ def trained_table(text: Path, dim: int, epochs: int) -> tuple[Tensor, Tensor]:
 
 
 def suggested(table: Tensor, budget: int, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The options of `methods` that meet a budget of parameters; those that have none are named on stderr."""
+    """Find options of `methods` within a parameter budget; names the methods that cannot meet it."""
     found: dict[str, dict[str, Any]] = {}
     for each in suggest(table.size(0), table.size(1), budget):
         if each.method not in methods:
             continue
         if each.options is None:
-            print(f"{each.method} is left out: {each.remark}", file=sys.stderr, flush=True)
+            print(f"{each.method} is skipped: {each.remark}", file=sys.stderr, flush=True)
             continue
-        # Without classes at random: fitting finds better ones.
+        # Fitting finds better classes than random ones.
         found[each.method] = {key: value for key, value in each.options.items() if key != "random_classes"}
     return found
 
 
 def measure(method: str, options: dict[str, Any], table: Tensor, counts: Tensor) -> dict[str, Any]:
-    """The report of one fit."""
+    """Fit one method; returns the report."""
     print(f"{method} {options}", file=sys.stderr, flush=True)
     _, report = se.fit(method, table, token_counts=counts, **options)
     return dataclasses.asdict(report)
 
 
 def kept(path: Path | None, asked: Record) -> list[dict[str, Any]]:
-    """The fits that an earlier run with the same text and sizes has written.
+    """Read the fits that an earlier run with the same text and sizes has written.
 
     Raises:
-        UserError: the file is none of this benchmark's, or its run was asked for something else.
+        UserError: this benchmark did not write the file, or it did with other settings.
     """
     if path is None or not path.exists():
         return []
@@ -72,14 +72,14 @@ def kept(path: Path | None, asked: Record) -> list[dict[str, Any]]:
     for name, value in asked.items():
         if record.get(name) != value:
             raise UserError(
-                f"{path}: its {name} is {record.get(name)!r}, but {value!r} is asked for; "
-                f"remove the file or give another --output"
+                f"{path}: {name} is {record.get(name)!r} in this file but {value!r} now; "
+                f"remove the file or pass another --output"
             )
     return list(record["fits"])
 
 
 def as_table(found: list[dict[str, Any]]) -> str:
-    """The reports as a Markdown table."""
+    """Format the reports as a Markdown table."""
     lines = [
         "| method | parameters | KiB stored | mean L2 loss | relative error | weighted error | seconds |",
         "| --- " + "| --: " * 6 + "|",
@@ -94,10 +94,10 @@ def as_table(found: list[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Read the arguments, fit what is not in the output yet, publish.
+    """Fit what the output file does not have yet, and publish.
 
     Raises:
-        OSError, UserError: a text or an output that cannot be used; a README without markers.
+        OSError, UserError: the text or the output cannot be used, or the README lacks the markers.
     """
     parser = parser_of("benchmarks.fitting", __doc__)
     parser.add_argument("--text", type=PathOption.FILE, required=True)

@@ -1,7 +1,8 @@
-"""Time and memory of the look-up of every method, against ``nn.Embedding``.
+"""Time and memory of every method's lookup, against ``nn.Embedding``.
 
-For each method: forward and backward pass for ids as a text has them, half of them repeats. Times are medians
-of warm runs taken in turns with the plain ones; peak memory is what the first pass adds to a fresh process.
+Measures the forward and backward pass for ids distributed as in real text, half of them repeats. Times are
+medians of warm runs that alternate with the plain layer; peak memory is what the first pass adds to a fresh
+process.
 
     OMP_NUM_THREADS=2 python -m benchmarks.input_layer --threads 2
 """
@@ -18,7 +19,7 @@ from recipes.common.errors import run_main
 
 
 def prepare(row: Row, setting: Setting) -> Step:
-    """A function that runs the forward and the backward pass of a row's look-up once."""
+    """Return a function that runs the forward and backward pass of a row's lookup once."""
     module = build(row, setting)
     ids = words(setting)
     gradient = torch.randn(setting.tokens, setting.dim)

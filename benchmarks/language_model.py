@@ -1,9 +1,9 @@
-"""Training speed of an AWD-LSTM, against plain ``nn.LSTM`` layers of the same shape without regularisation.
+"""Training speed of an AWD-LSTM, against plain ``nn.LSTM`` layers of the same shape without regularization.
 
-The size is that of the Penn Treebank: 10,000 words, three layers of 1150 units on vectors of 400, batches of
-20 x 70 tokens. A step is forward and backward pass and an update by SGD. Both models have the same embedding
-and softmax, and take turns. Where there is a CUDA device, it is measured after the CPU. On a CPU that other
-programs use, too, the processor time is what to look at, taken with one thread.
+The sizes are those of the Penn Treebank: 10,000 words, three layers of 1150 units on vectors of 400, batches
+of 20 x 70 tokens. A step is a forward and backward pass and an SGD update. Both models have the same
+embedding and softmax, and their steps alternate. A CUDA device is measured after the CPU if there is one. If
+other programs use the CPU at the same time, compare the CPU time with one thread.
 
     OMP_NUM_THREADS=1 python -m benchmarks.language_model --threads 1
 """
@@ -36,10 +36,7 @@ EMBEDDING = {"method": "standard", "output_bias": True}
 
 
 class PlainLSTM(LanguageModel):
-    """The layers of a language model as ``nn.LSTM`` has them, and nothing else.
-
-    The embedding is that of the other model.
-    """
+    """The layers of a language model as plain ``nn.LSTM`` layers; shares the embedding of that model."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__(model.embedding, model.options)
@@ -48,13 +45,13 @@ class PlainLSTM(LanguageModel):
         self.layers = nn.ModuleList(nn.LSTM(a, b, batch_first=True) for a, b in zip(inputs, self.widths))
 
     def initial_state(self, batch_size: int) -> State:
-        """Zeros."""
+        """Return zeros."""
         device = next(self.parameters()).device
         sizes = [width for width in self.widths for _ in range(2)]
         return tuple(torch.zeros(1, batch_size, width, device=device) for width in sizes)
 
     def forward(self, ids: Tensor, state: State) -> Output:
-        """Through all layers, without a penalty."""
+        """Run all layers, without a penalty."""
         hidden = self.embedding(ids)
         after: list[Tensor] = []
         for layer, *before in zip(self.layers, state[0::2], state[1::2]):
@@ -64,13 +61,13 @@ class PlainLSTM(LanguageModel):
 
 
 def batch(device: str) -> Tensor:
-    """Word ids ``(B, T + 1)`` with frequencies as in a text."""
+    """Draw word ids ``(B, T + 1)`` with frequencies as in real text."""
     setting = Setting("language model", VOCABULARY, 0, BATCH * (TIME + 1), [], [])
     return words(setting).view(BATCH, TIME + 1).to(device)
 
 
 def training_step(model: LanguageModel, ids: Tensor) -> Step:
-    """A function that trains a model on one segment, from the state where the last one ended."""
+    """Return a function that trains a model on one segment, starting from the last state."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, targets = ids[:, :-1], ids[:, 1:].contiguous()
     state = model.initial_state(BATCH)
@@ -88,15 +85,15 @@ def training_step(model: LanguageModel, ids: Tensor) -> Step:
 
 
 def models(device: str) -> list[LanguageModel]:
-    """The AWD-LSTM of the Penn Treebank, and plain layers of its shape; each has an embedding of its own."""
+    """Build the AWD-LSTM of the Penn Treebank and plain layers of its shape, each with its own embedding."""
     names = [f"word{number}" for number in range(VOCABULARY)]
     torch.manual_seed(0)
-    regularised, other = (build("awd_lstm", names, EMBEDDING, {}) for _ in range(2))
-    return [regularised.to(device), PlainLSTM(other).to(device)]
+    regularized, other = (build("awd_lstm", names, EMBEDDING, {}) for _ in range(2))
+    return [regularized.to(device), PlainLSTM(other).to(device)]
 
 
 def median_clocks(steps: list[Step], repeats: int) -> list[dict[str, float]]:
-    """Median seconds of each of `steps` by the clock and of processor time, in turns after a warm run."""
+    """Median wall-clock and CPU seconds of each of `steps`, which alternate after a warm-up run."""
     taken: list[list[tuple[float, float]]] = [[] for _ in steps]
     for repeat in range(repeats + 1):
         for step, times in zip(steps, taken, strict=True):
@@ -109,19 +106,19 @@ def median_clocks(steps: list[Step], repeats: int) -> list[dict[str, float]]:
 
 
 def measure(device: str, repeats: int) -> dict[str, Any]:
-    """Seconds of a step of both models on a device."""
+    """Measure a training step of both models on a device."""
     print(f"measuring on {device} ...", file=sys.stderr, flush=True)
     ids = batch(device)
-    regularised, plain = median_clocks([training_step(model, ids) for model in models(device)], repeats)
+    regularized, plain = median_clocks([training_step(model, ids) for model in models(device)], repeats)
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    return {"device": device, "name": name, "awd_lstm": regularised, "plain": plain}
+    return {"device": device, "name": name, "awd_lstm": regularized, "plain": plain}
 
 
 def as_table(measured: list[dict[str, Any]]) -> str:
-    """Tokens per second and ratios on every device, as a Markdown table."""
+    """Format tokens per second and ratios on every device as a Markdown table."""
     found = {one["device"]: one for one in measured}
     lines = [
-        "| device | plain LSTM, tokens/s | AWD-LSTM, tokens/s | ratio | ratio of processor time |",
+        "| device | plain LSTM, tokens/s | AWD-LSTM, tokens/s | ratio | ratio of CPU time |",
         "| --- | --: | --: | --: | --: |",
     ]
     for device in DEVICES:
@@ -131,10 +128,10 @@ def as_table(measured: list[dict[str, Any]]) -> str:
 
 
 def _cells(one: dict[str, Any]) -> list[str]:
-    """The cells of one device; a GPU's work is not in the processor time."""
-    plain, regularised = one["plain"], one["awd_lstm"]
-    speeds = [TOKENS / model["seconds"] for model in (plain, regularised)]
-    processor = plain["processor_seconds"] / regularised["processor_seconds"]
+    """The cells of one device; CPU time does not include a GPU's work."""
+    plain, regularized = one["plain"], one["awd_lstm"]
+    speeds = [TOKENS / model["seconds"] for model in (plain, regularized)]
+    processor = plain["processor_seconds"] / regularized["processor_seconds"]
     return [
         one["name"],
         *[f"{speed:,.0f}" for speed in speeds],
@@ -144,16 +141,19 @@ def _cells(one: dict[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Read the arguments, measure, publish.
+    """Measure and publish.
 
     Raises:
-        OSError, UserError: a file of ``--input`` cannot be read; a README without markers.
+        OSError, UserError: a file of ``--input`` cannot be read, or the README lacks the markers.
     """
     parser = parser_of("benchmarks.language_model", __doc__)
     parser.add_argument("--repeats", type=positive, default=5, help="measured steps of each (default: 5)")
     parser.add_argument("--threads", type=positive, default=min(2, os.cpu_count() or 1))
     parser.add_argument(
-        "--input", type=PathOption.FILE, nargs="+", help="show these JSON files, and measure nothing"
+        "--input",
+        type=PathOption.FILE,
+        nargs="+",
+        help="print the numbers of these JSON files",
     )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

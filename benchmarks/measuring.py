@@ -1,4 +1,4 @@
-"""Measuring: times in turns with the plain layer, the memory of a fresh process, and what products need."""
+"""Measures times next to the plain layer, memory of a fresh process, and the cost of matrix products."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shared_embeddings.utils.path_options import PathOption
 Step = Callable[[], None]
 Prepare = Callable[[Row, Setting], Step]
 PLAIN = Row(DENSE, DENSE, {})
-# Times of the plain layer within this factor are a machine that is now quicker, now slower.
+# Times of the plain layer within this factor are noise of the machine.
 _STEADY = 2.0
 COLUMNS = {
     "time_ratio": ("time, ratio", 2),
@@ -35,7 +35,7 @@ COLUMNS = {
 
 
 def median_times(steps: Iterable[Step], repeats: int) -> list[float]:
-    """Median seconds of each of `steps`, run in turns after one warm run of each."""
+    """Median seconds of each of `steps`, which alternate after one warm-up run each."""
     functions = list(steps)
     taken: list[list[float]] = [[] for _ in functions]
     for repeat in range(repeats + 1):
@@ -48,7 +48,7 @@ def median_times(steps: Iterable[Step], repeats: int) -> list[float]:
 
 
 def product_speed(size: int = 2048, repeats: int = 5) -> float:
-    """Floating-point operations per second of a large matrix product in a buffer that is there already."""
+    """Floating-point operations per second of a large matrix product into an allocated buffer."""
     left, right = torch.randn(size, size), torch.randn(size, size)
     result = torch.empty(size, size)
 
@@ -61,7 +61,7 @@ def product_speed(size: int = 2048, repeats: int = 5) -> float:
 
 def operations(step: Step) -> int:
     """Floating-point operations of the matrix products in a step."""
-    # The counter does not know the product that adds to a tensor in place.
+    # The counter lacks the in-place product.
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _addmm_operations})
     with counter:
         step()
@@ -74,9 +74,9 @@ def _addmm_operations(total: torch.Size, left: torch.Size, right: torch.Size, **
 
 
 def added_peak(step: Step) -> int:
-    """Bytes that a first step adds to the peak of this process."""
+    """Bytes that the first step adds to the peak memory of this process."""
     before = _status("VmRSS")
-    # Writing 5 makes Linux forget the peak so far.
+    # Writing 5 resets the peak in Linux.
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     step()
@@ -91,7 +91,7 @@ def _status(name: str) -> int:
 
 
 def _peak_in_fresh_process(module: str, row: Row, setting: Setting, threads: int) -> int:
-    """`added_peak` of a row, measured by a new process."""
+    """`added_peak` of a row, measured in a new process."""
     asked = ["--peak-of", json.dumps(row), "--settings", setting.name, "--threads", str(threads)]
     command = [sys.executable, "-m", module, *asked]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -100,7 +100,7 @@ def _peak_in_fresh_process(module: str, row: Row, setting: Setting, threads: int
 def measure(
     module: str, prepare: Prepare, setting: Setting, methods: Sequence[str], threads: int, repeats: int
 ) -> dict[str, Any]:
-    """Times and memory of the plain layer and of the rows of `methods`, in one setting."""
+    """Measure times and memory of the plain layer and of the rows of `methods` in one setting."""
     speed = product_speed()
     results = []
     for row in [PLAIN, *rows(setting, methods)]:
@@ -122,10 +122,10 @@ def measure(
 
 
 def with_ratios(measured: dict[str, Any]) -> list[dict[str, Any]]:
-    """The results of one setting with their ratios to the plain layer.
+    """Add to the results of one setting their ratios to the plain layer.
 
-    Every row is compared with the plain layer that took turns with it. Where that layer's time depends on
-    whether the memory of its gradient happens to be at hand, the median over all rows stands in for it.
+    Every row is compared with the plain layer that alternated with it. If that layer's time varies a lot,
+    because the memory of its gradient is not always at hand, its median over all rows is used instead.
     """
     results = measured["results"]
     taken = [result["plain_seconds"] for result in results]
@@ -144,7 +144,7 @@ def with_ratios(measured: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def as_table(measured: dict[str, Any]) -> str:
-    """One setting as a Markdown table, with its sizes and the plain layer's times around it."""
+    """Format one setting as a Markdown table, with its sizes and the plain layer's times."""
     sizes, results = measured["setting"], measured["results"]
     taken = sorted(1000 * result["plain_seconds"] for result in results)
     lines = [
@@ -157,24 +157,24 @@ def as_table(measured: dict[str, Any]) -> str:
         cells = [f"{result[key]:.{digits}f}" for key, (_, digits) in COLUMNS.items()]
         lines.append("| " + " | ".join([result["name"], *cells]) + " |")
     median = statistics.median(taken)
-    times = f"{median:,.0f} ms ({taken[0]:,.0f} to {taken[-1]:,.0f} beside the different rows)"
+    times = f"{median:,.0f} ms ({taken[0]:,.0f} to {taken[-1]:,.0f} across the rows)"
     return "\n".join([*lines, "", f"The plain layer took {times}."])
 
 
 def measure_layers(
     module: str, marker: str, description: str | None, prepare: Prepare, arguments: Sequence[str]
 ) -> None:
-    """The program of a benchmark of layers: read its arguments, measure, publish.
+    """Run a benchmark of layers: parse the arguments, measure, publish.
 
     Args:
-        module: the benchmark, which fresh processes run again for their memory.
-        marker: the markers in a README.
-        description: what ``--help`` says.
+        module: the benchmark, which fresh processes run again to measure their memory.
+        marker: name of the markers in a README.
+        description: text of ``--help``.
         prepare: makes the step of a row.
         arguments: the command line.
 
     Raises:
-        OSError, UserError: a file of ``--input`` cannot be read; a README without markers.
+        OSError, UserError: a file of ``--input`` cannot be read, or the README lacks the markers.
     """
     parser = parser_of(module, description)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=PUBLISHED)
@@ -182,7 +182,10 @@ def measure_layers(
     parser.add_argument("--repeats", type=positive, default=5, help="measured runs of each (default: 5)")
     parser.add_argument("--threads", type=positive, default=min(2, os.cpu_count() or 1))
     parser.add_argument(
-        "--input", type=PathOption.FILE, nargs="+", help="show these JSON files, and measure nothing"
+        "--input",
+        type=PathOption.FILE,
+        nargs="+",
+        help="print the numbers of these JSON files",
     )
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

@@ -1,8 +1,8 @@
-"""Time and memory of the output layer of every method, against a plain table and its scores in full.
+"""Time and memory of every method's output layer, against a plain table that builds all scores.
 
-For each method: forward and backward pass of `cross_entropy`, as a ratio to those of
-``F.cross_entropy(hidden @ table.T, targets)``. Times are medians of warm runs taken in turns with the plain
-ones; peak memory is what the first pass adds to a fresh process.
+Measures the forward and backward pass of `cross_entropy` relative to
+``F.cross_entropy(hidden @ table.T, targets)``. Times are medians of warm runs that alternate with the plain
+layer; peak memory is what the first pass adds to a fresh process.
 
     OMP_NUM_THREADS=2 python -m benchmarks.output_layer --threads 2
 """
@@ -19,7 +19,7 @@ from recipes.common.errors import run_main
 
 
 def prepare(row: Row, setting: Setting) -> Step:
-    """A function that runs the forward and the backward pass of a row's loss once."""
+    """Return a function that runs the forward and backward pass of a row's loss once."""
     module = build(row, setting)
     hidden = torch.randn(setting.tokens, module.score_dim, requires_grad=True)
     targets = words(setting)

@@ -1,7 +1,7 @@
-"""Peak memory of a recipe's preprocessing, step by step, on a generated text of published size.
+"""Peak memory of a recipe's preprocessing, step by step, on generated text of the published size.
 
-Words are drawn by Zipf's law from a vocabulary for each language; a word of rank r is r written in syllables,
-so that frequent words are short. `preprocess.sh` runs in a process of its own, which is watched.
+Words are drawn from Zipf's law over one vocabulary per language; a word of rank r is r written in syllables,
+so frequent words are short. `preprocess.sh` runs in its own process, whose memory is sampled.
 
     python -m benchmarks.preprocessing --folder DIR --output benchmarks/results/preprocessing.json \\
         --readme benchmarks/README.md
@@ -31,7 +31,7 @@ from recipes.published.settings import Settings, read_settings
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.path_options import PathOption
 
-# Parts of syllables; those of the two languages differ, so that the languages share no long words.
+# Parts of syllables. They differ between the two languages, so the languages share no long words.
 ONSETS = {0: "b c d f g h l m n p r s t v w st".split(), 1: "b d f g h k l m n r s t w z sch br".split()}
 VOWELS = {0: "a e i o u ea".split(), 1: "a e i o u ä ö ü ei".split()}
 CODAS = {0: ["", "n", "r", "s"], 1: ["", "n", "r", "st"]}
@@ -41,13 +41,13 @@ _STEP = re.compile(r"^(\S+): (running|up to date)$")
 
 
 class Language:
-    """A vocabulary of made-up words in the order of their frequency, and sentences of it.
+    """A vocabulary of made-up words in order of frequency, and sentences drawn from it.
 
     Args:
         side: 0 for the source, 1 for the target.
-        vocab_size: different words.
-        words: mean words in a sentence; the lengths are those of a Poisson law, plus one.
-        seed: of all draws.
+        vocab_size: number of distinct words.
+        words: mean words per sentence; lengths are one plus a Poisson variable.
+        seed: seed of all draws.
     """
 
     def __init__(self, side: int, vocab_size: int, words: int, seed: int) -> None:
@@ -59,7 +59,7 @@ class Language:
         self._cumulative /= self._cumulative[-1]
 
     def word(self, rank: int) -> str:
-        """The word of a rank, from 0 on; a few ranks share one, as syllables can be cut in two ways."""
+        """The word of a rank >= 0; a few ranks share a word that splits into syllables in two ways."""
         size = len(self.syllables)
         text = self.syllables[rank % size]
         while rank >= size:
@@ -68,7 +68,7 @@ class Language:
         return text
 
     def sentences(self) -> Iterator[str]:
-        """Sentences without end."""
+        """Yield sentences forever."""
         while True:
             lengths = 1 + self._random.poisson(self.words - 1, BLOCK)
             ranks = np.searchsorted(self._cumulative, self._random.random(int(lengths.sum())))
@@ -79,7 +79,7 @@ class Language:
 
 
 def write_corpus(folder: Path, settings: Settings, pairs: int, languages: tuple[Language, Language]) -> None:
-    """Write ``train.LANGUAGE`` and the test sets, as plain files."""
+    """Write ``train.LANGUAGE`` and the test sets as plain files."""
     folder.mkdir(parents=True, exist_ok=True)
     for code, language in zip(settings.languages, languages, strict=True):
         sentences = language.sentences()
@@ -90,13 +90,13 @@ def write_corpus(folder: Path, settings: Settings, pairs: int, languages: tuple[
 
 
 def watch(command: list[str], environment: dict[str, str]) -> dict[str, int]:
-    """Run a preprocessing.
+    """Run preprocessing and sample its memory.
 
     Returns:
-        The largest memory that was seen during each part, see `part_of`, in bytes and in order.
+        The peak memory of each part (see `part_of`) in bytes, in order.
 
     Raises:
-        UserError: it failed.
+        UserError: preprocessing failed.
     """
     seen: dict[str, int] = {}
     step = ["start"]
@@ -117,17 +117,17 @@ def watch(command: list[str], environment: dict[str, str]) -> dict[str, int]:
         process.wait()
         looker.join()
     if process.returncode:
-        raise UserError(f"preprocess.sh ended with {process.returncode}; what it said stands above")
+        raise UserError(f"preprocess.sh failed with exit code {process.returncode}; see its output above")
     return seen
 
 
 def part_of(step: str) -> str:
-    """What a step counts as: learning pieces by itself, all others by what stands before the file's name."""
+    """The part that a step belongs to: a learning step by itself, others by what precedes the file name."""
     return step if step.endswith("-learn") else step.split("-")[0]
 
 
 def _memory(pid: int) -> int:
-    """Memory of a process and its children in bytes, what they share counted once; 0 when it has ended."""
+    """Memory of a process and its children in bytes, shared pages counted once; 0 after it has ended."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
@@ -138,34 +138,37 @@ def _memory(pid: int) -> int:
 
 
 def as_table(record: dict[str, Any]) -> str:
-    """The steps with their memory, the largest of all, and what the text was."""
+    """Format the memory of the steps, their maximum, and the sizes of the text."""
     lines = ["| step | peak memory, MiB |", "| --- | --: |"]
     lines += [f"| {step} | {peak / 2**20:,.0f} |" for step, peak in record["steps"].items()]
     lines.append(f"| all | {record['peak_bytes'] / 2**20:,.0f} |")
-    told = (
+    sizes = (
         f"{record['recipe']}, {', '.join(record['pieces'])}: {record['pairs']:,} pairs of {record['words']} "
-        f"words on average, up to {record['vocab_size']:,} different words in each language; one process."
+        f"words on average, up to {record['vocab_size']:,} distinct words per language; one process."
     )
-    return "\n".join([told, "", *lines])
+    return "\n".join([sizes, "", *lines])
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Read the arguments, generate, preprocess, publish.
+    """Generate text, preprocess it, publish the memory.
 
     Raises:
-        OSError, UserError: no such recipe, a folder that cannot be written; a README without markers.
+        OSError, UserError: unknown recipe, a folder that cannot be written, or a README without markers.
     """
     parser = parser_of("benchmarks.preprocessing", __doc__)
     parser.add_argument("--recipe", default="wmt14_ende")
-    parser.add_argument("--pieces", nargs="+", help="(default: all of data.yaml)")
-    parser.add_argument("--pairs", type=positive, default=4_500_000, help="(default: %(default)s)")
+    parser.add_argument("--pieces", nargs="+", help="kinds of pieces (default: all in data.yaml)")
+    parser.add_argument("--pairs", type=positive, default=4_500_000, help="sentences (default: %(default)s)")
     parser.add_argument(
-        "--words", type=positive, default=12, help="in a sentence, mean (default: %(default)s)"
+        "--words", type=positive, default=12, help="mean words per sentence (default: %(default)s)"
     )
     parser.add_argument(
-        "--vocab-size", type=positive, default=3_000_000, help="of a language (default: %(default)s)"
+        "--vocab-size",
+        type=positive,
+        default=3_000_000,
+        help="words per language (default: %(default)s)",
     )
-    parser.add_argument("--folder", type=PathOption.FOLDER, required=True, help="for all data; some GB")
+    parser.add_argument("--folder", type=PathOption.FOLDER, required=True, help="holds all data, several GB")
     options = parser.parse_args(arguments)
     settings = read_settings(Recipe(options.recipe).folder / "data.yaml")
     pieces = options.pieces or list(settings.pieces)

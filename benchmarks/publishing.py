@@ -1,4 +1,4 @@
-"""What all benchmarks do with their numbers: print a table, write a JSON file, show them in a README."""
+"""Publishes the numbers of a benchmark: prints a table, writes a JSON file, updates a README."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 
 def parser_of(module: str, description: str | None) -> Parser:
-    """The parser of a benchmark, with the options that say where its numbers go."""
+    """The parser of a benchmark, with the options for where its numbers go."""
     parser = Parser(
         f"python -m {module}",
         description=description,
@@ -32,36 +32,36 @@ def parser_of(module: str, description: str | None) -> Parser:
 
 
 def read_record(path: Path) -> Record:
-    """The numbers that an earlier run has written.
+    """Read the numbers that an earlier run has written.
 
     Raises:
-        OSError: there is no such file.
-        UserError: it is no JSON object.
+        OSError: the file cannot be read.
+        UserError: the file holds no JSON object.
     """
     try:
         record = read_json(path)
     except ValueError as error:
-        raise UserError(f"{path}: not a file that a benchmark has written ({error})") from error
+        raise UserError(f"{path}: not written by a benchmark ({error})") from error
     if not isinstance(record, dict):
-        raise UserError(f"{path}: not a file that a benchmark has written; it must hold a JSON object")
+        raise UserError(f"{path}: not written by a benchmark: expected a JSON object")
     return record
 
 
 def joined(paths: Sequence[Path]) -> Record:
-    """The record of the first of several files, with what all of them have measured.
+    """The record of the first of several files, with the measurements of all of them.
 
     Raises:
-        OSError, UserError: as `read_record`; or a file has nothing measured.
+        OSError, UserError: as `read_record`, or a file has no measurements.
     """
     found = [read_record(path) for path in paths]
     for path, record in zip(paths, found):
         if not isinstance(record.get("measured"), list):
-            raise UserError(f"{path}: it has no list 'measured'; give files that this benchmark has written")
+            raise UserError(f"{path}: no list 'measured' in it; pass files that this benchmark has written")
     return {**found[0], "measured": [part for one in found for part in one["measured"]]}
 
 
 def publish(record: Record, text: str, marker: str, arguments: argparse.Namespace) -> None:
-    """Print `text`; write the record, and the text between the markers of a README, where asked to.
+    """Print `text`, and as requested write the record and put the text between the markers of a README.
 
     Raises:
         UserError: the README lacks the markers.

@@ -63,7 +63,7 @@ def test_fits_are_kept_and_not_done_again(asked: list[str], monkeypatch, capsys)
     fitting.main(again)
     assert sorted(done) == sorted(["tensor_train", "adaptive", done[1]])
     assert set(fits(asked)) == {"projective", "tensor_train", "adaptive"}
-    assert "standard is left out" in capsys.readouterr().err
+    assert "standard is skipped" in capsys.readouterr().err
     assert fits(asked)["projective"] == first
     losses = [fit["loss"] for fit in json.loads(Path(asked[-1]).read_text())["fits"]]
     assert losses == sorted(losses)
@@ -74,7 +74,7 @@ def test_fits_of_other_sizes_are_not_mixed(asked: list[str], capsys) -> None:
     before = Path(asked[-1]).read_text()
     asked[asked.index("--compression") + 1] = "5"
     assert run_main("fitting", fitting.main, asked) == 2
-    assert "its compression is 4, but 5 is asked for" in capsys.readouterr().err
+    assert "compression is 4 in this file but 5 now" in capsys.readouterr().err
     assert Path(asked[-1]).read_text() == before
 
 

@@ -12,13 +12,14 @@ from benchmarks import input_layer, output_layer
 from benchmarks.embeddings import PUBLISHED, SETTINGS, rows, words
 from benchmarks.measuring import PLAIN, as_table, median_times, operations, with_ratios
 from recipes.common.errors import run_main
+from tests.loops import in_turn
 
 TINY = SETTINGS["tiny"]
 ROWS = [PLAIN, *rows(TINY, se.methods())]
 
 
 @pytest.mark.parametrize("layer", [input_layer, output_layer], ids=["input", "output"])
-@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+@in_turn("row", ROWS)
 def test_every_method_can_be_measured(layer, row) -> None:
     step = layer.prepare(row, TINY)
     step()
@@ -84,7 +85,7 @@ def test_the_table_shows_rounded_ratios() -> None:
     lines = as_table(measured([2.0, 2.5])).splitlines()
     assert lines[0] == "V = 3,000, D = 512, N = 64"
     assert lines[-3] == "| small | 0.40 | 0.20 | 25 | 0.250 |"
-    assert lines[-1] == "The plain layer took 2,250 ms (2,000 to 2,500 beside the different rows)."
+    assert lines[-1] == "The plain layer took 2,250 ms (2,000 to 2,500 across the rows)."
 
 
 @pytest.mark.slow
@@ -110,8 +111,8 @@ def test_the_program_writes_numbers_and_a_table(tmp_path: Path) -> None:
     ("content", "told"),
     [
         (None, "no such file"),
-        ("no JSON", "not a file that a benchmark has written"),
-        ("[1]", "must hold a JSON object"),
+        ("no JSON", "not written by a benchmark"),
+        ("[1]", "expected a JSON object"),
         ('{"threads": 1}', "no list 'measured'"),
     ],
 )

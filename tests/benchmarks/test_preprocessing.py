@@ -61,7 +61,7 @@ def test_memory_is_seen_in_each_part() -> None:
 
 
 def test_a_preprocessing_that_fails_is_an_error() -> None:
-    with pytest.raises(UserError, match="ended with 3"):
+    with pytest.raises(UserError, match="failed with exit code 3"):
         watch([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ))
 
 
