@@ -1,7 +1,7 @@
-"""Seeded changes of the code that its tests have to notice; run by hand: ``python -m tests.mutants``.
+"""Seeded changes of the code that its tests must catch; run by hand: ``python -m tests.mutants``.
 
-``mutants.yaml`` holds the changes: a file, a snippet that is there once, what replaces it, and tests of the
-same package that should fail then. Each change is made alone, in a temporary copy of the code.
+``mutants.yaml`` holds the changes: a file, a snippet that occurs in it once, its replacement, and tests of
+the same package that should fail then. Each change is made separately, in a temporary copy of the code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TABLE = Path(__file__).with_suffix(".yaml")
 COPIED = ("lm", "nmt", "recipes", "shared_embeddings", "tests", "README.md", "pyproject.toml")
 WANTED = 55
 SECONDS = 300
-# Exit status of pytest when tests have run and failed.
+# Exit status of pytest if tests failed.
 TESTS_FAILED = 1
 
 
@@ -34,12 +34,12 @@ class Mutant:
     """One change.
 
     Attributes:
-        name: what the table calls it.
-        file: that it is made in, below the repository.
-        old, new: the snippet and what replaces it.
-        tests: ids of pytest for those that should fail.
-        why: what is wrong then.
-        explained: why no test can notice it, where none does.
+        name: name in the table.
+        file: the changed file, relative to the repository.
+        old, new: the snippet and its replacement.
+        tests: pytest ids of the tests that should fail.
+        why: what the change breaks.
+        explained: why no test can catch it, if none does.
     """
 
     name: str
@@ -52,16 +52,16 @@ class Mutant:
 
 
 def read_mutants() -> list[Mutant]:
-    """The changes of the table."""
+    """Read the table of changes."""
     rows = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     return [Mutant(**{**row, "tests": tuple(row["tests"])}) for row in rows]
 
 
 def mutated(text: str, mutant: Mutant) -> str:
-    """The content of the mutant's file with the change made.
+    """Apply the change to the content of the mutant's file.
 
     Raises:
-        ValueError: the snippet is not there, or more than once.
+        ValueError: the snippet does not occur exactly once.
     """
     found = text.count(mutant.old)
     if found != 1:
@@ -80,7 +80,7 @@ def copy_of_the_code(folder: Path) -> None:
 
 
 def run_tests(folder: Path, tests: Sequence[str], seconds: float) -> int | None:
-    """Run tests on the code in `folder`; gives pytest's exit status, or None when the time is over."""
+    """Run tests on the code in `folder`; returns pytest's exit status, or None after a timeout."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     environment.setdefault("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
@@ -92,10 +92,10 @@ def run_tests(folder: Path, tests: Sequence[str], seconds: float) -> int | None:
 
 
 def try_mutant(folder: Path, mutant: Mutant, seconds: float) -> str:
-    """Make one change in the copy, run its tests, and take it back; gives what happened.
+    """Make one change in the copy, run its tests, and revert it.
 
     Returns:
-        "noticed", "timed out" (which counts as noticed), "unnoticed", or "broken" where no test has run.
+        "caught", "timed out" (which counts as caught), "missed", or "broken" if no test ran.
     """
     path = folder / mutant.file
     original = path.read_text(encoding="utf-8")
@@ -106,27 +106,30 @@ def try_mutant(folder: Path, mutant: Mutant, seconds: float) -> str:
         path.write_text(original, encoding="utf-8")
     if status is None:
         return "timed out"
-    return {0: "unnoticed", TESTS_FAILED: "noticed"}.get(status, f"broken (pytest's exit status {status})")
+    return {0: "missed", TESTS_FAILED: "caught"}.get(status, f"broken (pytest's exit status {status})")
 
 
 def outcomes(folder: Path, mutants: Sequence[Mutant], seconds: float) -> Iterator[str]:
-    """What happened to each mutant, printed as it comes."""
+    """Try each mutant; yields and prints the outcomes."""
     for number, mutant in enumerate(mutants, 1):
         started = time.perf_counter()
         outcome = try_mutant(folder, mutant, seconds)
         took = time.perf_counter() - started
-        note = f" ({mutant.explained})" if outcome == "unnoticed" and mutant.explained else ""
+        note = f" ({mutant.explained})" if outcome == "missed" and mutant.explained else ""
         print(f"{number:2} {mutant.name}: {outcome}{note}, {took:.0f} s", flush=True)
         yield outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try the mutants; the exit status is 0 only if enough of them are noticed."""
+    """Try the mutants; the exit status is 0 only if the tests catch enough of them."""
     parser = argparse.ArgumentParser("python -m tests.mutants", description=main.__doc__)
-    parser.add_argument("--list", action="store_true", help="print the names and what is wrong, and try none")
-    parser.add_argument("--only", metavar="NAME", nargs="+", default=[], help="try these only")
+    parser.add_argument("--list", action="store_true", help="print names and descriptions without trying any")
+    parser.add_argument("--only", metavar="NAME", nargs="+", default=[], help="try only these")
     parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help="time for the tests of one (default: %(default)s)"
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        help="time limit per mutant (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
     mutants = [mutant for mutant in read_mutants() if not options.only or mutant.name in options.only]
@@ -144,12 +147,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         tests = sorted({test for mutant in mutants for test in mutant.tests})
         if status := run_tests(folder, tests, len(mutants) * options.seconds):
-            print(f"without a change the tests end with status {status}; mend them first", file=sys.stderr)
+            print(f"the tests fail without a change (exit status {status}); fix them first", file=sys.stderr)
             return 1
         found = list(outcomes(folder, mutants, options.seconds))
-    noticed = sum(outcome in ("noticed", "timed out") for outcome in found)
-    print(f"{noticed} of {len(found)} noticed, {found.count('timed out')} of them by running out of time")
-    return 0 if noticed >= min(WANTED, len(found)) else 1
+    caught = sum(outcome in ("caught", "timed out") for outcome in found)
+    print(f"{caught} of {len(found)} caught, {found.count('timed out')} of them by a timeout")
+    return 0 if caught >= min(WANTED, len(found)) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The table of seeded changes fits the code as it is; `tests.mutants` itself is run by hand."""
+"""The table of seeded changes matches the code; `tests.mutants` itself is run by hand."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_snippet_that_is_gone_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "outcome"), [(0, "unnoticed"), (1, "noticed"), (None, "timed out"), (4, "broken")]
+    ("status", "outcome"), [(0, "missed"), (1, "caught"), (None, "timed out"), (4, "broken")]
 )
 def test_only_tests_that_ran_and_failed_count_and_the_file_comes_back(
     status: int | None, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -29,6 +29,7 @@ def test_both_models_are_of_one_shape_and_learn(small) -> None:
         assert all(changed)
 
 
+@pytest.mark.slow
 def test_measuring_gives_both_clocks(small) -> None:
     found = language_model.measure("cpu", repeats=1)
     assert found["name"] == "CPU"

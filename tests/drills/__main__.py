@@ -1,6 +1,6 @@
 """Run drills by the names of their modules: ``python -m tests.drills [NAME …] [--tries N] [--write]``.
 
-A module of this folder is a set of drills when it has a list ``DRILLS``; its docstring begins its section in
+A module in this folder with a list ``DRILLS`` is a set of drills. Its docstring starts its section in
 README.md, where ``--write`` replaces the rows of the drills that were run.
 """
 
@@ -18,24 +18,24 @@ NO_DRILLS = ("__init__", "__main__", "runner")
 
 
 def names() -> list[str]:
-    """The modules of drills."""
+    """Names of the modules with drills."""
     modules = [path.stem for path in Path(__file__).parent.glob("*.py")]
     return sorted(name for name in modules if name not in NO_DRILLS and not name.startswith("test_"))
 
 
 def main() -> int:
-    """Run the command line; 1 if a try had another outcome than the wanted one."""
+    """Run the command line; returns 1 if any try had an unexpected outcome."""
     parser = Parser("drills", description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())} (default: all)")
-    parser.add_argument("--tries", type=positive, help="of every drill (default: as many as it says)")
-    parser.add_argument("--seed", type=int, default=1, help="of the moments (default: %(default)s)")
-    parser.add_argument("--jobs", type=positive, default=1, help="tries side by side (default: %(default)s)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="drills whose name holds this text")
-    parser.add_argument("--write", action="store_true", help="put the counts into tests/drills/README.md")
+    parser.add_argument("--tries", type=positive, help="tries per drill (default: set by each drill)")
+    parser.add_argument("--seed", type=int, default=1, help="random seed (default: %(default)s)")
+    parser.add_argument("--jobs", type=positive, default=1, help="tries in parallel (default: %(default)s)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="run drills whose name contains this text")
+    parser.add_argument("--write", action="store_true", help="update the counts in tests/drills/README.md")
     given = parser.parse_args()
     for name in given.names:
         if name not in names():
-            parser.error(f"{name!r} is none of {', '.join(names())}")
+            parser.error(f"unknown name {name!r}; choose from {', '.join(names())}")
     failed = False
     for name in given.names or names():
         module = importlib.import_module(f"tests.drills.{name}")

@@ -1,9 +1,8 @@
 """Commands that write files are killed, terminated, or run out of disk, and are then run again.
 
-They are stopped at any moment, or a little after their first temporary file has appeared. Each is run again
-by the same command line, which has to end well, leave no temporary file, and give the files of a run that
-nobody disturbed. A full disk is a limit on the size of files; the command has to end with one line and leave
-nothing.
+They are stopped at a random moment, or shortly after their first temporary file appears. Running the same
+command line again must succeed, leave no temporary file, and produce the files of an undisturbed run. A full
+disk is simulated by a limit on file size; the command must fail with one line and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 from tests.drills.runner import Drill, Running, Try, complaint_lines, remains, run
 from tests.files.writers import WRITERS, Writer, make_inputs
 
-# How often each command is killed; the other drills are done half as often.
+# How often each command is killed; the other drills run half as often.
 TRIES = {
     "compress a language model": 6,
     "compress a translation model": 4,
@@ -37,7 +36,7 @@ TRIES = {
     "onmt_release_model to CTranslate2": 4,
     "onmt_translate": 4,
 }
-# Of a report: how long it took.
+# Keys of a report that hold times.
 _TIMES = ("seconds", "fit_seconds")
 _LONGEST_PAUSE = 0.05
 _KEPT: list[tempfile.TemporaryDirectory[str]] = []
@@ -45,7 +44,7 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
 @cache
 def inputs() -> Path:
-    """A folder with what all commands read; it goes at the end of the process."""
+    """A folder with the inputs of all commands; removed at the end of the process."""
     _KEPT.append(tempfile.TemporaryDirectory(prefix="drill-inputs-"))
     folder = Path(_KEPT[-1].name)
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
@@ -60,7 +59,7 @@ def command_line(writer: Writer, folder: Path) -> list[str]:
 
 @cache
 def undisturbed(name: str) -> tuple[dict[str, object], float]:
-    """The files of an undisturbed run, and the seconds that it took."""
+    """The files of an undisturbed run, and its seconds."""
     with tempfile.TemporaryDirectory(prefix="drill-whole-") as whole:
         begin = time.monotonic()
         run(command_line(WRITERS[name], Path(whole)), inputs() / "whole.log")
@@ -68,14 +67,14 @@ def undisturbed(name: str) -> tuple[dict[str, object], float]:
 
 
 def written(folder: Path) -> dict[str, object]:
-    """What is in a folder, by name; of reports, what does not depend on time or place."""
+    """The content of a folder by file name; reports without times and paths."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path.relative_to(folder)): _content(path, folder) for path in files}
 
 
 def _content(path: Path, folder: Path) -> object:
     """The content of a file."""
-    if path.suffix == ".safetensors":  # the library writes metadata in any order
+    if path.suffix == ".safetensors":  # the library writes metadata in random order
         size = int.from_bytes(path.read_bytes()[:8], "little")
         return json.loads(path.read_bytes()[8 : 8 + size]), path.read_bytes()[8 + size :]
     if path.name != "report.json":
@@ -84,12 +83,12 @@ def _content(path: Path, folder: Path) -> object:
 
 
 def _without_times(part: dict[str, Any]) -> dict[str, Any]:
-    """A part of a report without how long it took."""
+    """A part of a report without its times."""
     return {name: value for name, value in part.items() if name not in _TIMES}
 
 
 def _disturb(running: Running, folder: Path, given: Try, seconds: float) -> bool:
-    """Wait for a moment to stop a command at; whether it is still running then."""
+    """Wait for a random moment to stop a command; returns whether it is still running."""
     if given.random.random() < 0.5:
         return running.run_for(given.random.uniform(0, seconds))
     began = running.wait_until(lambda: any(folder.glob(".*.tmp")) or any(folder.glob("*/.*.tmp")))
@@ -97,15 +96,15 @@ def _disturb(running: Running, folder: Path, given: Try, seconds: float) -> bool
 
 
 def _again(name: str, folder: Path, given: Try) -> str:
-    """Run a command once more; says what differs from an undisturbed run, or that nothing does."""
+    """Run a command again; returns how the result compares with an undisturbed run."""
     writer, (wanted, _) = WRITERS[name], undisturbed(name)
     log = given.folder / "again.log"
     with Running(command_line(writer, folder), log) as running:
         status = running.end()
-        told = complaint_lines(running.output(), writer.command)
-    is_whole = status == 2 and "already exists" in " ".join(told)
+        lines = complaint_lines(running.output(), writer.command)
+    is_whole = status == 2 and "already exists" in " ".join(lines)
     if status != 0 and not is_whole:
-        return f"second run ended with {status} ({' '.join(told)[:80]})"
+        return f"second run ended with {status} ({' '.join(lines)[:80]})"
     if remains(folder):
         return f"{remains(folder)[0]} is left"
     return "complete again" if written(folder) == wanted else "other files than wanted"
@@ -145,7 +144,7 @@ def terminated(name: str, given: Try) -> str:
 
 
 def is_ours(process: int) -> bool:
-    """Whether a process handles SIGTERM already; before that it is Python that starts."""
+    """Whether a process already handles SIGTERM; before that, Python is still starting."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:
@@ -155,7 +154,7 @@ def is_ours(process: int) -> bool:
 
 
 def full(name: str, given: Try) -> str:
-    """Run a command on a disk that is full before its largest file is whole."""
+    """Run a command on a disk that is full before its largest file is complete."""
     writer, (wanted, _) = WRITERS[name], undisturbed(name)
     sizes = [len(content) if isinstance(content, bytes) else 1000 for content in wanted.values()]
     folder = given.folder / "outputs"

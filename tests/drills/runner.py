@@ -1,4 +1,4 @@
-"""What drills have in common: processes to harm, outcomes to count, and the table that tells them."""
+"""Shared tools of the drills: processes to disturb, outcomes to count, and the table of results."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _POLL_SECONDS = 0.005
 
 
 class Try(NamedTuple):
-    """What one try of a drill is given.
+    """Input of one try of a drill.
 
     Attributes:
-        folder: an empty one of its own.
-        random: draws its moments; seeded, and another one in each try.
+        folder: an empty folder.
+        random: draws the moments; seeded, and different in each try.
     """
 
     folder: Path
@@ -36,14 +36,14 @@ class Try(NamedTuple):
 
 
 class Drill(NamedTuple):
-    """Something that is done to a program many times.
+    """A disturbance of a program, tried many times.
 
     Attributes:
-        name: what is done, for the table.
+        name: name in the table.
         wanted: the outcome that every try should have, in a few words.
-        attempt: does it once and returns the outcome, `wanted` or other words.
-        tries: how often, where the command line does not say.
-        prepare: makes what all tries share; in the main thread, where alone commands handle signals.
+        attempt: runs one try and returns its outcome, `wanted` or other words.
+        tries: default number of tries.
+        prepare: makes what all tries share, in the main thread: only there can commands handle signals.
     """
 
     name: str
@@ -61,18 +61,18 @@ class Result(NamedTuple):
 
     @property
     def others(self) -> dict[str, int]:
-        """The outcomes that were not wanted."""
+        """The unwanted outcomes."""
         return {name: count for name, count in self.outcomes.items() if name != self.drill.wanted}
 
 
 class Running:
-    """A command in a process group of its own, which is killed as a whole at the end of the context.
+    """A command in its own process group, which is killed at the end of the context.
 
     Args:
         command: the program and its arguments.
-        log: file for all that it prints; an older one is replaced.
-        largest_file: bytes at which writing a file fails, as on a full disk; None for no limit.
-        environment: variables beside those of this process.
+        log: file for its output; replaced if it exists.
+        largest_file: file size in bytes at which writes fail, as on a full disk; None for no limit.
+        environment: variables in addition to those of this process.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Running:
         self.log = log
 
         def limit() -> None:
-            for number in (
-                signal.SIGINT,
-                signal.SIGTERM,
-            ):  # a shell ignores them in what it runs beside itself
+            # Shells make their background processes ignore these.
+            for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             if largest_file is not None:
-                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails, the process does not end
+                signal.signal(
+                    signal.SIGXFSZ, signal.SIG_IGN
+                )  # the write fails instead of killing the process
                 resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 
         own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **(environment or {})}
@@ -116,15 +116,15 @@ class Running:
         self.end(10)
 
     def output(self) -> str:
-        """What it has printed so far."""
+        """The output so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def wait_for(self, pattern: str, seconds: float = 120) -> bool:
-        """Wait until a line of its output matches; False if it ends, or `seconds` pass, before that."""
+        """Wait until a line of its output matches; False if it ends or `seconds` pass first."""
         return self.wait_until(lambda: re.search(pattern, self.output(), re.MULTILINE) is not None, seconds)
 
     def wait_until(self, holds: Callable[[], bool], seconds: float = 120) -> bool:
-        """Wait until `holds()`; False if it ends, or `seconds` pass, before that."""
+        """Wait until `holds()`; False if it ends or `seconds` pass first."""
         deadline = time.monotonic() + seconds
         while not holds():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -133,12 +133,12 @@ class Running:
         return True
 
     def run_for(self, seconds: float) -> bool:
-        """Let it run; whether it is still running then."""
+        """Let it run; returns whether it is still running."""
         self.wait_until(lambda: False, seconds)
         return self.process.poll() is None
 
     def send(self, number: int) -> None:
-        """Send a signal to the command's own process; nothing happens where it has ended."""
+        """Send a signal to the command's own process, if it has not ended."""
         self.process.send_signal(number)
 
     def send_to_all(self, number: int) -> None:
@@ -149,25 +149,25 @@ class Running:
             pass
 
     def children(self) -> list[int]:
-        """Its child processes in the order of their start, without the helper of Python's multiprocessing."""
+        """Its child processes in start order, without the resource tracker of multiprocessing."""
         found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         numbers = [int(number) for number in found.read_text().split()] if found.exists() else []
         return [number for number in numbers if b"resource_tracker" not in _command_line(number)]
 
     def members(self) -> list[int]:
-        """The processes of its group that are alive."""
+        """The live processes of its group."""
         groups = {int(entry.name): _group(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
         return [number for number, group in groups.items() if group == self.process.pid]
 
     def wait_for_empty_group(self, seconds: float = 60) -> bool:
-        """Wait until no process of its group is alive; helpers outlive their parent by a moment."""
+        """Wait until its group has no live process; helpers briefly outlive their parent."""
         deadline = time.monotonic() + seconds
         while self.members() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         return not self.members()
 
     def end(self, seconds: float = 60) -> int | str:
-        """Wait for its end; gives the exit status, below 0 for a signal, or `STILL_RUNNING`."""
+        """Wait for its end; returns the exit status (negative for a signal) or `STILL_RUNNING`."""
         try:
             rest, _ = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -212,26 +212,26 @@ def run(arguments: Sequence[str | Path], log: Path, seconds: float = 300) -> str
 
 
 def remains(folder: Path) -> list[str]:
-    """The temporary files and folders that are left below a folder."""
+    """The temporary files and folders left below a folder."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob(".*.tmp"))
 
 
 def complaint_lines(output: str, program: str) -> list[str]:
-    """The lines in which a program complains."""
+    """The error lines of a program."""
     return [line for line in output.splitlines() if line.startswith(f"{program}: ")]
 
 
 def perform(
     drills: Iterable[Drill], folder: Path, seed: int, tries: int | None = None, jobs: int = 1
 ) -> list[Result]:
-    """Run every drill many times, and print how each one went.
+    """Run every drill many times and print its outcomes.
 
     Args:
-        drills: to run, one after the other.
+        drills: run one after the other.
         folder: gets a folder for each try.
-        seed: of the moments.
-        tries: how often each drill is run; None for its own number.
-        jobs: how many tries of a drill run side by side.
+        seed: seed of the random moments.
+        tries: tries per drill; None for the drill's default.
+        jobs: tries of a drill to run in parallel.
     """
     results = []
     with ThreadPoolExecutor(jobs) as pool:
@@ -249,7 +249,7 @@ def perform(
 
 
 def tell(outcomes: Counter[str] | dict[str, int]) -> str:
-    """Outcomes with their counts in one line."""
+    """Outcomes with their counts, on one line."""
     return ", ".join(f"{count} {name}" for name, count in sorted(outcomes.items())) or "none"
 
 
@@ -257,10 +257,10 @@ HEAD = "| drill | tries | wanted | as wanted | otherwise |\n| --- | ---: | --- |
 
 
 def table(results: Sequence[Result], kept: Sequence[str] = ()) -> str:
-    """The counts of drills as a table in Markdown.
+    """Format the counts of drills as a Markdown table.
 
     Args:
-        results: of the drills that were run.
+        results: results of the drills that were run.
         kept: rows of an older table; those of other drills come first.
     """
     rows = {}
@@ -273,7 +273,7 @@ def table(results: Sequence[Result], kept: Sequence[str] = ()) -> str:
 
 
 def write_results(title: str, about: str, results: Sequence[Result], path: Path = README) -> None:
-    """Put the counts of drills into their section, where the rows of drills that were not run stay."""
+    """Update the section of some drills; rows of drills that were not run stay."""
     content = path.read_text(encoding="utf-8") if path.exists() else ""
     section = re.search(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", content, re.MULTILINE | re.DOTALL)
     lines = section[0].splitlines() if section else []
@@ -282,7 +282,7 @@ def write_results(title: str, about: str, results: Sequence[Result], path: Path 
 
 
 def write_section(title: str, text: str, path: Path = README) -> None:
-    """Replace the section ``## TITLE`` of a Markdown file, or add it at the end."""
+    """Replace the section ``## TITLE`` of a Markdown file, or append it."""
     content = path.read_text(encoding="utf-8") if path.exists() else "# Drills\n"
     section = f"## {title}\n\n{text.strip()}\n"
     pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)

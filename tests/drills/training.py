@@ -1,8 +1,8 @@
-"""Trainings of both hosts are killed, asked to stop, or run out of disk, and resumed by the same line.
+"""Training runs of both hosts are killed, asked to stop, or run out of disk, and resumed by the same command.
 
-They are stopped at any moment of their time, the start included; each try of "kill -9" kills one run twice.
-Whatever happened, the final model has to be that of a run that nobody disturbed, to the last bit, without a
-temporary file left. A process that is asked to stop has 10 s (those of ``docker stop``), and prints one line.
+They are stopped at a random moment, including startup; each try of "kill -9" kills one run twice. The final
+model must be identical to that of an undisturbed run, bit for bit, and no temporary file may be left. A
+process that is asked to stop has 10 s (the limit of ``docker stop``) and prints one line.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from tests.nmt.conftest import Host as NmtFolder
 STEPS = 60
 GRACE_SECONDS = 10
 SAME = "the same bits"
-TOLD = "told, and the same bits"
+CLEAN = "reported, and the same bits"
 _ONCE = threading.Lock()
 _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
 
 class Training(NamedTuple):
-    """A training that drills harm.
+    """A training run that drills disturb.
 
     Attributes:
-        program: what its complaints begin with.
-        command: gives its command line, for a folder that `prepare` made.
+        program: prefix of its error lines.
+        command: returns its command line, for a folder that `prepare` made.
         prepare: writes corpus and settings.
-        model: gives the tensors of the final model.
-        largest: gives the largest file that it writes at a step.
-        status: after a signal, with it as an argument.
+        model: returns the tensors of the final model.
+        largest: returns the size of the largest file that it writes at a step.
+        status: returns the exit status after a signal.
     """
 
     program: str
@@ -61,7 +61,7 @@ def script(name: str) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """An unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -114,14 +114,14 @@ def lm_train(ranks: int = 1) -> Training:
     def largest(folder: Path) -> int:
         return (folder / "run/last.pt").stat().st_size
 
-    # torchrun ends with a status of its own
+    # torchrun has its own exit status
     return Training(
         "lm_train", command, prepare, model, largest, lambda number: 128 + number if ranks == 1 else 1
     )
 
 
 def undisturbed(training: Training) -> tuple[Path, float]:
-    """The folder of a run that nobody disturbs, and the seconds that it takes; it is run once."""
+    """The folder of an undisturbed run, and its seconds; run once."""
     with _ONCE:
         return _undisturbed(training)
 
@@ -138,7 +138,7 @@ def _undisturbed(training: Training) -> tuple[Path, float]:
 
 
 def resumed(training: Training, folder: Path, wanted: str) -> str:
-    """Run the same command to its end; `wanted`, or what is wrong with what it gives."""
+    """Run the same command to its end; returns `wanted`, or what is wrong with the result."""
     with Running(training.command(folder), folder / "resumed.log") as running:
         status = running.end(300)
         if status != 0:
@@ -166,7 +166,7 @@ def kill_rank(training: Training, given: Try) -> str:
     training.prepare(given.folder)
     with Running(training.command(given.folder), given.folder / "log") as running:
         if not running.wait_for(r"(Step|step) +\d+"):
-            return "did not begin"
+            return "did not start"
         running.run_for(given.random.random())
         ranks = running.children()
         if len(ranks) == 2:
@@ -177,8 +177,8 @@ def kill_rank(training: Training, given: Try) -> str:
         if not running.wait_for_empty_group(GRACE_SECONDS):
             return "left a rank running"
         if status == 2 and len(complaint_lines(running.output(), training.program)) != 1:
-            return "was not told in one line"
-    return resumed(training, given.folder, TOLD)
+            return "was not reported in one line"
+    return resumed(training, given.folder, CLEAN)
 
 
 def ask(training: Training, number: int, to_all: bool, times: int, given: Try) -> str:
@@ -195,11 +195,11 @@ def ask(training: Training, number: int, to_all: bool, times: int, given: Try) -
         lines = complaint_lines(running.output(), training.program)
         if status and len(lines) != 1 and training.status(number) > 128:
             return f"printed {len(lines)} lines"
-    return resumed(training, given.folder, TOLD)
+    return resumed(training, given.folder, CLEAN)
 
 
 def fill_disk(training: Training, given: Try) -> str:
-    """Stop it, run it with a limit on the size of files that a checkpoint exceeds, and resume."""
+    """Stop it, run it with a file size limit below that of a checkpoint, and resume."""
     training.prepare(given.folder)
     largest = training.largest(undisturbed(training)[0])
     with Running(training.command(given.folder), given.folder / "log") as running:
@@ -214,7 +214,7 @@ def fill_disk(training: Training, given: Try) -> str:
             return f"ended with {status} and {lines}"
     if left := remains(given.folder):
         return f"left {left[0]}"
-    return resumed(training, given.folder, TOLD)
+    return resumed(training, given.folder, CLEAN)
 
 
 _LM, _ONMT, _ONMT_TWO, _LM_TWO = lm_train(), onmt_train(), onmt_train(ranks=2), lm_train(ranks=2)
@@ -225,18 +225,18 @@ DRILLS = [
     Drill("lm_train: kill -9", SAME, partial(kill, _LM), 4),
     Drill("onmt_train: kill -9", SAME, partial(kill, _ONMT), 4),
     Drill("onmt_train, safetensors: kill -9", SAME, partial(kill, _SAFE), 4),
-    Drill("onmt_train, two workers of the loader: kill -9", SAME, partial(kill, _WORKERS), 2),
-    Drill("lm_train: SIGTERM", TOLD, partial(ask, _LM, _TERM, False, 1), 3),
-    Drill("onmt_train: SIGTERM", TOLD, partial(ask, _ONMT, _TERM, False, 1), 3),
-    Drill("onmt_train, two workers: Ctrl-C (SIGINT to all)", TOLD, partial(ask, _WORKERS, _INT, True, 1), 3),
-    Drill("lm_train: SIGINT, three times", TOLD, partial(ask, _LM, _INT, False, 3), 2),
-    Drill("onmt_train, safetensors: SIGTERM, three times", TOLD, partial(ask, _SAFE, _TERM, False, 3), 2),
-    Drill("onmt_train, two ranks: SIGTERM to the parent", TOLD, partial(ask, _ONMT_TWO, _TERM, False, 1), 2),
-    Drill("onmt_train, two ranks: kill -9 of one", TOLD, partial(kill_rank, _ONMT_TWO), 3),
+    Drill("onmt_train, two loader workers: kill -9", SAME, partial(kill, _WORKERS), 2),
+    Drill("lm_train: SIGTERM", CLEAN, partial(ask, _LM, _TERM, False, 1), 3),
+    Drill("onmt_train: SIGTERM", CLEAN, partial(ask, _ONMT, _TERM, False, 1), 3),
+    Drill("onmt_train, two workers: Ctrl-C (SIGINT to all)", CLEAN, partial(ask, _WORKERS, _INT, True, 1), 3),
+    Drill("lm_train: SIGINT, three times", CLEAN, partial(ask, _LM, _INT, False, 3), 2),
+    Drill("onmt_train, safetensors: SIGTERM, three times", CLEAN, partial(ask, _SAFE, _TERM, False, 3), 2),
+    Drill("onmt_train, two ranks: SIGTERM to the parent", CLEAN, partial(ask, _ONMT_TWO, _TERM, False, 1), 2),
+    Drill("onmt_train, two ranks: kill -9 of one", CLEAN, partial(kill_rank, _ONMT_TWO), 3),
     Drill("onmt_train, two ranks: kill -9 of all", SAME, partial(kill, _ONMT_TWO), 1),
-    Drill("lm_train, two processes: SIGTERM to torchrun", TOLD, partial(ask, _LM_TWO, _TERM, False, 1), 2),
-    Drill("lm_train, two processes: kill -9 of one", TOLD, partial(kill_rank, _LM_TWO), 2),
-    Drill("lm_train: full disk", TOLD, partial(fill_disk, _LM), 2),
-    Drill("onmt_train: full disk", TOLD, partial(fill_disk, _ONMT), 2),
-    Drill("onmt_train, safetensors: full disk", TOLD, partial(fill_disk, _SAFE), 2),
+    Drill("lm_train, two processes: SIGTERM to torchrun", CLEAN, partial(ask, _LM_TWO, _TERM, False, 1), 2),
+    Drill("lm_train, two processes: kill -9 of one", CLEAN, partial(kill_rank, _LM_TWO), 2),
+    Drill("lm_train: full disk", CLEAN, partial(fill_disk, _LM), 2),
+    Drill("onmt_train: full disk", CLEAN, partial(fill_disk, _ONMT), 2),
+    Drill("onmt_train, safetensors: full disk", CLEAN, partial(fill_disk, _SAFE), 2),
 ]

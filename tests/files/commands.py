@@ -1,4 +1,4 @@
-"""Every command with all of its options that name files, and running it in this process."""
+"""Every command with all its options that name files, and a way to run it in this process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.test_setup import COMMANDS
 
 SECONDS = 60
 PLACE = re.compile(r"\{(<<|<|>>|>)(\w+)\}")
-# Their files are those of a run, see the tests of training and of the server.
+# Their files belong to a run; see the tests of training and of the server.
 OF_TRAINING = ("lm_train", "onmt_train", "onmt_server")
 _SUBWORDS = "src_subword_model tgt_subword_model src_subword_vocab tgt_subword_vocab"
 _TERMS = "termbase_path tm_path tags_dictionary_path"
 _READ = " ".join(f"-{name} {{<{name}}}" for name in f"{_SUBWORDS} {_TERMS}".split())
 
-# Name -> arguments. A file that is read is {<name}, a file or a folder {<<name}, what is written without
-# --force {>name}, and what is also written over an earlier one {>>name}.
+# Name -> arguments. {<name} is an input file, {<<name} an input file or folder, {>name} an output that is
+# replaced only with --force, and {>>name} an output that is always replaced.
 CALLS = {
     "shared-embeddings classes": "classes --text {<text} {<more} --vocab {<vocab} --num-classes 2 "
     "--output {>output} --figure {>figure}",
@@ -60,15 +60,15 @@ CALLS = {
     f"-src_vocab {{>src_vocab}} -tgt_vocab {{>tgt_vocab}} -save_data elsewhere {_READ}",
 }
 FORCE = {"onmt_build_vocab": "-overwrite"}
-NEVER = ("shared-embeddings trim",)  # replaces nothing, and has no such option
+NEVER = ("shared-embeddings trim",)  # never replaces anything and has no such option
 
 
 class Place(NamedTuple):
     """A file in a call.
 
     Attributes:
-        name: of the file.
-        kind: as it stands in `CALLS`.
+        name: name of the file.
+        kind: its marker in `CALLS`.
     """
 
     name: str
@@ -89,10 +89,10 @@ def arguments(call: str, folder: Path, instead: Mapping[str, object], force: boo
     """The arguments of a call.
 
     Args:
-        call: of `CALLS`.
-        folder: has the files, each by its name; inputs are made, and hold a line of text.
+        call: a key of `CALLS`.
+        folder: folder of the files; inputs are created with a line of text.
         instead: other paths, by name.
-        force: let it replace outputs.
+        force: allow replacing outputs.
     """
     for place in places(call):
         if place.is_read and not (folder / place.name).exists():
@@ -108,14 +108,14 @@ def arguments(call: str, folder: Path, instead: Mapping[str, object], force: boo
 
 
 class Ended(NamedTuple):
-    """How a command has ended."""
+    """Exit status and stderr of a command."""
 
     status: int
     error: str
 
 
 def run(command: str, given: list[str]) -> Ended:
-    """Run a command in this process; one that takes long fails."""
+    """Run a command in this process; fails if it takes too long."""
     module, function = COMMANDS[command].split(":")
     called = getattr(importlib.import_module(module), function)
     errors, status = io.StringIO(), 0
@@ -135,10 +135,10 @@ def run(command: str, given: list[str]) -> Ended:
 
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
-    """End what takes longer than `SECONDS`, such as waiting for the writer of a pipe."""
+    """Interrupt what takes longer than `SECONDS`, such as waiting for the writer of a pipe."""
 
     def fail(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"it still ran after {SECONDS} seconds")
+        raise TimeoutError(f"still running after {SECONDS} seconds")
 
     previous = signal.signal(signal.SIGALRM, fail)
     signal.alarm(SECONDS)
@@ -150,7 +150,7 @@ def limited() -> Iterator[None]:
 
 
 def content(folder: Path) -> dict[str, object]:
-    """What is in a folder: the content of files, where links lead to, and what else there is."""
+    """The content of a folder: contents of files, targets of links, and modes of the rest."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))

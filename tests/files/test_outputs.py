@@ -1,4 +1,4 @@
-"""What a command writes: through pipes, devices and links, or not at all when it fails."""
+"""Outputs of commands: through pipes, devices and links, or not at all on failure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write(name: str, inputs: Path, folder: Path, force: bool = False) -> Ended:
 
 
 def complaint(name: str, ended: Ended) -> str:
-    """The one line in which a writer reports why it failed."""
+    """The one line with which a writer reports its error."""
     lines = [line for line in ended.error.splitlines() if line.startswith(f"{WRITERS[name].command}: ")]
     assert len(lines) == 1 and "Traceback" not in ended.error, ended.error
     return lines[0]
@@ -54,7 +54,7 @@ def complaint(name: str, ended: Ended) -> str:
 
 @contextmanager
 def reading_pipe(path: Path) -> Iterator[list[bytes]]:
-    """Make a pipe and read it to its end; gives a list that gets the content."""
+    """Make a pipe and read it to its end; yields a list that receives the content."""
     path.unlink(missing_ok=True)
     os.mkfifo(path)
     found: list[bytes] = []
@@ -94,7 +94,7 @@ def test_pipes_are_written_to_and_links_stay(name: str, inputs: Path, tmp_path: 
 
 @pytest.mark.parametrize("name", TO_FILES)
 def test_a_full_device_fails(name: str, inputs: Path, tmp_path: Path) -> None:
-    """And stays what it is."""
+    """The device itself is left alone."""
     (output, *_) = WRITERS[name].outputs(tmp_path)
     try:
         os.mknod(output, stat.S_IFCHR | 0o666, FULL)
@@ -108,7 +108,7 @@ def test_a_full_device_fails(name: str, inputs: Path, tmp_path: Path) -> None:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Let writes behind so many bytes of a file fail."""
+    """Make writes beyond so many bytes of a file fail."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -124,14 +124,14 @@ def test_a_full_disk_leaves_what_was_there(name: str, inputs: Path, tmp_path: Pa
     for is_there in (False, True):
         if is_there:
             assert write(name, inputs, folder).status == 0
-            if name.startswith(("trim", "lm_prepare")):  # replaces nothing, or nothing of the same texts
+            if name.startswith(("trim", "lm_prepare")):  # these never replace, or not for the same texts
                 return
         before = content(folder)
         with largest_file(20 if name == "onmt_character_vocab" else 100):
             ended = write(name, inputs, folder, force=True)
         assert ended.status == 2, ended.error
         line = complaint(name, ended)
-        # These have temporary files elsewhere, too.
+        # These also write temporary files elsewhere.
         where = tempfile.gettempdir() if name.endswith(("translate", "CTranslate2")) else str(folder)
         assert "File too large" in line and where in line and ".tmp" not in line
         after = content(folder)
@@ -140,7 +140,7 @@ def test_a_full_disk_leaves_what_was_there(name: str, inputs: Path, tmp_path: Pa
 
 
 def test_a_disk_that_is_full_at_the_weights_is_one_line(inputs: Path, tmp_path: Path) -> None:
-    """Which the library of safetensors writes, with errors of its own."""
+    """The safetensors library writes them, with its own errors."""
     with largest_file(5000):
         ended = write("compress a folder", inputs, tmp_path / "outputs")
     assert ended.status == 2, ended.error
@@ -153,7 +153,7 @@ def test_a_disk_that_is_full_at_the_weights_is_one_line(inputs: Path, tmp_path: 
 def test_a_signal_ends_it_with_one_line(
     name: str, inputs: Path, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it writes; nothing is left behind."""
+    """The signal comes during writing; nothing is left behind."""
     monkeypatch.setattr(files, "_flush", lambda path: signal.raise_signal(number))
     ended = write(name, inputs, tmp_path)
     assert ended.status == 128 + number, ended.error
@@ -162,11 +162,11 @@ def test_a_signal_ends_it_with_one_line(
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing after it is done, and nothing is cleaned up."""
+    """Simulates kill -9: nothing runs after it, and nothing is cleaned up."""
 
 
 def kill_at(name: str, inputs: Path, folder: Path, moment: int) -> bool:
-    """Kill a writer in place of its `moment`-th renaming; whether it got there."""
+    """Kill a writer at its `moment`-th rename; returns whether it got there."""
     renamings = 0
 
     def killing(rename: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
@@ -192,7 +192,7 @@ def kill_at(name: str, inputs: Path, folder: Path, moment: int) -> bool:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_the_next_run_completes_what_a_killed_one_has_left(name: str, inputs: Path, tmp_path: Path) -> None:
-    """Wherever it was killed while its files got their names."""
+    """It may be killed at any rename."""
     assert write(name, inputs, tmp_path / "whole").status == 0
     wanted = content(tmp_path / "whole").keys()
     for moment in range(1, 20):
@@ -207,7 +207,7 @@ def test_the_next_run_completes_what_a_killed_one_has_left(name: str, inputs: Pa
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_tokens_are_no_text(name: str, inputs: Path, tmp_path: Path) -> None:
-    """A file of ``lm_prepare`` in the place of each text that it could be made of."""
+    """Each input text is replaced by a token file of ``lm_prepare``."""
     tokens, folder = tmp_path / "train.npy", tmp_path / "outputs"
     np.save(tokens, np.arange(50, dtype=np.int32))
     folder.mkdir()
@@ -218,12 +218,12 @@ def test_tokens_are_no_text(name: str, inputs: Path, tmp_path: Path) -> None:
         ended = run(writer.command, [*given[:place], str(tokens), *given[place + 1 :]])
         line = complaint(name, ended)
         assert ended.status == 2 and str(tokens) in line
-        assert "UTF-8" in line or name == "onmt_rerank"  # which counts lines first
+        assert "UTF-8" in line or name == "onmt_rerank"  # counts lines first
         assert not [path for path in folder.rglob("*") if path.is_file()]
 
 
 def test_tokens_are_no_corpus(inputs: Path, tmp_path: Path) -> None:
-    """Which processes of their own read."""
+    """Worker processes read the corpus."""
     np.save(tmp_path / "train.npy", np.arange(50, dtype=np.int32))
     data = f"{{corpus: {{path_src: {tmp_path}/train.npy, path_tgt: {tmp_path}/train.npy}}}}"
     outputs = ["-src_vocab", f"{tmp_path}/source", "-tgt_vocab", f"{tmp_path}/target"]

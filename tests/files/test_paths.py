@@ -1,4 +1,4 @@
-"""No command writes over an input, or over what it was not asked to replace, or waits for a pipe."""
+"""No command overwrites an input or replaces a file unasked, and none waits for a pipe."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.files.commands import CALLS, COMMANDS, OF_TRAINING, arguments, conten
 
 WRITING = [call for call in CALLS if any(not place.is_read for place in places(call))]
 KEEPING = [call for call in CALLS if any(place.kind == ">" for place in places(call))]
-# Options of OpenNMT whose descriptions speak of files, but which name none of them.
+# Options of OpenNMT that mention files in their help but do not name one.
 NO_FILES = {"data", "dump_beam", "log_file_level", "save_data", "src_subword_type", "tgt_subword_type"}
 
 
 def refused(call: str, given: list[str], folder: Path) -> str:
-    """The one line that a command prints when it refuses its arguments; nothing changes."""
+    """Run a command that must reject its arguments and change nothing; returns its one line."""
     command = call.split()[0]
     before = content(folder)
     status, error = run(command, given)
@@ -33,7 +33,7 @@ def refused(call: str, given: list[str], folder: Path) -> str:
 
 @pytest.mark.parametrize("call", WRITING)
 def test_no_output_replaces_an_input(call: str, tmp_path: Path) -> None:
-    """By its own name, by a link or by a hard link, whatever the command may replace."""
+    """By its own name, by a link or by a hard link, even if the command may replace outputs."""
     arguments(call, tmp_path, {})
     inputs = [place.name for place in places(call) if place.is_read]
     for output in (place.name for place in places(call) if not place.is_read):
@@ -69,7 +69,7 @@ def test_what_is_there_is_replaced_on_demand_only(call: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("call", [call for call in CALLS if any(place.is_read for place in places(call))])
 def test_inputs_are_regular_files(call: str, tmp_path: Path) -> None:
-    """Pipes and devices would be waited for, or read without end."""
+    """Reading pipes and devices could block or never end."""
     folder, pipe = tmp_path / "folder", tmp_path / "pipe"
     folder.mkdir()
     os.mkfifo(pipe)
@@ -101,7 +101,7 @@ def test_every_command_is_here() -> None:
 
 
 def test_every_option_that_names_a_file_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All path options of all parsers that the commands make are given in one call or another."""
+    """Every path option of every command is used in some call."""
     options: dict[str, set[str]] = {}
     given: dict[str, set[str]] = {}
 
@@ -121,7 +121,7 @@ def test_every_option_that_names_a_file_is_here(tmp_path: Path, monkeypatch: pyt
     assert len(options) > 12 and given == options
 
 
-def test_a_path_without_a_role_is_a_mistake_of_ours() -> None:
+def test_a_path_option_without_a_role_is_a_bug() -> None:
     parser = command_line.Parser("program")
     parser.add_argument("--output", type=Path)
     with pytest.raises(TypeError, match="output: its type must be a PathOption"):
@@ -130,7 +130,7 @@ def test_a_path_without_a_role_is_a_mistake_of_ours() -> None:
 
 @pytest.mark.parametrize("command", ["translate", "build_vocab", "train"])
 def test_options_of_upstream_that_speak_of_files_are_known(command: str) -> None:
-    """A new release of OpenNMT may have more of them."""
+    """A new release of OpenNMT may add some."""
     import importlib
 
     from nmt.options import paths

@@ -1,4 +1,4 @@
-"""Signals that come while a command is still importing its libraries."""
+"""Signals that arrive while a command is still importing its libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared_embeddings.utils import early_signals, interrupts
 from shared_embeddings.utils.early_signals import command_of
 
 ROOT = Path(__file__).parents[2]
-# In place of torch, so that the moment is certain.
+# Replaces torch, so that the moment is certain.
 STOPPED_HERE = "import os, signal, time\nos.kill(os.getpid(), signal.{name})\ntime.sleep(60)\n"
 MODULES = [
     "lm.data.prepare",
@@ -80,7 +80,7 @@ def test_commands_are_told_from_other_programs(line: str, command: str | None) -
 
 
 def test_nothing_is_reported_once_all_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the interpreter is taken down, which takes long after so many imports."""
+    """While the interpreter shuts down, which takes long after so many imports."""
     at_the_end: list[Callable[[], None]] = []
     monkeypatch.setattr(early_signals.atexit, "register", at_the_end.append)
     monkeypatch.setattr(sys, "orig_argv", ["python", "lm_prepare"])
@@ -113,7 +113,7 @@ def test_processes_that_count_words_leave_signals_to_their_parent() -> None:
 
 @pytest.mark.parametrize("number", early_signals.SIGNALS)
 def test_forked_processes_end_silently(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
-    """Before they could set handlers of their own, too."""
+    """Even before they could set their own handlers."""
     with interrupts.signals_raised():
         child = os.fork()
         if child == 0:
@@ -129,7 +129,7 @@ def test_forked_processes_end_silently(number: signal.Signals, capfd: pytest.Cap
 
 
 def test_signals_that_come_during_a_fork_are_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
-    """Python prints and drops what is raised in functions that other modules call around a fork."""
+    """Python only prints exceptions raised in functions that modules register for a fork."""
     stop = threading.Event()
     with interrupts.signals_raised():
         interrupts._begin_fork()

@@ -1,4 +1,4 @@
-"""Commands that write files, with small inputs on which they work, for tests and drills."""
+"""Commands that write files, and small inputs for them, for tests and drills."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ class Writer(NamedTuple):
 
     Attributes:
         command: its name.
-        arguments: between spaces; inputs are in ``{inputs}``, see `make_inputs`, and outputs begin
-            with ``@``.
-        force: the option with which it replaces what is there; None where it always does.
+        arguments: separated by spaces; inputs are in ``{inputs}``, outputs start with ``@``.
+        force: the option that lets it replace outputs; None if it always does.
         is_folder: whether its first output is a folder.
     """
 
@@ -52,7 +51,7 @@ class Writer(NamedTuple):
         return [word.format(inputs=inputs) for word in words]
 
     def outputs(self, folder: Path) -> list[Path]:
-        """What it is told to write in a folder."""
+        """Its outputs in a folder."""
         return [folder / word[1:] for word in self.arguments.split() if word.startswith("@")]
 
 
@@ -109,7 +108,7 @@ WRITERS = {
 
 
 def make_inputs(folder: Path) -> None:
-    """Write all that `WRITERS` read; the models are tiny."""
+    """Write the inputs of all `WRITERS`; the models are tiny."""
     from tests.shared_embeddings.hf.models import write as write_folder
 
     for name in ("text", "more"):

@@ -61,6 +61,7 @@ def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         failing(RuntimeError("shapes do not fit"), monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_ends_the_command_quietly(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"))
     command = [sys.executable, "-m", "lm.evaluate.generate", "-model", str(model), "-length", "100000"]

@@ -146,6 +146,7 @@ def wide_model(path: Path, words: int = WORDS, dimension: int = DIMENSION) -> Pa
     return path
 
 
+@pytest.mark.slow
 def test_a_new_process_computes_what_was_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert METHODS.keys() == set(se.methods())
     model, folder = wide_model(tmp_path / "model.pt"), tmp_path / "small"
@@ -258,6 +259,7 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path, capsys: pytest.Capture
     assert not (tmp_path / "small.pt").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["full", "killed"])
 def test_a_full_disk_and_a_killed_process(tmp_path: Path, ending: str) -> None:
     model = wide_model(tmp_path / "model.pt")

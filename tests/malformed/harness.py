@@ -1,4 +1,4 @@
-"""Running a command on malformed input inside this process, and generating such input from its options."""
+"""Runs commands in this process on malformed input that is generated from their options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ USER_ERROR = 2
 SECONDS = 20
 MOST_LINES = 3
 ABSENT = "/nowhere/file"
-# What is no whole number of 64 bits, and no finite number.
+# Not 64-bit integers; not finite numbers.
 NO_COUNTS = ("x", "", "1.5", "nan", "9" * 400)
 NO_NUMBERS = ("x", "", "nan", "inf", "-inf", "1e999")
 DEEP = "[" * 3000
@@ -47,25 +47,25 @@ DOCUMENTS: dict[str, bytes] = {
 
 
 class TookTooLongError(BaseException):
-    """A command did not end in time; nothing in it may catch this."""
+    """A command did not end in time. A BaseException, so that the command does not catch it."""
 
 
 @dataclass
 class Command:
-    """One command and what a valid use of it looks like.
+    """A command and a valid use of it.
 
     Attributes:
-        name: as on the command line, with a subcommand, if any.
+        name: name on the command line, with its subcommand.
         entry: runs it on ``sys.argv``; returns or exits with its status.
-        options: option -> its values, of a use that works.
-        head: what comes before the options.
-        least: option -> the smallest number that it may be; 1 for others.
-        inputs: options that name files that are read.
-        folders: options that name folders that are read.
-        outputs: options that name files that are written.
-        documents: options that name YAML files, by a file that works.
-        mappings: options whose value is a mapping, in YAML.
-        free: numeric options that any 64-bit number suits.
+        options: option -> its values in the valid use.
+        head: arguments before the options.
+        least: option -> the smallest valid number, if not 1.
+        inputs: options that name files to read.
+        folders: options that name folders to read.
+        outputs: options that name files to write.
+        documents: options that name YAML files.
+        mappings: options whose value is a YAML mapping.
+        free: numeric options that accept any 64-bit number.
         ranged: numeric options whose bounds the test adds itself.
         before: patches for the expensive part, which must not run.
     """
@@ -87,13 +87,13 @@ class Command:
 
 @dataclass(frozen=True)
 class Case:
-    """Arguments, and the status that the command has to exit with.
+    """Arguments, and the exit status they must lead to.
 
     Attributes:
-        what: is wrong with them, for people.
-        arguments: all of them.
-        status: 2, or 0 where they are right.
-        document: bytes to write into the file `written` before.
+        what: a description of what is wrong.
+        arguments: all arguments.
+        status: 2, or 0 for valid arguments.
+        document: bytes to write into the file `written` first.
         written: a file.
     """
 
@@ -105,14 +105,14 @@ class Case:
 
 
 def arguments_of(command: Command, changed: Mapping[str, Sequence[str] | None] | None = None) -> list[str]:
-    """The arguments of a valid use, some options changed; None takes one out."""
+    """The arguments of the valid use with some options changed; None removes an option."""
     options = {**command.options, **(changed or {})}
     given = [[name, *values] for name, values in options.items() if values is not None]
     return [*command.head, *(text for words in given for text in words)]
 
 
 def actions_of(command: Command) -> list[argparse.Action]:
-    """The options of a command, from the parser that a valid use of it goes through."""
+    """The options of a command, from the parser of its valid use."""
     parsers: list[argparse.ArgumentParser] = []
     original = argparse.ArgumentParser.parse_known_args
 
@@ -127,7 +127,7 @@ def actions_of(command: Command) -> list[argparse.Action]:
 
 
 def option_cases(command: Command, actions: Sequence[argparse.Action]) -> Iterator[Case]:
-    """What is wrong with one option at a time, by its kind."""
+    """Cases with one invalid option each, by the kind of the option."""
     for action in actions:
         name = next((name for name in action.option_strings if name in command.options), None)
         name = name or max(action.option_strings, key=len)
@@ -143,7 +143,7 @@ def option_cases(command: Command, actions: Sequence[argparse.Action]) -> Iterat
 
 
 def _wrong_values(command: Command, action: argparse.Action, name: str) -> Iterator[str]:
-    """Values that an option cannot have."""
+    """Invalid values of an option."""
     kind = getattr(action.type, "__name__", "") if action.type else ""
     if action.choices:
         yield "no_such_choice"
@@ -160,7 +160,7 @@ def _wrong_values(command: Command, action: argparse.Action, name: str) -> Itera
     elif name in (*command.inputs, *command.folders):
         yield from (ABSENT, "a\0b", "x" * 5000)
         if name in command.options:
-            yield ""  # which leaves out others
+            yield ""  # same as leaving the others out
         if name in command.inputs:
             yield "/"
     elif name in command.outputs:
@@ -168,7 +168,7 @@ def _wrong_values(command: Command, action: argparse.Action, name: str) -> Itera
 
 
 def other_cases(command: Command, folder: Path) -> Iterator[Case]:
-    """Unknown and superfluous arguments, and malformed documents."""
+    """Unknown and extra arguments, and malformed documents."""
     valid = arguments_of(command)
     yield Case("an unknown option", [*valid, "--no_such_option", "3"])
     yield Case("an unknown flag", [*valid, "--no_such_flag"])
@@ -200,7 +200,7 @@ def in_time() -> Iterator[None]:
 
 
 def run(command: Command, arguments: Sequence[str]) -> int:
-    """The exit status of a command in this process, its expensive part left out."""
+    """Run a command in this process without its expensive part; returns its exit status."""
     with pytest.MonkeyPatch.context() as patch, in_time():
         patch.setattr("sys.argv", [command.name.split()[0], *arguments])
         patches = [make() for make in command.before]
@@ -216,7 +216,7 @@ def run(command: Command, arguments: Sequence[str]) -> int:
 
 
 def digest(folder: Path) -> dict[str, str]:
-    """Every file and folder below a folder, with the checksum of its content."""
+    """Checksums of all files below a folder, and its folders."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
         for path in sorted(folder.rglob("*"))
@@ -224,7 +224,7 @@ def digest(folder: Path) -> dict[str, str]:
 
 
 def complaints(command: Command, case: Case, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What is wrong with how a command takes a case; nothing where it is right."""
+    """Run a case; returns what the command did wrong, or an empty string."""
     if case.written is not None:
         case.written.write_bytes(case.document)
     before = digest(folder)
@@ -235,13 +235,13 @@ def complaints(command: Command, case: Case, folder: Path, capsys: pytest.Captur
         return f"{case.what}: took more than {SECONDS} s"
     except BaseException as error:  # noqa: BLE001 (any is a traceback)
         return f"{case.what}: {type(error).__name__}: {str(error)[:200]}"
-    said = capsys.readouterr().err
+    error = capsys.readouterr().err
     if status != case.status:
-        return f"{case.what}: status {status}, wanted {case.status}: {said[:200]!r}"
-    if "Traceback" in said or said.count("\n") > MOST_LINES:
-        return f"{case.what}: {said.count(chr(10))} lines: {said[-300:]!r}"
-    if status and not said.strip():
-        return f"{case.what}: says nothing"
+        return f"{case.what}: status {status}, wanted {case.status}: {error[:200]!r}"
+    if "Traceback" in error or error.count("\n") > MOST_LINES:
+        return f"{case.what}: {error.count(chr(10))} lines: {error[-300:]!r}"
+    if status and not error.strip():
+        return f"{case.what}: no error message"
     if status and digest(folder) != before:
         changed = {*digest(folder).items()} ^ {*before.items()}
         return f"{case.what}: changed {sorted(name for name, _ in changed)}"

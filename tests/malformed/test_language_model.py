@@ -1,4 +1,4 @@
-"""Malformed input to the commands of language models: each fails in a line and leaves nothing behind."""
+"""Malformed input to the commands of language models: each fails with one line and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.malformed.harness import (
     other_cases,
 )
 
-# The smallest number that a key of lm_train may be, where that is not 0 for a share and 1 for a count.
+# The smallest valid number of a key of lm_train, if it is not 0 for a fraction and 1 for a count.
 LEAST = {
     "warmup_steps": 0,
     "patience": 0,
@@ -52,7 +52,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus and a model, which no case may change."""
+    """A corpus and a model that no case may change."""
     folder = tmp_path_factory.mktemp("lm") / "home"
     write_model(folder / "model.pt", write_corpus(folder))
     settings = {
@@ -124,7 +124,7 @@ def generate(folder: Path) -> Command:
 
 
 def key_cases(command: Command) -> Iterator[Case]:
-    """Values of every key of lm_train that are of another type, or out of range."""
+    """Values of the wrong type or out of range, for every key of lm_train."""
     for title, options in all_groups().items():
         chosen = [text for name, value in CHOICES.get(title, {}).items() for text in (f"-{name}", str(value))]
         if title not in CHOICES and title != "training":
@@ -139,7 +139,7 @@ def key_cases(command: Command) -> Iterator[Case]:
 
 
 def _without(arguments: list[str], name: str) -> list[str]:
-    """Arguments without those of one key."""
+    """Remove a key from arguments."""
     return [
         text
         for key, value in zip(arguments[::2], arguments[1::2], strict=True)
@@ -149,7 +149,7 @@ def _without(arguments: list[str], name: str) -> list[str]:
 
 
 def _wrong(name: str, hint: Any) -> Iterator[str]:
-    """Values that a key with a type cannot have."""
+    """Invalid values of a key with a type."""
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
     yield from ("{a: 1, a: 2}", "{5: 1}", DEEP[:150], '"\\0"')
     if bool not in kinds:
@@ -160,7 +160,7 @@ def _wrong(name: str, hint: Any) -> Iterator[str]:
         yield from ("x", "1.5", "[1]", "{a: 1}", ".nan", "9" * 30, str(LEAST.get(name, 1) - 1))
         yield str(2**63)
         if name in VAST:
-            yield str(2**31 - 1)  # whose memory no machine has, and whose layers no time
+            yield str(2**31 - 1)  # more memory or time than any machine has
     elif float in kinds:
         yield from ("x", "[1]", ".nan", ".inf", "-.inf", "-1", "1e999")
     elif name in KINDS or any(typing.get_origin(kind) is Literal for kind in kinds):

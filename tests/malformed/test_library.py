@@ -1,4 +1,4 @@
-"""Malformed input to ``shared-embeddings``: each fails in a line, leaves nothing behind, and ends."""
+"""Malformed input to ``shared-embeddings``: each fails with one line, leaves nothing behind, and ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZES = {"--vocab-size": ["100"], "--dim": ["8"]}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and what commands read beside it, which no case may change."""
+    """A model and the other inputs of the commands, which no case may change."""
     folder = tmp_path_factory.mktemp("library") / "home"
     write_model(folder / "model.pt", write_corpus(folder))
     words = list("abcdefg")
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of(name: str, folder: Path) -> Command:
-    """A use of a subcommand that works."""
+    """A valid use of a subcommand."""
     model, output = {"--model": [str(folder / "model.pt")]}, {"--output": [str(folder / "output")]}
     text = {"--text": [str(folder / "train.txt")]}
     options: dict[str, dict[str, list[str]]] = {
@@ -82,7 +82,7 @@ def of(name: str, folder: Path) -> Command:
 
 
 def method_cases(command: Command) -> Iterator[Case]:
-    """Values of options of every method that are of another type or impossible."""
+    """Values of the wrong type or out of range, for every option of every method."""
     for method in se.methods():
         for field in dataclasses.fields(se.options(method)):
             for text in WRONG:
@@ -99,7 +99,7 @@ def method_cases(command: Command) -> Iterator[Case]:
 
 
 def size_cases(command: Command) -> Iterator[Case]:
-    """Sizes that no embedding can have."""
+    """Impossible sizes of an embedding."""
     for name in SIZES:
         for text in ("0", "-1", "9" * 30, str(2**63 - 1)):
             yield Case(f"{name} {text}", arguments_of(command, {name: [text]}))
@@ -125,7 +125,7 @@ def test_malformed_input_is_one_line(name: str, folder: Path, capsys: pytest.Cap
 
 
 def _empty(folder: Path) -> None:
-    """Take away a folder of files."""
+    """Remove a folder of files."""
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()

@@ -1,4 +1,4 @@
-"""Malformed input to OpenNMT's commands: each fails in a line, leaves nothing behind, and ends."""
+"""Malformed input to OpenNMT's commands: each fails with one line, leaves nothing behind, and ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAPPINGS = ("--embedding", "--src_embedding", "--output_embedding", "--embedding
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    """A corpus and a trained model, which no case may change."""
+    """A corpus and a trained model that no case may change."""
     host = Host(tmp_path_factory.mktemp("host"))
     host.train("model", train_steps=1, save_checkpoint_steps=1)
     logging.getLogger("onmt").handlers.clear()
@@ -42,13 +42,13 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 
 
 def _write_lines(opt: Namespace) -> None:
-    """What a translation leaves: a line for each of the source."""
+    """Stand-in for translation: writes a line per source line."""
     lines = Path(opt.src).read_text().splitlines()
     Path(opt.output).write_text("x\n" * len(lines) * opt.n_best)
 
 
 def _write_words(opt: Namespace) -> None:
-    """What counting words leaves."""
+    """Stand-in for counting words."""
     for path in filter(None, (opt.src_vocab, None if opt.share_vocab else opt.tgt_vocab)):
         Path(path).write_text("a\t1\n")
 
@@ -63,7 +63,7 @@ def train(host: Host) -> Command:
         mappings=(*MAPPINGS, "--data"),
         before=(
             lambda: mock.patch("nmt.train.ranks.train"),
-            lambda: mock.patch("onmt.utils.logging.init_logger"),  # whose lines are no complaints
+            lambda: mock.patch("onmt.utils.logging.init_logger"),  # its lines are not errors
         ),
     )
 
@@ -193,7 +193,7 @@ def rouge(host: Host) -> Command:
 
 
 def number_cases(command: Command, actions: list[Any]) -> Iterator[Case]:
-    """Numbers inside and outside of the ranges, names, and values of other types in a file."""
+    """Numbers inside and outside their ranges, and unknown names."""
     known = names()
     for action in actions:
         name = max(action.option_strings, key=len)
@@ -213,7 +213,7 @@ def number_cases(command: Command, actions: list[Any]) -> Iterator[Case]:
 
 
 def typed_cases(command: Command, host: Host, actions: list[Any]) -> Iterator[Case]:
-    """Values of another type in the configuration file."""
+    """Values of the wrong type in the configuration file."""
     path = host.folder / "typed.yaml"
     usual = (host.folder / "new.yaml").read_text()
     for action in actions:

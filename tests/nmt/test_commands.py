@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 from nmt.checkpoint.checkpoint import build_from_checkpoint, describe_checkpoint, read_weights
 from nmt.checkpoint.export import dense_checkpoint
-from nmt.checkpoint.files import read_checkpoint
+from nmt.checkpoint.files import read_checkpoint, write_atomically
 from nmt.model.embeddings import shared_embeddings_of
 from shared_embeddings.classes import WordClasses
 from tests.nmt.conftest import WORDS, Host, run
@@ -262,6 +262,7 @@ def test_vocabulary_is_not_overwritten(host: Host, refusal: Refusal) -> None:
 # Killed halfway
 
 
+@pytest.mark.slow
 def test_kill_and_resume(host: Host) -> None:
     """Killed while it trains and saves at every step, training goes on from the last checkpoint."""
     config = host.config("model", embedding=FUNNEL, save_checkpoint_steps=1, train_steps=100_000)
@@ -282,11 +283,12 @@ def test_kill_and_resume(host: Host) -> None:
 
 def test_remains_of_a_killed_save_go(host: Host) -> None:
     """Those of this run's checkpoints, at its next start; those of another run stay."""
-    killed = "import os; from nmt.checkpoint.files import write_atomically as write"
-    half = "lambda name: (open(name, 'w'), os._exit(9))"
     for name in ("model", "other"):
         path = str(host.folder / f"{name}_step_3.pt")
-        subprocess.run([sys.executable, "-c", f"{killed}; write({path!r}, {half})"])
+        process = os.fork()
+        if process == 0:
+            write_atomically(path, lambda temporary: (open(temporary, "w"), os._exit(9)))
+        os.waitpid(process, 0)
         assert len(list(host.folder.glob(f".{name}_step_3.pt.*"))) == 1
     host.train("model", embedding=FUNNEL)
     assert [path.name for path in host.folder.glob(".model*")] == [".model.lock"]
@@ -360,6 +362,7 @@ def train_two(host: Host, folder: Path, **options: Any) -> list[torch.Tensor]:
     return [torch.load(folder / f"rank{rank}", weights_only=True) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_two_processes_stay_equal(host: Host, tmp_path: Path) -> None:
     one, other = train_two(host, tmp_path, train_steps=3)
     assert torch.equal(one, other)
@@ -367,6 +370,7 @@ def test_two_processes_stay_equal(host: Host, tmp_path: Path) -> None:
     assert len(states) == 2
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_learns_from_all_their_examples(host: Host, tmp_path: Path) -> None:
     """A step of gradient descent on a whole corpus of 88 examples, no two of them the same."""
     names = sorted(WORDS)
@@ -387,6 +391,7 @@ def test_two_processes_learn_what_one_learns_from_all_their_examples(host: Host,
     torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_processes_stop_early_together(host: Host, tmp_path: Path) -> None:
     """Nothing is learnt, so that the second validation ends it."""
     unchanged = {"learning_rate": 1e-30, "decay_method": "none", "warmup_steps": 0}
@@ -397,6 +402,7 @@ def test_two_processes_stop_early_together(host: Host, tmp_path: Path) -> None:
     assert [path.name for path in host.folder.glob("model_step_*.pt")] == ["model_step_4.pt"]
 
 
+@pytest.mark.slow
 def test_spawned_processes_have_the_seams(host: Host) -> None:
     """The command itself, with two processes: the embedding is there, and resumption finds both positions."""
     options = {
@@ -425,6 +431,7 @@ def test_spawned_processes_have_the_seams(host: Host) -> None:
 # Export, upstream's own models, and the server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", [True, False], ids=["three-way", "inputs apart"])
 def test_ctranslate2_translates_the_same(sharing: bool, host: Host) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
@@ -519,6 +526,7 @@ def test_ctranslate2_refuses_other_models(host: Host, refusal: Refusal) -> None:
     assert not output.exists()
 
 
+@pytest.mark.slow
 def test_checkpoint_of_plain_upstream(host: Host) -> None:
     """A model that OpenNMT-py alone trained and saved loads, translates, averages and resumes."""
     import pyonmttok
@@ -538,6 +546,7 @@ def test_checkpoint_of_plain_upstream(host: Host) -> None:
     assert model.generator.weight is model.decoder.embeddings.word_lut.weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"copy_attn": True}], ids=["", "copying"])
 def test_server(options: dict[str, Any], trained: Trained, tmp_path: Path) -> None:
     host, checkpoint = trained(embedding=FUNNEL, **options)
@@ -642,6 +651,7 @@ def test_vocabulary_without_pyonmttok() -> None:
         assert ("a" in ours, "?" in ours, len(ours)) == ("a" in theirs, "?" in theirs, len(theirs))
 
 
+@pytest.mark.slow
 def test_missing_packages_are_replaced(tmp_path: Path) -> None:
     """Without pyonmttok and fasttext the commands import, and what needs them says so."""
     script = (

@@ -281,6 +281,7 @@ def test_target_is_met_in_the_storage_asked_for(trained: Trained, tmp_path: Path
     assert ranks[0] < ranks[1] < ranks[2]
 
 
+@pytest.mark.slow
 def test_a_new_process_computes_what_was_in_memory(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

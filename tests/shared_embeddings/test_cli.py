@@ -159,6 +159,7 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], word
         assert word in line
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone_ends_the_command_quietly() -> None:
     command = [sys.executable, "-m", "shared_embeddings.cli.main", "methods"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -73,6 +73,7 @@ def fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
 # What comes out
 
 
+@pytest.mark.slow
 def test_translations_have_the_desired_lengths(counting: tuple[Host, Path]) -> None:
     host, checkpoint = counting
     lines = host.translate(checkpoint, "-desired_lengths", str(host.folder / "lengths"))
