@@ -1,6 +1,6 @@
-"""The embeddings in a folder with a compressed model, with fewer words.
+"""Select words of the embeddings in the folder of a compressed model.
 
-Axes: ``V`` vocabulary, ``n`` words that are kept.
+Axes: ``V`` vocabulary, ``n`` kept words.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from shared_embeddings.hf.entry import ENTRY, entry_of, from_entry
 
 
 def is_of_embeddings(name: str) -> bool:
-    """Whether a tensor of a file is one of the embeddings, or says how these are packed."""
+    """Whether a tensor of a file belongs to the embeddings or is their packing header."""
     return name == HEADER or name.startswith(f"{ENTRY}.")
 
 
 class CompressedTables:
-    """The embeddings of a folder with a compressed model; there are none in that of a plain one.
+    """The embeddings in the folder of a compressed model; none for a plain model.
 
     Args:
-        files: of the weights.
-        settings: of ``config.json``.
+        files: the weight files.
+        settings: the content of ``config.json``.
         rows: V.
 
     Raises:
-        ValueError: the embeddings do not fit the configuration.
+        ValueError: the embeddings do not match the configuration.
     """
 
     def __init__(self, files: Sequence[Path], settings: Mapping[str, Any], rows: int) -> None:
@@ -45,21 +45,23 @@ class CompressedTables:
         for table, embedding in self._embeddings.items():
             if embedding.num_embeddings != rows:
                 raise ValueError(
-                    f"table '{table}' has {embedding.num_embeddings} words, but the vocabulary {rows}; it "
-                    "cannot be trimmed"
+                    f"table '{table}' has {embedding.num_embeddings} words, but the vocabulary has {rows}; "
+                    "this model cannot be trimmed"
                 )
             own = f"{ENTRY}.{table}."
             found = {name.removeprefix(own): part for name, part in state.items() if name.startswith(own)}
             try:
                 embedding.load_state_dict(found)
             except RuntimeError as error:
-                raise ValueError(f"table '{table}' does not fit config.json; copy the folder anew") from error
+                raise ValueError(
+                    f"table '{table}' does not match config.json; copy the folder again"
+                ) from error
 
     def select(self, kept: Tensor) -> None:
-        """Leave out all words but those ``(n,)``.
+        """Drop all words except `kept` ``(n,)``.
 
         Raises:
-            ValueError: the method of an embedding cannot leave words out.
+            ValueError: the method of an embedding cannot drop words.
         """
         if self.entry is None:
             return
@@ -70,17 +72,17 @@ class CompressedTables:
             for table, embedding in embeddings.items()
             for name, tensor in embedding.state_dict().items()
         }
-        # Tensors that were not packed have the type of the model.
+        # Tensors that are not packed keep the dtype of the model.
         state = {name: tensor.to(self._types.get(name, tensor.dtype)) for name, tensor in state.items()}
         self.tensors = state if self._packing is None else pack(state, state, self._packing.store)
 
     def bytes(self) -> int:
-        """The bytes of the tensors as they are written."""
+        """The size of the tensors as written."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
 def _read(files: Sequence[Path]) -> dict[str, Tensor]:
-    """The tensors of the embeddings, as they are in the files."""
+    """The tensors of the embeddings, still packed."""
     found = {}
     for file in files:
         with safe_open(file, "pt") as opened:

@@ -1,4 +1,4 @@
-"""The entry of ``config.json`` that says which embeddings a model has, and putting them into a model.
+"""The entry of ``config.json`` that describes the embeddings of a model, and inserting them into a model.
 
 Axes: ``V`` vocabulary, ``D`` model dimension.
 """
@@ -15,7 +15,7 @@ from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.hf.sides import InputSide, OutputSide
 from shared_embeddings.registry import build
 
-# The name of the entry, and of the module of the model that holds the embeddings.
+# The name of the entry and of the model's submodule that contains the embeddings.
 ENTRY = "shared_embeddings"
 VERSION = 1
 
@@ -25,8 +25,8 @@ class Placement:
     """Where one embedding is used in a model.
 
     Attributes:
-        inputs: the paths of the modules that look words up in it -> what they multiply its vectors by.
-        outputs: the paths of the layers that score words by it.
+        inputs: paths of input layers -> the factor by which they multiply its vectors.
+        outputs: paths of output layers.
     """
 
     inputs: dict[str, float]
@@ -36,7 +36,7 @@ class Placement:
 def entry_of(
     embeddings: Mapping[str, SharedEmbedding], placements: Mapping[str, Placement]
 ) -> dict[str, Any]:
-    """The entry, in plain values, from which `from_entry` makes these embeddings without their values."""
+    """The entry as plain values, from which `from_entry` rebuilds the embeddings without their weights."""
     tables = {}
     for name, embedding in embeddings.items():
         placement = placements[name]
@@ -54,16 +54,16 @@ def entry_of(
 def from_entry(
     entry: Mapping[str, Any],
 ) -> tuple[dict[str, SharedEmbedding], dict[str, Placement]]:
-    """Embeddings with values yet to be loaded, and where they belong.
+    """Build embeddings without their weights, and their placements.
 
     Raises:
-        ValueError: the entry is of another version, incomplete, or its embeddings cannot be built.
+        ValueError: the entry has another version, is incomplete, or its embeddings cannot be built.
     """
     if not isinstance(entry, Mapping) or entry.get("version") != VERSION:
         found = entry.get("version") if isinstance(entry, Mapping) else entry
         raise ValueError(
-            f"entry '{ENTRY}' of config.json has version {found!r}, this program reads {VERSION}; use the "
-            "program that wrote it"
+            f"entry '{ENTRY}' of config.json has version {found!r}, but this program supports {VERSION}; use "
+            "the program that wrote it"
         )
     embeddings, placements = {}, {}
     try:
@@ -76,17 +76,19 @@ def from_entry(
             )
             placements[name] = Placement(dict(table["inputs"]), tuple(table["outputs"]))
     except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"entry '{ENTRY}' of config.json is incomplete ({error!r}); copy it anew") from error
+        raise ValueError(
+            f"entry '{ENTRY}' of config.json is incomplete ({error!r}); copy it again"
+        ) from error
     return embeddings, placements
 
 
 def place(model: Any, embeddings: Mapping[str, SharedEmbedding], placements: Mapping[str, Placement]) -> None:
-    """Put embeddings into a model of transformers, and into its configuration.
+    """Insert embeddings into a transformers model and its configuration.
 
-    The biases of output layers stay what they are.
+    Output layers keep their biases.
 
     Raises:
-        ValueError: the model has no module of a path.
+        ValueError: the model has no module at a path.
     """
     for name, embedding in embeddings.items():
         placement = placements[name]
@@ -97,29 +99,29 @@ def place(model: Any, embeddings: Mapping[str, SharedEmbedding], placements: Map
             _replace(model, path, OutputSide(embedding, bias))
     setattr(model, ENTRY, nn.ModuleDict(embeddings))
     setattr(model.config, ENTRY, entry_of(embeddings, placements))
-    model.resize_token_embeddings = _refuse_resizing
+    model.resize_token_embeddings = _resizing_fails
 
 
 def _module(model: nn.Module, path: str) -> nn.Module:
-    """The module of a path; ValueError where there is none."""
+    """The module at a path; ValueError if there is none."""
     try:
         return model.get_submodule(path)
     except AttributeError:
         raise ValueError(
             f"entry '{ENTRY}' of config.json names {path}, but {type(model).__name__} has no such module; "
-            "load the kind of model that was compressed"
+            "load the class of model that was compressed"
         ) from None
 
 
 def _replace(model: nn.Module, path: str, new: nn.Module) -> None:
-    """Put a module in the place of another one."""
+    """Replace the module at a path."""
     _module(model, path)
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, new)
 
 
-def _refuse_resizing(*arguments: object, **named: object) -> NoReturn:
-    """Stands for `resize_token_embeddings` of a model with shared embeddings."""
+def _resizing_fails(*arguments: object, **named: object) -> NoReturn:
+    """Replaces `resize_token_embeddings` of a model with shared embeddings."""
     raise ValueError(
         "the vocabulary of a model with shared embeddings cannot be resized: resize the plain model, then "
         "compress it"

@@ -1,4 +1,4 @@
-"""Reading a folder with a model of Hugging Face."""
+"""Read the folder of a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from shared_embeddings.utils.files import first_line
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 GENERATION = "generation_config.json"
-_LONGEST_REASON = 300  # characters of an error of a library
-# Weights that transformers reads by unpickling.
+_LONGEST_REASON = 300  # characters of a library's error message
+# Weight files that transformers would unpickle.
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Turn whatever a damaged model makes the libraries raise into a ValueError that names it."""
+    """Turn any library error caused by a damaged model into a ValueError that names the model."""
     try:
         yield
     except ImportError:
@@ -37,7 +37,7 @@ def reading(folder: Path) -> Iterator[None]:
             raise
         reason = " ".join(str(error).split())[:_LONGEST_REASON]
         raise ValueError(f"model {folder}: {reason}") from error
-    # Which errors there are depends on the class of the model.
+    # Each model class raises its own errors.
     except Exception as error:
         raise ValueError(f"model {folder}: cannot be read ({first_line(error)})") from error
 
@@ -46,11 +46,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The content of ``config.json``.
 
     Raises:
-        ValueError: there is no such folder or file, or it is no JSON object.
+        ValueError: the file is missing or not a JSON object.
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise ValueError(f"model {folder}: has no config.json; name the folder of a model of Hugging Face")
+        raise ValueError(f"model {folder}: has no config.json; name the folder of a Hugging Face model")
     return read_json(path)
 
 
@@ -58,12 +58,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """The content of a JSON file.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: it is not a JSON object.
         OSError: it cannot be read.
     """
     content = documents.read_json(path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: is no JSON object; copy it anew")
+        raise ValueError(f"{path}: is not a JSON object; copy it again")
     return content
 
 
@@ -71,15 +71,15 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files with a model's weights.
 
     Raises:
-        ValueError: there are none, others could run code, or one is missing.
+        ValueError: a file is missing, or the weights are pickled.
     """
     if (folder / INDEX).is_file():
         try:
             names = sorted({str(name) for name in read_json(folder / INDEX)["weight_map"].values()})
         except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{folder / INDEX}: is no index of weights; copy it anew") from error
+            raise ValueError(f"{folder / INDEX}: is not an index of weights; copy it again") from error
     else:
-        _refuse_pickled(folder)
+        _check_not_pickled(folder)
         names = [WEIGHTS]
     for name in names:
         if not (folder / name).is_file():
@@ -87,23 +87,23 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _refuse_pickled(folder: Path) -> None:
-    """Raise ValueError where a folder has weights that are no safetensors in place of such."""
+def _check_not_pickled(folder: Path) -> None:
+    """Raise ValueError for a folder with pickled weights instead of safetensors."""
     if (folder / WEIGHTS).is_file():
         return
     pickled = next((file.name for pattern in _PICKLED for file in sorted(folder.glob(pattern))), None)
     if pickled is not None:
         raise ValueError(
-            f"model {folder}: {pickled} is not opened, because it could run code; convert it to safetensors "
-            "with save_pretrained"
+            f"model {folder}: {pickled} is not loaded because unpickling could run code; convert it to "
+            "safetensors with save_pretrained"
         )
 
 
 def model_class(folder: Path, config: dict[str, Any]) -> Any:
-    """The class of transformers that the configuration names first.
+    """The first transformers class that the configuration names.
 
     Raises:
-        ValueError: it names none, or one that transformers does not have; code in the folder is never run.
+        ValueError: it names none, or a class that is not in transformers; code in the folder is never run.
     """
     library = transformers()
     names = config.get("architectures")
@@ -112,23 +112,25 @@ def model_class(folder: Path, config: dict[str, Any]) -> Any:
     if not isinstance(found, type) or not issubclass(found, library.PreTrainedModel):
         raise ValueError(
             f"model {folder}: its class {name} is not in transformers {library.__version__}, and code "
-            "that comes with a model is not run; name a model of the library"
+            "in the folder is not run; use a model whose class is in the library"
         )
     return found
 
 
 def read_model(folder: Path, chosen: Any, **settings: Any) -> tuple[Any, list[str]]:
-    """The model of a folder, as the class `chosen` reads it, in the type of its weights, on the CPU.
+    """Read a model on the CPU, in the dtype of its weights.
 
     Args:
-        settings: further ones of ``from_pretrained``.
+        folder: the folder of the model.
+        chosen: its class.
+        settings: further arguments of ``from_pretrained``.
 
     Returns:
-        The model, and the names of tensors that are in the folder, but not in the model: published
-        checkpoints often hold the layers of another task, too.
+        The model, and the names of tensors in the folder that the model does not use, such as layers for
+        another task.
 
     Raises:
-        ValueError: the weights cannot be read, or some of the model are missing or have another shape.
+        ValueError: weights cannot be read, are missing or have wrong shapes.
     """
     files = weight_files(folder)
     safe = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
@@ -146,11 +148,11 @@ def read_model(folder: Path, chosen: Any, **settings: Any) -> tuple[Any, list[st
 
 
 def check_weights(files: Iterable[Path]) -> None:
-    """Verify the files of weights that have a checksum in their metadata.
+    """Verify the weight files that have a checksum in their metadata.
 
     Raises:
-        UserError: the tensors of one are not what was written.
-        safetensors.SafetensorError: one is cut short.
+        UserError: the tensors of a file do not match its checksum.
+        safetensors.SafetensorError: a file is truncated.
     """
     for file in files:
         if recorded_checksum(file) is not None:
@@ -158,17 +160,17 @@ def check_weights(files: Iterable[Path]) -> None:
 
 
 def check_none(folder: Path, kind: str, names: Iterable[object]) -> None:
-    """Raise ValueError where there are names of tensors of a `kind` that do not fit the configuration."""
+    """Raise ValueError if there are any names: tensors of a `kind` that do not match the configuration."""
     first = min(map(str, names), default=None)
     if first is not None:
         raise ValueError(
-            f"model {folder}: its weights do not fit its config.json ({kind.replace('_', ' ')}: {first}); "
-            "copy it anew"
+            f"model {folder}: its weights do not match its config.json ({kind.replace('_', ' ')}: {first}); "
+            "copy it again"
         )
 
 
 def tensor_names(file: Path) -> list[str]:
-    """The names of the tensors in a safetensors file; SafetensorError where it is damaged."""
+    """The names of the tensors in a safetensors file; SafetensorError if it is damaged."""
     with safe_open(file, "pt") as opened:
         return list(opened.keys())
 
@@ -176,7 +178,7 @@ def tensor_names(file: Path) -> list[str]:
 def _from_packed(
     folder: Path, files: Sequence[Path], chosen: Any, settings: Mapping[str, Any]
 ) -> tuple[Any, Any]:
-    """Load a folder whose tensors are packed by `shared_embeddings.checkpoints.storage`."""
+    """Load a folder whose tensors were packed by `shared_embeddings.checkpoints.storage`."""
     local = {"local_files_only": True, "trust_remote_code": False}
     named = {"config": chosen.config_class.from_pretrained(folder, **local), **settings}
     if (folder / GENERATION).is_file():

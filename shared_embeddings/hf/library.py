@@ -1,4 +1,4 @@
-"""The library transformers, which only models of Hugging Face need."""
+"""Import transformers, which only Hugging Face models require."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def transformers() -> Any:
-    """The imported library.
+    """Import the library.
 
     Raises:
         ImportError: it is not installed.
@@ -16,6 +16,6 @@ def transformers() -> Any:
         return importlib.import_module("transformers")
     except ImportError as error:
         raise ImportError(
-            f"models of Hugging Face need the library transformers ({error}): "
+            f"Hugging Face models require the library transformers ({error}): "
             'pip install "shared-embeddings[hf]"'
         ) from error

@@ -1,4 +1,4 @@
-"""Loading a model of Hugging Face whose embeddings were compressed."""
+"""Load a compressed Hugging Face model."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from shared_embeddings.hf.folder import check_none, model_class, read_config, re
 
 
 def load(folder: str | os.PathLike[str], **settings: Any) -> Any:
-    """The model of a folder that `shared-embeddings compress`, `save` or ``save_pretrained`` wrote.
+    """Load a model that `shared-embeddings compress`, `save` or ``save_pretrained`` wrote.
 
-    Nothing is downloaded and no code of the folder is run.
+    Downloads nothing and runs no code from the folder.
 
     Args:
-        folder: with ``config.json`` and ``model.safetensors``.
-        settings: of ``from_pretrained`` of transformers, such as ``dtype`` or ``attn_implementation``.
+        folder: a folder with ``config.json`` and ``model.safetensors``.
+        settings: further arguments of ``from_pretrained``, such as ``dtype`` or ``attn_implementation``.
 
     Returns:
-        A model of the class that the configuration names, in evaluation mode, in the type of its weights.
+        A model of the class that the configuration names, in evaluation mode, in the dtype of its weights.
 
     Raises:
-        ValueError: the folder is incomplete, or holds a model without shared embeddings.
+        ValueError: the folder is incomplete or contains a plain model.
         ImportError: transformers is not installed.
     """
     path = Path(folder)
     config = read_config(path)
     if ENTRY not in config:
         raise ValueError(
-            f"model {path}: its config.json has no entry '{ENTRY}': it is a plain model, which "
-            "from_pretrained of transformers reads"
+            f"model {path}: its config.json has no entry '{ENTRY}': it is a plain model; load it with "
+            "from_pretrained of transformers"
         )
-    # An unreadable entry is reported before transformers builds the model.
+    # Report an unreadable entry before transformers builds the model.
     with reading(path), torch.device("meta"):
         from_entry(config[ENTRY])
     plain = model_class(path, config)
@@ -46,11 +46,11 @@ def load(folder: str | os.PathLike[str], **settings: Any) -> Any:
 
 
 def _with_embeddings(plain: Any) -> Any:
-    """A class of transformers whose models begin with the embeddings that their configuration names."""
+    """A subclass of a transformers class that is initialized with the embeddings of its configuration."""
 
-    def begin(self: Any, config: Any, *arguments: Any, **named: Any) -> None:
+    def init(self: Any, config: Any, *arguments: Any, **named: Any) -> None:
         plain.__init__(self, config, *arguments, **named)
         place(self, *from_entry(getattr(config, ENTRY)))
 
-    # The name decides about the loss of the model, among other things.
-    return type(plain.__name__, (plain,), {"__init__": begin, "__module__": plain.__module__})
+    # transformers chooses the loss, among other things, by the name of the class.
+    return type(plain.__name__, (plain,), {"__init__": init, "__module__": plain.__module__})

@@ -1,4 +1,4 @@
-"""Positions of models that count them from the id of padding, as RoBERTa and M2M100 do."""
+"""Positions in models that count from the padding id, such as RoBERTa and M2M100."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from torch import nn
 
 
 def first_position(model: nn.Module) -> int:
-    """The position of the first token: one more than the id of padding where that is counted from, else 0.
+    """The position of the first token: the padding id + 1 in models that count from it, else 0.
 
-    Which tokens are padding is then seen from their ids, so that this id, and how many there are before it,
-    are part of the model.
+    Such models recognize padding by its id, so trimming the vocabulary must not change that id.
     """
     first = 0
     for path, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""The perplexity of a causal language model of Hugging Face, in windows that overlap.
+"""The perplexity of a causal Hugging Face language model, in overlapping windows.
 
 Axes: ``T`` tokens of a window, ``V`` vocabulary.
 """
@@ -17,36 +17,36 @@ from shared_embeddings.hf.library import transformers
 from shared_embeddings.hf.positions import first_position
 from shared_embeddings.hf.words import Vocabulary
 
-# The longest window, which the scores of all words must fit into memory for.
+# The longest window, limited by the memory for the scores of all words.
 _LONGEST = 1024
 
 
 def perplexity(model: Any, vocabulary: Vocabulary, path: Path) -> Quality:
-    """The perplexity of a text: of every token but the first, or of every one where texts have a beginning.
+    """The perplexity of a text, over every token; except the first, if the tokenizer has no beginning mark.
 
-    The text goes through the model in windows; each has half a window of new tokens, which are scored, after
-    half a window of known ones. Every window begins with what the tokenizer begins a text with, if anything.
+    Each window has half a window of context followed by half a window of new tokens, which are scored. Every
+    window starts with the tokenizer's beginning mark, if any.
 
     Args:
-        model: of transformers, for which `check_causal` found nothing.
-        vocabulary: with its tokenizer.
+        model: a transformers model that passes `check_causal`.
+        vocabulary: the vocabulary with its tokenizer.
         path: a UTF-8 text.
 
     Raises:
-        ValueError: there is no tokenizer, or no text for it.
+        ValueError: there is no tokenizer, or the text is too short or does not match the model.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is no UTF-8 text (byte {error.start}); convert it") from error
+        raise ValueError(f"{path}: is not UTF-8 text (byte {error.start}); convert it") from error
     begin, ids = vocabulary.encode(text)
     if len(begin) + len(ids) < 2:
         raise ValueError(f"{path}: has {len(ids)} tokens, too few to predict one; give a longer text")
     rows = model.get_input_embeddings().num_embeddings
     if max(*begin, *ids) >= rows:
         raise ValueError(
-            f"{path}: has a token with the id {max(*begin, *ids)}, but the model has {rows} rows; give the "
-            "model its own tokenizer"
+            f"{path}: has a token with the id {max(*begin, *ids)}, but the model has {rows} rows; use the "
+            "model's own tokenizer"
         )
     longest = getattr(model.config, "max_position_embeddings", None) or _LONGEST
     window = min(_LONGEST, int(longest) - first_position(model)) - len(begin)
@@ -61,18 +61,18 @@ def check_causal(model: Any) -> None:
     kind = type(model).__name__
     if model.config.is_encoder_decoder or kind not in set(names.values()):
         raise ValueError(
-            f"{kind} does not predict the next word from those before it, and has no perplexity; leave "
-            "--validation out"
+            f"{kind} does not predict the next word from the previous ones, so it has no perplexity; omit "
+            "--validation"
         )
 
 
 @torch.no_grad()
 def _nats(model: Any, begin: list[int], ids: list[int], window: int) -> tuple[float, int]:
-    """The negative log-probabilities of all targets, summed, and their number."""
+    """The summed negative log-probability of all targets, and their number."""
     stride = max(window // 2, 1)
     nats, targets, done = 0.0, 0, 0 if begin else 1
     while done < len(ids):
-        # The first window is all new; a later one has what is left of it as context.
+        # The first window is all new; later ones have context.
         end = min(len(ids), window if targets == 0 else done + stride)
         read = begin + ids[max(0, end - window) : end]
         scores = model(input_ids=torch.tensor([read]), use_cache=False).logits[0]  # (T, V)

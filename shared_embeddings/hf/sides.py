@@ -1,6 +1,6 @@
-"""The modules that stand where a model had its word table and its output layer.
+"""The modules that replace a model's word table and output layer.
 
-Both refer to one embedding, which the model holds elsewhere, so that its state has every tensor once.
+Both refer to one embedding, which is a submodule elsewhere, so that the state contains every tensor once.
 
 Axes: ``B`` batch, ``T`` time, ``V`` vocabulary, ``D`` model dimension.
 """
@@ -16,21 +16,20 @@ from shared_embeddings.embedding import SharedEmbedding
 
 
 class _Side(nn.Module):
-    """A use of an embedding that is not its owner.
+    """A layer that uses an embedding without owning it.
 
     Attributes:
-        embedding: the one that is used; no submodule.
-        weight: ``(V, 0)``, nothing. It has the name of the table that it stands for, so that whoever reads
-            the model's weights as those of a plain model meets an impossible shape, and not a missing table
-            which transformers would fill with random numbers. Code that asks a table for its length, type or
-            device finds them.
+        embedding: the embedding, not registered as a submodule.
+        weight: ``(V, 0)``, a placeholder with the name of the replaced table. Loading the folder as a plain
+            model then fails with a shape mismatch; transformers would fill a missing table with random
+            numbers. Code can read the table's length, dtype and device from it.
     """
 
     embedding: SharedEmbedding
 
     def __init__(self, embedding: SharedEmbedding) -> None:
         super().__init__()
-        # Past nn.Module, which would register it.
+        # Bypasses nn.Module, which would register it.
         object.__setattr__(self, "embedding", embedding)
         like = next(embedding.parameters())
         self.weight = nn.Parameter(like.new_empty(embedding.num_embeddings, 0), requires_grad=False)
@@ -43,11 +42,11 @@ class _Side(nn.Module):
 
 
 class InputSide(_Side):
-    """In place of an ``nn.Embedding``: ids ``(B, T)`` to vectors ``(B, T, D)``.
+    """Replaces an ``nn.Embedding``: ids ``(B, T)`` to vectors ``(B, T, D)``.
 
     Args:
-        embedding: what gives the vectors.
-        scale: what they are multiplied by, as in Gemma.
+        embedding: looks up the vectors.
+        scale: factor of the vectors, as in Gemma.
     """
 
     def __init__(self, embedding: SharedEmbedding, scale: float) -> None:
@@ -59,20 +58,20 @@ class InputSide(_Side):
     def forward(self, ids: Tensor) -> Tensor:
         """The vectors ``(..., D)`` of ids ``(...)``."""
         vectors = self.embedding(ids)
-        # Rounded to the type of the vectors first, as the models do.
+        # Round to the dtype of the vectors first, as the models do.
         return vectors if self.scale == 1.0 else vectors * torch.tensor(self.scale, dtype=vectors.dtype)
 
     def extra_repr(self) -> str:
-        """What is used, for print(module)."""
+        """The arguments, for print(module)."""
         return f"{self.embedding.method}, scale={self.scale:g}"
 
 
 class OutputSide(_Side):
-    """In place of an ``nn.Linear``: hidden states ``(B, T, D)`` to scores ``(B, T, V)``.
+    """Replaces an ``nn.Linear``: hidden states ``(B, T, D)`` to scores ``(B, T, V)``.
 
     Args:
-        embedding: what gives the scores.
-        bias: ``(V,)``, which the layer adds, or None.
+        embedding: computes the scores.
+        bias: ``(V,)``, added to the scores, or None.
     """
 
     bias: nn.Parameter | None
@@ -88,5 +87,5 @@ class OutputSide(_Side):
         return scores if self.bias is None else scores + self.bias
 
     def extra_repr(self) -> str:
-        """What is used, for print(module)."""
+        """The arguments, for print(module)."""
         return f"{self.embedding.method}, bias={self.bias is not None}"

@@ -1,4 +1,4 @@
-"""Finding the word tables of a model of transformers, and every module that uses one.
+"""Find the word tables of a transformers model and the modules that use them.
 
 Axes: ``V`` vocabulary, ``D`` model dimension.
 """
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from shared_embeddings.hf.entry import Placement
 
-# The words whose vectors show what an input layer does with them.
-_LOOKED_AT = 8
+# The number of words with which layers are tested.
+_TESTED_WORDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +22,8 @@ class WordTable:
     """One table of a model.
 
     Attributes:
-        name: "words" where there is one only, else after what it is for.
-        weight: ``(V, D)``, the model's own parameter.
+        name: "words" for a single table, else its layer: "input", "decoder" or "output".
+        weight: ``(V, D)``, the model's parameter.
         placement: the modules that use it.
     """
 
@@ -33,10 +33,10 @@ class WordTable:
 
 
 def find_tables(model: Any) -> list[WordTable]:
-    """The tables of a language model: one where its input and its output are tied, else one for each.
+    """The tables of a language model: one if input and output are tied, else one for each.
 
     Raises:
-        ValueError: the model is none that scores words, or uses a table in a way that an embedding cannot.
+        ValueError: the model does not score words, or uses a table in an unsupported way.
     """
     kind = type(model).__name__
     named = _layers(model)
@@ -45,75 +45,73 @@ def find_tables(model: Any) -> list[WordTable]:
         weight = getattr(layer, "weight", None)
         if not isinstance(layer, (nn.Embedding, nn.Linear)) or not isinstance(weight, nn.Parameter):
             raise ValueError(
-                f"{kind}: its {name} layer is a {type(layer).__name__}, which no embedding can stand for; "
-                "take a model with nn.Embedding and nn.Linear"
+                f"{kind}: its {name} layer is a {type(layer).__name__}, which cannot be replaced; use a "
+                "model with nn.Embedding and nn.Linear"
             )
         weights.setdefault(id(weight), (name, weight))
     found = []
     for name, weight in weights.values():
         table = WordTable("words" if len(weights) == 1 else name, weight, _uses(model, weight))
-        _check_width(kind, table)
+        _check_matrix(kind, table)
         found.append(table)
     return found
 
 
 def _layers(model: Any) -> list[tuple[str, Any]]:
-    """The layers of a model that take or score words, named after what they are for.
+    """The input and output layers of a model, by name.
 
     Raises:
-        ValueError: it has none, or takes more than text.
+        ValueError: it has no output layer, is quantized, or takes more than text.
     """
     kind, config = type(model).__name__, model.config
     if getattr(config, "quantization_config", None) is not None:
-        raise ValueError(f"{kind}: its weights are quantised; compress the model that they were made from")
+        raise ValueError(f"{kind}: its weights are quantized; compress the original model")
     other = [name for name in ("vision_config", "audio_config") if getattr(config, name, None) is not None]
     if other:
-        raise ValueError(f"{kind}: takes more than text ({other[0]}); take a model of text alone")
+        raise ValueError(f"{kind}: takes more than text ({other[0]}); use a text-only model")
     try:
         layers = [("input", model.get_input_embeddings()), ("output", model.get_output_embeddings())]
         if getattr(config, "is_encoder_decoder", False):
             layers.insert(1, ("decoder", model.get_decoder().get_input_embeddings()))
     except (NotImplementedError, AttributeError) as error:
         raise ValueError(
-            f"{kind}: does not say where its word embeddings are; it is not supported"
+            f"{kind}: does not define where its word embeddings are; it is not supported"
         ) from error
     if layers[-1][1] is None:
-        raise ValueError(
-            f"{kind}: has no output embeddings; take a model that scores words, not a classifier"
-        )
+        raise ValueError(f"{kind}: has no output embeddings; use a model that scores words, not a classifier")
     return layers
 
 
 @torch.no_grad()
 def check_scoring(model: Any) -> None:
-    """Raise ValueError where the model computes its scores otherwise than by calling its output layer.
+    """Raise ValueError if the model computes its scores without calling its output layer.
 
-    MobileBERT and newer DeBERTa multiply with its table themselves, which would be none.
+    MobileBERT and newer DeBERTa multiply by its table directly, which compression removes.
     """
     layers = _layers(model)
     kind, output = type(model).__name__, layers[-1][1]
     calls: list[None] = []
     hook = output.register_forward_hook(lambda *_: calls.append(None))
-    ids = torch.arange(min(_LOOKED_AT, *(len(layer.weight) for _, layer in layers)))[None]
+    ids = torch.arange(min(_TESTED_WORDS, *(len(layer.weight) for _, layer in layers)))[None]
     given = {"input_ids": ids, **({"decoder_input_ids": ids} if len(layers) == 3 else {})}
     try:
         scores = model(**given).logits
-    except Exception:  # one that takes more than ids cannot be looked at so
+    except Exception:  # models that take more than ids cannot be tested
         return
     finally:
         hook.remove()
     if not calls or scores.shape[-1] != len(output.weight):
         raise ValueError(
-            f"{kind}: computes its scores by other means than its output layer ({type(output).__name__} "
-            f"{tuple(output.weight.shape)}), where no embedding can stand; it is not supported"
+            f"{kind}: computes its scores without calling its output layer ({type(output).__name__} "
+            f"{tuple(output.weight.shape)}), so that it cannot be replaced; it is not supported"
         )
 
 
 def _uses(model: nn.Module, weight: nn.Parameter) -> Placement:
-    """Every module that has a parameter, under every path.
+    """Every module that has a parameter, by every path.
 
     Raises:
-        ValueError: one of them is no plain layer.
+        ValueError: one of them is neither an embedding nor a linear layer.
     """
     inputs: dict[str, float] = {}
     outputs = []
@@ -126,30 +124,30 @@ def _uses(model: nn.Module, weight: nn.Parameter) -> Placement:
             outputs.append(path)
         else:
             raise ValueError(
-                f"{type(model).__name__}: {path} is a {type(module).__name__} with the table of the words, "
-                "which no embedding can stand for"
+                f"{type(model).__name__}: {path} is a {type(module).__name__} with the word table, which "
+                "cannot be replaced"
             )
     return Placement(inputs, tuple(outputs))
 
 
 @torch.no_grad()
 def _scale(path: str, layer: nn.Embedding) -> float:
-    """What an input layer multiplies the rows of its table by; ValueError where it does something else."""
+    """The factor by which an input layer multiplies rows; ValueError if it does anything else."""
     given = getattr(layer, "embed_scale", 1.0)
-    # Rounded as the layer rounds it, which is to the type of the table where it is a tensor.
+    # Rounded like in the layer: to the dtype of the table if the factor is a tensor.
     scale = float(given.to(layer.weight.dtype)) if isinstance(given, Tensor) else float(given)
-    ids = torch.arange(min(_LOOKED_AT, layer.num_embeddings))
+    ids = torch.arange(min(_TESTED_WORDS, layer.num_embeddings))
     if layer.max_norm is not None or not torch.allclose(layer(ids), layer.weight[ids] * scale, rtol=1e-2):
         raise ValueError(
-            f"{path}: this {type(layer).__name__} does more than look rows up, so that no embedding can "
-            "stand for it"
+            f"{path}: this {type(layer).__name__} does more than look up rows, so that it cannot be replaced"
         )
     return scale
 
 
-def _check_width(kind: str, table: WordTable) -> None:
-    """Raise ValueError unless every use has the words and dimensions of the table."""
+def _check_matrix(kind: str, table: WordTable) -> None:
+    """Raise ValueError unless the table is a floating-point matrix."""
     if table.weight.dim() != 2 or not table.weight.is_floating_point():
         raise ValueError(
-            f"{kind}: its table is {tuple(table.weight.shape)} of {table.weight.dtype}, no numbers"
+            f"{kind}: its table is {tuple(table.weight.shape)} of {table.weight.dtype}, not a "
+            "floating-point matrix"
         )

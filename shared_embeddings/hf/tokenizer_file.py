@@ -1,15 +1,15 @@
-"""The file ``tokenizer.json`` of a fast tokenizer with fewer tokens, which cuts covered texts as before.
+"""Trim the ``tokenizer.json`` of a fast tokenizer so that it tokenizes covered texts as before.
 
-What must stay beside the tokens of a text depends on the kind of tokenizer:
+The tokens to keep, in addition to those of the texts, depend on the kind of tokenizer:
 
-- BPE joins two parts at a time. The parts on the way to a kept token stay, and the merges whose parts and
-  result all stay. The order of merges stays too, so that the same ones are applied.
-- Unigram takes the best sum of scores, so that a path of kept pieces stays the best. An unknown character
-  costs what the worst piece does, and a bit more; that piece stays.
-- WordPiece takes the longest piece at each place. Words that it cannot finish are unknown; how far it gets in
-  the words of the texts stays.
+- BPE merges two parts at a time. The intermediate parts of a kept token are kept, and all merges between kept
+  parts, in their order.
+- Unigram maximizes a sum of scores, so a path of kept pieces remains the best one. The cost of an unknown
+  character derives from the piece with the lowest score, which is kept.
+- WordPiece takes the longest piece at each position. Words that it cannot complete are unknown; the pieces
+  up to the failing position are kept.
 
-Tokens for single bytes stay wherever a tokenizer falls back to them, so that any text can still be cut.
+Byte tokens are kept if the tokenizer falls back to them, so that it can still tokenize any text.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class TokenizerFile:
     """The content of a ``tokenizer.json``.
 
     Args:
-        content: as it was read; it is not changed.
+        content: the parsed file, not modified.
 
     Attributes:
         kind: one of `KINDS`.
-        tokens: every token by its id.
-        ids: every id by its token.
+        tokens: id -> token.
+        ids: token -> id.
 
     Raises:
-        ValueError: a kind of tokenizer that is not known.
+        ValueError: an unknown kind of tokenizer.
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ class TokenizerFile:
         self.kind = self.model.get("type") or _guessed_kind(self.model)
         if self.kind not in KINDS:
             raise ValueError(
-                f"a tokenizer of the kind {self.kind} cannot be trimmed, only one of {', '.join(KINDS)}"
+                f"a tokenizer of kind {self.kind} cannot be trimmed; supported are {', '.join(KINDS)}"
             )
         self.ids: dict[str, int] = self._model_ids() | {
             t["content"]: t["id"] for t in content["added_tokens"]
@@ -52,14 +52,14 @@ class TokenizerFile:
         self._ranks = {parts: rank for rank, parts in enumerate(self.merges)}
 
     def _model_ids(self) -> dict[str, int]:
-        """The ids of the tokens without those that were added."""
+        """The token ids without added tokens."""
         vocab = self.model["vocab"]
         if self.kind == "Unigram":
             return {piece: number for number, (piece, _) in enumerate(vocab)}
         return dict(vocab)
 
     def specials(self) -> set[int]:
-        """The tokens that were added, those that stand around every text, and that of unknown words."""
+        """The ids of added tokens, of tokens around every text, of the unknown token and of padding."""
         found = {token["id"] for token in self.content["added_tokens"]}
         found |= set(_ids_in_processor(self.content.get("post_processor")))
         unknown = self.model.get("unk_token")
@@ -72,10 +72,10 @@ class TokenizerFile:
         return found
 
     def closed(self, ids: Iterable[int]) -> set[int]:
-        """The ids that are tokens, and those without which texts would not be cut into them.
+        """The valid ones among `ids`, plus the ids that tokenizing a text into them requires.
 
         Args:
-            ids: the special ones among them.
+            ids: the ids to keep, including special ones.
         """
         kept = {number for number in ids if number in self.tokens} | self._alphabet()
         if self.kind == "BPE":
@@ -87,7 +87,7 @@ class TokenizerFile:
         return kept
 
     def _alphabet(self) -> set[int]:
-        """The tokens that stand for single bytes, where the tokenizer has such."""
+        """The ids of byte tokens, if the tokenizer has any."""
         found: set[str] = set()
         if self.model.get("byte_fallback"):
             found = {f"<0x{byte:02X}>" for byte in range(256)}
@@ -100,7 +100,7 @@ class TokenizerFile:
         return {self.ids[token] for token in found if token in self.ids}
 
     def _merge_path(self, token: str) -> list[str]:
-        """The parts that merges make one after the other on the way to a token, from its characters on."""
+        """The characters of a token and the parts that merging creates from them, in order."""
         parts = self._characters(token)
         path = list(parts)
         prefix = self.model.get("continuing_subword_prefix") or ""
@@ -116,7 +116,7 @@ class TokenizerFile:
         return path
 
     def _characters(self, token: str) -> list[str]:
-        """The parts that merges begin with, marked as inside or at the end of a word where that is done."""
+        """The characters that merging starts from, with the prefix or suffix of their place in a word."""
         prefix = self.model.get("continuing_subword_prefix") or ""
         suffix = self.model.get("end_of_word_suffix") or ""
         is_inside, is_last = (
@@ -131,7 +131,7 @@ class TokenizerFile:
         return parts
 
     def beginning_of(self, word: str) -> list[int]:
-        """The pieces that WordPiece finds in a word up to where it finds no more."""
+        """The ids of the pieces that WordPiece finds in a word, up to where it finds none."""
         prefix = self.model.get("continuing_subword_prefix", "##")
         found, start = [], 0
         while start < len(word):
@@ -146,7 +146,7 @@ class TokenizerFile:
         return found
 
     def trimmed(self, kept: Sequence[int]) -> dict[str, Any]:
-        """The content for a tokenizer with the `kept` ids alone, which ascend and are numbered anew."""
+        """The content of a tokenizer with only the `kept` ids, which are ascending and get renumbered."""
         new_ids = {old: new for new, old in enumerate(kept)}
         content = {name: copy.deepcopy(part) for name, part in self.content.items() if name != "model"}
         content["added_tokens"] = [
@@ -158,7 +158,7 @@ class TokenizerFile:
         return {**content, "model": self._trimmed_model(new_ids)}
 
     def _trimmed_model(self, new_ids: Mapping[int, int]) -> dict[str, Any]:
-        """The part of the content that holds the vocabulary."""
+        """The part of the content with the vocabulary."""
         model = dict(self.model)
         if self.kind == "Unigram":
             model["vocab"] = [entry for number, entry in enumerate(self.model["vocab"]) if number in new_ids]
@@ -180,7 +180,7 @@ class TokenizerFile:
 
 
 def _guessed_kind(model: Mapping[str, Any]) -> str:
-    """The kind of tokenizer that a file of an older version does not name."""
+    """The kind of tokenizer of an older file that does not name it."""
     if "merges" in model:
         return "BPE"
     if isinstance(model.get("vocab"), list):
@@ -189,13 +189,13 @@ def _guessed_kind(model: Mapping[str, Any]) -> str:
 
 
 def _parts(merge: str | Sequence[str]) -> tuple[str, str]:
-    """The two parts of a merge, which files of older versions set apart by a space."""
+    """The two parts of a merge, which older files separate by a space."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """The steps of a part of a tokenizer, which may be a sequence of them."""
+    """The steps of a tokenizer component, which may be a sequence."""
     if isinstance(part, dict):
         yield part
         for name in ("normalizers", "pretokenizers", "processors"):
@@ -204,12 +204,12 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _has_part(part: Any, kind: str) -> bool:
-    """Whether a step of a kind is in a part of a tokenizer."""
+    """Whether a tokenizer component has a step of a kind."""
     return any(step.get("type") == kind for step in _steps(part))
 
 
 def _ids_in_processor(processor: Any) -> Iterator[int]:
-    """The ids that a post-processor puts around texts."""
+    """The ids that a post-processor adds around texts."""
     for step in _steps(processor):
         for special in _templates(step):
             yield from special["ids"]
@@ -219,7 +219,7 @@ def _ids_in_processor(processor: Any) -> Iterator[int]:
 
 
 def _processor_with(processor: Any, new_ids: Mapping[int, int]) -> Any:
-    """A copy of a post-processor with other ids."""
+    """A copy of a post-processor with new ids."""
     fresh = copy.deepcopy(processor)
     for step in _steps(fresh):
         for special in _templates(step):
@@ -231,6 +231,6 @@ def _processor_with(processor: Any, new_ids: Mapping[int, int]) -> Any:
 
 
 def _templates(step: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The special tokens of a template, each with its ids."""
+    """The special tokens of a template, with their ids."""
     found = step.get("special_tokens")
     return list(found.values()) if isinstance(found, dict) else []

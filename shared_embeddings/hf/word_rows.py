@@ -1,6 +1,6 @@
-"""The tensors of a model of Hugging Face that have a row for every word, found and selected in its files.
+"""Find and trim the tensors of a Hugging Face model that have a row for every word.
 
-Axes: ``V`` rows of the word embeddings, ``n`` rows that are kept.
+Axes: ``V`` rows of the word embeddings, ``n`` kept rows.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from shared_embeddings.hf.compressed_rows import CompressedTables, is_of_embeddi
 from shared_embeddings.hf.folder import INDEX, check_weights, read_json, weight_files
 from shared_embeddings.utils.reading import parse_json
 
-# Settings that say how many words there are, where a model has one for each side.
+# Vocabulary sizes of models with one for each side.
 SIDES = ("decoder_vocab_size",)
-# Settings with such a name that count something else than words.
+# Settings with similar names that do not count words.
 _OTHER_SIZES = ("type_vocab_size", "type_vocab_sizes", "task_type_vocab_size", "entity_vocab_size")
 
 
 def word_axes(model: Any) -> dict[str, int | None]:
-    """The axis of the words of every tensor of a model, by its name; None for a tensor without words.
+    """The word axis of every tensor of a model, by name; None for a tensor without one.
 
-    It is the axis that becomes longer when the configuration has one more word; no weights are allocated.
+    It is the axis that grows if the configuration has one more word. No weights are allocated.
 
     Args:
-        model: of transformers; its own tensors may be `without_weights`, too.
+        model: a transformers model, possibly `without_weights`.
 
     Raises:
-        ValueError: the model has the words on two axes, or a second vocabulary.
+        ValueError: a tensor has two word axes, or the model has a second vocabulary.
     """
     kind, config = type(model), model.config
     text = config.get_text_config()
@@ -45,21 +45,21 @@ def word_axes(model: Any) -> dict[str, int | None]:
         is_other = "vocab_size" in name and type(size) is int and name not in (*own, *_OTHER_SIZES)
         if is_other and _shapes(without_weights(kind, _wider(config, [name]))) != before:
             raise ValueError(
-                f"{kind.__name__}: looks ids up in a second vocabulary ({name}: {size}), which is not "
-                "trimmed with the first; this model cannot be trimmed"
+                f"{kind.__name__}: has a second vocabulary ({name}: {size}), which is not trimmed with the "
+                "first; this model cannot be trimmed"
             )
     after = _shapes(without_weights(kind, _wider(config, ["vocab_size", *SIDES])))
     axes: dict[str, int | None] = {}
     for name, shape in before.items():
         longer = [axis for axis, size in enumerate(shape) if after[name][axis] != size]
         if len(longer) > 1:
-            raise ValueError(f"tensor {name} has the words on two axes; this model cannot be trimmed")
+            raise ValueError(f"tensor {name} has two word axes; this model cannot be trimmed")
         axes[name] = longer[0] if longer else None
     return axes
 
 
 def _wider(config: Any, names: Sequence[str]) -> Any:
-    """A configuration of which each of the sizes that are called so, where it has them, is one more."""
+    """A copy of a configuration with the named sizes, where present, increased by one."""
     wider = copy.deepcopy(config)
     text = wider.get_text_config()
     for name in names:
@@ -74,25 +74,25 @@ def _shapes(model: Any) -> dict[str, torch.Size]:
 
 
 def without_weights(model_class: Any, config: Any) -> Any:
-    """A model of transformers whose tensors take no memory."""
+    """A transformers model on the meta device."""
     with torch.device("meta"):
         return model_class._from_config(copy.deepcopy(config))
 
 
 class Weights:
-    """The weights of a model in its files.
+    """The weight files of a model.
 
     Args:
-        folder: of the model.
-        axes: what `word_axes` gives.
+        folder: the folder of the model.
+        axes: the output of `word_axes`.
         rows: V.
-        settings: of ``config.json``, which names the embeddings of a compressed model.
+        settings: the content of ``config.json``, which describes the embeddings of a compressed model.
 
     Attributes:
         tables: the embeddings of a compressed model.
 
     Raises:
-        ValueError: a file is missing or damaged, or it is not known whether a tensor has the words.
+        ValueError: a file is missing or damaged, or a tensor may have an unknown word axis.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Weights:
         }
 
     def bytes(self, rows: int) -> int:
-        """The bytes of all tensors, with so many rows for words beside the embeddings as they are now."""
+        """The size of all tensors with `rows` words, plus the current size of compressed embeddings."""
         total = self.tables.bytes()
         for name, entry in self._entries.items():
             begin, end = entry["data_offsets"]
@@ -119,9 +119,9 @@ class Weights:
         return total
 
     def write(self, folder: Path, kept: Tensor) -> None:
-        """Write the weights with the rows `kept` ``(n,)`` alone into a folder, a file at a time.
+        """Write the weights with only the rows `kept` ``(n,)`` to a folder, one file at a time.
 
-        The tables of a compressed model, which have fewer words already, go into the last file.
+        The embeddings of a compressed model, already trimmed, are written to the last file.
         """
         where: dict[str, str] = {}
         for file in self.files:
@@ -143,22 +143,22 @@ class Weights:
             (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
     def _selected(self, name: str, tensor: Tensor, kept: Tensor) -> Tensor:
-        """A tensor with the kept rows, or as it is where it has none for words."""
+        """A tensor with the kept rows; unchanged if it has no word axis."""
         axis = self._axes[name]
         return tensor if axis is None else tensor.index_select(axis, kept)
 
 
 def _axis_of(name: str, shape: list[int], axes: Mapping[str, int | None], rows: int) -> int | None:
-    """The axis of the words of a tensor in a file, whose name may begin otherwise than the model's.
+    """The word axis of a tensor in a file, whose name may have another prefix than in the model.
 
     Raises:
-        ValueError: the model has no such tensor, but it is as long as the vocabulary, or it has more rows.
+        ValueError: the tensor is not in the model but has V rows, or has another number of rows.
     """
     alike = (own for own in axes if own.endswith(f".{name}") or name.endswith(f".{own}"))
     own = name if name in axes else next(alike, None)
     if own is None and rows in shape:
         raise ValueError(
-            f"tensor {name} {tuple(shape)} may have a row for every word, but is not of the model"
+            f"tensor {name} {tuple(shape)} may have a row for every word, but is not in the model"
         )
     axis = None if own is None else axes[own]
     if axis is not None and shape[axis] != rows:
@@ -170,10 +170,10 @@ def _axis_of(name: str, shape: list[int], axes: Mapping[str, int | None], rows: 
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """What a safetensors file says of its tensors: their shape, and where they begin and end.
+    """The header of a safetensors file: tensor name -> shape and offsets.
 
     Raises:
-        ValueError: it is cut short or damaged.
+        ValueError: the file is truncated or damaged.
     """
     try:
         with file.open("rb") as opened:
@@ -182,7 +182,7 @@ def _header(file: Path) -> dict[str, Any]:
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"weights {file}: cannot be read; the file is damaged, copy it anew") from error
+        raise ValueError(f"weights {file}: cannot be read; the file is damaged, copy it again") from error
     if 8 + size + end != file.stat().st_size:
-        raise ValueError(f"weights {file}: the file is cut short, copy it anew")
+        raise ValueError(f"weights {file}: the file is truncated, copy it again")
     return entries

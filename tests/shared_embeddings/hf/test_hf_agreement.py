@@ -21,10 +21,10 @@ from tests.shared_embeddings.hf.models import KINDS, WORDS, compress, write  # n
 from tests.shared_embeddings.hf.test_hf_quality import add_tokenizer  # noqa: E402
 
 SAID = {
-    "gpt2": ("wrote itself", "50 tokens of text"),
+    "gpt2": ("that it generated", "50 tokens of text"),
     "bert": ("drawn at random", "50 tokens of text"),
-    "t5": ("of its answers to random tokens", "of its answers of text"),
-    "marian": ("of its answers to random tokens", "of its answers of text"),
+    "t5": ("of its outputs for random tokens", "of its outputs of text"),
+    "marian": ("of its outputs for random tokens", "of its outputs of text"),
 }
 
 
@@ -119,5 +119,5 @@ def test_a_model_that_takes_more_than_tokens_was_not_shown_to_work(tmp_path: Pat
 
     folder = FolderModel((write("gpt2", tmp_path / "model"), tmp_path / "model")[1])
     folder.module.__class__ = Strange
-    with pytest.raises(ValueError, match="a Strange cannot be asked: "):
+    with pytest.raises(ValueError, match="a Strange cannot be probed: "):
         folder.probe(None, 1).predict()

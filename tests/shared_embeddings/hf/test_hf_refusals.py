@@ -56,12 +56,12 @@ def test_models_of_other_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (model / "config.json").write_text(json.dumps(plain))
     with_settings(model, architectures=["Own"], auto_map={"AutoModel": "own.Own"})
     (model / "own.py").write_text("raise SystemExit('code of the folder was run')")
-    assert "code that comes with a model is not run" in refused(capsys, model, *asked)
+    assert "code in the folder is not run" in refused(capsys, model, *asked)
     (model / "config.json").write_text(json.dumps(plain))
     (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-40])
     assert "cannot be read" in refused(capsys, model, *asked)
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    assert "pytorch_model.bin is not opened" in refused(capsys, model, *asked)
+    assert "pytorch_model.bin is not loaded" in refused(capsys, model, *asked)
     (model / "pytorch_model.bin").unlink()
     assert "has no model.safetensors" in refused(capsys, model, *asked)
     assert not small.exists()
@@ -91,7 +91,7 @@ def test_models_that_score_otherwise(tmp_path: Path, capsys: pytest.CaptureFixtu
             (
                 "FSMTForConditionalGeneration",
                 {**sizes, "src_vocab_size": WORDS, "tgt_vocab_size": WORDS},
-                "does not say where its word embeddings are",
+                "does not define where its word embeddings are",
             ),
         ]
     ):
@@ -145,7 +145,7 @@ def test_outputs_that_are_there(
         patch.setattr(
             "shared_embeddings.checkpoints.compress.fit", lambda *_, **__: pytest.fail("was fitted")
         )
-        assert "holds no model" in refused(capsys, model, "standard", other, "--force")
+        assert "is not a model" in refused(capsys, model, "standard", other, "--force")
         inside = other / "letter" / "small"
         assert "cannot be written" in refused(capsys, model, "standard", inside)
         assert "cannot be written" in refused(capsys, model, "standard", tmp_path / "new", "--report", inside)
@@ -166,7 +166,7 @@ def test_what_is_no_part_of_a_model_is_not_replaced(
     (small / name).parent.mkdir(exist_ok=True)
     (small / name).write_text("weeks of work")
     line = refused(capsys, model, "standard", small, "--force")
-    assert f"holds {name.split('/')[0]}, which is no part of a model and would be lost" in line
+    assert f"contains {name.split('/')[0]}, which is not part of a model and would be lost" in line
     assert (small / name).read_text() == "weeks of work"
 
 
@@ -214,7 +214,7 @@ def test_compressed_folders_are_for_load_alone(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be resized"):
         loaded.resize_token_embeddings(WORDS + 1)
     with_settings(small, shared_embeddings={"version": 2})
-    with pytest.raises(ValueError, match="has version 2, this program reads 1"):
+    with pytest.raises(ValueError, match="has version 2, but this program supports 1"):
         hf.load(small)
 
 
@@ -271,6 +271,6 @@ def test_words_and_their_counts_are_the_tokenizers(tmp_path: Path) -> None:
     copied = transformers.AutoTokenizer.from_pretrained(tmp_path / "small")
     assert copied("the dog")["input_ids"] == [2, 4, 1]
     text.write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="is no UTF-8 text"):
+    with pytest.raises(ValueError, match="is not UTF-8 text"):
         read.count_text([text])
     assert torch.equal(read.tables()[0].table, table.table)

@@ -133,9 +133,9 @@ def test_refusals(
     weights = model / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-100])
-    assert "cut short" in refused(capsys, *found)
+    assert "truncated" in refused(capsys, *found)
     weights.rename(model / "pytorch_model.bin")
-    assert "pytorch_model.bin is not opened" in refused(capsys, *found)
+    assert "pytorch_model.bin is not loaded" in refused(capsys, *found)
     config = (model / "config.json").read_text()
     (model / "config.json").write_text(config.replace("{", '{"auto_map": {"AutoModel": "x.Y"},', 1))
     assert "needs code that comes with it" in refused(capsys, *found)
@@ -188,7 +188,7 @@ def test_lists_of_ids() -> None:
     ids=str,
 )
 def test_lists_that_are_nested_wrongly(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="the file: .* wanted .*; correct it"):
+    with pytest.raises(ValueError, match="the file: .* expected .*; correct it"):
         check_ids("the file", wrong)
 
 
