@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
+from shared_embeddings.registry import method_class
 
 DENSE = "plain table"
 PADDING = 1
@@ -24,20 +25,18 @@ class Row(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """V, D, N, the bands of adaptive embeddings and the shape of a tensor train."""
+    """The sizes V, D and N."""
 
     name: str
     vocab_size: int
     dim: int
     tokens: int
-    cutoffs: list[int]
-    vocab_shape: list[int]
 
 
 SETTINGS = {
-    "translation": Setting("translation", 37000, 512, 4096, [2000, 6000], [25, 37, 40]),
-    "language model": Setting("language model", 267735, 512, 1024, [20000, 40000, 200000], [64, 64, 66]),
-    "tiny": Setting("tiny", 3000, 512, 64, [300, 1000], [15, 15, 14]),
+    "translation": Setting("translation", 37000, 512, 4096),
+    "language model": Setting("language model", 267735, 512, 1024),
+    "tiny": Setting("tiny", 3000, 512, 64),
 }
 PUBLISHED = ("translation", "language model")
 
@@ -60,33 +59,12 @@ class Dense(nn.Module):
 
 
 def rows(setting: Setting, methods: Sequence[str]) -> list[Row]:
-    """The rows of `methods`, with sizes like those in the papers."""
-    dim = setting.dim
-    narrow, wide = dim // 8, 8 * dim
-    known: dict[str, list[tuple[str, dict[str, Any]]]] = {
-        "projective": [("", {"rank": narrow})],
-        "funnel": [("", {"rank": narrow})],
-        "adaptive": [("", {"cutoffs": setting.cutoffs})],
-        "define": [
-            (", tied to its map", _define(dim, "map", output_projection=True)),
-            (", tied to its table", _define(dim, "table")),
-        ],
-        "alone": [(f", {kind}", {"hidden_dim": wide, "filter": kind}) for kind in ("real", "binary")],
-        "uncle": [("", {"unique_dim": narrow, "num_classes": 1000, "random_classes": True})],
-        "group_reduce": [("", {"num_groups": 10, "min_rank": 23})],
-        "tensor_train": [("", {"vocab_shape": setting.vocab_shape, "dim_shape": [8, 8, 8], "rank": 90})],
-        "structured": [("", {"num_groups": 32, "num_clusters": 2376})],
-    }
+    """The examples of each of `methods`."""
     return [
-        Row(method + suffix, method, options)
+        Row(f"{method}, {label}" if label else method, method, options)
         for method in methods
-        for suffix, options in known.get(method, [("", {})])
+        for label, options in method_class(method).examples(setting.vocab_size, setting.dim).items()
     ]
-
-
-def _define(dim: int, output: str, **options: object) -> dict[str, Any]:
-    """DeFINE with n = D / 4, k = 2 D and three layers."""
-    return {"map_dim": dim // 4, "expand_dim": 2 * dim, "depth": 3, "output": output, **options}
 
 
 def build(row: Row, setting: Setting) -> Any:

@@ -1,4 +1,4 @@
-"""Reading a method's options: every name, type and size is checked before any module is built."""
+"""Options of a method: how they are declared, and how their names, types and sizes are checked."""
 
 from __future__ import annotations
 
@@ -15,39 +15,55 @@ from shared_embeddings.errors import UserError
 
 T = TypeVar("T")
 
-# No tensor has more rows, and no run more steps; no deeper network was ever published.
+# Larger counts and deeper networks are mistakes.
 LARGEST_COUNT = 2**31 - 1
 MOST_LAYERS = 1000
 
-# The value of an option that otherwise names a file: its content comes with the state_dict.
+# The value of an option that otherwise names a file: the content of the file is in the state_dict.
 STORED = "stored"
 
 
 class OptionError(UserError):
-    """An embedding option is unknown, of the wrong type, impossible, or would have no effect."""
+    """An embedding option is unknown, has the wrong type, is impossible, or would have no effect."""
+
+
+def option(
+    description: str,
+    default: Any = dataclasses.MISSING,
+    *,
+    factory: Any = dataclasses.MISSING,
+    repr: bool = True,
+) -> Any:
+    """A field of an options dataclass, with the description that ``shared-embeddings methods`` prints.
+
+    Args:
+        description: what the option does, in one or two sentences.
+        default: the value when the option is omitted; an option without a default is required.
+        factory: makes the default of an option whose values are mutable.
+        repr: whether the value is part of the options' ``repr``.
+    """
+    return dataclasses.field(  # type: ignore[call-overload]
+        default=default, default_factory=factory, repr=repr, metadata={"description": description}
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingOptions:
-    """The options that every method has beside its own.
+    """The options that all methods have in common."""
 
-    Attributes:
-        output_bias: whether every word's score has a trained bias of its own.
-    """
-
-    output_bias: bool = False
+    output_bias: bool = option("Adds a trained bias to the score of every word.", False)
 
 
 def parse_options(method: str, options_class: type[T], given: Mapping[str, object]) -> T:
-    """Build the frozen options of `method` from plain values as Python, YAML or a command line give them.
+    """Build the frozen options of `method` from plain values, as Python, YAML or a command line provide them.
 
     Args:
         method: the method's name, for messages.
-        options_class: the method's options dataclass; its annotations say what each option accepts.
+        options_class: the method's options dataclass; its annotations define the type of each option.
         given: option name -> value.
 
     Raises:
-        OptionError: an unknown or missing option, a value of the wrong type, or one the class itself refuses.
+        OptionError: an option is unknown, missing or of the wrong type, or the class itself rejects it.
     """
     fields = {field.name: field for field in dataclasses.fields(options_class)}  # type: ignore[arg-type]
     for name in given:
@@ -68,7 +84,7 @@ def parse_options(method: str, options_class: type[T], given: Mapping[str, objec
 
 
 def plain_options(options: Any) -> dict[str, object]:
-    """The options of a frozen dataclass that are not at their defaults, in types that YAML and JSON have."""
+    """The options that differ from their defaults, as types that YAML and JSON support."""
     plain = dataclasses.asdict(options)
     return {
         field.name: list(plain[field.name]) if isinstance(plain[field.name], tuple) else plain[field.name]
@@ -78,7 +94,7 @@ def plain_options(options: Any) -> dict[str, object]:
 
 
 def _default_of(field: dataclasses.Field[Any]) -> object:
-    """The value of an option that is left out."""
+    """The value of an option that is omitted."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
@@ -89,7 +105,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_at_least(name: str, value: float | None, minimum: float) -> None:
-    """Raise `OptionError` unless option `name` is absent (None) or at least `minimum`, and no vast count."""
+    """Raise `OptionError` unless option `name` is None or between `minimum` and `LARGEST_COUNT`."""
     require(
         value is None or value >= minimum,
         f"option '{name}' is {value}, but it must be at least {minimum}; raise it",
@@ -101,7 +117,7 @@ def require_at_least(name: str, value: float | None, minimum: float) -> None:
 
 
 def require_layers(name: str, value: int) -> None:
-    """Raise `OptionError` unless 1 <= `value` <= `MOST_LAYERS`: each takes time and memory of its own."""
+    """Raise `OptionError` unless 1 <= `value` <= `MOST_LAYERS`."""
     require_at_least(name, value, 1)
     require(
         value <= MOST_LAYERS, f"option '{name}' is {value}, but it must be at most {MOST_LAYERS}; lower it"
@@ -109,7 +125,7 @@ def require_layers(name: str, value: int) -> None:
 
 
 def require_seed(seed: int) -> None:
-    """Raise `OptionError` unless option 'seed' is one that torch's random numbers can start from."""
+    """Raise `OptionError` unless option 'seed' is a valid seed for torch's random number generators."""
     require(
         0 <= seed < 2**64,
         f"option 'seed' is {seed}, but it must be at least 0 and below 2**64; choose another number",
@@ -117,7 +133,7 @@ def require_seed(seed: int) -> None:
 
 
 def require_rank(rank: int, embedding_dim: int) -> None:
-    """Raise `OptionError` unless 1 <= `rank` <= D: a rank above D would only add parameters."""
+    """Raise `OptionError` unless 1 <= `rank` <= D: a higher rank would only add parameters."""
     require_at_least("rank", rank, 1)
     require(
         rank <= embedding_dim,
@@ -134,7 +150,7 @@ def require_probability(name: str, value: float) -> None:
 
 
 def describe_type(hint: Any) -> str:
-    """What an option with annotation `hint` accepts, in words."""
+    """The values that an option with annotation `hint` accepts, in words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return "one of " + ", ".join(str(value) for value in arguments)
@@ -149,7 +165,7 @@ def describe_type(hint: Any) -> str:
 
 
 def _convert(method: str, name: str, value: object, hint: Any) -> object:
-    """`value` as the type `hint`, or an `OptionError` that says what was wanted."""
+    """`value` as the type `hint`, or an `OptionError` that names the expected type."""
     try:
         return _matched(value, hint)
     except TypeError:
@@ -159,7 +175,7 @@ def _convert(method: str, name: str, value: object, hint: Any) -> object:
 
 
 def _matched(value: object, hint: Any) -> object:
-    """`value` as the type `hint`; TypeError when it does not fit."""
+    """`value` as the type `hint`; TypeError if it does not match."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         return _matched_union(value, arguments)
@@ -176,7 +192,7 @@ def _matched(value: object, hint: Any) -> object:
 
 
 def _matched_union(value: object, alternatives: tuple[Any, ...]) -> object:
-    """`value` as the first of the `alternatives` that it fits; TypeError when it fits none."""
+    """`value` as the first of the `alternatives` that it matches; TypeError if it matches none."""
     for alternative in alternatives:
         try:
             return _matched(value, alternative)
@@ -186,10 +202,10 @@ def _matched_union(value: object, alternatives: tuple[Any, ...]) -> object:
 
 
 def _matched_plain(value: object, wanted: type) -> object:
-    """`value` as one of the plain types an option may have; TypeError when it is another."""
+    """`value` as one of the plain types that options may have; TypeError otherwise."""
     if wanted is types.NoneType and value is None:
         return None
-    # Numbers of NumPy count, too; plain ones go into checkpoints and JSON.
+    # NumPy numbers are converted to plain ones, which checkpoints and JSON can hold.
     if wanted is float and isinstance(value, Real) and not isinstance(value, bool):
         return _finite(value)
     if wanted is int and isinstance(value, Integral) and not isinstance(value, bool):
@@ -202,14 +218,14 @@ def _matched_plain(value: object, wanted: type) -> object:
 
 
 def _countable(value: Integral) -> int:
-    """`value` as an int; TypeError where it has more than 64 bits."""
+    """`value` as an int; TypeError if it has more than 64 bits."""
     if not -(2**63) <= int(value) < 2**64:
         raise TypeError
     return int(value)
 
 
 def _finite(value: Real) -> float:
-    """`value` as a float; TypeError where it is infinite, too large for one, or no number."""
+    """`value` as a float; TypeError if it is infinite, NaN or too large."""
     try:
         number = float(value)
     except OverflowError:
@@ -220,7 +236,7 @@ def _finite(value: Real) -> float:
 
 
 def _unknown_option(method: str, name: str, valid: list[str]) -> str:
-    """The message about an option that `method` does not have."""
+    """The message for an option that `method` does not have."""
     close = difflib.get_close_matches(name, valid, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
     listed = ", ".join(valid) if valid else "none"

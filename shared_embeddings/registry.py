@@ -1,30 +1,29 @@
-"""The methods by name, and how one is built. Each registers itself; no list is kept by hand."""
+"""The methods by name, and building an embedding by the name of its method.
+
+Every module in `shared_embeddings.methods` registers its method when the package is imported.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-import functools
-import importlib
-import pkgutil
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from shared_embeddings.options import OptionError, parse_options
-
-if TYPE_CHECKING:
-    from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.options import OptionError
 
 EmbeddingClass = TypeVar("EmbeddingClass", bound="type[SharedEmbedding]")
 
-# More words, or dimensions, are a slip of the pen: 32 bits could not number them.
+# More words or dimensions are a mistake: 32 bits cannot number them.
 _LARGEST_SIZE = 2**31 - 1
 
 _registered: dict[str, type[SharedEmbedding]] = {}
 
 
 def register(method: str, options_class: type) -> Callable[[EmbeddingClass], EmbeddingClass]:
-    """Class decorator: make an embedding class known as `method`, with `options_class` as its options."""
+    """Class decorator: register an embedding class as `method`, with `options_class` as its options."""
 
     def add(embedding_class: EmbeddingClass) -> EmbeddingClass:
         if method in _registered:
@@ -39,7 +38,6 @@ def register(method: str, options_class: type) -> Callable[[EmbeddingClass], Emb
 
 def methods() -> list[str]:
     """The names of all registered methods, sorted."""
-    _discover()
     return sorted(_registered)
 
 
@@ -50,7 +48,7 @@ def method_class(method: str) -> type[SharedEmbedding]:
         OptionError: there is no such method.
     """
     names = methods()
-    # What a configuration holds may be no name at all, such as a list.
+    # A configuration may hold something else than a name, such as a list.
     if method not in names:
         close = difflib.get_close_matches(str(method), names, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
@@ -67,8 +65,17 @@ def options(method: str) -> type:
     return method_class(method).options_class
 
 
+def has_option(method: str, name: str) -> bool:
+    """Whether `method` has an option called `name`.
+
+    Raises:
+        OptionError: there is no such method.
+    """
+    return any(field.name == name for field in dataclasses.fields(options(method)))
+
+
 def file_options(method: str) -> tuple[str, ...]:
-    """The options of `method` that name files, which a checkpoint has the content of.
+    """The options of `method` that name files; checkpoints hold the content of these files.
 
     Raises:
         OptionError: there is no such method.
@@ -90,12 +97,12 @@ def build(
     Args:
         method: one of `methods()`.
         padding_idx: the word whose row is always zero and never trained, from 0 to V - 1.
-        words: the V words in the order of their ids, for methods whose options name files about words: such
-            a file is then read for these words, whatever order it has them in.
+        words: the V words in the order of their ids, for methods whose options name files about words; such
+            a file may have them in another order.
         options: the method's own options, as in `options(method)`.
 
     Raises:
-        OptionError: an unknown method or option, a wrong type, an impossible size.
+        OptionError: the method or an option is unknown, has the wrong type, or is impossible.
     """
     embedding_class = method_class(method)
     sizes = _checked_sizes(method, num_embeddings, embedding_dim)
@@ -103,44 +110,30 @@ def build(
         padding_idx = _checked_padding(method, padding_idx, sizes[0])
     if words is not None:
         options = options_for_words(embedding_class, options, words, sizes[0])
-    resolved = _resolve(embedding_class, sizes, options)
-    return embedding_class(*sizes, padding_idx, resolved)
+    return embedding_class(*sizes, padding_idx, embedding_class.resolve(*sizes, options))
 
 
 def expected_count(method: str, *, num_embeddings: int, embedding_dim: int, **options: object) -> int:
-    """The number of trainable parameters, from the closed form of the method's paper; builds nothing.
+    """The number of trainable parameters by the formula of the method's paper, without building anything.
 
-    The papers count no bias of the scores; with the option `output_bias` it is added.
+    The papers do not count a bias of the scores; with the option `output_bias` it is added.
 
     Raises:
         OptionError: as in `build`.
     """
     embedding_class = method_class(method)
     sizes = _checked_sizes(method, num_embeddings, embedding_dim)
-    resolved = _resolve(embedding_class, sizes, options)
+    resolved = embedding_class.resolve(*sizes, options)
     return embedding_class.closed_form(*sizes, resolved) + embedding_class.count_bias(sizes[0], resolved)
-
-
-def _resolve(embedding_class: type[SharedEmbedding], sizes: tuple[int, int], given: dict[str, Any]) -> Any:
-    """The checked options dataclass for an embedding of these sizes (V, D)."""
-    method = embedding_class.method
-    resolved: Any = parse_options(
-        method, embedding_class.options_class, embedding_class.gather_options(dict(given))
-    )
-    try:
-        embedding_class.check_sizes(*sizes, resolved)
-    except OptionError as error:
-        raise OptionError(f"{method}: {error}") from None
-    return resolved
 
 
 def options_for_words(
     embedding_class: type[SharedEmbedding], given: dict[str, Any], words: Sequence[str], num_embeddings: int
 ) -> dict[str, Any]:
-    """The options with files about words replaced by what they say of `words`.
+    """The options with files about words replaced by their content for `words`.
 
     Raises:
-        OptionError: another number of words than V, or a file that does not know them.
+        OptionError: there are not V words, or a file does not contain them.
     """
     method = embedding_class.method
     if len(words) != num_embeddings:
@@ -166,7 +159,7 @@ def _checked_sizes(method: str, num_embeddings: int, embedding_dim: int) -> tupl
 
 
 def _checked_padding(method: str, padding_idx: int, num_embeddings: int) -> int:
-    """`padding_idx` as a plain int, or `OptionError` when it is no word of the vocabulary."""
+    """`padding_idx` as a plain int, or `OptionError` if it is out of range."""
     is_number = isinstance(padding_idx, Integral) and not isinstance(padding_idx, bool)
     if not is_number or not 0 <= padding_idx < num_embeddings:
         raise OptionError(
@@ -174,11 +167,3 @@ def _checked_padding(method: str, padding_idx: int, num_embeddings: int) -> int:
             f"{num_embeddings - 1}, or None"
         )
     return int(padding_idx)
-
-
-@functools.cache
-def _discover() -> None:
-    """Import every module of the methods package; each registers what it holds."""
-    package = importlib.import_module("shared_embeddings.methods")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")

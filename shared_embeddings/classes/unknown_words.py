@@ -5,19 +5,25 @@ Axes: ``D`` embedding dimension, ``d`` width of the word vectors.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shared_embeddings.classes.word_classes import WordClasses
 
-if TYPE_CHECKING:
-    from shared_embeddings.methods.uncle import UncleEmbedding
+
+class ClassEmbedding(Protocol):
+    """The tensors of an `uncle` embedding, see `UncleEmbedding`."""
+
+    padding_idx: int | None
+    unique: nn.Parameter
+    class_tables: nn.ParameterList
+    classes: Tensor
 
 
-def out_of_vocabulary_row(embedding: UncleEmbedding, word_classes: WordClasses, vector: np.ndarray) -> Tensor:
+def out_of_vocabulary_row(embedding: ClassEmbedding, word_classes: WordClasses, vector: np.ndarray) -> Tensor:
     """The row ``(D,)`` of an out-of-vocabulary word, computed from its word vector (A.5).
 
     Its class is the non-empty one whose center has the highest cosine similarity. Its unique part is the

@@ -1,1 +1,7 @@
-"""One file per embedding method: options, module, registration. Every file here is found by itself."""
+"""One module for each method. Importing this package imports them all, and each registers its method."""
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

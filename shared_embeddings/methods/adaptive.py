@@ -1,4 +1,4 @@
-"""Adaptive input and softmax: words in bands by frequency, the rarer the narrower their vectors.
+"""Adaptive input and softmax: words in bands by frequency; rarer words have narrower vectors.
 
 Baevski & Auli, Adaptive input representations; Grave et al., Efficient softmax approximation for GPUs.
 """
@@ -14,11 +14,51 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import Layer, SharedEmbedding, entry_std, zero_padding_row
-from shared_embeddings.layers.adaptive_options import AdaptiveOptions
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.fitting.svd import truncated_svd
+from shared_embeddings.fitting.task import FitTask, reconstruct
+from shared_embeddings.layers.bands import BandOptions, new_matrices, projected
+from shared_embeddings.layers.initialization import entry_std, zero_padding_row
 from shared_embeddings.losses.adaptive import AdaptiveSoftmax, Part, bands_of, positions_by_group
-from shared_embeddings.losses.blockwise import Reduction
-from shared_embeddings.registry import build, expected_count, register
+from shared_embeddings.method import Layer, Options, SearchGrid
+from shared_embeddings.options import option, require
+from shared_embeddings.registry import build, expected_count, has_option, register
+
+# Arguments of `build` that the embedding sets for its map, or that have no effect there.
+_NOT_OF_THE_MAP = (
+    "method",
+    "num_embeddings",
+    "embedding_dim",
+    "padding_idx",
+    "words",
+    "output",
+    "output_bias",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveOptions(BandOptions):
+    """Options of `adaptive`. Word ids must be sorted by frequency, the most frequent first."""
+
+    map: str | None = option("With factor 1, the method of one table (V x d_0) for all bands.", None)
+    map_options: Mapping[str, Any] = option("The options of that method.", factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.map is None or (self.factor == 1 and self.tie != "none"),
+            f"option 'map' is '{self.map}', one table for all bands on both sides; set 'factor' to 1, and "
+            "'tie' to 'all' or 'tables'",
+        )
+        require(
+            self.map is not None or not self.map_options,
+            "option 'map_options' has no effect without 'map'; leave it out",
+        )
+        for name in self.map_options:
+            require(
+                isinstance(name, str) and name not in _NOT_OF_THE_MAP,
+                f"option 'map_options' has {name!r}, which is not an option of a map here; leave it out",
+            )
 
 
 @register("adaptive", AdaptiveOptions)
@@ -27,20 +67,23 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     The output is an adaptive softmax: words of the first band and one entry per further band, a cluster,
     compete in the head; a word of a cluster competes inside it. Hidden states are projected to the width of
-    each band, to that of the first one for all entries of the head. Scores are hierarchical, so `logits` are
-    the log-probabilities, and no matrix gives them: `output_table` holds each word's vector inside its own
-    band. The padding word scores zero in its band, but has its share in the distribution.
+    each band, and to that of the first band for the head. Scores are hierarchical, so `logits` are the
+    log-probabilities, and no matrix product yields them: `output_table` contains each word's vector inside
+    its own band. The padding word scores zero in its band, but has a share in the distribution.
 
     Parameters: `tables` and `projections` by the number of their band, ``(V_i, d_i)`` and ``(d_i, D)`` (for
-    bands that need one, see the options), the same for the output where it is not tied, there with S in
-    place of D, and `clusters` ``(number of cutoffs, d_0)``; with the option `map` the embedding `map` in
-    place of the tables. With the option `output_bias` all entries of the head and of the clusters have one,
-    as in Grave et al.: ``bias`` ``(V,)`` of the words, and `cluster_bias` of the clusters.
+    bands that need one, see the options), the same for the output if it is not tied, there with S instead of
+    D, and `clusters` ``(number of cutoffs, d_0)``; with the option `map` the embedding `map` instead of the
+    tables. With the option `output_bias` all entries of the head and of the clusters have a bias, as in Grave
+    et al.: ``bias`` ``(V,)`` of the words, and `cluster_bias` of the clusters.
     """
 
     options: AdaptiveOptions
     paper = "Baevski & Auli (2019); output: Grave et al. (2017)"
     idea = "bands by frequency, each V_i x D_i times D_i x D"
+    grid_choice = "bands of h, 2 h and all other words with the largest h; factor 4, or else 8"
+    fit_bound = 0.8
+    fullgraph_limit = "the loss computes a cluster for the tokens with targets in it, and their number varies"
     per_word = ("tables",)
 
     def __init__(
@@ -52,10 +95,10 @@ class AdaptiveEmbedding(SharedEmbedding):
         first, *_ = options.widths(embedding_dim)
         self.map = _new_map(num_embeddings, first, padding_idx, options) if options.map else None
         self.tables = self._new_tables() if self.map is None else nn.ParameterDict()
-        self.projections = _new_matrices(options.input_shapes(embedding_dim))
+        self.projections = new_matrices(options.input_shapes(embedding_dim))
         self.output_tables = self._new_tables() if options.tie == "none" else None
         self.output_projections = (
-            _new_matrices(options.output_shapes(embedding_dim)) if options.tie != "all" else None
+            new_matrices(options.output_shapes(embedding_dim)) if options.tie != "all" else None
         )
         self.clusters = nn.Parameter(torch.empty(len(options.cutoffs), first)) if self.has_output else None
         self.cluster_bias = nn.Parameter(torch.empty(len(options.cutoffs))) if options.output_bias else None
@@ -64,7 +107,7 @@ class AdaptiveEmbedding(SharedEmbedding):
     def _new_tables(self) -> nn.ParameterDict:
         """Memory for the table ``(V_i, d_i)`` of every band."""
         sizes, widths = self.options.sizes(self.num_embeddings), self.options.widths(self.embedding_dim)
-        return _new_matrices({str(band): shape for band, shape in enumerate(zip(sizes, widths, strict=True))})
+        return new_matrices({str(band): shape for band, shape in enumerate(zip(sizes, widths, strict=True))})
 
     def draw_parameters(self) -> None:
         """Normal entries; the vectors of every band, once projected, and the clusters have std D**-0.5."""
@@ -88,7 +131,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         return False
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows ``(n, D)`` for ids ``(n,)``; a band is touched for the words in it only."""
+        """Rows ``(n, D)`` for ids ``(n,)``; every band computes its own words only."""
         positions = self._positions(ids)
         return self._widened(self._codes_of(ids, positions), positions)
 
@@ -103,28 +146,28 @@ class AdaptiveEmbedding(SharedEmbedding):
         return self.map is not None and bool(self.map.draws_per_token)
 
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
-        """As in the base class; every token is widened by itself where the map draws for it."""
+        """As in the base class; tokens are widened separately if the map draws for each of them."""
         if self.map is None or not self.draws_per_token:
             return super().token_rows(words, inverse)
         tokens = words.index_select(0, inverse)
         positions = self._positions(tokens)
         vectors = self.map.token_rows(words, inverse)
         codes = [vectors.index_select(0, inside) for inside in positions]
-        return self._without_padding(self._widened(codes, positions), tokens)
+        return self.without_padding(self._widened(codes, positions), tokens)
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        """The narrow vectors of every band, of those words that are in it, and the output."""
+        """The narrow vectors of the words of every band, and the output."""
         codes = self._codes_of(ids, self._positions(ids))
         inner = [Layer(f"band {band}", of_band) for band, of_band in enumerate(codes)]
         return [*inner, *super().layers(ids)]
 
     def _positions(self, ids: Tensor) -> tuple[Tensor, ...]:
-        """Where in `ids` ``(n,)`` the words of each band stand."""
+        """The positions in `ids` ``(n,)`` of the words of each band."""
         cutoffs = self.options.cutoffs
         return positions_by_group(bands_of(ids, cutoffs), len(cutoffs) + 1)
 
     def _codes_of(self, ids: Tensor, positions: Sequence[Tensor]) -> list[Tensor]:
-        """The vectors ``(n_i, d_i)`` of those `ids` ``(n,)`` that stand at the `positions` of each band."""
+        """The vectors ``(n_i, d_i)`` of the `ids` ``(n,)`` at the `positions` of each band."""
         if self.map is not None:
             vectors = self.map.rows(ids)
             return [vectors.index_select(0, inside) for inside in positions]
@@ -135,15 +178,13 @@ class AdaptiveEmbedding(SharedEmbedding):
         ]
 
     def _widened(self, codes: Sequence[Tensor], positions: Sequence[Tensor]) -> Tensor:
-        """Rows ``(n, D)`` from the vectors ``(n_i, d_i)`` of each band, which belong at its `positions`."""
-        projected = [
-            _projected(of_band, self.projections.get(str(band))) for band, of_band in enumerate(codes)
-        ]
-        vectors = torch.cat(projected)
+        """Rows ``(n, D)`` from the vectors ``(n_i, d_i)`` of each band, placed at its `positions`."""
+        parts = [projected(of_band, self.projections.get(str(band))) for band, of_band in enumerate(codes)]
+        vectors = torch.cat(parts)
         return torch.empty_like(vectors).index_copy_(0, torch.cat(list(positions)), vectors)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The log-probabilities ``(..., V)``: the scores of a word and of its cluster only count together."""
+        """The log-probabilities ``(..., V)``: a score means nothing without that of its cluster."""
         return self.log_prob(hidden)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
@@ -152,34 +193,20 @@ class AdaptiveEmbedding(SharedEmbedding):
         self.check_hidden(hidden)
         return softmax.log_prob(hidden)
 
-    def cross_entropy(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        reduction: Reduction = "mean",
-    ) -> Tensor:
-        """As in the base class, without the work that predictions take."""
-        self.check_output()
-        self.check_shapes(hidden, targets)
-        loss, _ = self._softmax().cross_entropy(
-            hidden.reshape(-1, self.score_dim),
-            targets.reshape(-1),
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-            reduction=reduction,
-        )
-        return loss.view(targets.shape) if reduction == "none" else loss
+    def flat_loss(self, hidden: Tensor, targets: Tensor, **options: Any) -> Tensor:
+        """As in the base class, without the extra work of predictions."""
+        return self._softmax().cross_entropy(hidden, targets, **options)[0]
 
-    def flat_cross_entropy(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    def flat_loss_and_predictions(
+        self, hidden: Tensor, targets: Tensor, **options: Any
+    ) -> tuple[Tensor, Tensor]:
         """As in the base class."""
         softmax = self._softmax()
         loss, best = softmax.cross_entropy(hidden, targets, **options)
         return loss, softmax.predictions(hidden, best)
 
     def word_part(self) -> SharedEmbedding:
-        """As in the base class: at factor 1 the one table of all bands, as `map`, or else as a copy."""
+        """As in the base class: with factor 1 the table of all bands, which is the `map` or a copy."""
         if self.map is not None:
             return self.map
         if self.options.factor > 1 or self.options.tie == "none":
@@ -195,7 +222,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         return plain.train(self.training)  # type: ignore[no-any-return]
 
     def with_word_part(self, part: SharedEmbedding) -> SharedEmbedding:
-        """As in the base class; the part's own bias is left out, because the words have theirs here."""
+        """As in the base class; the part's own bias is dropped, because the words have one here."""
         if self.word_part() is self:
             return super().with_word_part(part)
         of_map = {name: value for name, value in part.stored_options().items() if name != "output_bias"}
@@ -214,14 +241,14 @@ class AdaptiveEmbedding(SharedEmbedding):
         return new.train(self.training)  # type: ignore[no-any-return]
 
     def stored_options(self) -> dict[str, object]:
-        """As in the base class; those of the map name no files either."""
+        """As in the base class; those of the map do not name files either."""
         options = super().stored_options()
         if self.map is not None and (of_map := self.map.stored_options()):
             options["map_options"] = of_map
         return options
 
     def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """As in the base class; every band keeps its width, and must keep a word."""
+        """As in the base class; every band keeps its width, and at least one word."""
         options, state = super().selected(ids)
         starts = (0, *self.options.cutoffs)
         members = [ids[inside] for inside in self._positions(ids)]
@@ -242,15 +269,15 @@ class AdaptiveEmbedding(SharedEmbedding):
         return {**options, "cutoffs": list(itertools.accumulate(sizes[:-1]))}, state
 
     def output_table(self) -> Tensor:
-        """The vectors ``(V, S)`` of all words; their scores compare within a band only, see the class."""
+        """The vectors ``(V, S)`` of all words; their scores are comparable within a band only."""
         self.check_output()
-        table = torch.cat([_projected(band.codes, band.basis) for band in self._output_bands()])
-        return self._without_padding(table, self._all_ids(table.device))
+        table = torch.cat([projected(band.codes, band.basis) for band in self._output_bands()])
+        return self.without_padding(table, self.all_ids(table.device))
 
     def set_output_bias(self, bias: Tensor) -> None:
-        """As in the base class; a cluster gets the logarithm of the sum of its words' exponentials.
+        """As in the base class; the bias of a cluster is the logsumexp of the biases of its words.
 
-        Words then have the shares that they have in one softmax, as far as the bias alone decides.
+        For hidden states of zero, words then have the same probabilities as in one softmax.
         """
         super().set_output_bias(bias)
         own = self.output_bias()
@@ -265,7 +292,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         return self.cached("output", self._new_softmax)
 
     def _new_softmax(self) -> AdaptiveSoftmax:
-        """The output side of the parameters as they are."""
+        """The output side with the current parameters."""
         assert self.clusters is not None
         first, *tails = self._output_bands()
         head = dataclasses.replace(first, codes=torch.cat([first.codes, self.clusters]))
@@ -285,7 +312,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         ]
 
     def _output_codes(self) -> Sequence[Tensor]:
-        """The vectors ``(V_i, d_i)`` of the words of every band, as the output has them."""
+        """The vectors ``(V_i, d_i)`` of the words of every band on the output side."""
         if self.map is not None:
             return self.map.table().split(self.options.sizes(self.num_embeddings))
         return list((self.tables if self.output_tables is None else self.output_tables).values())
@@ -297,7 +324,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         return {band: self.projections[band] for band in self.options.output_shapes(self.embedding_dim)}
 
     def _padding_in(self, band: int) -> int | None:
-        """The number of the padding word within a band, or None if it is not there."""
+        """The position of the padding word within a band, or None if it is in another one."""
         if self.padding_idx is None:
             return None
         word = self.padding_idx - (0, *self.options.cutoffs)[band]
@@ -322,8 +349,12 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     @classmethod
     def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: AdaptiveOptions) -> None:
-        """As the options say; a map must be possible."""
+        """Check the bands and the options of a map."""
         options.check_sizes(num_embeddings, embedding_dim)
+        require(
+            options.map is None or not has_option(options.map, "output"),
+            f"option 'map' is '{options.map}', which has an output side of its own; choose another method",
+        )
         cls._count_tables(num_embeddings, embedding_dim, options)
 
     @classmethod
@@ -333,10 +364,10 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     @classmethod
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: AdaptiveOptions) -> int:
-        """Tables V_i d_i, projections d_i D, and d_0 for each cluster; twice where the output has its own.
+        """Tables V_i d_i, projections d_i D, and d_0 for each cluster; twice if the output has its own.
 
-        DeFINE's table 1a counts so, with d_0 = D, and its table 2, where d_i = n for all bands. UnClE's Eq. 9
-        leaves the clusters out and gives the first band a projection; its table 12 is without that one.
+        DeFINE counts this way in its Table 1a, with d_0 = D, and in its Table 2, with d_i = n for all bands.
+        UnClE's Eq. 9 omits the clusters and gives the first band a projection, its Table 12 does not.
         """
         projections = sum(a * b for a, b in options.input_shapes(embedding_dim).values())
         if options.tie != "all":
@@ -347,13 +378,62 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     @classmethod
     def _count_tables(cls, num_embeddings: int, embedding_dim: int, options: AdaptiveOptions) -> int:
-        """The parameters of the map, by its own method's formula, or of the tables."""
+        """The parameters of the map, by the formula of its method, or of the tables."""
         sizes, widths = options.sizes(num_embeddings), options.widths(embedding_dim)
         if options.map is not None:
             counted = {"num_embeddings": num_embeddings, "embedding_dim": widths[0]}
             return expected_count(options.map, **counted, **options.map_options)
         tables = sum(size * width for size, width in zip(sizes, widths, strict=True))
         return 2 * tables if options.tie == "none" else tables
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """Three bands, the second twice the first, and both factors, as in UnClE's Table 12."""
+        for factor in (4, 8):
+            if embedding_dim >= factor**2 and num_embeddings > 3:
+                steps = (num_embeddings - 1) // 3
+                yield SearchGrid(
+                    steps,
+                    lambda h, k=factor: {"cutoffs": [h + 1, 3 * (h + 1)], "factor": k},  # type: ignore[misc]
+                )
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """Three bands of about the proportions of UnClE's Table 12."""
+        return {"": {"cutoffs": [num_embeddings // 18, num_embeddings // 6]}}
+
+    @classmethod
+    def fit(cls, task: FitTask) -> AdaptiveEmbedding:
+        """A truncated SVD or a copy of every band; the mean of its words for a cluster."""
+        embedding: AdaptiveEmbedding = task.build()
+        if embedding.map is not None:
+            return reconstruct(embedding, task)
+        options, dim = embedding.options, embedding.embedding_dim
+        blocks = task.teacher.split(list(options.sizes(embedding.num_embeddings)))
+        for band, (block, width) in enumerate(zip(blocks, options.widths(dim), strict=True)):
+            if width < dim or (band == 0 and options.head_projection == "both"):
+                codes, basis = truncated_svd(block, width)
+            else:
+                codes, basis = block, torch.eye(width, dtype=block.dtype, device=block.device)
+            embedding._set_band(band, codes, basis)
+            if band == 0:
+                head = basis
+            elif embedding.clusters is not None:
+                # The rows of the head are orthonormal, so this is the projection of the mean onto them.
+                embedding.clusters.data[band - 1] = head @ block.mean(dim=0)
+        return embedding
+
+    @torch.no_grad()
+    def _set_band(self, band: int, codes: Tensor, basis: Tensor) -> None:
+        """Set the codes ``(V_i, d_i)`` and the projection ``(d_i, D)`` of a band on both sides."""
+        for tables in (self.tables, self.output_tables):
+            if tables is not None:
+                tables[str(band)].copy_(codes)
+        for projections in (self.projections, self.output_projections):
+            projection = projections.get(str(band)) if projections is not None else None
+            # The table does not determine a projection from hidden states of another width.
+            if projection is not None and projection.shape == basis.shape:
+                projection.copy_(basis)
 
 
 def _new_map(vocabulary: int, width: int, padding_idx: int | None, options: AdaptiveOptions) -> Any:
@@ -365,13 +445,3 @@ def _new_map(vocabulary: int, width: int, padding_idx: int | None, options: Adap
         padding_idx=padding_idx,
         **options.map_options,
     )
-
-
-def _new_matrices(shapes: Mapping[str, tuple[int, int]]) -> nn.ParameterDict:
-    """Memory for a matrix of each of the `shapes`, by the name of its band."""
-    return nn.ParameterDict({band: nn.Parameter(torch.empty(shape)) for band, shape in shapes.items()})
-
-
-def _projected(vectors: Tensor, projection: Tensor | None) -> Tensor:
-    """Vectors ``(n, d_i)`` of a band in D dimensions ``(n, D)``."""
-    return vectors if projection is None else vectors @ projection

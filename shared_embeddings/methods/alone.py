@@ -1,21 +1,24 @@
-"""ALONE: one base vector for all words, each word's own fixed random filter, and a feed-forward net."""
+"""ALONE: one base vector for all words, a fixed random filter for each word, and a feed-forward net."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import Layer, SharedEmbedding, entry_std
+from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.layers.dropout import EndingDropout
+from shared_embeddings.layers.initialization import entry_std
 from shared_embeddings.layers.word_codes import code_bits, code_dtype
+from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import (
     EmbeddingOptions,
+    option,
     require,
     require_at_least,
     require_probability,
@@ -28,31 +31,24 @@ _DEFAULT_ZERO_PROBABILITY = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class AloneOptions(EmbeddingOptions):
-    """Options of `alone`; the defaults are the paper's (section 3.1).
+    """Options of `alone`; the defaults are the paper's (section 3.1)."""
 
-    Attributes:
-        hidden_dim: H (D_inter), the width of the feed-forward net.
-        filter: "real" filters are sums of Gaussian vectors, "binary" ones are masks.
-        base_dim: D_o, the width of the base vector; D when left out.
-        codebooks: M, how many vectors a filter is combined from.
-        codebook_size: c, how many vectors each codebook holds.
-        zero_probability: p_o, the probability that a mask's element is 0 (default 0.5); for "binary" only.
-        train_base: whether the base vector is trained.
-        relu_dropout: dropout behind the ReLU (section 3.2), on the input side only.
-        relu_dropout_steps: after how many optimizer updates it ends; never when left out.
-        seed: what the filters are drawn from.
-    """
-
-    hidden_dim: int
-    filter: Literal["real", "binary"] = "real"
-    base_dim: int | None = None
-    codebooks: int = 8
-    codebook_size: int = 64
-    zero_probability: float | None = None
-    train_base: bool = True
-    relu_dropout: float = 0.0
-    relu_dropout_steps: int | None = None
-    seed: int = 0
+    hidden_dim: int = option("H (D_inter), the width of the feed-forward net.")
+    filter: Literal["real", "binary"] = option(
+        'Filters are sums of Gaussian vectors ("real") or masks ("binary").', "real"
+    )
+    base_dim: int | None = option("D_o, the width of the base vector; D by default.", None)
+    codebooks: int = option("M, the number of vectors that are combined into a filter.", 8)
+    codebook_size: int = option("c, the number of vectors in each codebook.", 64)
+    zero_probability: float | None = option(
+        'p_o, the probability that an element of a mask is 0, 0.5 by default; for filter "binary" only.', None
+    )
+    train_base: bool = option("Trains the base vector.", True)
+    relu_dropout: float = option("Dropout after the ReLU (section 3.2), on the input side only.", 0.0)
+    relu_dropout_steps: int | None = option(
+        "The number of optimizer updates after which this dropout ends; it never ends by default.", None
+    )
+    seed: int = option("The seed of the random filters.", 0)
 
     def __post_init__(self) -> None:
         for name in ("hidden_dim", "base_dim", "codebooks", "codebook_size", "relu_dropout_steps"):
@@ -84,23 +80,25 @@ class AloneOptions(EmbeddingOptions):
 class AloneEmbedding(SharedEmbedding):
     """Row w of the table is ``W2 max(0, W1 (m_w * o))`` (Eq. 3).
 
-    The filter m_w is never stored: it is made from `codes` ``(V, M)``, the word's entry in each codebook, and
-    `codebooks` ``(M, c, D_o)``, as the sum of the entries (Eq. 1; "real") or their logical or (Eq. 2;
-    "binary"). Both are fixed, drawn from ``options.seed``, and saved with the parameters; what is loaded wins
-    over the seed.
+    The filter m_w is not stored. It is computed from `codes` ``(V, M)``, the word's entry in each codebook,
+    and `codebooks` ``(M, c, D_o)``, as the sum of the entries (Eq. 1; "real") or their logical or (Eq. 2;
+    "binary"). Both are fixed, drawn with ``options.seed``, and saved with the parameters; loaded filters
+    replace drawn ones.
 
-    With `relu_dropout`, hidden units of every input token are dropped by themselves, as in the authors' code:
-    two tokens of one word differ, and neither `table` nor the output side has any. A training loop tells by
-    `shared_embeddings.set_updates` when `relu_dropout_steps` updates are done.
+    `relu_dropout` drops hidden units of every input token independently, as in the authors' code: two tokens
+    of one word differ. `table` and the output side have no dropout. The training loop calls
+    `shared_embeddings.set_updates` so that the dropout ends after `relu_dropout_steps` updates.
 
-    Parameters: `base` o ``(D_o,)``, a buffer when it is not trained; `first` W1 ``(H, D_o)``; `second` W2
-    ``(D, H)``.
-    They are the paper's "volatile" count; `stored_bits` adds the codebooks, and log2(c) bits for each code.
+    Parameters: `base` o ``(D_o,)``, a buffer if it is not trained; `first` W1 ``(H, D_o)``; `second` W2
+    ``(D, H)``. They are the paper's "volatile" count; `stored_bits` adds the codebooks, and log2(c) bits for
+    each code.
     """
 
     options: AloneOptions
     paper = "ALONE, Eq. 1 to 3"
     idea = "one vector, filtered for each word by fixed random codes, and a feed-forward network"
+    grid_choice = "the largest H"
+    fit_bound = 0.05
     per_word = ("codes",)
     codes: Tensor
     codebooks: Tensor
@@ -129,7 +127,7 @@ class AloneEmbedding(SharedEmbedding):
         self.reset_parameters()
 
     def draw_parameters(self) -> None:
-        """Draw the filters from the seed, and normal parameters such that hidden units have variance one."""
+        """Draw the filters with the seed, and normal parameters such that hidden units have variance one."""
         self._draw_filters()
         base_dim = self.first.size(1)
         kept = 1.0 - self.options.zero_rate() if self.options.filter == "binary" else 1.0
@@ -143,7 +141,7 @@ class AloneEmbedding(SharedEmbedding):
         )
 
     def _draw_filters(self) -> None:
-        """Codes and codebooks from the options' seed alone, the same on every device."""
+        """Codes and codebooks from the options' seed only, identical on every device."""
         options = self.options
         generator = torch.Generator(device="cpu").manual_seed(options.seed)
         codes = torch.randint(options.codebook_size, self.codes.shape, generator=generator, device="cpu")
@@ -172,14 +170,14 @@ class AloneEmbedding(SharedEmbedding):
         return self.training and self.relu_dropout.p > 0.0
 
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
-        """As in the base class; with dropout, only what comes before it is shared by the tokens of a word."""
+        """As in the base class; with dropout, tokens of a word share only the work before it."""
         if not self.draws_per_token:
             return super().token_rows(words, inverse)
         hidden = self.relu_dropout(F.embedding(inverse, self._hidden_function()(words)))
-        return self._without_padding(F.linear(hidden, self.second), words.index_select(0, inverse))
+        return self.without_padding(F.linear(hidden, self.second), words.index_select(0, inverse))
 
     def _hidden_function(self) -> Callable[[Tensor], Tensor]:
-        """Word ids ``(n,)`` -> hidden units ``(n, H)``, what all words share of the work done once.
+        """A function from word ids ``(n,)`` to hidden units ``(n, H)``; shared work is done once, here.
 
         The base is folded into W1, and for "real" filters W1 into the codebooks: W1 (m_w * o) is linear in a
         real filter, so it is a sum of M rows of a small ``(M * c, H)`` table.
@@ -190,7 +188,7 @@ class AloneEmbedding(SharedEmbedding):
         return functools.partial(self._hidden_of_sums, self.codebooks.flatten(0, 1) @ folded.t())
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        """The base as each word's filter leaves it ``(n, D_o)``, the hidden units ``(n, H)``, the output."""
+        """The filtered base of each word ``(n, D_o)``, the hidden units ``(n, H)``, and the output."""
         codes = self.codes.index_select(0, ids).long()
         filters = self.base.new_zeros((ids.size(0), self.base.size(0)))
         for number, codebook in enumerate(self.codebooks):
@@ -202,7 +200,7 @@ class AloneEmbedding(SharedEmbedding):
         return [Layer("filtered", filtered), Layer("hidden", hidden), *super().layers(ids)]
 
     def _hidden_of_sums(self, codebooks: Tensor, ids: Tensor) -> Tensor:
-        """Hidden units ``(n, H)`` from `codebooks` ``(M * c, H)`` that have passed through W1."""
+        """Hidden units ``(n, H)`` from `codebooks` ``(M * c, H)`` that include W1."""
         codes = self.codes.index_select(0, ids).long()
         starts = torch.arange(self.options.codebooks, device=codes.device) * self.options.codebook_size
         return torch.relu(F.embedding_bag(codes + starts, codebooks, mode="sum"))
@@ -229,7 +227,17 @@ class AloneEmbedding(SharedEmbedding):
 
     @classmethod
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: AloneOptions) -> int:
-        """D_o + D_inter (D_o + D_e), Table 1 (volatile); without D_o when the base is not trained."""
+        """D_o + D_inter (D_o + D_e), Table 1 (volatile); without D_o if the base is not trained."""
         base_dim = options.base_dim or embedding_dim
         trained_base = base_dim if options.train_base else 0
         return trained_base + options.hidden_dim * (base_dim + embedding_dim)
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """All widths, up to one that is larger than a plain table."""
+        yield SearchGrid(num_embeddings, lambda step: {"hidden_dim": step + 1})
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """Both filters with the hidden width of the paper's translation models, 8 D."""
+        return {kind: {"hidden_dim": 8 * embedding_dim, "filter": kind} for kind in ("real", "binary")}

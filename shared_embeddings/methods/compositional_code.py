@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import OutputFactors, SharedEmbedding, entry_std
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.fitting.codes import learn_codes
+from shared_embeddings.fitting.task import FitTask
+from shared_embeddings.layers.initialization import entry_std
 from shared_embeddings.layers.word_codes import code_bits, code_dtype, draw_codes
-from shared_embeddings.options import EmbeddingOptions, require_at_least, require_seed
+from shared_embeddings.method import Options, OutputFactors, SearchGrid
+from shared_embeddings.options import EmbeddingOptions, option, require_at_least, require_seed
 from shared_embeddings.registry import register
 
 
 @dataclasses.dataclass(frozen=True)
 class CompositionalCodeOptions(EmbeddingOptions):
-    """Options of `compositional_code`; the defaults are the coding that DeFINE compares with (its Table 5).
+    """Options of `compositional_code`; the defaults are those that DeFINE compares with (Table 5)."""
 
-    Attributes:
-        num_codebooks: M, how many entries are added up.
-        codebook_size: K, how many entries each codebook has.
-        seed: what the codes of an embedding that is not fitted to a table are drawn from.
-    """
-
-    num_codebooks: int = 32
-    codebook_size: int = 16
-    seed: int = 0
+    num_codebooks: int = option("M, the number of codebooks; a word is the sum of one entry of each.", 32)
+    codebook_size: int = option("K, the number of entries of each codebook.", 16)
+    seed: int = option("The seed of the random codes of an embedding that is not fitted to a table.", 0)
 
     def __post_init__(self) -> None:
         require_at_least("num_codebooks", self.num_codebooks, 1)
@@ -38,14 +37,16 @@ class CompositionalCodeOptions(EmbeddingOptions):
 class CompositionalCodeEmbedding(SharedEmbedding):
     """Row w of the table is the sum over m of ``codebooks[m, codes[w, m]]`` (Shu & Nakayama, section 3).
 
-    Parameters: `codebooks` ``(M, K, D)``. The `codes` ``(V, M)`` are fixed: drawn from ``options.seed`` or
-    learnt from a table, and saved with the parameters; what is loaded wins over the seed. `counts` counts
-    them in `stored_bits`, log2(K) bits for each.
+    Parameters: `codebooks` ``(M, K, D)``. The `codes` ``(V, M)`` are fixed: drawn with ``options.seed`` or
+    learned from a table, and saved with the parameters; loaded codes replace drawn ones. `stored_bits` of
+    `counts` includes log2(K) bits for each.
     """
 
     options: CompositionalCodeOptions
     paper = "Shu & Nakayama (2018)"
     idea = "sums of M codebook entries, chosen by codes"
+    grid_choice = "codebooks of 16, as many as fit; codes are extra"
+    fit_bound = 0.3
     per_word = ("codes",)
     codes: Tensor
     is_deep = True
@@ -77,8 +78,8 @@ class CompositionalCodeEmbedding(SharedEmbedding):
     def output_factors(self) -> OutputFactors:
         """Ones at the entries of each word ``(V, M * K)`` and all entries ``(M * K, D)``; or the table.
 
-        The ones are no parameters, so their gradient, a third of the work, is left out. That pays as long as
-        the other two thirds are not much wider than with the table.
+        The ones are not trained, so their gradient, a third of the work, is skipped. This is faster as long
+        as the other two thirds are not much wider than with the table.
         """
         entries = self.codebooks.flatten(0, 1)
         if 2 * entries.size(0) > 3 * self.embedding_dim:
@@ -104,3 +105,34 @@ class CompositionalCodeEmbedding(SharedEmbedding):
     def index_entries(cls, num_embeddings: int, embedding_dim: int, options: CompositionalCodeOptions) -> int:
         """V * M, the number of codes."""
         return num_embeddings * options.num_codebooks
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """Codebooks of 16 entries, up to the size of a plain table."""
+        yield SearchGrid(
+            max(num_embeddings // 16, 1), lambda step: {"num_codebooks": step + 1, "codebook_size": 16}
+        )
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """The default codebooks, but no more entries than words."""
+        return {"": {"num_codebooks": min(num_embeddings // 16, 32), "codebook_size": 16}}
+
+    @classmethod
+    def fit(cls, task: FitTask) -> CompositionalCodeEmbedding:
+        """Codes learned with the Gumbel-softmax (Shu & Nakayama), codebooks by least squares."""
+        embedding: CompositionalCodeEmbedding = task.build()
+        options = embedding.options
+        steps = {} if task.steps is None else {"steps": task.steps}
+        codes, codebooks = learn_codes(
+            task.teacher,
+            options.num_codebooks,
+            options.codebook_size,
+            seed=task.seed,
+            progress=task.progress,
+            **steps,
+        )
+        with torch.no_grad():
+            embedding.codes.copy_(codes)
+            embedding.codebooks.copy_(codebooks)
+        return embedding

@@ -4,43 +4,96 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import Layer, SharedEmbedding, entry_std
-from shared_embeddings.layers.define_options import DefineOptions
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.layers.define_unit import UnitOptions
 from shared_embeddings.layers.group_transform import Expansion, GroupLinear, gain_for_rms, rms_of_activations
-from shared_embeddings.losses.blockwise import Reduction
-from shared_embeddings.options import OptionError
-from shared_embeddings.registry import build, expected_count, methods, options, register
+from shared_embeddings.layers.initialization import entry_std
+from shared_embeddings.method import Layer, Options, SearchGrid
+from shared_embeddings.options import OptionError, option, require
+from shared_embeddings.registry import build, expected_count, has_option, methods, options, register
 
-# Options of a map that the unit decides about.
+# Options of a map that follow from the unit.
 _OF_THE_UNIT = ("output", "output_bias")
+# Arguments of `build` besides the options of the map.
+_NOT_OF_THE_MAP = ("method", "num_embeddings", "embedding_dim")
+
+
+@dataclasses.dataclass(frozen=True)
+class DefineOptions(UnitOptions):
+    """Options of `define`, next to which those of the map are given (``map="projective", rank=32``)."""
+
+    map: str = option("The method of the map (V x n).", "standard")
+    output: Literal["map", "table", "none"] = option(
+        "What the output layer is tied to: the map (hidden states of n dimensions), the table, or nothing "
+        "(input only).",
+        "map",
+    )
+    output_projection: bool = option('With output "map", projects hidden states from D to n first.', False)
+    map_options: Mapping[str, Any] = option(
+        "The options of the map, which can also be given next to the others.", factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.output == "map" or not self.output_projection,
+            f"option 'output_projection' has no effect with output '{self.output}'; leave it out",
+        )
+        require(
+            self.output != "none" or not self.output_bias,
+            "option 'output_bias' has no effect with output 'none'; leave it out",
+        )
+        require(
+            not self.output_projection or "score_dim" not in self.map_options,
+            "options 'output_projection' and 'score_dim' both project hidden states to the width of the map; "
+            "leave one of them out",
+        )
+        require(
+            "output" not in self.map_options,
+            "option 'map_options' has an 'output', but that of the unit decides; leave it out",
+        )
+        for name in self.map_options:
+            require(
+                isinstance(name, str) and name not in _NOT_OF_THE_MAP,
+                f"option 'map_options' has {name!r}, which is not an option of a map; leave it out",
+            )
+
+    def __getattr__(self, name: str) -> object:
+        # The options of the map can be read like the unit's own.
+        map_options = self.__dict__.get("map_options", {})
+        if name in map_options:
+            return map_options[name]
+        raise AttributeError(f"'define' has no option '{name}'")
 
 
 @register("define", DefineOptions)
 class DefineEmbedding(SharedEmbedding):
     """The DeFINE unit (section 3.3): ``e_o = W e_N + b`` over an expansion of ``e_i``, the map's vector.
 
-    Unit "paper", the default, takes from the paper: the map, the group transforms with their groups and
-    connections, and the linear reduction. The paper leaves the rest open. Our choices are a linear layer
-    n -> n with a bias in front of the group transforms, whose output they are linked to as the input; one
-    matrix per group (see `GroupLinear`); a bias, one layer normalization of all outputs, and GELU behind each
-    group transform; the rounding of widths (see `plan_layers`); and no dropout.
+    Unit "paper", the default, follows the paper in the map, the group transforms with their groups and
+    connections, and the linear reduction. The paper does not specify the rest. Our choices are a linear layer
+    n -> n with a bias before the group transforms, whose output is their input for connections; one matrix
+    per group (see `GroupLinear`); a bias, one layer normalization of all outputs, and GELU after each group
+    transform; the rounding of widths (see `plan_layers`); and no dropout.
 
-    Unit "delight" is the one that stands for DeFINE in the code of the authors' next paper, DeLighT (Mehta et
-    al., 2021). Every layer ends in layer normalization and GELU: a linear layer n -> D / 2; N group
-    transforms with mixers, of which the last one reduces to D; and a linear layer to D, which reads the D / 2
-    values again. The group transforms normalize every group by itself, with one gain and shift of its width
-    for all; their groups cycle through the powers of 2 up to g_max and end in 1. Two parts of that code are
-    left out, the dropout behind each layer and the factor sqrt(n) on the map; weights start as in "paper".
+    Unit "delight" is DeFINE in the code of the authors' next paper, DeLighT (Mehta et al., 2021). Every layer
+    ends in layer normalization and GELU: a linear layer n -> D / 2; N group transforms with mixers, of which
+    the last one reduces to D; and a linear layer to D, which reads the D / 2 values again. The group
+    transforms normalize every group separately, with one gain and shift of its width for all; their groups
+    cycle through the powers of 2 up to g_max and end in 1. We omit two parts of that code, the dropout after
+    each layer and the factor sqrt(n) on the map; weights are initialized as in "paper".
     """
 
     options: DefineOptions
     paper = "DeFINE, section 3"
     idea = "V x n, deepened by group transforms"
+    grid_choice = "the largest n in steps of 4, k = 4 n, N = 3 and 4 groups"
+    fit_bound = 0.3
     is_deep = True
 
     def __init__(
@@ -48,7 +101,7 @@ class DefineEmbedding(SharedEmbedding):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
         if options.output == "map":
-            # The map, whose output side does the work, has the bias, too.
+            # The output side is that of the map, which has the bias, too.
             self.bias = None
         width = options.map_dim
         layers = options.layers(embedding_dim)
@@ -76,12 +129,12 @@ class DefineEmbedding(SharedEmbedding):
         self.reset_parameters()
 
     def draw_parameters(self) -> None:
-        """The map by its own rule; the rest such that the unit's outputs have std D**-0.5."""
+        """The map as its method does; the rest such that the unit's outputs have std D**-0.5."""
         self.map.reset_parameters()
         if isinstance(self.entry, GroupLinear):
             self.entry.reset_parameters(gain=1.0)
         else:
-            # The map's vectors have norm one, so the entry's values get std one, like a layer's.
+            # The map's vectors have norm one, so the values after the entry have std one.
             nn.init.normal_(self.entry.weight)
             nn.init.zeros_(self.entry.bias)
         std = entry_std(self.embedding_dim)
@@ -98,7 +151,7 @@ class DefineEmbedding(SharedEmbedding):
 
     @property
     def has_linear_scores(self) -> bool:
-        """As the part that the output is tied to."""
+        """That of the part that the output is tied to."""
         return self.map.has_linear_scores if self.options.output == "map" else self.has_output
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -107,23 +160,23 @@ class DefineEmbedding(SharedEmbedding):
 
     @property
     def draws_per_token(self) -> bool:
-        """As the map."""
+        """Whether the map does."""
         return self.map.draws_per_token
 
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
-        """As in the base class; the unit reads every token by itself where the map draws for it."""
+        """As in the base class; the unit transforms every token if the map draws for each of them."""
         if not self.draws_per_token:
             return super().token_rows(words, inverse)
         rows = self._deepened(self.map.token_rows(words, inverse))
-        return self._without_padding(rows, words.index_select(0, inverse))
+        return self.without_padding(rows, words.index_select(0, inverse))
 
     def _deepened(self, mapped: Tensor) -> Tensor:
-        """Rows ``(n, D)`` from vectors of the map, of as many rows: expand, reduce."""
+        """Rows ``(n, D)`` from vectors of the map ``(n, width)``: expand, reduce."""
         expanded = self.expansion(self.entry(mapped))
         return expanded if self.reduction is None else self.reduction(expanded)
 
     def word_part(self) -> SharedEmbedding:
-        """As in the base class: that of the map where the output is tied to it."""
+        """As in the base class: that of the map if the output is tied to it."""
         return self.map.word_part() if self.options.output == "map" else self
 
     def with_word_part(self, part: SharedEmbedding) -> SharedEmbedding:
@@ -153,7 +206,7 @@ class DefineEmbedding(SharedEmbedding):
         return unit.train(self.training)  # type: ignore[no-any-return]
 
     def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """As in the base class, where the map can leave words out."""
+        """As in the base class, if the map can remove words."""
         of_map, state_of_map = self.map.selected(ids)
         state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("map.")}
         state |= {f"map.{name}": tensor for name, tensor in state_of_map.items()}
@@ -166,7 +219,7 @@ class DefineEmbedding(SharedEmbedding):
         return options, state
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        """The layers of the map, the linear layer behind it, every group transform, and the output."""
+        """The layers of the map, the linear layer after it, every group transform, and the output."""
         *inner, mapped = self.map.layers(ids)
         entry = self.entry(mapped.values)
         depth = self.options.depth
@@ -179,7 +232,7 @@ class DefineEmbedding(SharedEmbedding):
             *super().layers(ids),
         ]
 
-    # Tied to the map, the map's own output side does the work.
+    # With output "map", the output side is that of the map.
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As in the base class."""
@@ -193,33 +246,19 @@ class DefineEmbedding(SharedEmbedding):
             return super().log_prob(hidden)
         return self.map.log_prob(self._projected(hidden))
 
-    def cross_entropy(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        reduction: Reduction = "mean",
-    ) -> Tensor:
-        """As in the base class; a map whose predictions cost extra work makes none."""
-        asked = (targets, ignore_index, label_smoothing, reduction)
+    def flat_loss(self, hidden: Tensor, targets: Tensor, **options: Any) -> Tensor:
+        """As in the base class."""
         if self.options.output != "map":
-            return super().cross_entropy(hidden, *asked)
-        return self.map.cross_entropy(self._projected(hidden), *asked)
+            return super().flat_loss(hidden, targets, **options)
+        return self.map.flat_loss(self._projected(hidden), targets, **options)
 
-    def cross_entropy_and_predictions(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        reduction: Reduction = "mean",
+    def flat_loss_and_predictions(
+        self, hidden: Tensor, targets: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor]:
         """As in the base class."""
-        asked = (targets, ignore_index, label_smoothing, reduction)
         if self.options.output != "map":
-            return super().cross_entropy_and_predictions(hidden, *asked)
-        return self.map.cross_entropy_and_predictions(self._projected(hidden), *asked)
+            return super().flat_loss_and_predictions(hidden, targets, **options)
+        return self.map.flat_loss_and_predictions(self._projected(hidden), targets, **options)
 
     def output_table(self) -> Tensor:
         """As in the base class."""
@@ -244,8 +283,14 @@ class DefineEmbedding(SharedEmbedding):
         self.check_hidden(hidden)
         return hidden if self.output_projection is None else self.output_projection(hidden)
 
+    def width_advice(self) -> str:
+        """As in the base class; `output_projection` accepts hidden states of D dimensions."""
+        if self.options.output != "map" or self.output_projection is not None:
+            return super().width_advice()
+        return "project them first, or build the embedding with output_projection=True"
+
     def input_parameters(self) -> Iterator[nn.Parameter]:
-        """All but the projection of the output side and what only the map's output uses."""
+        """All but the projection of the output side and the parameters that only the map's output uses."""
         yield from self.map.input_parameters()
         for part in (self.entry, self.expansion, self.reduction):
             yield from part.parameters() if part is not None else ()
@@ -263,7 +308,7 @@ class DefineEmbedding(SharedEmbedding):
 
     @classmethod
     def gather_options(cls, given: dict[str, object]) -> dict[str, object]:
-        """Move the options of the map's method, given beside the unit's own, into `map_options`."""
+        """Move the options of the map's method, given next to the unit's own, into `map_options`."""
         map_method = given.get("map", "standard")
         if map_method not in methods() or not isinstance(given.get("map_options", {}), Mapping):
             return given
@@ -273,7 +318,7 @@ class DefineEmbedding(SharedEmbedding):
         nested = _mapping(given.pop("map_options", None))
         for name in beside.keys() & nested.keys():
             raise OptionError(
-                f"define: option '{name}' is given twice, once among 'map_options'; leave one of them out"
+                f"define: option '{name}' is given twice, once in 'map_options'; leave one of them out"
             )
         map_options = {**nested, **beside}
         # Older checkpoints have the bias among the options of the map.
@@ -282,11 +327,11 @@ class DefineEmbedding(SharedEmbedding):
 
     @classmethod
     def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: DefineOptions) -> None:
-        """The map must be possible, and so must D; see `DefineOptions.check_dim`."""
-        maps = [name for name in methods() if name != "define"]
+        """Check the map, and D; see `UnitOptions.check_dim`."""
+        maps = [name for name in methods() if name != cls.method]
         if options.map not in maps:
             raise OptionError(f"option 'map' is '{options.map}', but it must be one of {', '.join(maps)}")
-        # Counting checks the map's options without building it.
+        # Counting checks the options of the map without building it.
         cls._count_map(num_embeddings, options)
         options.check_dim(embedding_dim)
 
@@ -307,12 +352,12 @@ class DefineEmbedding(SharedEmbedding):
 
     @classmethod
     def count_bias(cls, num_embeddings: int, options: DefineOptions) -> int:
-        """V with the option `output_bias`, unless that of the map is counted with the map."""
+        """V with the option `output_bias`, unless it is counted with the map."""
         return 0 if options.output == "map" else super().count_bias(num_embeddings, options)
 
     @classmethod
     def _count_map(cls, num_embeddings: int, options: DefineOptions) -> int:
-        """The parameters of the map, by its own method's formula."""
+        """The parameters of the map, by the formula of its method."""
         return expected_count(
             options.map,
             num_embeddings=num_embeddings,
@@ -320,13 +365,41 @@ class DefineEmbedding(SharedEmbedding):
             **_map_options(options),
         )
 
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """Units in the proportions of the smallest one of the paper's Table 1a, k = 4 n and N = 3.
+
+        The output is tied to the whole unit, which every host supports.
+        """
+        if embedding_dim >= 4:
+            yield SearchGrid(embedding_dim // 4, lambda step: cls._unit(4 * (step + 1), 16 * (step + 1)))
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """About n = D / 4, k = 2 D and three layers, tied to either part."""
+        n = embedding_dim // 16 * 4
+        return {
+            "tied to its table": cls._unit(n, 8 * n),
+            "tied to its map": {**cls._unit(n, 8 * n), "output": "map", "output_projection": True},
+        }
+
+    @staticmethod
+    def _unit(map_dim: int, expand_dim: int) -> Options:
+        """A unit of three layers and at most four groups."""
+        return {
+            "map_dim": map_dim,
+            "expand_dim": expand_dim,
+            "depth": 3,
+            "max_groups": 4,
+            "output": "table",
+        }
+
 
 def _map_options(unit: DefineOptions) -> Mapping[str, Any]:
-    """The options of the map, which gets no output side of its own where the unit would not use it."""
-    fields = {field.name for field in dataclasses.fields(options(unit.map))}
+    """The options of the map, without an output side of its own unless the unit uses it."""
     if unit.output == "map":
         return {**unit.map_options, "output_bias": unit.output_bias}
-    return {**unit.map_options, "output": "none"} if "output" in fields else unit.map_options
+    return {**unit.map_options, "output": "none"} if has_option(unit.map, "output") else unit.map_options
 
 
 def _mapping(value: Any) -> Mapping[str, object]:

@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import (
-    Layer,
-    OutputFactors,
-    SharedEmbedding,
-    code_std,
-    entry_std,
-    zero_padding_row,
-)
-from shared_embeddings.options import EmbeddingOptions, require_rank
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.fitting import nonnegative
+from shared_embeddings.fitting.factors import restore_scale
+from shared_embeddings.fitting.task import FitTask, reconstruct
+from shared_embeddings.layers.initialization import code_std, entry_std, zero_padding_row
+from shared_embeddings.method import Layer, Options, OutputFactors, SearchGrid
+from shared_embeddings.options import EmbeddingOptions, option, require_rank
 from shared_embeddings.registry import register
 
-# The mean of new codes in their std: a ReLU lets most through, and training decides which it stops.
-# A small AWD-LSTM was at a validation perplexity of 230 after one epoch with Adam, without the lift at 314.
+# The mean of new codes in units of their std: most pass the ReLU, and training decides which do not. A small
+# AWD-LSTM had a validation perplexity of 230 after one epoch with Adam, and of 314 without this offset.
 CODE_LIFT = 2.0
+
+# A fit without gradient descent is accepted if its distance from the table exceeds the best one by no more
+# than this share, or by the rounding error of 32-bit rows.
+_ACCEPTED_LOSS = 1e-3
+_ROUNDING = 1e-5
 
 _ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
 @dataclasses.dataclass(frozen=True)
 class FunnelOptions(EmbeddingOptions):
-    """Options of `funnel`.
+    """Options of `funnel`."""
 
-    Attributes:
-        rank: R, the width of the narrow table; at most D, at least 1.
-        activation: f of Eq. 3; the paper uses relu throughout.
-    """
-
-    rank: int
-    activation: Literal["relu", "gelu", "tanh"] = "relu"
+    rank: int = option("R, the width of the narrow table, from 1 to D.")
+    activation: Literal["relu", "gelu", "tanh"] = option("f of Eq. 3; the paper always uses relu.", "relu")
 
 
 @register("funnel", FunnelOptions)
@@ -50,6 +49,8 @@ class FunnelEmbedding(SharedEmbedding):
     options: FunnelOptions
     paper = "Distilled Embedding, Eq. 3"
     idea = "V x R, a non-linearity, then R x D"
+    grid_choice = "the largest rank"
+    fit_bound = 0.6
     per_word = ("codes",)
 
     def __init__(
@@ -71,7 +72,7 @@ class FunnelEmbedding(SharedEmbedding):
                 # The codes have a mean: without this, one common vector would be part of every row.
                 self.basis.sub_(self.basis.mean(dim=0))
                 activated = activated - activated.mean()
-            # A ReLU may stop all codes where there are few.
+            # A ReLU may zero all codes if there are few.
             norm = activated.square().sum(dim=1).mean().sqrt().clamp(min=1e-3 * std)
             self.basis.mul_(entry_std(self.embedding_dim) / norm)
         zero_padding_row(self.codes, self.padding_idx)
@@ -81,7 +82,7 @@ class FunnelEmbedding(SharedEmbedding):
         return self._activated(F.embedding(ids, self.codes)) @ self.basis
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        """The codes ``(n, R)``, what f makes of them, and the output."""
+        """The codes ``(n, R)``, the activated codes, and the output."""
         codes = F.embedding(ids, self.codes)
         activated = Layer("activated codes", self._activated(codes))
         return [Layer("codes", codes), activated, *super().layers(ids)]
@@ -103,3 +104,36 @@ class FunnelEmbedding(SharedEmbedding):
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: FunnelOptions) -> int:
         """R * (V + D) (Distilled Embedding, Eq. 3)."""
         return options.rank * (num_embeddings + embedding_dim)
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """All ranks."""
+        yield SearchGrid(embedding_dim, lambda step: {"rank": step + 1})
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """A rank of D / 8."""
+        return {"": {"rank": embedding_dim // 8}}
+
+    @classmethod
+    def fit(cls, task: FitTask) -> FunnelEmbedding:
+        """The factors with the least mean distance; gradient descent if a ReLU would change them."""
+        scaled, scale = task.at_unit_scale()
+        embedding: FunnelEmbedding = scaled.build()
+        if embedding.options.activation != "relu" or not embedding._fit_without_negatives(scaled):
+            reconstruct(embedding, scaled)
+        restore_scale(scale, embedding.options.activation, embedding.codes, embedding.basis)
+        return embedding
+
+    def _fit_without_negatives(self, task: FitTask) -> bool:
+        """Set factors without negative codes; returns whether they are as good as the best of this rank."""
+        table = task.teacher[task.words()]
+        codes, basis = nonnegative.least_mean_distance(table, self.options.rank)
+        best = nonnegative.mean_distance(table, codes, basis)
+        codes, basis = nonnegative.without_negatives(codes, basis)
+        with torch.no_grad():
+            self.codes[task.words()] = codes
+            self.basis.copy_(basis)
+            zero_padding_row(self.codes, task.padding_idx)
+        allowed = best * (1.0 + _ACCEPTED_LOSS) + _ROUNDING * float(table.norm(dim=1).mean())
+        return nonnegative.mean_distance(table, codes, basis) <= allowed

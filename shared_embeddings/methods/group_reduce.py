@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -11,11 +12,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import Layer, SharedEmbedding, entry_std
-from shared_embeddings.fitting.groups import GroupLayout, frequency_groups
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.fitting import nonnegative
+from shared_embeddings.fitting.factors import restore_scale, shrink_codes
+from shared_embeddings.fitting.groups import GroupLayout, frequency_groups, group_reduce
+from shared_embeddings.fitting.task import FitTask, reconstruct
+from shared_embeddings.layers.initialization import entry_std
 from shared_embeddings.layers.word_codes import code_bits, code_dtype
 from shared_embeddings.losses.chunked import segmented_cross_entropy
-from shared_embeddings.options import EmbeddingOptions, plain_options, require, require_at_least
+from shared_embeddings.method import Layer, Options, SearchGrid
+from shared_embeddings.options import (
+    EmbeddingOptions,
+    OptionError,
+    option,
+    plain_options,
+    require,
+    require_at_least,
+)
 from shared_embeddings.registry import register
 
 _ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
@@ -23,24 +36,26 @@ _ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 @dataclasses.dataclass(frozen=True)
 class GroupReduceOptions(EmbeddingOptions):
-    """Options of `group_reduce`: either groups by frequency, or groups of given sizes and ranks.
+    """Options of `group_reduce`: either groups by frequency, or groups of given sizes and ranks."""
 
-    Attributes:
-        num_groups: G, how many groups; words are taken to be numbered from the most frequent on, with
-            frequencies as in Zipf's law, see `shared_embeddings.fitting.groups.frequency_groups`.
-        min_rank: the rank of the last group; that of the others grows with their average frequency.
-        max_rank: the highest rank of any group; half of D, or `min_rank` if that is more, when left out.
-        activation: f between the codes and the basis, as in `funnel`; none when left out.
-        group_sizes: how many words each group has, instead of `num_groups`; with `ranks`.
-        ranks: the rank of each group, instead of `min_rank` and `max_rank`; with `group_sizes`.
-    """
-
-    num_groups: int | None = None
-    min_rank: int | None = None
-    max_rank: int | None = None
-    activation: Literal["relu", "gelu", "tanh"] | None = None
-    group_sizes: tuple[int, ...] | None = None
-    ranks: tuple[int, ...] | None = None
+    num_groups: int | None = option(
+        "G, the number of groups; assumes word ids sorted by frequency and frequencies by Zipf's law.", None
+    )
+    min_rank: int | None = option(
+        "The rank of the last group; the rank of the others grows with their average frequency.", None
+    )
+    max_rank: int | None = option(
+        "The highest rank of any group; by default D / 2, or `min_rank` if that is more.", None
+    )
+    activation: Literal["relu", "gelu", "tanh"] | None = option(
+        "f between the codes and the basis, as in `funnel`; none by default.", None
+    )
+    group_sizes: tuple[int, ...] | None = option(
+        "The number of words in each group, with `ranks`; replaces `num_groups`.", None
+    )
+    ranks: tuple[int, ...] | None = option(
+        "The rank of each group, with `group_sizes`; replaces `min_rank` and `max_rank`.", None
+    )
 
     def __post_init__(self) -> None:
         for name in ("num_groups", "min_rank", "max_rank"):
@@ -60,7 +75,7 @@ class GroupReduceOptions(EmbeddingOptions):
         self._check_explicit()
 
     def _check_explicit(self) -> None:
-        """Given sizes and ranks must fit each other and need nothing else."""
+        """Check that sizes and ranks match and that no other option of the layout is set."""
         for name, other in (("group_sizes", self.ranks), ("ranks", self.group_sizes)):
             require(
                 other is None or getattr(self, name) is not None, f"option '{name}' is missing; give it too"
@@ -90,10 +105,10 @@ class GroupReduceOptions(EmbeddingOptions):
 
 
 class _Order(NamedTuple):
-    """The words sorted by group and id, as it follows from one state of the assignment.
+    """The words sorted by group and id, derived from one state of the assignment.
 
     Attributes:
-        source, version: the assignment and the count of its changes.
+        source, version: the assignment and torch's version counter of it.
         words: ``(V,)`` the id at each place.
         places: ``(V,)`` the place of each id.
     """
@@ -106,16 +121,18 @@ class _Order(NamedTuple):
 
 @register("group_reduce", GroupReduceOptions)
 class GroupReduceEmbedding(SharedEmbedding):
-    """The row of word w in group g is ``f(codes[g][w]) @ bases[g]``; without an activation f does nothing.
+    """The row of word w in group g is ``f(codes[g][w]) @ bases[g]``; without an activation f is the identity.
 
     Parameters: `codes`, for each group ``(V_g, r_g)`` with its words in the order of their ids, and `bases`,
     ``(r_g, D)``. The assignment `groups` ``(V,)`` is fixed: by id, or fitted, and saved with the parameters.
-    Scores of a group come from hidden states that are projected to its rank.
+    The scores of a group are computed from hidden states that are projected to its rank.
     """
 
     options: GroupReduceOptions
     paper = "GroupReduce (Chen et al., 2018); with an activation GroupFunneling"
     idea = "groups of words, each V_g x R_g times R_g x D"
+    grid_choice = "10 groups, the largest minimum rank; a fit to token counts changes the size"
+    fit_bound = 0.3
     groups: Tensor
     per_word = ("groups",)
 
@@ -141,14 +158,14 @@ class GroupReduceEmbedding(SharedEmbedding):
             with torch.no_grad():
                 activated = self._activated(codes)
                 if self.options.activation is not None and codes.size(1) > 1:
-                    # As in `funnel`: a ReLU's mean is positive, and would put one vector into every row.
+                    # As in `funnel`: the mean of a ReLU is positive and would add one vector to every row.
                     basis.sub_(basis.mean(dim=0))
                     activated = activated - activated.mean()
                 norm = activated.square().sum(dim=1).mean().sqrt().clamp(min=1e-3)
                 basis.mul_(entry_std(self.embedding_dim) / norm)
 
     def stored_options(self) -> dict[str, object]:
-        """Options with which `build` gives an embedding of the same shapes, wherever these came from."""
+        """As in the base class, with the sizes and ranks of the groups."""
         resolved = dataclasses.replace(
             self.options,
             num_groups=None,
@@ -160,7 +177,7 @@ class GroupReduceEmbedding(SharedEmbedding):
         return plain_options(resolved)
 
     def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """As in the base class; groups without a word go, with their basis."""
+        """As in the base class; groups without a word are removed, with their basis."""
         options, state = super().selected(ids)
         starts = torch.tensor([0, *itertools.accumulate(self.layout.sizes)], device=ids.device)
         places = self._ordered().places.index_select(0, ids) - starts[state["groups"].long()]
@@ -175,7 +192,7 @@ class GroupReduceEmbedding(SharedEmbedding):
         return {**options, "group_sizes": sizes, "ranks": ranks}, state
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows ``(n, D)`` for ids ``(n,)``; a group takes part with its own words only."""
+        """Rows ``(n, D)`` for ids ``(n,)``; every group computes its own words only."""
         places = self._ordered().places.index_select(0, ids)
         places, permutation = places.sort()
         starts = [0, *itertools.accumulate(self.layout.sizes)]
@@ -201,11 +218,11 @@ class GroupReduceEmbedding(SharedEmbedding):
         """Rows ``(n, D)`` of the words at the places `members` ``(n,)`` of a group."""
         codes, basis = self.codes[group], self.bases[group]
         if len(members) >= len(codes):
-            # A small group of frequent words: cheaper than one product for each occurrence.
+            # For a small group of frequent words this is cheaper than one product for each occurrence.
             return F.embedding(members, self._activated(codes) @ basis)
         return self._activated(F.embedding(members, codes)) @ basis
 
-    def _all_rows(self) -> Tensor:
+    def all_rows(self) -> Tensor:
         """The rows ``(V, D)`` of all words."""
         products = [self._activated(codes) @ basis for codes, basis in zip(self.codes, self.bases)]
         return torch.cat(products).index_select(0, self._ordered().places)
@@ -223,8 +240,10 @@ class GroupReduceEmbedding(SharedEmbedding):
             scores[..., self.padding_idx] = 0.0
         return scores
 
-    def flat_cross_entropy(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-        """As in `SharedEmbedding`, with the groups side by side under one softmax."""
+    def flat_loss_and_predictions(
+        self, hidden: Tensor, targets: Tensor, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """As in the base class, with the groups side by side in one softmax."""
         order = self._ordered()
         ignore_index = options.pop("ignore_index")
         bias = self.output_bias()
@@ -264,24 +283,24 @@ class GroupReduceEmbedding(SharedEmbedding):
         return codes if self.options.activation is None else _ACTIVATIONS[self.options.activation](codes)
 
     def _ordered(self) -> _Order:
-        """The order of words in groups, derived anew whenever the assignment has changed."""
+        """The order of words in groups, derived again whenever the assignment has changed."""
         groups = self.groups
-        # Of tensors made in inference mode, torch does not track changes.
+        # torch does not count changes of tensors made in inference mode.
         version = None if groups.is_inference() else groups._version
         order = self._order
         if order is None or version is None or order.source is not groups or order.version != version:
             sizes = groups.long().bincount(minlength=len(self.layout.sizes)).tolist()
             if sizes != list(self.layout.sizes):
                 raise ValueError(
-                    f"the assignment 'groups' has groups of {sizes} words, but the codes are for "
-                    f"{list(self.layout.sizes)}: load the assignment that belongs to them"
+                    f"the assignment 'groups' has groups of {sizes} words, but the codes are for groups of "
+                    f"{list(self.layout.sizes)}: load the assignment that belongs to these codes"
                 )
             words = groups.long().argsort(stable=True)
             order = self._order = _Order(groups, version, words, _inverse(words))
         return order
 
     def __getstate__(self) -> dict[str, Any]:
-        # Copies and pickles derive the order anew.
+        # Copies and pickles derive the order again.
         return {**super().__getstate__(), "_order": None}
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
@@ -318,6 +337,53 @@ class GroupReduceEmbedding(SharedEmbedding):
         """The sum of r_g (V_g + D) over the groups (Distilled Embedding, Eq. 2, for each)."""
         layout = options.layout(num_embeddings, embedding_dim)
         return sum(rank * (size + embedding_dim) for size, rank in zip(*layout))
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """As many groups as in Distilled Embedding, and all ranks up to the default of `max_rank`."""
+        groups = min(10, num_embeddings)
+        yield SearchGrid(
+            max(embedding_dim // 2, 1), lambda step: {"num_groups": groups, "min_rank": step + 1}
+        )
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """The groups and about the rank of Distilled Embedding."""
+        return {"": {"num_groups": min(10, num_embeddings), "min_rank": max(embedding_dim // 22, 2)}}
+
+    @classmethod
+    def fit(cls, task: FitTask) -> GroupReduceEmbedding:
+        """Weighted SVDs of frequency groups, refined; with an activation, gradient descent from there.
+
+        Without counts, words are assumed to be sorted by frequency and to follow Zipf's law.
+        """
+        options: GroupReduceOptions = task.build().options
+        if options.num_groups is None or options.min_rank is None:
+            raise OptionError(
+                "group_reduce: fitting determines 'group_sizes' and 'ranks'; give 'num_groups' and 'min_rank'"
+            )
+        counts = task.token_counts
+        if counts is None:
+            counts = 1.0 / torch.arange(1, len(task.teacher) + 1, dtype=torch.float64)
+        scaled, scale = task.at_unit_scale()
+        found = group_reduce(scaled.teacher, counts, options.num_groups, options.min_rank, options.max_rank)
+        kept = {name: task.options[name] for name in task.options if name in ("activation", "output_bias")}
+        sizes, ranks = [len(codes) for codes in found.codes], [len(basis) for basis in found.bases]
+        embedding: GroupReduceEmbedding = task.build_with({"group_sizes": sizes, "ranks": ranks, **kept})
+        with torch.no_grad():
+            embedding.groups.copy_(found.groups)
+            for group, (codes, basis) in enumerate(zip(found.codes, found.bases, strict=True)):
+                if options.activation == "relu":
+                    codes, basis = nonnegative.without_negatives(codes, basis)
+                embedding.codes[group].copy_(codes)
+                embedding.bases[group].copy_(basis)
+        if options.activation is not None:
+            reconstruct(embedding, scaled)
+        for codes, basis in zip(embedding.codes, embedding.bases, strict=True):
+            restore_scale(scale, options.activation, codes, basis)
+            if options.activation is None:
+                shrink_codes(codes, basis)
+        return embedding
 
 
 # The target of tokens that do not count, once ids have become places.

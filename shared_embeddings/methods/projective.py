@@ -1,47 +1,44 @@
-"""A table of rank R: narrow vectors and one projection, as in Transformer-XL; an SVD when it is fitted."""
+"""A table of rank R: narrow vectors and one projection, as in Transformer-XL; an SVD when fitted."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import (
-    Layer,
-    OutputFactors,
-    SharedEmbedding,
-    code_std,
-    entry_std,
-    zero_padding_row,
-)
-from shared_embeddings.options import EmbeddingOptions, require_rank
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.fitting import svd
+from shared_embeddings.fitting.factors import shrink_codes
+from shared_embeddings.fitting.task import FitTask
+from shared_embeddings.layers.initialization import code_std, entry_std, zero_padding_row
+from shared_embeddings.method import Layer, Options, OutputFactors, SearchGrid
+from shared_embeddings.options import EmbeddingOptions, option, require_rank
 from shared_embeddings.registry import register
 
 
 @dataclasses.dataclass(frozen=True)
 class ProjectiveOptions(EmbeddingOptions):
-    """Options of `projective`.
+    """Options of `projective`."""
 
-    Attributes:
-        rank: R, the width of the narrow vectors; at most D, at least 1.
-    """
-
-    rank: int
+    rank: int = option("R, the width of the narrow vectors, from 1 to D.")
 
 
 @register("projective", ProjectiveOptions)
 class ProjectiveEmbedding(SharedEmbedding):
     """Row w of the table is ``codes[w] @ basis`` (Distilled Embedding, Eq. 2).
 
-    Parameters: `codes` ``(V, R)``, `basis` ``(R, D)``. On the output side the hidden states are projected to
-    R dimensions before they meet the codes.
+    Parameters: `codes` ``(V, R)``, `basis` ``(R, D)``. The output side projects hidden states to R dimensions
+    before it multiplies them by the codes.
     """
 
     options: ProjectiveOptions
     paper = "Transformer-XL (Dai et al., 2019); SVD when fitted"
     idea = "V x R times R x D"
+    grid_choice = "the largest rank"
+    fit_bound = 0.6
     per_word = ("codes",)
 
     def __init__(
@@ -53,7 +50,7 @@ class ProjectiveEmbedding(SharedEmbedding):
         self.reset_parameters()
 
     def draw_parameters(self) -> None:
-        """Small codes and a large basis, normal both, whose product has std D**-0.5."""
+        """Small normal codes and a large normal basis, whose product has std D**-0.5."""
         codes, products = code_std(self.embedding_dim), entry_std(self.embedding_dim)
         nn.init.normal_(self.codes, std=codes)
         nn.init.normal_(self.basis, std=products / (codes * self.options.rank**0.5))
@@ -80,3 +77,24 @@ class ProjectiveEmbedding(SharedEmbedding):
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: ProjectiveOptions) -> int:
         """R * (V + D) (Distilled Embedding, after Eq. 2)."""
         return options.rank * (num_embeddings + embedding_dim)
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """All ranks."""
+        yield SearchGrid(embedding_dim, lambda step: {"rank": step + 1})
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """A rank of D / 8."""
+        return {"": {"rank": embedding_dim // 8}}
+
+    @classmethod
+    def fit(cls, task: FitTask) -> ProjectiveEmbedding:
+        """The truncated SVD (Distilled Embedding, Eq. 2), which has the least squared error of this rank."""
+        embedding: ProjectiveEmbedding = task.build()
+        codes, basis = svd.truncated_svd(task.teacher, embedding.options.rank)
+        with torch.no_grad():
+            embedding.codes.copy_(codes)
+            embedding.basis.copy_(basis)
+        shrink_codes(embedding.codes, embedding.basis)
+        return embedding

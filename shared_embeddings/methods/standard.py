@@ -1,14 +1,18 @@
-"""The plain table of V vectors, which every other method is compared with."""
+"""The plain table of V vectors, the baseline of all other methods."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import OutputFactors, SharedEmbedding, entry_std, zero_padding_row
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.fitting.task import FitTask
+from shared_embeddings.layers.initialization import entry_std, zero_padding_row
+from shared_embeddings.method import Options, OutputFactors, SearchGrid
 from shared_embeddings.options import EmbeddingOptions
 from shared_embeddings.registry import register
 
@@ -25,6 +29,8 @@ class StandardEmbedding(SharedEmbedding):
     options: StandardOptions
     paper = "–"
     idea = "itself"
+    grid_choice = "the table itself"
+    fit_bound = 1e-6
     per_word = ("weight",)
 
     def __init__(
@@ -32,7 +38,7 @@ class StandardEmbedding(SharedEmbedding):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
         self.weight = nn.Parameter(torch.empty(num_embeddings, embedding_dim))
-        # Behind the table, where the states of optimisers in older checkpoints have it.
+        # After the table, the order in the optimizer states of older checkpoints.
         self.register_parameter("bias", self._parameters.pop("bias"))
         self.reset_parameters()
 
@@ -53,3 +59,21 @@ class StandardEmbedding(SharedEmbedding):
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: StandardOptions) -> int:
         """V * D."""
         return num_embeddings * embedding_dim
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """A single step: there is nothing to choose."""
+        yield SearchGrid(1, lambda step: {})
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """Without options."""
+        return {"": {}}
+
+    @classmethod
+    def fit(cls, task: FitTask) -> StandardEmbedding:
+        """A copy of the teacher's table."""
+        embedding: StandardEmbedding = task.build()
+        with torch.no_grad():
+            embedding.weight.copy_(task.teacher)
+        return embedding

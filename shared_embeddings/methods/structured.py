@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import Layer, SharedEmbedding, entry_std
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.fitting.codes import product_quantisation
+from shared_embeddings.fitting.task import FitTask
+from shared_embeddings.layers.initialization import entry_std
 from shared_embeddings.layers.word_codes import code_bits, code_dtype, draw_codes
-from shared_embeddings.options import EmbeddingOptions, require, require_at_least, require_seed
+from shared_embeddings.method import Layer, Options, SearchGrid
+from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least, require_seed
 from shared_embeddings.registry import register
 
 
 @dataclasses.dataclass(frozen=True)
 class StructuredOptions(EmbeddingOptions):
-    """Options of `structured`.
+    """Options of `structured`."""
 
-    Attributes:
-        num_groups: G, into how many pieces a vector is cut; a divisor of D. Distilled Embedding calls it the
-            "group size".
-        num_clusters: K, how many different pieces there are for each place; at most V.
-        seed: what the codes of an embedding that is not fitted to a table are drawn from.
-    """
-
-    num_groups: int
-    num_clusters: int
-    seed: int = 0
+    num_groups: int = option(
+        'G, the number of pieces of a vector, a divisor of D; the "group size" of Distilled Embedding.'
+    )
+    num_clusters: int = option("K, the number of centroids for each piece, at most V.")
+    seed: int = option("The seed of the random codes of an embedding that is not fitted to a table.", 0)
 
     def __post_init__(self) -> None:
         require_at_least("num_groups", self.num_groups, 1)
@@ -39,15 +39,16 @@ class StructuredOptions(EmbeddingOptions):
 class StructuredEmbedding(SharedEmbedding):
     """Piece g of the row of word w is ``centroids[g, codes[w, g]]``.
 
-    Parameters: `centroids` ``(G, K, D / G)``. The index matrix `codes` ``(V, G)`` is fixed: drawn from
-    ``options.seed`` or fitted, and saved with the parameters; what is loaded wins over the seed.
-    `counts` counts the codes in `stored_bits`, log2(K) bits for each; the papers count every code as a
-    parameter, which `index_entries` gives.
+    Parameters: `centroids` ``(G, K, D / G)``. The index matrix `codes` ``(V, G)`` is fixed: drawn with
+    ``options.seed`` or fitted, and saved with the parameters; loaded codes replace drawn ones. `stored_bits`
+    of `counts` includes log2(K) bits for each; the papers count every code as a parameter (`index_entries`).
     """
 
     options: StructuredOptions
     paper = "Shi & Yu (2018)"
     idea = "pieces of a row, each one of K centroids"
+    grid_choice = "up to 32 groups, the largest number of clusters; codes are extra"
+    fit_bound = 0.15
     per_word = ("codes",)
     codes: Tensor
 
@@ -72,7 +73,7 @@ class StructuredEmbedding(SharedEmbedding):
         return F.embedding(codes + starts, self.centroids.flatten(0, 1)).flatten(1)
 
     def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """As in the base class; centroids that no word uses go when there are more than words."""
+        """As in the base class; unused centroids are removed if there are more centroids than words."""
         options, state = super().selected(ids)
         if self.options.num_clusters <= len(ids):
             return options, state
@@ -108,10 +109,38 @@ class StructuredEmbedding(SharedEmbedding):
 
     @classmethod
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: StructuredOptions) -> int:
-        """K * D trained numbers; Distilled Embedding's tables print K * D + V * G, see `index_entries`."""
+        """K * D trained numbers; Distilled Embedding's tables list K * D + V * G, see `index_entries`."""
         return options.num_clusters * embedding_dim
 
     @classmethod
     def index_entries(cls, num_embeddings: int, embedding_dim: int, options: StructuredOptions) -> int:
         """V * G, the entries of the index matrix, which the papers' tables count as parameters."""
         return num_embeddings * options.num_groups
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """All numbers of clusters."""
+        groups = _groups_of(embedding_dim)
+        yield SearchGrid(num_embeddings, lambda step: {"num_groups": groups, "num_clusters": step + 1})
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """One cluster for 16 words, as in Distilled Embedding, but no more than 2,048."""
+        clusters = min(num_embeddings // 16 + 1, 2048)
+        return {"": {"num_groups": _groups_of(embedding_dim), "num_clusters": clusters}}
+
+    @classmethod
+    def fit(cls, task: FitTask) -> StructuredEmbedding:
+        """Product quantization by k-means."""
+        embedding: StructuredEmbedding = task.build()
+        sizes = (embedding.options.num_groups, embedding.options.num_clusters)
+        codes, centroids = product_quantisation(task.teacher, *sizes, task.seed, task.progress)
+        with torch.no_grad():
+            embedding.codes.copy_(codes)
+            embedding.centroids.copy_(centroids)
+        return embedding
+
+
+def _groups_of(embedding_dim: int) -> int:
+    """Distilled Embedding's 32 groups, or the next smaller divisor of D."""
+    return max(number for number in range(1, 33) if embedding_dim % number == 0)

@@ -6,30 +6,27 @@ import dataclasses
 import math
 from collections import deque
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import Layer, SharedEmbedding
-from shared_embeddings.options import EmbeddingOptions, require, require_at_least
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.fitting.task import FitTask
+from shared_embeddings.fitting.tensor_train import tt_svd
+from shared_embeddings.method import Layer, Options, SearchGrid
+from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least
 from shared_embeddings.registry import register
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorTrainOptions(EmbeddingOptions):
-    """Options of `tensor_train`.
+    """Options of `tensor_train`."""
 
-    Attributes:
-        vocab_shape: v_1 ... v_K, at least two factors whose product is at least V.
-        dim_shape: d_1 ... d_K, as many factors, whose product is D.
-        rank: the K - 1 inner ranks, or one number for all of them.
-    """
-
-    vocab_shape: tuple[int, ...]
-    dim_shape: tuple[int, ...]
-    rank: int | tuple[int, ...]
+    vocab_shape: tuple[int, ...] = option("v_1 ... v_K, at least two factors whose product is at least V.")
+    dim_shape: tuple[int, ...] = option("d_1 ... d_K, the same number of factors, whose product is D.")
+    rank: int | tuple[int, ...] = option("The K - 1 inner ranks, or one number for all of them.")
 
     def __post_init__(self) -> None:
         require(
@@ -39,7 +36,7 @@ class TensorTrainOptions(EmbeddingOptions):
         require(
             len(self.dim_shape) == len(self.vocab_shape),
             f"option 'dim_shape' has {len(self.dim_shape)} factors and 'vocab_shape' has "
-            f"{len(self.vocab_shape)}, but they must have as many; change one of them",
+            f"{len(self.vocab_shape)}, but both need the same number; change one of them",
         )
         for name in ("vocab_shape", "dim_shape"):
             for factor in getattr(self, name):
@@ -65,8 +62,8 @@ class TensorTrainOptions(EmbeddingOptions):
 class TensorTrainEmbedding(SharedEmbedding):
     """Entry (j_1 ... j_K) of the row of word (i_1 ... i_K) is ``G_1[:, i_1, j_1] ... G_K[:, i_K, j_K]``.
 
-    The digits of a word and of a dimension are counted row by row (the last digit runs fastest) over
-    `vocab_shape` and `dim_shape`. The rows of `vocab_shape` beyond V belong to no word.
+    The digits of a word and of a dimension are in row-major order (the last digit changes fastest) over
+    `vocab_shape` and `dim_shape`. Rows of `vocab_shape` beyond V are unused.
 
     Parameters: `cores`, G_k of shape ``(r_{k-1}, v_k, d_k, r_k)``.
     """
@@ -74,6 +71,8 @@ class TensorTrainEmbedding(SharedEmbedding):
     options: TensorTrainOptions
     paper = "Khrulkov et al. (2019)"
     idea = "a product of small cores, one slice of each for a word"
+    grid_choice = "three similar factors with little waste, the largest rank"
+    fit_bound = 0.75
     vocabulary_size: Tensor
     is_deep = True
 
@@ -82,12 +81,12 @@ class TensorTrainEmbedding(SharedEmbedding):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
         self.cores = nn.ParameterList(torch.empty(shape) for shape in options.core_shapes())
-        # No core tells how many words there are, so a checkpoint of another vocabulary would load unseen.
+        # The cores do not determine V: without this, a checkpoint of another vocabulary would load silently.
         self.register_buffer("vocabulary_size", torch.empty((), dtype=torch.int64))
         self.reset_parameters()
 
     def draw_parameters(self) -> None:
-        """Normal entries, all cores alike, whose products sum up to entries of std D**-0.5."""
+        """Normal entries, with the same std in all cores, whose products sum to entries of std D**-0.5."""
         shapes = self.options.core_shapes()
         paths = math.prod(shape[0] for shape in shapes)
         for core in self.cores:
@@ -95,13 +94,13 @@ class TensorTrainEmbedding(SharedEmbedding):
         self.vocabulary_size.fill_(self.num_embeddings)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows ``(n, D)`` for ids ``(n,)``; words with the same first digits share these digits' product."""
+        """Rows ``(n, D)`` for ids ``(n,)``; words with the same first digits share a product."""
         self._check_ids(ids)
         products, beginning = deque(self._products(self._digits(ids)), maxlen=1).pop()
         return products.squeeze(-1).index_select(0, beginning)
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        """The products of the first k cores ``(n, d_1 * ... * d_k * r_k)`` for each k; at last the output."""
+        """The products of the first k cores ``(n, d_1 * ... * d_k * r_k)`` for each k, then the output."""
         found = [
             products.flatten(1).index_select(0, beginning)
             for products, beginning in self._products(self._digits(ids))
@@ -110,16 +109,16 @@ class TensorTrainEmbedding(SharedEmbedding):
         return [*inner, Layer("output", found[-1])]
 
     def _products(self, digits: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Digit by digit, the products of the cores so far.
+        """After each digit, the products of the cores so far, and the product that each word uses.
 
-        They are ``(m, d_1 * ... * d_k, r_k)`` for the m beginnings of words that are in use; with them comes
-        ``(n,)``, which of the beginnings each word has.
+        The products are ``(m, d_1 * ... * d_k, r_k)`` for the m distinct prefixes of words; each of the n
+        words has the number of its prefix in the second tensor ``(n,)``.
         """
         products, beginning = self.cores[0].squeeze(0), digits[0]
         yield products, beginning
         for core, digit in zip(list(self.cores)[1:], digits[1:]):
             number = core.size(1)
-            # Sorted by the last digit first: then words with one slice of the core stand together.
+            # Sorted by the last digit first, so that words with the same slice of the core are adjacent.
             pairs, longer = torch.unique(digit * products.size(0) + beginning, return_inverse=True)
             slices = pairs.div(products.size(0), rounding_mode="floor").bincount(minlength=number).tolist()
             chosen = products.index_select(0, pairs % products.size(0))
@@ -127,8 +126,8 @@ class TensorTrainEmbedding(SharedEmbedding):
             beginning = longer
             yield products, beginning
 
-    def _all_rows(self) -> Tensor:
-        """The rows ``(V, D)`` of all words by full products, which waste nothing when all are wanted."""
+    def all_rows(self) -> Tensor:
+        """The rows ``(V, D)`` of all words by full products, without duplicate work."""
         products = self.cores[0].squeeze(0)
         for core in list(self.cores)[1:]:
             rank, number, width, next_rank = core.shape
@@ -147,7 +146,7 @@ class TensorTrainEmbedding(SharedEmbedding):
         return digits
 
     def _check_ids(self, ids: Tensor) -> None:
-        """Raise IndexError for an id that is no word, where looking costs no wait for a device."""
+        """Raise IndexError for an id out of range, unless checking would synchronize with a device."""
         if ids.device.type != "cpu" or ids.numel() == 0:
             return
         for word in (int(ids.min()), int(ids.max())):
@@ -155,7 +154,7 @@ class TensorTrainEmbedding(SharedEmbedding):
                 raise IndexError(f"index {word} is out of range: there are {self.num_embeddings} words")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """As in torch, and a checkpoint of another number of words is an error."""
+        """As in torch; a checkpoint with another number of words is an error."""
         stored = state_dict.get(prefix + "vocabulary_size")
         if stored is not None and int(stored) != self.num_embeddings:
             error_messages: list[str] = rest[-1]
@@ -184,6 +183,55 @@ class TensorTrainEmbedding(SharedEmbedding):
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: TensorTrainOptions) -> int:
         """The sum of r_{k-1} v_k d_k r_k over the cores (Khrulkov et al., section 3)."""
         return sum(math.prod(shape) for shape in options.core_shapes())
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """Three cores, as in Distilled Embedding, and all ranks."""
+        words, dims = three_factors_above(num_embeddings), three_factors(embedding_dim)
+        # A higher inner rank cannot represent more tables.
+        highest = min(words[0] * dims[0], words[2] * dims[2])
+        shapes: Options = {"vocab_shape": list(words), "dim_shape": list(dims)}
+        yield SearchGrid(highest, lambda step: {**shapes, "rank": step + 1})
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """Three cores with about the rank of Distilled Embedding."""
+        shapes = {
+            "vocab_shape": list(three_factors_above(num_embeddings)),
+            "dim_shape": list(three_factors(embedding_dim)),
+        }
+        return {"": {**shapes, "rank": max(embedding_dim // 6, 4)}}
+
+    @classmethod
+    def fit(cls, task: FitTask) -> TensorTrainEmbedding:
+        """TT-SVD."""
+        embedding: TensorTrainEmbedding = task.build()
+        options = embedding.options
+        cores = tt_svd(task.teacher, options.vocab_shape, options.dim_shape, options.rank)
+        with torch.no_grad():
+            for parameter, core in zip(embedding.cores, cores, strict=True):
+                parameter.copy_(core)
+        return embedding
+
+
+def three_factors_above(number: int) -> tuple[int, int, int]:
+    """Three similar factors, ascending, whose product is `number` or little more."""
+    root = number ** (1 / 3)
+    lowest, highest = max(int(0.7 * root), 1), math.ceil(1.4 * root)
+    pairs = product(range(lowest, highest + 1), repeat=2)
+    shapes = {tuple(sorted((a, b, math.ceil(number / (a * b))))) for a, b in pairs}
+    a, b, c = min(shapes, key=lambda shape: (math.prod(shape), shape[2] - shape[0]))
+    return a, b, c
+
+
+def three_factors(number: int) -> tuple[int, int, int]:
+    """Three factors, ascending, whose product is `number`, with the largest as small as possible."""
+    lower = [factor for factor in range(1, math.isqrt(number) + 1) if number % factor == 0]
+    divisors = sorted({*lower, *(number // factor for factor in lower)})
+    pairs = product(divisors, repeat=2)
+    shapes = {tuple(sorted((a, b, number // (a * b)))) for a, b in pairs if number % (a * b) == 0}
+    a, b, c = min(shapes, key=lambda shape: (shape[2], shape[2] - shape[0]))
+    return a, b, c
 
 
 def _times_slices(products: Tensor, slices: list[int], core: Tensor) -> Tensor:

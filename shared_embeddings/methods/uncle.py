@@ -1,10 +1,10 @@
-"""UnClE: a word's vector is a narrow part of its own beside a part that it shares with its class."""
+"""UnClE: the vector of a word is a narrow unique part and a part that it shares with its class."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import Layer, SharedEmbedding, entry_std, zero_padding_row
-from shared_embeddings.layers.class_levels import Classes, class_levels, levels_for_vocabulary, plain_classes
+from shared_embeddings.classes.levels import Level, Source, level_of_ids, level_of_words, plain_classes
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.fitting.codes import product_quantisation
+from shared_embeddings.fitting.task import FitTask, reconstruct
+from shared_embeddings.layers.initialization import entry_std, zero_padding_row
 from shared_embeddings.losses.class_factored import ClassIndex, class_cross_entropy, class_index
+from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import (
     STORED,
     EmbeddingOptions,
+    OptionError,
+    option,
     parse_options,
     plain_options,
     require,
@@ -28,26 +34,25 @@ from shared_embeddings.registry import register
 
 @dataclasses.dataclass(frozen=True)
 class UncleOptions(EmbeddingOptions):
-    """Options of `uncle`. Several classes per word (Eq. 2) are several levels; each has a width of its own.
+    """Options of `uncle`. Several classes per word (Eq. 2) are several levels; each has its own width."""
 
-    Attributes:
-        unique_dim: U_d, the width of the part of its own that every word has; less than D.
-        num_classes: C_s, the number of classes; a list with one number for each level. A class file knows
-            it; of given classes it is one more than the largest when left out.
-        classes: which class each word has: a file made by ``shared-embeddings classes``, or the V class
-            indices themselves; for sub-classes a list with one of these for each level. "stored" means that
-            the assignment will be loaded with the state dict.
-        random_classes: draw every word's class evenly instead (section 4.6.1).
-        seed: what random classes are drawn from.
-        class_dims: C_d of each level, D - unique_dim in all; an even split when left out.
-    """
-
-    unique_dim: int
-    num_classes: int | tuple[int, ...] | None = None
-    classes: Classes = dataclasses.field(default=None, repr=False)
-    random_classes: bool = False
-    seed: int = 0
-    class_dims: tuple[int, ...] | None = None
+    unique_dim: int = option("U_d, the width of the unique part of every word, less than D.")
+    num_classes: int | tuple[int, ...] | None = option(
+        "C_s, the number of classes, or a list with one number for each level; by default that of the class "
+        "file, or one more than the largest given class.",
+        None,
+    )
+    classes: Source | tuple[Source, ...] | None = option(
+        "The class of each word: a file made by 'shared-embeddings classes', or the V class indices; a list "
+        'with one of these for each level; or "stored" for an assignment that the state dict contains.',
+        None,
+        repr=False,
+    )
+    random_classes: bool = option("Assigns random classes instead (section 4.6.1).", False)
+    seed: int = option("The seed of random classes.", 0)
+    class_dims: tuple[int, ...] | None = option(
+        "C_d of each level, D - unique_dim in total; an even split by default.", None
+    )
 
     def __post_init__(self) -> None:
         require_at_least("unique_dim", self.unique_dim, 1)
@@ -68,7 +73,7 @@ class UncleOptions(EmbeddingOptions):
             )
 
     def _check_source(self) -> None:
-        """Raise `OptionError` unless the options say in exactly one way where classes come from."""
+        """Raise `OptionError` unless the options define classes in exactly one way."""
         require(
             self.classes is not None or self.random_classes,
             "option 'classes' is missing; give a class file, or set random_classes: true. Without class "
@@ -98,12 +103,32 @@ class UncleOptions(EmbeddingOptions):
             return len(self.num_classes) if isinstance(self.num_classes, tuple) else 1
         return len(self.sources())
 
-    def sources(self) -> tuple[str | tuple[int, ...], ...]:
-        """The class file or the class indices of each level, where they are given."""
+    def sources(self) -> tuple[Source, ...]:
+        """The class file or the class indices of each level, if they are given."""
         assert self.classes is not None
         if isinstance(self.classes, str) or isinstance(self.classes[0], int):
             return (self.classes,)  # type: ignore[return-value]
         return self.classes  # type: ignore[return-value]
+
+    def counts(self) -> tuple[Any, ...]:
+        """The option `num_classes` for every level; None if it is omitted."""
+        given = self.num_classes
+        return given if isinstance(given, tuple) else (given,) * self.levels()
+
+    def assignments(self, num_embeddings: int) -> list[Level]:
+        """The classes of all V words at every level.
+
+        Raises:
+            OptionError: as in `level_of_ids`.
+        """
+        counts = self.counts()
+        if self.random_classes:
+            random = np.random.default_rng(self.seed)
+            return [Level(count, random.integers(count, size=num_embeddings)) for count in counts]
+        if self.classes == STORED:
+            # A placeholder until the stored assignment is loaded.
+            return [Level(count, np.arange(num_embeddings) % count) for count in counts]
+        return [level_of_ids(num_embeddings, *given) for given in zip(self.sources(), counts)]
 
     def widths(self, embedding_dim: int) -> tuple[int, ...]:
         """The width of every level's class vectors."""
@@ -117,16 +142,18 @@ class UncleOptions(EmbeddingOptions):
 class UncleEmbedding(SharedEmbedding):
     """Row i of the table is ``concatenate(U_i, C_j)`` (Eq. 1), with sub-classes ``(U_i, C_j, C_j1)`` (Eq. 2).
 
-    Scores are tied: those of a word's unique part plus those of its classes, computed once for each class.
-    Nothing requires that sub-classes lie within classes.
+    Scores are tied: the score of a word's unique part plus those of its classes, each computed once.
+    Sub-classes need not be subsets of classes.
 
     Parameters: `unique` U ``(V, U_d)``; `class_tables` C ``(C_s, C_d)`` for every level.
-    Buffer: `classes` ``(V, L)``, saved with the parameters; what is loaded wins over the options.
+    Buffer: `classes` ``(V, L)``, saved with the parameters; loaded classes replace those of the options.
     """
 
     options: UncleOptions
     paper = "UnClE, Eq. 1 and 2"
     idea = "V x U_d beside one vector for each class of words"
+    grid_choice = "V / 11 classes, the largest unique part; replace random classes by your class file"
+    fit_bound = 0.55
     file_options = ("classes",)
     per_word = ("unique", "classes")
     classes: Tensor
@@ -135,8 +162,8 @@ class UncleEmbedding(SharedEmbedding):
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: UncleOptions
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        levels = class_levels(num_embeddings, options)
-        # Kept beside the buffer, so that parameters can be reset when the class file is gone.
+        levels = options.assignments(num_embeddings)
+        # Kept next to the buffer, so that parameters can be reset without the class file.
         self._assignment = np.stack([level.assignment for level in levels], axis=1)
         self.num_classes = tuple(level.num_classes for level in levels)
         self.widths = (options.unique_dim, *options.widths(embedding_dim))
@@ -149,7 +176,7 @@ class UncleEmbedding(SharedEmbedding):
         self.reset_parameters()
 
     def draw_parameters(self) -> None:
-        """Normal entries of std D**-0.5; the classes that the options say, or that were loaded."""
+        """Normal entries of std D**-0.5; the classes of the options, or those that were loaded."""
         self.classes.copy_(torch.tensor(self._assignment, device="cpu"))
         for parameter in (self.unique, *self.class_tables):
             nn.init.normal_(parameter, std=entry_std(self.embedding_dim))
@@ -162,7 +189,7 @@ class UncleEmbedding(SharedEmbedding):
         return torch.cat((F.embedding(ids, self.unique), *shared), dim=1)
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        """The part of their own, the class vector of each level, and the output."""
+        """The unique part, the class vector of each level, and the output."""
         rows = self.rows(ids)
         names = ["unique", *(f"classes {level}" for level in range(1, len(self.widths)))]
         parts = zip(names, rows.split(self.widths, dim=1))
@@ -183,8 +210,10 @@ class UncleEmbedding(SharedEmbedding):
             scores[..., self.padding_idx] = 0.0
         return scores
 
-    def flat_cross_entropy(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-        """As in `SharedEmbedding`, with the scores of a class computed once for all of its words."""
+    def flat_loss_and_predictions(
+        self, hidden: Tensor, targets: Tensor, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """As in the base class, with the scores of a class computed once for all of its words."""
         index = self.cached("index", self._index)
         tables = tuple(self.class_tables)
         bias, padding = self.output_bias(), self.padding_idx
@@ -197,7 +226,7 @@ class UncleEmbedding(SharedEmbedding):
         return class_index(self.classes, self.num_classes)
 
     def stored_options(self) -> dict[str, object]:
-        """Plain options that build such a module without any file; this one's state dict then fills it."""
+        """As in the base class; the classes are in the state dict."""
         resolved = dataclasses.replace(
             self.options,
             num_classes=self.num_classes,
@@ -209,7 +238,7 @@ class UncleEmbedding(SharedEmbedding):
         return plain_options(resolved)
 
     def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """As in the base class; classes without a word go."""
+        """As in the base class; classes without a word are removed."""
         options, state = super().selected(ids)
         used = [level.unique(return_inverse=True) for level in state["classes"].long().unbind(dim=1)]
         tables = {
@@ -221,7 +250,7 @@ class UncleEmbedding(SharedEmbedding):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         if not self.classes.is_meta:
-            # Otherwise resetting a module built with classes "stored" would undo what was loaded.
+            # Otherwise resetting a module built with classes "stored" would discard the loaded classes.
             self._assignment = self.classes.to("cpu", copy=True).numpy()
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
@@ -230,35 +259,27 @@ class UncleEmbedding(SharedEmbedding):
 
     @classmethod
     def gather_options(cls, given: dict[str, object]) -> dict[str, object]:
-        """Class files and indices as plain text and numbers, whatever held them."""
+        """Class files and indices as plain text and numbers."""
         if "classes" not in given:
             return given
         return {**given, "classes": plain_classes(given["classes"])}
 
     @classmethod
     def options_for_vocabulary(cls, given: dict[str, object], words: Sequence[str]) -> dict[str, object]:
-        """The options for a model whose words are known: class files give each word its class by name.
+        """As in the base class: class files are looked up by word.
 
-        Words that a class file does not cover, such as a host's markers, are treated as ones that never
+        Words that a class file does not contain, such as a host's markers, are treated as words that never
         occurred (`WordClasses.for_vocabulary`).
-
-        Raises:
-            OptionError: options that cannot be, or a class file that hardly knows the words.
         """
-        options = cls._parsed(given)
+        options = parse_options(cls.method, UncleOptions, cls.gather_options(given))
         if options.classes in (None, STORED):
             return given
-        levels = levels_for_vocabulary(words, options)
+        levels = [level_of_words(words, *source) for source in zip(options.sources(), options.counts())]
         return {
             **given,
             "classes": [level.assignment.tolist() for level in levels],
             "num_classes": [level.num_classes for level in levels],
         }
-
-    @classmethod
-    def _parsed(cls, given: dict[str, object]) -> UncleOptions:
-        """The options as a dataclass."""
-        return parse_options(cls.method, UncleOptions, cls.gather_options(given))
 
     @classmethod
     def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: UncleOptions) -> None:
@@ -274,7 +295,7 @@ class UncleEmbedding(SharedEmbedding):
             f"option 'class_dims' is {list(widths)}, but the widths must be at least 1 and add up to the "
             f"{rest} dimensions that 'unique_dim' leaves; change one of the two",
         )
-        for level in class_levels(num_embeddings, options):
+        for level in options.assignments(num_embeddings):
             require(
                 level.num_classes <= num_embeddings,
                 f"option 'num_classes' is {level.num_classes}, more than {num_embeddings} words; lower it",
@@ -283,10 +304,64 @@ class UncleEmbedding(SharedEmbedding):
     @classmethod
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: UncleOptions) -> int:
         """V_s U_d + C_s C_d (Eq. 3), the last summed over the levels."""
-        levels = zip(class_levels(num_embeddings, options), options.widths(embedding_dim))
+        levels = zip(options.assignments(num_embeddings), options.widths(embedding_dim))
         return num_embeddings * options.unique_dim + sum(level.num_classes * width for level, width in levels)
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """A bit less than a tenth of V as classes (appendix A.4), and all widths of the unique part."""
+        classes = max(num_embeddings // 11, 1)
+        if embedding_dim > 1:
+            yield SearchGrid(
+                embedding_dim - 1,
+                lambda step: {"unique_dim": step + 1, "num_classes": classes, "random_classes": True},
+            )
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """A unique part of D / 8, and random classes: V / 11, but no more than 1,000."""
+        classes = min(num_embeddings // 11, 1000)
+        return {"": {"unique_dim": embedding_dim // 8, "num_classes": classes, "random_classes": True}}
+
+    @classmethod
+    def fit(cls, task: FitTask) -> UncleEmbedding:
+        """Unique parts from the teacher and class vectors as means, then gradient descent.
+
+        Without classes in the options, the parts that classes share are clustered by k-means.
+        """
+        options = dict(task.options)
+        if not options.get("classes") and not options.get("random_classes"):
+            options["classes"] = cls._clustered(task).tolist()
+        embedding: UncleEmbedding = task.build_with(options)
+        unique, *shared = task.teacher.split(list(embedding.widths), dim=1)
+        words = task.words()
+        with torch.no_grad():
+            embedding.unique.copy_(unique)
+            for level, (table, part) in enumerate(zip(embedding.class_tables, shared, strict=True)):
+                classes = embedding.classes[words, level].long()
+                sums = torch.zeros_like(table).index_add_(0, classes, part[words])
+                sizes = classes.bincount(minlength=len(table)).clamp(min=1)
+                table.copy_(sums / sizes.unsqueeze(1))
+        return reconstruct(embedding, task)
+
+    @classmethod
+    def _clustered(cls, task: FitTask) -> Tensor:
+        """The class ``(V,)`` of every word, by k-means over the teacher's rows without the unique part."""
+        options = parse_options(cls.method, UncleOptions, {**task.options, "classes": STORED})
+        if not isinstance(options.num_classes, int):
+            raise OptionError(
+                f"uncle: option 'num_classes' is {options.num_classes}, but fitting makes one level of "
+                "classes; give one number, or 'classes'"
+            )
+        part = task.teacher[:, options.unique_dim :]
+        if part.size(1) == 0:
+            raise OptionError(
+                f"uncle: option 'unique_dim' is {options.unique_dim}, which leaves nothing to share; lower it"
+            )
+        codes, _ = product_quantisation(part, 1, options.num_classes, task.seed, task.progress)
+        return codes.flatten()
 
 
 def _index_dtype(num_classes: int) -> torch.dtype:
-    """The smallest integer type that holds so many classes and that NCCL can send, which int16 is not."""
+    """The smallest integer type for so many classes that NCCL supports, which excludes int16."""
     return torch.uint8 if num_classes <= 2**8 else torch.int32

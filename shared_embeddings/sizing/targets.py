@@ -1,4 +1,4 @@
-"""How small embeddings shall become, and which options of a method make them so."""
+"""Target sizes for compressed embeddings, and the options of a method that reach them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from collections.abc import Sequence
 import torch
 
 from shared_embeddings.checkpoints.adapter import TiedTable
+from shared_embeddings.method import Options
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import build, method_class
 from shared_embeddings.sizing import accounting
-from shared_embeddings.sizing.suggest import STRATEGIES, Ladder, Options
+from shared_embeddings.sizing.suggest import largest_within
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """How small the replaced embeddings become together.
+    """The target size of all replaced embeddings together.
 
     Attributes:
-        ratio: times smaller in bytes, or None.
-        total_bytes: bytes, or None; exactly one of both is given.
+        ratio: the compression ratio in bytes, or None.
+        total_bytes: bytes, or None; exactly one of the two is given.
     """
 
     ratio: float | None = None
     total_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse targets that mean nothing."""
+        """Raise ValueError for invalid targets."""
         if (self.ratio is None) == (self.total_bytes is None):
             raise ValueError("the target is a ratio or a number of bytes; give exactly one of them")
         if self.ratio is not None and not 1.0 < self.ratio < float("inf"):
@@ -36,7 +37,7 @@ class Target:
             raise ValueError(f"target bytes is {self.total_bytes}, but it must be at least 1")
 
     def limit(self, table: TiedTable, tables: Sequence[TiedTable]) -> int:
-        """The bytes of one table; a total is divided as the plain tables are."""
+        """The bytes of one table; a total is divided in proportion to the plain tables."""
         plain = table.table.nbytes
         if self.ratio is not None:
             return int(plain / self.ratio)
@@ -52,7 +53,7 @@ def stored_bytes(
     store: str = "fp32",
     dtype: torch.dtype = torch.float32,
 ) -> int:
-    """The bytes of an embedding of V words in D dimensions in a storage, word codes and scales included.
+    """The bytes of a stored embedding of V words in D dimensions, word codes and scales included.
 
     Allocates no weights.
 
@@ -77,40 +78,30 @@ def options_within(
     output_bias: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Options:
-    """The options with the most bytes, of those that `suggest` searches, that take `limit` bytes at most.
+    """The options on the method's search grids with the most bytes that take `limit` bytes at most.
 
     Args:
         method, num_embeddings, embedding_dim: of the embedding.
         limit: bytes.
         store: how floating-point tensors are stored.
-        output_bias: whether a bias for all words is among these bytes.
+        output_bias: whether these bytes include a bias for all words.
         dtype: of floating-point tensors in memory, which they keep unless `store` takes fewer bits.
 
     Raises:
-        OptionError: no such method, or none of its options is small enough.
+        OptionError: there is no such method, or none of its options is small enough.
     """
-    method_class(method)
-    if method not in STRATEGIES:
-        raise OptionError(f"{method}: its options are not searched; give them instead of a target")
     bias: Options = {"output_bias": True} if output_bias else {}
 
-    def size(ladder: Ladder, step: int) -> int:
-        options = {**ladder.options_at(step), **bias}
-        return stored_bytes(method, num_embeddings, embedding_dim, options, store, dtype)
+    def size(options: Options) -> int:
+        return stored_bytes(method, num_embeddings, embedding_dim, {**options, **bias}, store, dtype)
 
-    least: int | None = None
-    for ladder in STRATEGIES[method].ladders(num_embeddings, embedding_dim):
-        first = size(ladder, 0)
-        if first <= limit:
-            # The last step within the limit, by bisection; the first one is.
-            low, high = 0, ladder.steps
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (middle, high) if size(ladder, middle) <= limit else (low, middle)
-            return {**ladder.options_at(low), **bias}
-        least = first if least is None else min(least, first)
-    needed = "cannot have these sizes" if least is None else f"needs at least {least:,} bytes"
+    grids = method_class(method).search_grids(num_embeddings, embedding_dim)
+    found = largest_within(grids, size, limit)
+    if isinstance(found, tuple):
+        grid, step = found
+        return {**grid.options_at(step), **bias}
+    needed = "is impossible" if found is None else f"needs at least {found:,} bytes"
     raise OptionError(
         f"{method}: {needed} for {num_embeddings:,} words in {embedding_dim} dimensions, the target leaves "
-        f"{limit:,}; allow more, or take another method"
+        f"{limit:,}; allow more, or choose another method"
     )

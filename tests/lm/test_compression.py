@@ -24,6 +24,7 @@ from shared_embeddings.checkpoints.storage import HEADER, STORES
 from shared_embeddings.cli.main import main
 from shared_embeddings.errors import UserError
 from tests.altered import alter
+from tests.examples import arguments, example
 from tests.lm.command_line import run, write_corpus, write_model
 from tests.lm.runs import run as train
 from tests.lm.runs import settings, small_corpus
@@ -33,20 +34,6 @@ pytestmark = pytest.mark.usefixtures("installed_host")
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 WORDS, DIMENSION = 400, 16
-# Every method with the options of a small embedding, as they stand on a command line.
-METHODS: dict[str, str] = {
-    "standard": "",
-    "projective": "--rank 4",
-    "funnel": "--rank 4",
-    "adaptive": "--cutoffs 100,200 --factor 2",
-    "alone": "--hidden-dim 24 --codebook-size 8",
-    "compositional_code": "--num-codebooks 4 --codebook-size 8",
-    "define": "--map-dim 8 --expand-dim 32 --depth 2 --max-groups 2 --embedding-output table",
-    "group_reduce": "--num-groups 3 --min-rank 2",
-    "structured": "--num-groups 4 --num-clusters 16",
-    "tensor_train": "--vocab-shape 20,20 --dim-shape 4,4 --rank 4",
-    "uncle": "--unique-dim 6 --num-classes 8 --random-classes true",
-}
 # A process that may not write files above 3,000 bytes, and that the kernel may end where it tries to.
 LIMITED = """
 import resource, signal, sys
@@ -148,7 +135,6 @@ def wide_model(path: Path, words: int = WORDS, dimension: int = DIMENSION) -> Pa
 
 @pytest.mark.slow
 def test_a_new_process_computes_what_was_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert METHODS.keys() == set(se.methods())
     model, folder = wide_model(tmp_path / "model.pt"), tmp_path / "small"
     kept: dict[str, torch.Tensor] = {}
     write = CheckpointModel.write
@@ -158,17 +144,18 @@ def test_a_new_process_computes_what_was_in_memory(tmp_path: Path, monkeypatch: 
         write(self, path, weights)
 
     monkeypatch.setattr(CheckpointModel, "write", remembering)
-    for method, options in METHODS.items():
+    for method in se.methods():
+        options = arguments(example(method, WORDS, DIMENSION))
         for store in STORES:
             output = folder / f"{method}_{store}.pt"
-            assert compress(model, method, output, *options.split(), "--fit-steps", 5, "--store", store) == 0
+            assert compress(model, method, output, *options, "--fit-steps", 5, "--store", store) == 0
     code = "import sys; from tests.lm.test_compression import write_scores; write_scores(*sys.argv[1:])"
     command = [sys.executable, "-c", code, tmp_path / "found", *sorted(folder.iterdir())]
     subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True)
     computed = torch.load(tmp_path / "found", weights_only=True)
-    assert computed.keys() == kept.keys() and len(kept) == 3 * len(METHODS)
+    assert computed.keys() == kept.keys() and len(kept) == 3 * len(se.methods())
     assert [name for name in kept if not torch.equal(kept[name], computed[name])] == []
-    for method in METHODS:
+    for method in se.methods():
         _check_ties(folder / f"{method}_int8.pt")
 
 

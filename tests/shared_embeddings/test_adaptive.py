@@ -589,7 +589,11 @@ def test_define_decides_about_the_output_of_its_map() -> None:
         ({"cutoffs": [9], "factor": 1, "map": "nothing"}, "nothing", "Methods: "),
         ({"cutoffs": [9], "factor": 1, "map": "projective"}, "rank", "missing"),
         *(
-            ({"cutoffs": [9], "factor": 1, "map": "standard", "map_options": {name: 3}}, name, "no option")
+            (
+                {"cutoffs": [9], "factor": 1, "map": "standard", "map_options": {name: 3}},
+                name,
+                "not an option",
+            )
             for name in ("num_embeddings", "padding_idx", "output_bias", 7)
         ),
         ({"cutoffs": [9], "tie": "table"}, "tie", "table"),

@@ -105,7 +105,7 @@ def test_sizes_that_memory_does_not_hold(
     def full(*arguments: object) -> None:
         raise MemoryError("Unable to allocate 15.0 GiB")
 
-    monkeypatch.setattr("shared_embeddings.layers.class_levels.np.random.default_rng", full)
+    monkeypatch.setattr("numpy.random.default_rng", full)
     asked = ["--unique-dim", "3", "--num-classes", "3", "--random-classes", "true"]
     assert "15.0 GiB" in refused(capsys, "params", "--method", "uncle", *SIZES, *asked)
 

@@ -11,11 +11,13 @@ import torch
 import yaml
 
 import shared_embeddings as se
+from shared_embeddings.methods import tensor_train
+from shared_embeddings.registry import method_class
 from shared_embeddings.sizing import suggest
 
 VOCABULARY, DIMENSION = 3000, 64
 
-each_method = pytest.mark.parametrize("method", [m for m in se.methods() if m in suggest.STRATEGIES])
+each_method = pytest.mark.parametrize("method", se.methods())
 
 
 def count(method: str, options: dict[str, Any], v: int = VOCABULARY, d: int = DIMENSION) -> int:
@@ -60,19 +62,14 @@ def test_other_budgets_are_refused(text: str) -> None:
 # Suggestions
 
 
-def test_all_methods_of_the_papers_have_a_strategy() -> None:
-    papers = "standard projective adaptive define alone uncle funnel group_reduce tensor_train structured"
-    assert set(suggest.STRATEGIES) == {*papers.split(), "compositional_code"}
-
-
 @pytest.mark.parametrize("budget", [4_000, 12_345, 50_000, 191_999])
 @each_method
 def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str, budget: int) -> None:
     found = suggestion(method, budget)
     if found.options is None:
-        # The least that the method can do is beyond the budget, on every ladder.
-        ladders = suggest.STRATEGIES[method].ladders(VOCABULARY, DIMENSION)
-        assert found.count == min(count(method, ladder.options_at(0)) for ladder in ladders) > budget
+        # The least that the method can do is beyond the budget, on every grid.
+        grids = method_class(method).search_grids(VOCABULARY, DIMENSION)
+        assert found.count == min(count(method, grid.options_at(0)) for grid in grids) > budget
         assert f"{found.count:,}" in found.remark
         return
     with torch.device("meta"):
@@ -84,9 +81,9 @@ def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str,
 
 @each_method
 @pytest.mark.parametrize(("v", "d"), [(200, 32), (97, 30)])
-def test_ladders_ascend(method: str, v: int, d: int) -> None:
-    for ladder in suggest.STRATEGIES[method].ladders(v, d):
-        counts = [count(method, ladder.options_at(step), v, d) for step in range(ladder.steps)]
+def test_grids_ascend(method: str, v: int, d: int) -> None:
+    for grid in method_class(method).search_grids(v, d):
+        counts = [count(method, grid.options_at(step), v, d) for step in range(grid.steps)]
         assert counts == sorted(counts) and len(counts) >= 1
 
 
@@ -108,13 +105,12 @@ def test_the_widest_hidden_layer_by_hand() -> None:
     assert suggestion("alone", 64 + 128 * 20 - 1).options == {"hidden_dim": 19}
 
 
-def test_the_end_of_a_ladder_has_no_finer_step() -> None:
+def test_the_end_of_a_grid_has_no_finer_step() -> None:
     found = suggestion("projective", 10**9)
     assert found.options == {"rank": DIMENSION} and found.finer is None
 
 
-@pytest.mark.skipif("adaptive" not in se.methods(), reason="the adaptive method is not registered")
-def test_a_second_ladder_reaches_lower() -> None:
+def test_a_second_grid_reaches_lower() -> None:
     """Three bands in D = 64: the last one has 4 dimensions per word with factor 4, one with factor 8."""
     assert suggestion("adaptive", 20_000).options["factor"] == 4
     assert suggestion("adaptive", 6_000).options["factor"] == 8
@@ -125,13 +121,6 @@ def test_tiny_sizes_work(v: int, d: int) -> None:
     for found in suggest.suggest(v, d, v * d):
         if found.options is not None:
             assert count(found.method, found.options, v, d) <= v * d
-
-
-def test_a_method_without_strategy_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(suggest.STRATEGIES, "funnel")
-    found = suggestion("funnel", 10_000)
-    assert found.options is None and found.count is None
-    assert "# funnel: no suggestion" in suggest.describe_suggestions(VOCABULARY, DIMENSION, "10k")
 
 
 def test_impossible_sizes() -> None:
@@ -186,7 +175,7 @@ def test_json() -> None:
 
 @pytest.mark.parametrize("number", [1, 2, 7, 37, 1000, 32_000, 37_000, 40_724, 267_735])
 def test_factors_above_are_alike_and_waste_little(number: int) -> None:
-    factors = suggest.three_factors_above(number)
+    factors = tensor_train.three_factors_above(number)
     assert list(factors) == sorted(factors)
     assert number <= math.prod(factors) <= max(1.005 * number, number + 3)
     assert factors[2] <= 3 * factors[0] or number < 40
@@ -204,4 +193,4 @@ def test_factors_above_are_alike_and_waste_little(number: int) -> None:
     ],
 )
 def test_factors_of_a_dimension(number: int, expected: tuple[int, int, int]) -> None:
-    assert suggest.three_factors(number) == expected
+    assert tensor_train.three_factors(number) == expected

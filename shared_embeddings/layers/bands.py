@@ -1,4 +1,4 @@
-"""The options of the adaptive method, and the sizes that follow from them.
+"""Bands of words by frequency: their options, sizes, widths and projections.
 
 Axes: ``V`` vocabulary, ``D`` model dimension, ``S`` width of the hidden states that are scored.
 """
@@ -8,55 +8,46 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
-from shared_embeddings.options import EmbeddingOptions, require, require_at_least
+import torch
+from torch import Tensor, nn
 
-# What a map gets from here, or has no use for.
-_NOT_OF_THE_MAP = (
-    "method",
-    "num_embeddings",
-    "embedding_dim",
-    "padding_idx",
-    "words",
-    "output",
-    "output_bias",
-)
+from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least
 
 Tie = Literal["all", "tables", "none"]
 HeadProjection = Literal["none", "input", "both"]
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveOptions(EmbeddingOptions):
-    """Options of `adaptive`. Word ids must be sorted by frequency, the most frequent first.
+class BandOptions(EmbeddingOptions):
+    """The options of words in bands. Word ids must be sorted by frequency, the most frequent first.
 
-    A band has a projection wherever its vectors are narrower than what they are projected to: at factor 1
-    all bands or none, else all but the first.
-
-    Attributes:
-        cutoffs: the first word of each band but the first, ascending, each from 1 to V - 1.
-        factor: k; the vectors of band i (from 0) are k**i times narrower than those of the first.
-        width: d_0, the width of the vectors of the first band, less than D; without it, D.
-        head_projection: whether the first band has a projection W_1 (D x D), although it is D wide: "none",
-            on the "input" only, as in fairseq, or on "both" sides, as in Baevski & Auli's figure 1.
-        score_dim: S, where it is not D: every band then has a projection (d_i x S) on the output.
-        tie: what the output shares with the input: "all", the "tables" only, with projections of its own, or
-            "none", with tables and projections of its own.
-        output: "adaptive", or "none" for an embedding without an output side.
-        map: at factor 1, the method of one table (V x d_0) in place of a plain one for each band.
-        map_options: the options of that method.
+    A band has a projection if its vectors are narrower than the result: with factor 1 all bands or none, else
+    all but the first.
     """
 
-    cutoffs: tuple[int, ...]
-    factor: int = 4
-    width: int | None = None
-    head_projection: HeadProjection = "none"
-    score_dim: int | None = None
-    tie: Tie = "all"
-    output: Literal["adaptive", "none"] = "adaptive"
-    map: str | None = None
-    map_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    cutoffs: tuple[int, ...] = option(
+        "The first word of each band but the first, ascending, each from 1 to V - 1."
+    )
+    factor: int = option(
+        "k: the vectors of band i (from 0) are k**i times narrower than the first band's.", 4
+    )
+    width: int | None = option("d_0, the width of the vectors of the first band, if it is less than D.", None)
+    head_projection: HeadProjection = option(
+        "Projects the first band although it is D wide (W_1, D x D): on no side, on the input only, as in "
+        "fairseq, or on both sides, as in Figure 1 of Baevski & Auli.",
+        "none",
+    )
+    score_dim: int | None = option(
+        "S, if it differs from D; every band then has a projection (d_i x S) on the output.", None
+    )
+    tie: Tie = option(
+        "What the output shares with the input: everything, the tables only, or nothing.", "all"
+    )
+    output: Literal["adaptive", "none"] = option(
+        "The output side: an adaptive softmax, or none for an input-only embedding.", "adaptive"
+    )
 
     def __post_init__(self) -> None:
         require(len(self.cutoffs) > 0, "option 'cutoffs' is empty; give the first word of each further band")
@@ -69,10 +60,9 @@ class AdaptiveOptions(EmbeddingOptions):
         require(
             self.width is None or self.head_projection == "none",
             f"option 'head_projection' is '{self.head_projection}', which has no effect with 'width': a "
-            "first band that is narrower always has a projection; leave it out",
+            "narrower first band always has a projection; leave it out",
         )
         self._check_output()
-        self._check_map()
 
     def sizes(self, num_embeddings: int) -> list[int]:
         """The number of words in each band."""
@@ -108,7 +98,7 @@ class AdaptiveOptions(EmbeddingOptions):
         )
         require(
             self.score_dim != embedding_dim,
-            f"option 'score_dim' is {embedding_dim}, as the dimension is anyway; leave it out",
+            f"option 'score_dim' is {embedding_dim}, which is the dimension anyway; leave it out",
         )
         require(
             self.widths(embedding_dim)[-1] >= 1,
@@ -125,7 +115,7 @@ class AdaptiveOptions(EmbeddingOptions):
         }
 
     def _check_output(self) -> None:
-        """Raise `OptionError` for options of an output side that there is not, or that contradict another."""
+        """Raise `OptionError` for output options without an output side, or that contradict each other."""
         effects = {
             "tie": self.tie != "all",
             "score_dim": self.score_dim is not None,
@@ -143,23 +133,12 @@ class AdaptiveOptions(EmbeddingOptions):
             "'tie' to 'tables'",
         )
 
-    def _check_map(self) -> None:
-        """Raise `OptionError` unless all bands can share one table."""
-        require(
-            self.map is None or (self.factor == 1 and self.tie != "none"),
-            f"option 'map' is '{self.map}', one table for all bands on both sides; set 'factor' to 1, and "
-            "'tie' to 'all' or 'tables'",
-        )
-        require(
-            self.map is not None or not self.map_options,
-            "option 'map_options' has no effect without 'map'; leave it out",
-        )
-        for name in self.map_options:
-            require(
-                isinstance(name, str) and name not in _NOT_OF_THE_MAP,
-                f"option 'map_options' has {name!r}, which is no option of a map here; leave it out",
-            )
-        require(
-            self.map not in ("adaptive", "define"),
-            f"option 'map' is '{self.map}', which has an output side of its own; choose another method",
-        )
+
+def new_matrices(shapes: Mapping[str, tuple[int, int]]) -> nn.ParameterDict:
+    """An uninitialized matrix of each of the `shapes`, by the number of its band."""
+    return nn.ParameterDict({band: nn.Parameter(torch.empty(shape)) for band, shape in shapes.items()})
+
+
+def projected(vectors: Tensor, projection: Tensor | None) -> Tensor:
+    """Vectors ``(n, d_i)`` of a band in D dimensions ``(n, D)``."""
+    return vectors if projection is None else vectors @ projection

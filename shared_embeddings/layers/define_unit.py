@@ -1,10 +1,9 @@
-"""The options of DeFINE, and what of them fits together."""
+"""The unit of DeFINE: its options, and the layers that follow from them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from shared_embeddings.layers.group_transform import (
     Connection,
@@ -15,51 +14,44 @@ from shared_embeddings.layers.group_transform import (
     plan_groups,
     plan_layers,
 )
-from shared_embeddings.options import EmbeddingOptions, require, require_at_least
+from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least
 
 _DEFAULT_GROUPS = 4
-# What `build` is told beside the options of the map.
-_OF_THE_MAP = ("method", "num_embeddings", "embedding_dim")
 
 
 @dataclasses.dataclass(frozen=True)
-class DefineOptions(EmbeddingOptions):
-    """Options of `define`; those of the map's own method stand beside them (``map="projective", rank=32``).
+class UnitOptions(EmbeddingOptions):
+    """The options of the layers between the map and the D-wide vectors; see `DefineEmbedding`.
 
-    Attributes:
-        map_dim: n, the width of the mapped vectors; for unit "paper" divisible by the groups of every layer.
-        expand_dim: k, the width after the last layer that widens; at least n.
-        depth: N, the number of group transforms.
-        unit: "paper" is the unit of section 3; "delight" that of the authors' later code, which has its own
-            groups, connections and reduction, so that `transform`, `shuffle`, `connection` and `reduce` have
-            no effect. See `DefineEmbedding`.
-        max_groups: g_max (default 4): the groups of the first layer; with unit "delight" the most groups, a
-            power of 2. Not for transform "linear".
-        transform: "hgt" halves the groups from layer to layer, "glt" keeps them, "linear" has one.
-        shuffle: deal the outputs of the groups out anew between layers; not for transform "linear".
-        connection: what a layer sees beside the previous output, see `Expansion`. "residual" makes all layers
-            k / 2 wide (section 4.4).
-        reduce: project the expanded vector to D; without it its width must be D.
-        map: the method of the map (V x n).
-        output: what the output layer is tied to: "map" (hidden states of n dimensions), "table" (the whole
-            unit) or "none" (input only).
-        output_projection: with output "map", project hidden states from D to n first.
-        map_options: the options of the map, also accepted beside the others.
+    The unit of the authors' later code ("delight") has its own groups, connections and reduction, so that
+    `transform`, `shuffle`, `connection` and `reduce` have no effect.
     """
 
-    map_dim: int
-    expand_dim: int
-    depth: int
-    unit: Literal["paper", "delight"] = "paper"
-    max_groups: int | None = None
-    transform: Transform = "hgt"
-    shuffle: bool = False
-    connection: Connection = "mixer"
-    reduce: bool = True
-    map: str = "standard"
-    output: Literal["map", "table", "none"] = "map"
-    output_projection: bool = False
-    map_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    map_dim: int = option(
+        'n, the width of the mapped vectors; for unit "paper" divisible by the groups of every layer.'
+    )
+    expand_dim: int = option("k, the width after the last layer that widens, at least n.")
+    depth: int = option("N, the number of group transforms.")
+    unit: Literal["paper", "delight"] = option(
+        'The unit of section 3 ("paper") or of the authors\' later code ("delight").', "paper"
+    )
+    max_groups: int | None = option(
+        'g_max, the groups of the first layer, 4 by default; for unit "delight" the most of any layer, '
+        'a power of 2. Not for transform "linear".',
+        None,
+    )
+    transform: Transform = option(
+        "Groups are halved from layer to layer (hgt), constant (glt), or one (linear).", "hgt"
+    )
+    shuffle: bool = option(
+        'Interleaves the outputs of the groups between layers; not for transform "linear".', False
+    )
+    connection: Connection = option(
+        "The input of a layer besides the previous output, see `Expansion`; residual connections make all "
+        "layers k / 2 wide (section 4.4).",
+        "mixer",
+    )
+    reduce: bool = option("Projects the expanded vector to D; otherwise its width must be D.", True)
 
     def __post_init__(self) -> None:
         for name in ("map_dim", "expand_dim", "depth", "max_groups"):
@@ -73,39 +65,10 @@ class DefineOptions(EmbeddingOptions):
                 self.transform != "linear" or not getattr(self, name),
                 f"option '{name}' has no effect with transform 'linear', which has one group; leave it out",
             )
-        require(
-            self.output == "map" or not self.output_projection,
-            f"option 'output_projection' has no effect with output '{self.output}'; leave it out",
-        )
-        require(
-            self.output != "none" or not self.output_bias,
-            "option 'output_bias' has no effect with output 'none'; leave it out",
-        )
-        require(
-            not self.output_projection or "score_dim" not in self.map_options,
-            "option 'output_projection' projects hidden states to the width of the map, and 'score_dim' has "
-            "each band of it do so; leave one of them out",
-        )
-        require(
-            "output" not in self.map_options,
-            "option 'map_options' has an 'output', but that of the unit decides; leave it out",
-        )
-        for name in self.map_options:
-            require(
-                isinstance(name, str) and name not in _OF_THE_MAP,
-                f"option 'map_options' has {name!r}, which is no option of a map; leave it out",
-            )
         if self.unit == "paper":
             self._check_groups()
         else:
             self._check_delight()
-
-    def __getattr__(self, name: str) -> object:
-        # The options of the map read like the unit's own.
-        map_options = self.__dict__.get("map_options", {})
-        if name in map_options:
-            return map_options[name]
-        raise AttributeError(f"'define' has no option '{name}'")
 
     def delight_entry(self, embedding_dim: int) -> LayerPlan:
         """The first layer of unit "delight", from n to D / 2."""
@@ -121,7 +84,7 @@ class DefineOptions(EmbeddingOptions):
         )
 
     def check_dim(self, embedding_dim: int) -> None:
-        """Raise `OptionError` unless vectors of D dimensions can come out of the unit."""
+        """Raise `OptionError` unless the unit can output vectors of D dimensions."""
         if self.unit == "delight":
             self._check_halves(embedding_dim // 2)
             return
@@ -148,8 +111,8 @@ class DefineOptions(EmbeddingOptions):
             )
 
     def _check_delight(self) -> None:
-        """Raise `OptionError` for what the unit of the authors' later code does not have."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        """Raise `OptionError` for options that the unit of the authors' later code does not have."""
+        defaults = {field.name: field.default for field in dataclasses.fields(UnitOptions)}
         for name in ("transform", "shuffle", "connection", "reduce"):
             value = getattr(self, name)
             require(

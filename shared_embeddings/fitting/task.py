@@ -1,0 +1,129 @@
+"""One fit of an embedding to a trained table, and the default algorithm, gradient descent.
+
+Axes: ``V`` vocabulary, ``D`` model dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from shared_embeddings.layers.dropout import set_updates
+
+Module = TypeVar("Module", bound=nn.Module)
+
+LEARNING_RATE = 5e-3
+# Words per pass over a table or per step of gradient descent.
+BATCH = 4096
+_STEPS = 2000
+_STEPS_BETWEEN_EVALUATIONS = 100
+# Seconds before a progress bar appears.
+_BAR_DELAY = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class FitTask:
+    """The input of one fit.
+
+    Attributes:
+        make: builds a new embedding for the table from the method's options.
+        options: the options that were requested.
+        teacher: the table ``(V, D)`` in float32, with a padding row of zeros.
+        token_counts: ``(V,)`` how often each word occurs, or None.
+        padding_idx: the word without a vector, or None.
+        seed: the seed of all random numbers.
+        steps: steps of gradient descent; None for the default of the algorithm.
+        learning_rate: of gradient descent.
+        progress: whether slow fits show a progress bar.
+    """
+
+    make: Callable[[Mapping[str, Any]], Any]
+    options: dict[str, Any]
+    teacher: Tensor
+    token_counts: Tensor | None
+    padding_idx: int | None
+    seed: int
+    steps: int | None
+    learning_rate: float
+    progress: bool
+
+    def build(self) -> Any:
+        """A new embedding with the requested options, with the teacher's dtype and device."""
+        return self.build_with(self.options)
+
+    def build_with(self, options: Mapping[str, Any]) -> Any:
+        """A new embedding of the method with other options, with the teacher's dtype and device."""
+        return self.make(options).to(self.teacher.device, self.teacher.dtype)
+
+    def words(self) -> Tensor:
+        """The ids of all words that have a vector."""
+        ids = torch.arange(self.teacher.size(0), device=self.teacher.device)
+        return ids if self.padding_idx is None else ids[ids != self.padding_idx]
+
+    def at_unit_scale(self) -> tuple[FitTask, float]:
+        """The same task with a teacher of root mean square one, and the divisor that achieves it.
+
+        Steps of gradient descent then have the same effect for teachers of any scale.
+        """
+        scale = float(self.teacher.square().mean().sqrt()) or 1.0
+        return dataclasses.replace(self, teacher=self.teacher / scale), scale
+
+
+def reconstruct(embedding: Module, task: FitTask) -> Module:
+    """Minimize the mean of ``||e - ê||`` (Distilled Embedding, Eq. 5) over the words with Adam.
+
+    The learning rate decays to zero along half a cosine. Every pass over the words uses a new order. The
+    parameters with the lowest loss over all words are kept; it is evaluated every few steps and at the start.
+    """
+    parameters = [parameter for parameter in embedding.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=task.learning_rate)
+    steps = task.steps or _STEPS
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 0.5 * (1.0 + math.cos(math.pi * step / steps))
+    )
+    best, kept = _loss(embedding, task), _copied_state(embedding)
+    embedding.train()
+    bar = tqdm(total=steps, desc="fitting", unit=" steps", delay=_BAR_DELAY, disable=not task.progress)
+    for step, ids in zip(range(1, steps + 1), _batches(task.words(), task.seed), strict=False):
+        set_updates(embedding, step - 1)
+        loss = (embedding(ids) - task.teacher[ids]).norm(dim=1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        bar.update()
+        if step % _STEPS_BETWEEN_EVALUATIONS == 0 or step == steps:
+            found = _loss(embedding, task)
+            if found < best:
+                best, kept = found, _copied_state(embedding)
+            bar.set_postfix(loss=f"{found:.4g}")
+    bar.close()
+    embedding.load_state_dict(kept)
+    return embedding
+
+
+@torch.no_grad()
+def _loss(embedding: nn.Module, task: FitTask) -> float:
+    """The mean of ``||e - ê||`` over all words."""
+    words = task.words()
+    total = sum(float((embedding(ids) - task.teacher[ids]).norm(dim=1).sum()) for ids in words.split(BATCH))
+    return total / max(len(words), 1)
+
+
+def _copied_state(embedding: nn.Module) -> dict[str, Tensor]:
+    """A copy of the tensors of `embedding`."""
+    return {name: value.clone() for name, value in embedding.state_dict().items()}
+
+
+def _batches(words: Tensor, seed: int) -> Iterator[Tensor]:
+    """Batches of `words` without end; every pass is shuffled with random numbers from `seed`."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(len(words), generator=generator).to(words.device)
+        yield from words[order].split(BATCH)

