@@ -62,7 +62,7 @@ class PlainLSTM(LanguageModel):
 
 def batch(device: str) -> Tensor:
     """Draw word ids ``(B, T + 1)`` with frequencies as in real text."""
-    setting = Setting("language model", VOCABULARY, 0, BATCH * (TIME + 1), [], [])
+    setting = Setting("language model", VOCABULARY, 0, BATCH * (TIME + 1))
     return words(setting).view(BATCH, TIME + 1).to(device)
 
 
