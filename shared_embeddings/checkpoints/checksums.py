@@ -1,7 +1,7 @@
-"""Checksums of tensors and plain values: written with every checkpoint, verified when it is loaded.
+"""Checksums of tensors and plain values: written with every checkpoint, verified on loading.
 
-They find bytes that changed on the disk or on the way, and files of different runs side by side. They are no
-protection against an attacker, who can compute them, too.
+They detect corrupted bytes and mixed files of different runs. They do not protect against attackers, who can
+compute them, too.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from torch import Tensor
 
 from shared_embeddings.errors import UserError
 
-# The entry of a checkpoint, and of the metadata of a safetensors file, with the checksum of all the rest.
+# The entry of a checkpoint or of safetensors metadata with the checksum of everything else.
 KEY = "checksum"
-# Set to 0 in the environment, checksums and finite numbers are not checked.
+# Environment variable; 0 disables the checks for checksums and finite numbers.
 SWITCH = "SHARED_EMBEDDINGS_VERIFY"
-REMEDY = f"copy or make it again, or set {SWITCH}=0 to load it as it is"
+REMEDY = f"copy or create it again, or set {SWITCH}=0 to load it anyway"
 _PLAIN = (bytes, int, float, complex, bool, type(None), torch.dtype, torch.Size)
 _WORKERS = min(4, os.cpu_count() or 1)
 
 
 def state_digest(content: object) -> str:
-    """The SHA-256 of tensors and plain values, in whichever format they are stored.
+    """The SHA-256 of tensors and plain values, independent of the file format.
 
-    It covers the names, data types, shapes and bytes of tensors on any device, and the names and values
-    beside them; not the order of mappings, the layout in memory, nor the content of other objects.
+    It covers the names, dtypes, shapes and bytes of tensors on any device, and names and values of plain
+    values; not the order of mappings, the memory layout, or the content of other objects.
 
     Args:
-        content: a state, or a whole checkpoint: mappings, lists, tuples, sets and namespaces of tensors
-            and plain values.
+        content: a state or a checkpoint: mappings, lists, tuples, sets and namespaces of tensors and plain
+            values.
 
     Returns:
         64 hexadecimal digits.
     """
     digest = hashlib.sha256()
-    with ThreadPoolExecutor(_WORKERS) as pool:  # hashlib lets other threads work
+    with ThreadPoolExecutor(_WORKERS) as pool:  # hashlib releases the GIL
         parts = [part if isinstance(part, bytes) else pool.submit(part) for part in _parts(content)]
         for part in parts:
             piece = part if isinstance(part, bytes) else part.result()
@@ -51,7 +51,7 @@ def state_digest(content: object) -> str:
 
 
 def _parts(content: object) -> Iterator[bytes | Callable[[], bytes]]:
-    """What goes into the digest of `content`, in order; of tensors, how to get it."""
+    """The parts of the digest of `content` in order; for tensors, functions that compute them."""
     if isinstance(content, Tensor):
         yield lambda: _tensor_digest(content)
     elif isinstance(content, Namespace):
@@ -72,14 +72,14 @@ def _parts(content: object) -> Iterator[bytes | Callable[[], bytes]]:
 
 
 def _text(value: object) -> str:
-    """A plain value as text that is the same before it is stored and after; of others, what they are."""
+    """A text for a plain value that storing does not change; the type for other values."""
     if isinstance(value, str):
-        return f"str {value}"  # repr() of a text depends on the version of Python
+        return f"str {value}"  # repr() of a string depends on the version of Python
     return f"{type(value).__name__} {value!r}" if type(value) in _PLAIN else type(value).__name__
 
 
 def _tensor_digest(tensor: Tensor) -> bytes:
-    """The SHA-256 of a tensor: its type, shape and bytes. Sparse ones and ones without data have no bytes."""
+    """The SHA-256 of a tensor's dtype, shape and bytes; without bytes for sparse and meta tensors."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout}".encode())
     if tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -88,30 +88,30 @@ def _tensor_digest(tensor: Tensor) -> bytes:
 
 
 def is_verified() -> bool:
-    """Whether files are verified on loading: unless ``SHARED_EMBEDDINGS_VERIFY`` is 0 in the environment."""
+    """Whether files are verified on loading; the variable ``SHARED_EMBEDDINGS_VERIFY=0`` disables it."""
     return os.environ.get(SWITCH, "1") != "0"
 
 
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint with the checksum of all that it holds."""
+    """A checkpoint with the checksum of its content."""
     rest = {name: value for name, value in content.items() if name != KEY}
     return {**rest, KEY: state_digest(rest)}
 
 
 def verified(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The content that `with_checksum` was given, when it matches its checksum or has none.
+    """Verify and remove the checksum of a checkpoint; the inverse of `with_checksum`.
 
     Args:
-        content: as it was loaded, before anything in it is changed.
-        name: of the file, for the message.
+        content: the unmodified content of the file, possibly without a checksum.
+        name: the name of the file, for messages.
 
     Raises:
-        UserError: its content is not what was written.
+        UserError: the content does not match its checksum.
     """
     rest = {key: value for key, value in content.items() if key != KEY}
     if KEY in content and is_verified() and content[KEY] != state_digest(rest):
         raise UserError(
-            f"{name}: does not match its checksum: it is damaged, or was changed by another program; {REMEDY}"
+            f"{name}: does not match its checksum: it is damaged or was modified by another program; {REMEDY}"
         )
     return rest
 
@@ -119,12 +119,12 @@ def verified(content: Mapping[str, Any], name: str) -> dict[str, Any]:
 def save_safetensors(
     tensors: Mapping[str, Tensor], path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> str:
-    """Write a safetensors file with the checksum of its tensors in its metadata; returns the checksum.
+    """Write a safetensors file with the checksum of its tensors in its metadata; return the checksum.
 
     Args:
-        tensors: contiguous, none in the memory of another one.
-        path: of the file.
-        metadata: further ones.
+        tensors: contiguous tensors that share no memory.
+        path: the file.
+        metadata: further metadata.
 
     Raises:
         OSError: it cannot be written.
@@ -141,11 +141,11 @@ def save_safetensors(
 
 
 def load_safetensors(path: str | os.PathLike[str], name: str) -> dict[str, Tensor]:
-    """Read a safetensors file, and verify it where it has a checksum.
+    """Read a safetensors file and verify its checksum, if any.
 
     Args:
-        path: of the file.
-        name: of the file, for messages.
+        path: the file.
+        name: its name, for messages.
 
     Raises:
         UserError: it is cut short, or its tensors are not what was written.
@@ -162,7 +162,7 @@ def load_safetensors(path: str | os.PathLike[str], name: str) -> dict[str, Tenso
 
 
 def recorded_checksum(path: str | os.PathLike[str]) -> str | None:
-    """The checksum in the metadata of a safetensors file, of which only the header is read; None without.
+    """The checksum in the header of a safetensors file, or None.
 
     Raises:
         safetensors.SafetensorError, OSError: the file cannot be read.
@@ -174,7 +174,7 @@ def recorded_checksum(path: str | os.PathLike[str]) -> str | None:
 
 
 def stamp_safetensors(path: Path) -> None:
-    """Put the checksum of its tensors into a safetensors file that another program wrote.
+    """Add a checksum to a safetensors file that another program wrote.
 
     Raises:
         OSError: it cannot be written.

@@ -1,16 +1,15 @@
-"""Tensors of embeddings in fewer bits on disk: 16-bit floats, 8-bit integers with scales, and word codes.
+"""Store the tensors of embeddings in fewer bits: fp16, int8 with scales, and bit-packed word codes.
 
-What is read back are plain tensors again, 32-bit floats among them; nothing computes with the packed ones.
-Packing what was unpacked gives the same bytes again.
+Tensors are unpacked on loading, to float32 for floats; there is no arithmetic on packed tensors. Packing
+unpacked tensors again gives the same bytes.
 
-A packed state has, beside its tensors, `HEADER`: JSON in a tensor of bytes, which says how each was packed.
+A packed state contains an extra tensor of bytes, `HEADER`, with JSON that describes how tensors are packed.
 
-int8 is symmetric: a row of n values is a scale times integers from -127 to 127. Each row has a scale of its
-own, because rows differ most: those of tables and codes are words, which are the longer the rarer they are,
-and those of a basis are directions, whose lengths fall like singular values. For a trained table of 4,120
-words in 128 dimensions the relative error was 0.0066 with a scale for each word, 0.0092 with one for each
-dimension, and 0.023 with one for all. Where rows are short, as in the codebooks of pieces, several of them
-share a scale, see `_scaled_axes`.
+int8 is symmetric: a row is a scale times integers from -127 to 127. Each row has its own scale, since norms
+differ most between rows: rows of tables and codes are words, whose norms grow with rarity, and rows of a
+basis are directions, whose norms decay like singular values. For a trained table of 4,120 x 128, the relative
+error was 0.0066 with a scale per word, 0.0092 per dimension, and 0.023 with a single scale. Short rows, as in
+codebooks of pieces, share a scale, see `_scaled_axes`.
 
 Axes: ``V`` vocabulary.
 """
@@ -34,13 +33,13 @@ HEADER = "packed_tensors"
 VERSION = 1
 
 _SCALE = ".scale"
-# Smaller tensors stay as they are.
+# Smaller tensors are not packed.
 _LEAST_VALUES = 256
 _LARGEST = 127
-# A scale is a bfloat16: its 8 bits of precision times the 7 of an integer are exact in 32-bit floats, so that
-# unpacked rows have the same scale again, and its range is that of 32-bit floats.
+# Scales are bfloat16: their 8 bits of precision times the 7 of an integer are exact in float32, so that
+# packing unpacked rows finds the same scale, and their range is that of float32.
 _SCALE_TYPE = torch.bfloat16
-# Values that a scale should stand for at least, lest scales take as much room as values.
+# The minimum number of values per scale, so that scales stay small compared to values.
 _LEAST_IN_ROW = 16
 _INTEGERS = {
     str(kind).removeprefix("torch."): kind
@@ -52,8 +51,8 @@ class Packing(NamedTuple):
     """How a state was packed.
 
     Attributes:
-        names: of the tensors.
-        store: of floating-point ones.
+        names: the names of the packed tensors.
+        store: the storage of floating-point tensors.
     """
 
     names: list[str]
@@ -61,31 +60,31 @@ class Packing(NamedTuple):
 
 
 class StorageError(UserError):
-    """Tensors that cannot be packed, or were not packed by a program that this one understands."""
+    """Tensors that cannot be packed, or that were packed in an unsupported format."""
 
 
 def pack(state: Mapping[str, Tensor], prefixes: Iterable[str], store: str) -> dict[str, Tensor]:
-    """The state of a model with the tensors of its embeddings packed.
+    """Pack the tensors of embeddings in the state of a model.
 
-    Floating-point tensors of two axes and more are stored as `store` says, biases and tensors of fewer than
-    256 values as they are. Integers such as word codes take the bits of the largest of their column, whatever
-    `store` is: nothing of them is lost.
+    Floating-point tensors with two or more axes are converted to `store`; biases and tensors with fewer than
+    256 values are unchanged. Integers such as word codes are losslessly bit-packed with the bits of the
+    largest value of their column, for any `store`.
 
     Args:
-        state: each tensor once.
-        prefixes: names of tensors, or of modules whose tensors they are; other tensors stay as they are.
-        store: one of `STORES`; fp32 leaves floating-point tensors as they are.
+        state: the state, with each tensor once.
+        prefixes: names of tensors or modules to pack; other tensors are unchanged.
+        store: one of `STORES`; fp32 leaves floating-point tensors unchanged.
 
     Returns:
-        The same names, with those of scales; nothing else changes where nothing is packed.
+        The packed state, with scales and `HEADER`; equal to `state` if nothing is packed.
 
     Raises:
-        StorageError: an unknown storage, a state that is packed already, values that are no finite numbers,
-            or too large for 16 bits; the tensor is named.
+        StorageError: an unknown storage, an already packed state, or values that are not finite or too large
+            for fp16.
     """
     check_store(store)
     if HEADER in state:
-        raise StorageError("the tensors are packed already; unpack them first")
+        raise StorageError("the tensors are already packed; unpack them first")
     chosen = tuple(prefixes)
     packed: dict[str, Tensor] = {}
     forms: dict[str, dict[str, Any]] = {}
@@ -95,7 +94,7 @@ def pack(state: Mapping[str, Tensor], prefixes: Iterable[str], store: str) -> di
             continue
         if is_packed(tensor, store):
             form, parts = _pack_numbers(name, tensor, store)
-        elif _is_countable(tensor):
+        elif _has_codes(tensor):
             form, parts = _pack_codes(name, tensor)
         else:
             continue
@@ -108,10 +107,10 @@ def pack(state: Mapping[str, Tensor], prefixes: Iterable[str], store: str) -> di
 
 
 def unpack(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state that `pack` was given, with what its storage has lost; other states as they are.
+    """Unpack a state; the inverse of `pack` up to rounding. Plain states are returned unchanged.
 
     Raises:
-        StorageError: of another version of the storage, or its tensors do not fit its header.
+        StorageError: the state has another version, or its tensors do not match its header.
     """
     if HEADER not in state:
         return dict(state)
@@ -122,17 +121,17 @@ def unpack(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             kept[name] = _unpacked(name, form, kept)
         except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise StorageError(
-                f"the packed tensor {name} does not fit its description ({type(error).__name__}); the file "
+                f"the packed tensor {name} does not match its description ({type(error).__name__}); the file "
                 "is damaged"
             ) from error
     return kept
 
 
 def packing_of(state: Mapping[str, Tensor]) -> Packing | None:
-    """How a state was packed, so that one with other values can be packed likewise; None for a plain one.
+    """How a state is packed, for packing another state the same way; None for a plain state.
 
     Raises:
-        StorageError: of another version of the storage.
+        StorageError: the state has another version.
     """
     if HEADER not in state:
         return None
@@ -142,7 +141,7 @@ def packing_of(state: Mapping[str, Tensor]) -> Packing | None:
 
 
 def packed_as(state: Mapping[str, Tensor], packing: Packing | None) -> dict[str, Tensor]:
-    """A state packed as one with the same names was; as it is where that was plain."""
+    """Pack a state like another state with the same names; unchanged if `packing` is None."""
     return dict(state) if packing is None else pack(state, *packing)
 
 
@@ -153,20 +152,18 @@ def check_store(store: str) -> None:
 
 
 def is_packed(tensor: Tensor, store: str) -> bool:
-    """Whether `pack` changes a tensor of floating-point numbers of an embedding."""
+    """Whether `pack` converts a floating-point tensor."""
     is_large = tensor.dim() >= 2 and tensor.numel() >= _LEAST_VALUES
     return is_large and tensor.is_floating_point() and _bytes_as(tensor, store) < tensor.nbytes
 
 
 def packed_bytes(tensor: Tensor, store: str) -> int:
-    """The bytes of a floating-point tensor of an embedding in a storage, scales included; follows from its
-    shape.
-    """
+    """The size of a floating-point tensor in a storage, including scales; depends only on its shape."""
     return _bytes_as(tensor, store) if is_packed(tensor, store) else tensor.nbytes
 
 
 def _bytes_as(tensor: Tensor, store: str) -> int:
-    """The bytes of a tensor in a storage, large or not."""
+    """The size of a tensor in a storage, ignoring the minimum size for packing."""
     if store == "int8":
         rows = math.prod(tensor.shape[: _scaled_axes(tensor.shape)])
         return tensor.numel() + rows * _SCALE_TYPE.itemsize
@@ -174,10 +171,10 @@ def _bytes_as(tensor: Tensor, store: str) -> int:
 
 
 def _scaled_axes(shape: Sequence[int]) -> int:
-    """How many of the first axes number the rows that have a scale of their own: one at least.
+    """The number of leading axes that index rows with their own scale; at least one.
 
-    A row spans the last axes, as few as hold 16 values: the vector of a word or of an entry of a codebook;
-    the entries of a codebook together, where each is a piece of a vector only.
+    A row spans the fewest trailing axes with at least 16 values: the vector of a word or of a codebook entry,
+    or all entries of a codebook if each is only a piece of a vector.
     """
     axes = len(shape) - 1
     while axes > 1 and math.prod(shape[axes:]) < _LEAST_IN_ROW:
@@ -186,43 +183,43 @@ def _scaled_axes(shape: Sequence[int]) -> int:
 
 
 def _pack_numbers(name: str, tensor: Tensor, store: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """How a floating-point tensor was packed, and its parts by name."""
+    """Pack a floating-point tensor; returns its description and its parts by name."""
     values = tensor.detach().float()
     if not bool(values.isfinite().all()):
         raise StorageError(
-            f"tensor {name} has values that are no finite numbers and cannot be stored as {store}; take a "
-            "model from before the training diverged"
+            f"tensor {name} contains NaN or infinity and cannot be stored as {store}; use a checkpoint from "
+            "before the training diverged"
         )
     if store == "int8":
-        integers, scales = _quantised(values)
+        integers, scales = _quantized(values)
         return {"as": "int8"}, {name: integers, f"{name}{_SCALE}": scales}
     half = values.half()
     if not bool(half.isfinite().all()):
         raise StorageError(
-            f"tensor {name} has values up to {float(values.abs().max()):g}, but fp16 ends at 65504; take "
-            "another storage"
+            f"tensor {name} has values up to {float(values.abs().max()):g}, but fp16 is limited to 65504; "
+            "use another storage"
         )
     return {"as": "fp16"}, {name: half}
 
 
-def _quantised(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers of the shape of `values`, and a scale for every row of them."""
+def _quantized(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers with the shape of `values`, and a scale for every row."""
     within = list(range(_scaled_axes(values.shape), values.dim()))
     scales = (values.abs().amax(dim=within, keepdim=True) / _LARGEST).to(_SCALE_TYPE)
-    # Scales below the smallest normal number would not be exact: such rows become zero.
+    # Scales below the smallest normal number are not exact; such rows become zero.
     scales = scales.masked_fill(scales < torch.finfo(_SCALE_TYPE).tiny, 0.0)
     integers = (values / scales.float()).nan_to_num(0.0, 0.0, 0.0).round()
     return integers.clamp(-_LARGEST, _LARGEST).to(torch.int8), scales
 
 
-def _is_countable(tensor: Tensor) -> bool:
-    """Whether a tensor is of many integers that are nowhere negative."""
+def _has_codes(tensor: Tensor) -> bool:
+    """Whether a tensor consists of enough nonnegative integers to pack."""
     name = str(tensor.dtype).removeprefix("torch.")
     return name in _INTEGERS and tensor.numel() >= _LEAST_VALUES and not bool((tensor < 0).any())
 
 
 def _pack_codes(name: str, tensor: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """How integers were packed, and the bytes that hold them, every column in the bits of its largest."""
+    """Pack integers, each column in the bits of its largest value; returns their description and bytes."""
     columns = tensor.size(1) if tensor.dim() == 2 else 1
     codes = tensor.detach().long().reshape(-1, columns).numpy()
     widths = [int(largest).bit_length() for largest in codes.max(axis=0)]
@@ -235,7 +232,7 @@ def _pack_codes(name: str, tensor: Tensor) -> tuple[dict[str, Any], dict[str, Te
 
 
 def _unpacked(name: str, form: Mapping[str, Any], parts: dict[str, Tensor]) -> Tensor:
-    """One tensor as it was, but for what its storage has lost; scales are taken out of `parts`."""
+    """Unpack one tensor; removes its scales from `parts`."""
     tensor = parts[name]
     if form["as"] == "int8":
         scales = parts.pop(f"{name}{_SCALE}")
@@ -250,7 +247,7 @@ def _unpacked(name: str, form: Mapping[str, Any], parts: dict[str, Tensor]) -> T
 
 
 def _unpack_codes(packed: Tensor, shape: Sequence[int], widths: Sequence[int]) -> Tensor:
-    """The integers of a shape from the bytes that hold them."""
+    """Unpack integers of a shape from bytes."""
     _expect(all(0 <= width < 64 for width in widths))
     rows = math.prod(shape) // len(widths)
     total = rows * sum(widths)
@@ -262,21 +259,21 @@ def _unpack_codes(packed: Tensor, shape: Sequence[int], widths: Sequence[int]) -
 
 
 def _read_header(header: Tensor) -> dict[str, dict[str, Any]]:
-    """How each tensor was packed, by name."""
+    """The descriptions of packed tensors by name."""
     try:
         content = parse_json(bytes(header.tolist()).decode("utf-8"), HEADER)
         version, forms = content["version"], dict(content["tensors"])
     except (LookupError, TypeError, ValueError) as error:
-        raise StorageError(f"'{HEADER}' is no description of packed tensors; the file is damaged") from error
+        raise StorageError(f"'{HEADER}' does not describe packed tensors; the file is damaged") from error
     if version != VERSION:
         raise StorageError(
-            f"the tensors are packed in version {version}, this program reads {VERSION}; use the program "
-            "that wrote them"
+            f"the tensors are packed in version {version}, but this program supports {VERSION}; use the "
+            "program that wrote them"
         )
     return forms
 
 
-def _expect(is_so: bool) -> None:
-    """Raise ValueError unless `is_so`."""
-    if not is_so:
+def _expect(condition: bool) -> None:
+    """Raise ValueError unless `condition` is true."""
+    if not condition:
         raise ValueError("not as described")

@@ -229,12 +229,12 @@ def test_files_of_later_versions_are_refused(tmp_path: Path, capsys: pytest.Capt
     assert compress(model, "projective", small, "--rank", 4, "--store", "int8") == 0
     header = torch.tensor(list(b'{"version":2,"tensors":{}}'), dtype=torch.uint8)
     alter(small, lambda content: content["model"].update({HEADER: header}))
-    with pytest.raises(UserError, match="packed in version 2, this program reads 1"):
+    with pytest.raises(UserError, match="packed in version 2, but this program supports 1"):
         read_checkpoint(small)
     capsys.readouterr()
     assert compress(small, "standard", tmp_path / "again.pt") == 2
     line = capsys.readouterr().err
-    assert "packed in version 2, this program reads 1" in line and line.count("\n") == 1
+    assert "packed in version 2, but this program supports 1" in line and line.count("\n") == 1
 
 
 def test_what_cannot_be_stored_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,7 +242,7 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path, capsys: pytest.Capture
     alter(model, lambda content: content["model"]["embedding.weight"].mul_(1e6))
     assert compress(model, "standard", tmp_path / "small.pt", "--store", "fp16") == 2
     line = capsys.readouterr().err
-    assert "but fp16 ends at 65504" in line and line.count("\n") == 1
+    assert "but fp16 is limited to 65504" in line and line.count("\n") == 1
     assert not (tmp_path / "small.pt").exists()
 
 

@@ -74,9 +74,9 @@ def test_mistakes_are_one_line_before_the_fit(
         (["--validation", latin], "not UTF-8 at byte 4"),
         (sides, "this is a language model; give --validation"),
         (["--validation-target", text], "without --validation-source"),
-        ([*sides, "--validation", text], "give what fits the model"),
-        (["--validation", text, "--validation-subwords", "bpe"], "on translations only"),
-        (["--validation-subwords", "bpe"], "give what fits the model"),
+        ([*sides, "--validation", text], "give those that fit the model"),
+        (["--validation", text, "--validation-subwords", "bpe"], "translations only"),
+        (["--validation-subwords", "bpe"], "give those that fit the model"),
     ]:
         capsys.readouterr()
         assert compress(model, "projective", tmp_path / "small.pt", "--rank", 2, *arguments) == 2

@@ -41,11 +41,11 @@ def test_ruin_is_told_from_health(
     for source in ([], ["--text", host.folder / "valid.src"]):
         line, found = kept(model, tmp_path, capsys, "projective", "--rank", 16, *source)
         assert (
-            line.startswith("kept 100 % of the predictions of the original (") and not found["needs_training"]
+            line.startswith("kept 100% of the predictions of the original (") and not found["needs_training"]
         )
         line, found = kept(model, tmp_path, capsys, "projective", "--rank", 1, *source)
         assert line.startswith("warning: kept ") and found["share"] < 0.6 and found["needs_training"]
-        assert line.endswith("): this model has to be trained before it is of use")
+        assert line.endswith("): train this model before using it")
         assert ("translations of valid.src" if source else "translations of random words") in line
 
 
@@ -59,7 +59,7 @@ def test_validation_is_measured_instead(
     line, found = kept(model, tmp_path, capsys, "projective", "--rank", 1, *sides)
     quality = json.loads((tmp_path / "report.json").read_text())["quality"]
     assert quality["before"] == pytest.approx(100) and found["share"] == pytest.approx(quality["after"] / 100)
-    assert line.startswith(f"warning: kept {int(quality['after'])} % of the BLEU of the original")
+    assert line.startswith(f"warning: kept {int(quality['after'])}% of the BLEU of the original")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,7 +68,7 @@ def test_models_of_other_kinds_are_asked(
 ) -> None:
     _, model = trained(embedding=STANDARD, **KINDS[kind])
     line, found = kept(model, tmp_path, capsys, "standard")
-    assert line.startswith("kept 100 % of the predictions") and found["share"] == pytest.approx(1)
+    assert line.startswith("kept 100% of the predictions") and found["share"] == pytest.approx(1)
 
 
 def test_models_with_features_of_words_are_asked(
@@ -84,7 +84,7 @@ def test_models_with_features_of_words_are_asked(
     options = {"n_src_feats": 1, "feat_merge": "sum", "transforms": ["inferfeats"], "share_embeddings": False}
     model = host.train("model", embedding=STANDARD, **options)
     line, found = kept(model, tmp_path, capsys, "standard", "--text", plain)
-    assert line.startswith("kept 100 % of the predictions") and found["share"] == pytest.approx(1)
+    assert line.startswith("kept 100% of the predictions") and found["share"] == pytest.approx(1)
 
 
 def test_it_is_asked_after_every_word_of_its_own_greedy_translation(trained: Trained) -> None:
@@ -112,7 +112,7 @@ def test_lines_of_another_language_are_left_out(
     assert len(read.probe([known, unknown], 1).predict().words) == len(read.probe([known], 1).predict().words)
     line, found = kept(model, tmp_path, capsys, "standard", "--text", unknown)
     assert found["share"] is None and found["needs_training"]
-    assert line.startswith("warning: it was not shown that this model still works (the model knows less than")
+    assert line.startswith("warning: could not verify that this model still works (the model knows less than")
 
 
 def test_language_models_read_or_write(
@@ -128,6 +128,6 @@ def test_language_models_read_or_write(
     _, model = trained(embedding=STANDARD, data=data, **options, **shared)
     for source, said in (([], "that it wrote itself"), (["--text", folder / "test.src"], "of test.src")):
         line, _ = kept(model, tmp_path, capsys, "projective", "--rank", 16, *source)
-        assert line.startswith("kept 100 % of the predictions") and said in line
+        assert line.startswith("kept 100% of the predictions") and said in line
         line, found = kept(model, tmp_path, capsys, "projective", "--rank", 1, *source)
         assert line.startswith("warning: kept") == found["needs_training"] and found["share"] < 1

@@ -68,7 +68,7 @@ def test_mistakes_are_one_line_before_the_fit(
         ([given, source, wanted, host.folder / "test.tgt"], "has 10 lines"),
         ([wanted, target], "without --validation-source"),
         ([given, source], "without --validation-target"),
-        (["--validation", source], "this model translates"),
+        (["--validation", source], "is a translation model"),
         ([given, source, wanted, pieces, "--validation-subwords", "bpe"], "line 1 has pieces of words"),
     ]:
         capsys.readouterr()

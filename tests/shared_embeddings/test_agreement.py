@@ -63,21 +63,21 @@ def test_predictions_of_many_states() -> None:
     wanted = exponentials / exponentials.sum(dim=1, keepdim=True)
     assert found.words.tolist() == wanted.argmax(dim=1).tolist()
     torch.testing.assert_close(found.probabilities, wanted.amax(dim=1))
-    with pytest.raises(ValueError, match="no numbers"):
+    with pytest.raises(ValueError, match="are NaN"):
         Predictions.of(hidden, lambda rows: rows @ table.T * math.nan)
 
 
 @pytest.mark.parametrize(
     ("share", "line"),
     [
-        (0.0399, "warning: kept 3 % of the BLEU of the original (how): this model has to be trained before"),
+        (0.0399, "warning: kept 3% of the BLEU of the original (how): train this model before using it"),
         (
             math.nan,
-            "warning: kept 0 % of the BLEU of the original (how): this model has to be trained before",
+            "warning: kept 0% of the BLEU of the original (how): train this model before using it",
         ),
-        (USABLE_SHARE - 1e-6, "warning: kept 84 %"),
-        (USABLE_SHARE, "kept 85 % of the BLEU of the original (how)"),
-        (1.02, "kept 102 % of the BLEU of the original (how)"),
+        (USABLE_SHARE - 1e-6, "warning: kept 84%"),
+        (USABLE_SHARE, "kept 85% of the BLEU of the original (how)"),
+        (1.02, "kept 102% of the BLEU of the original (how)"),
     ],
 )
 def test_the_line(share: float, line: str) -> None:
@@ -128,7 +128,7 @@ def test_what_cannot_be_asked_was_not_shown_to_work() -> None:
     quality, kept = Comparison(Graphs(), None, None, 1).result()
     assert quality is None and kept.share is None and kept.needs_training
     assert kept.described() == (
-        "warning: it was not shown that this model still works (reads graphs); measure it on a text"
+        "warning: could not verify that this model still works (reads graphs); evaluate it on a text"
     )
 
 

@@ -54,10 +54,10 @@ def test_ruin_is_told_from_health(
     add_tokenizer(tmp_path / "model")
     for source, said in zip(([], ["--text", words]), SAID[kind]):
         line, found = kept(tmp_path, capsys, "--rank", 16, *source)
-        assert line.startswith(("kept 100 %", "kept 99 %")) and said in line and not found["needs_training"]
+        assert line.startswith(("kept 100%", "kept 99%")) and said in line and not found["needs_training"]
         line, found = kept(tmp_path, capsys, "--rank", 1, *source)
         assert line.startswith("warning: kept ") and found["share"] < 0.7
-        assert line.endswith("): this model has to be trained before it is of use")
+        assert line.endswith("): train this model before using it")
 
 
 @pytest.mark.parametrize("kind", KINDS)

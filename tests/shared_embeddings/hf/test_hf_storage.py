@@ -86,7 +86,7 @@ def test_damaged_packed_tensors_are_refused(tmp_path: Path) -> None:
     state = load_file(small / "model.safetensors")
     del state["shared_embeddings.words.codes.scale"]
     save_file(state, small / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="shared_embeddings.words.codes does not fit its description"):
+    with pytest.raises(ValueError, match="shared_embeddings.words.codes does not match its description"):
         hf.load(small)
 
 
