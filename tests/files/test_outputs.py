@@ -19,6 +19,7 @@ from shared_embeddings.checkpoints import adapter as compression_hosts
 from shared_embeddings.utils import files
 from tests.files.commands import Ended, content, run
 from tests.files.writers import WRITERS, hosts_of_this_tree, make_inputs
+from tests.loops import slow_except
 
 TO_FILES = [name for name, writer in WRITERS.items() if not writer.is_folder]
 FULL = os.makedev(1, 7)
@@ -190,7 +191,7 @@ def kill_at(name: str, inputs: Path, folder: Path, moment: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", slow_except(["onmt_characters", "lm_prepare"], WRITERS))
 def test_the_next_run_completes_what_a_killed_one_has_left(name: str, inputs: Path, tmp_path: Path) -> None:
     """It may be killed at any rename."""
     assert write(name, inputs, tmp_path / "whole").status == 0

@@ -176,6 +176,7 @@ def _check_ties(path: Path) -> None:
         assert all(bool(gradient.any()) for gradient in gradients)
 
 
+@pytest.mark.slow
 def test_bytes_on_disk_are_those_of_the_account(tmp_path: Path) -> None:
     model = wide_model(tmp_path / "model.pt", words=8000, dimension=24)
     report = tmp_path / "report.json"

@@ -17,6 +17,7 @@ from shared_embeddings.cli.main import main as shared_embeddings
 from shared_embeddings.errors import UserError
 from tests.altered import Odd, alter, flip, offsets, told
 from tests.lm.runs import run, settings, small_corpus
+from tests.loops import slow_except
 
 STANDARD = {"method": "standard"}
 TINY: dict[str, Any] = {"embedding": STANDARD, "steps": 2, "evaluate_every": 1}
@@ -132,7 +133,7 @@ USES: dict[str, tuple[str, Callable[[Path, Path, Path], list[object]]]] = {
 }
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", slow_except(["generate"], USES))
 def test_every_command_says_what_is_wrong(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], use: str
 ) -> None:
@@ -178,6 +179,7 @@ def odd_runs(home: Path, folder: Path) -> Iterator[tuple[str, Path]]:
 HARMLESS = {("averages", "None"), ("step", "a number"), ("epoch", "a number"), ("position", "a number")}
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_resumed(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failures = []
     for kind, model in odd_runs(home, tmp_path):

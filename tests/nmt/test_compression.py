@@ -248,6 +248,7 @@ def without_weights(path: Path) -> int:
     return path.with_suffix(".empty").stat().st_size
 
 
+@pytest.mark.slow
 def test_bytes_on_disk_are_those_of_the_account(host: Host, tmp_path: Path) -> None:
     host.write("vocab", [f"w{number}\t9" for number in range(9000)])
     model = host.train("wide", word_vec_size=32, hidden_size=32, train_steps=1, save_checkpoint_steps=1)

@@ -289,6 +289,7 @@ def test_resume_without_the_option_keeps_it(
     assert "has no effect with train_from" in said and "'alpha': 0.01" in said
 
 
+@pytest.mark.slow
 def test_two_processes(trained: Trained, host: Host) -> None:
     """Both fit the same; the student of two processes starts where that of one does."""
     _, teacher = trained(embedding=STANDARD)

@@ -119,6 +119,7 @@ def test_a_kill_between_the_files_of_a_step(tmp_path: Path, kill_at: int) -> Non
     assert sorted(file.name for file in tmp_path.iterdir()) == ["run_step_3.pt", "run_step_3.safetensors"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, APART], ids=["one file", "apart"])
 def test_every_flipped_byte_shows(trained: Trained, tmp_path: Path, options: dict[str, object]) -> None:
     _, model = trained(**options)

@@ -197,6 +197,7 @@ def run_script(name: str, *arguments: str, folder: Path) -> subprocess.Completed
     )
 
 
+@pytest.mark.slow
 def test_scripts_work_from_any_folder(small: Corpus, tmp_path: Path) -> None:
     done = run_script("preprocess.sh", "--settings", "data.yaml", folder=tmp_path)
     assert done.returncode == 0, done.stderr

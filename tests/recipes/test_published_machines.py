@@ -81,6 +81,7 @@ def reports(log: str) -> list[tuple[str, ...]]:
     return re.findall(r"Step +(\d+)/ *\d+;.* ppl: +([\d.]+);.* sents: +(\d+);", log)
 
 
+@pytest.mark.slow
 def test_two_machines_are_one_process_with_the_batches_of_both(host: Host, tmp_path: Path) -> None:
     """So neither reads the other's part, and both have the same parameters at every step."""
     configs = [host.config(f"machine{number}", **SETTINGS, gpu_backend="gloo") for number in range(2)]

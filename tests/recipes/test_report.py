@@ -324,6 +324,7 @@ def test_commands_of_a_row_that_starts_from_another(recipes: Path, tmp_path: Pat
     assert commands(recipes / "other", Line("other", "x", {})) == "recipes/other/run.sh"
 
 
+@pytest.mark.slow
 def test_every_recipe_of_the_repository_is_in_the_report() -> None:
     blocks = command.build(command.REPOSITORY / "recipes", None)
     told = {row["task"] for row in cells(blocks, "glance")}

@@ -171,6 +171,7 @@ def test_what_rows_evaluate_with_is_known_to_lm_eval(recipe: str, name: str, tmp
     assert done.returncode == 2 and "absent.pt" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [LSTM, XL])
 def test_scripts_explain_themselves(recipe: str) -> None:
     python = Path(sys.prefix)

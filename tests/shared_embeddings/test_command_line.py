@@ -66,6 +66,7 @@ def test_status_of_the_program() -> None:
     assert run("tool", lambda arguments: None, []) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_output_that_cannot_be_written_fails() -> None:
     code = (

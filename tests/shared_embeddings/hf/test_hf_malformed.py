@@ -143,6 +143,7 @@ def odd_folders(model: Path, small: Path, folder: Path) -> Iterator[tuple[str, P
             yield f"{what}: {kind}", folder
 
 
+@pytest.mark.slow
 def test_settings_of_another_type(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No traceback, whatever stands in a JSON file; each case goes to one of three commands in turn."""
     model, small, output = save(tmp_path / "model", "gpt2"), tmp_path / "small", tmp_path / "output"
