@@ -14,60 +14,60 @@ from shared_embeddings.checkpoints.checksums import is_verified
 from shared_embeddings.errors import UserError
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-# What a part of a checkpoint must be: what to call that, and whether a value is it.
+# The type of a part of a checkpoint: its description for messages, and a test.
 Kind = tuple[str, Callable[[Any], bool]]
 
 
 def mapped(path: str | os.PathLike[str]) -> Any:
-    """The content of a file of ``torch.save``, of whose tensors nothing is read before they are used.
+    """The content of a file of ``torch.save`` with memory-mapped tensors, read on first use.
 
     Raises:
-        shared_embeddings.utils.files.UNREADABLE: it is missing, truncated, or holds more than plain values.
+        shared_embeddings.utils.files.UNREADABLE: it is missing or truncated, or contains other objects.
     """
-    # Files of the format before torch 1.6 cannot be mapped.
+    # The format before torch 1.6 cannot be mapped.
     can_be_mapped = zipfile.is_zipfile(path)
     return torch.load(os.fspath(path), map_location="cpu", weights_only=True, mmap=can_be_mapped)
 
 
 def check_parts(content: Mapping[str, Any], kinds: Mapping[str, Kind], name: str) -> None:
-    """Check the parts that a checkpoint has; one that it lacks passes.
+    """Check the types of the parts of a checkpoint; missing parts pass.
 
     Args:
         content: the checkpoint, or a part of it.
-        kinds: what each part must be, by its key.
-        name: of the file, for the message.
+        kinds: key -> expected type.
+        name: the name of the file, for messages.
 
     Raises:
-        UserError: names the first part that is something else.
+        UserError: a part has another type.
     """
     for part, (wanted, is_right) in kinds.items():
         if part in content and not is_right(content[part]):
             raise UserError(
-                f"{name}: its '{part}' is {described(content[part])}, expected {wanted}; take another "
+                f"{name}: its '{part}' is {described(content[part])}, expected {wanted}; use another "
                 "checkpoint"
             )
 
 
 def described(value: object) -> str:
-    """A value of another type or shape than expected, in a few words."""
+    """A short description of a value of an unexpected type or shape."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
     if isinstance(value, Mapping):
-        return "a mapping of other content"
+        return "a mapping with other content"
     return f"a {type(value).__name__}"
 
 
 def is_state(value: object) -> bool:
-    """Whether a value is a state: dense tensors with data, by their names."""
+    """Whether a value is a state: a mapping of names to dense tensors."""
     return isinstance(value, Mapping) and all(
         isinstance(name, str) and is_dense(tensor) for name, tensor in value.items()
     )
 
 
 def is_dense(value: object) -> bool:
-    """Whether a value is a tensor that has all its numbers: not sparse, nor on the meta device."""
+    """Whether a value is a dense tensor with data: neither sparse nor on the meta device."""
     return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
 
 
@@ -77,7 +77,7 @@ def is_words(value: object) -> bool:
 
 
 def is_optimizer(value: object) -> bool:
-    """Whether a value has the form of the state of an optimizer of torch, whose tensors are dense."""
+    """Whether a value has the structure of a torch optimizer's state, with dense tensors."""
     if not isinstance(value, Mapping):
         return False
     groups, state = value.get("param_groups"), value.get("state")
@@ -90,50 +90,51 @@ def is_optimizer(value: object) -> bool:
 
 
 def _tensors_are_dense(values: Mapping[Any, Any]) -> bool:
-    """Whether no tensor among some values is sparse or without data."""
+    """Whether all tensors among the values are dense."""
     return all(is_dense(value) for value in values.values() if isinstance(value, Tensor))
 
 
-# What optimizers keep for every number of a parameter.
+# Elementwise optimizer states.
 _PER_NUMBER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg")
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Check a state that an optimizer has loaded: torch itself takes tensors of any shape.
+    """Check the shapes of an optimizer's loaded state, which torch does not.
 
     Raises:
-        ValueError: it does not fit the parameters.
+        ValueError: a shape does not match its parameter.
     """
     for parameter, own in optimizer.state.items():
         for name in _PER_NUMBER:
             found = own.get(name)
             if isinstance(found, Tensor) and found.shape != parameter.shape:
                 raise ValueError(
-                    f"{name} of the optimizer is {tuple(found.shape)}, the parameter {tuple(parameter.shape)}"
+                    f"{name} of the optimizer is {tuple(found.shape)}, but the parameter is "
+                    f"{tuple(parameter.shape)}"
                 )
 
 
 def check_finite(state: Mapping[str, Tensor], name: str) -> None:
-    """Check that a model has no NaN and no infinite number.
+    """Check that a model contains no NaN or infinity.
 
     Args:
         state: its tensors.
-        name: of the file, for the message.
+        name: the name of the file, for messages.
 
     Raises:
-        UserError: names the tensor.
+        UserError: a tensor contains NaN or infinity.
     """
     if not is_verified():
         return
     for key, tensor in state.items():
         if tensor.dtype in _FLOATS and not _is_finite(tensor):
             raise UserError(
-                f"{name}: its tensor {key} has values that are NaN or infinite, as after training that "
-                f"diverged; take an earlier checkpoint"
+                f"{name}: its tensor {key} contains NaN or infinity, perhaps because training diverged; use "
+                "an earlier checkpoint"
             )
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers of a tensor are finite."""
-    # A sum is quick; one of finite numbers may overflow.
+    """Whether all values of a tensor are finite."""
+    # The sum is a fast check, but may overflow.
     return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())

@@ -132,7 +132,7 @@ def test_every_flipped_byte_shows(trained: Trained, tmp_path: Path, options: dic
             with file.open("r+b") as opened:
                 opened.seek(offset)
                 opened.write(bytes([good[offset] ^ 0x10]))
-            with pytest.raises(UserError, match="does not match its checksum|NaN or infinite"):
+            with pytest.raises(UserError, match="does not match its checksum|NaN or infinity"):
                 read_weights(str(path))
             with file.open("r+b") as opened:
                 opened.seek(offset)
