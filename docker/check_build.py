@@ -1,22 +1,22 @@
-"""Checks, at the end of the image's build, that torch was built for the CUDA line of the base image."""
+"""Checks at the end of the build that torch and the base image have the same CUDA major version."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-ADVICE = "choose BASE_IMAGE and TORCH_BUILD of one line, see docker/README.md"
+ADVICE = "choose a matching BASE_IMAGE and TORCH_BUILD, see docker/README.md"
 
 
 def disagreement(built_for: str | None, base: str | None) -> str | None:
-    """Say what is wrong with a build of torch on a base image, if anything is.
+    """Describe a mismatch between torch and the base image.
 
     Args:
         built_for: ``torch.version.cuda``, such as "13.0"; None for a CPU build.
-        base: ``CUDA_VERSION`` of the base image, such as "13.0.2"; None where it has no CUDA.
+        base: ``CUDA_VERSION`` of the base image, such as "13.0.2"; None without CUDA.
 
     Returns:
-        One line for people; None when torch and base fit.
+        One line, or None if torch and the base image match.
     """
     if (built_for or "").split(".")[0] == (base or "").split(".")[0]:
         return None
@@ -24,7 +24,7 @@ def disagreement(built_for: str | None, base: str | None) -> str | None:
 
 
 def cuda(version: str | None) -> str:
-    """A version of CUDA in words."""
+    """Format a CUDA version."""
     return "no CUDA" if version is None else f"CUDA {version}"
 
 

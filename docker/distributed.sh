@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts one machine's part of a training on all GPUs of one or several machines; `distributed.sh help` explains.
+# Starts this machine's processes of a training run on all GPUs of one or several machines; see `distributed.sh help`.
 set -euo pipefail
 project=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -13,9 +13,9 @@ COMMAND is one of
   lm_train, onmt_train        on all machines
 
 Run the same line on every machine, with these variables:
-  NODES           how many machines (default 1)
-  NODE_RANK       which one this is: 0 to NODES - 1 (default 0)
-  GPUS_PER_NODE   processes on each machine (default: as many as this machine has GPUs)
+  NODES           number of machines (default 1)
+  NODE_RANK       number of this machine: 0 to NODES - 1 (default 0)
+  GPUS_PER_NODE   processes per machine (default: the number of GPUs of this machine)
   MASTER_ADDR     name or address of machine 0 (default localhost)
   MASTER_PORT     a free port there (default 29500)
 TEXT
@@ -54,7 +54,7 @@ whole_number MASTER_PORT "$port" 1 65535
 
 torchrun="--nnodes $nodes --node-rank $node_rank --nproc-per-node $gpus --master-addr $master --master-port $port"
 read -ra torchrun_options <<<"$torchrun"
-# OpenNMT starts its own processes: each machine is told the ranks of those that are its own.
+# OpenNMT starts its own processes; each machine gets the ranks of its own.
 mapfile -t ranks < <(seq $((node_rank * gpus)) $((node_rank * gpus + gpus - 1)))
 onmt_options=(-world_size $((nodes * gpus)) -gpu_ranks "${ranks[@]}" -master_ip "$master" -master_port "$port")
 

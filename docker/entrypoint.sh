@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs what stands behind the image's name: a script of a recipe, a command of the environment, or one of both on all GPUs.
+# Runs the arguments after the image's name: a script of a recipe, or a command, optionally on all GPUs.
 set -euo pipefail
 project=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -9,12 +9,12 @@ usage: docker run [option of docker ...] IMAGE COMMAND [argument ...]
 
 COMMAND is one of
   recipes/NAME/SCRIPT.sh   a script of a recipe: $(cd "$project" && echo recipes/*/train.sh)
-  distributed COMMAND ...  training on all GPUs of one or several machines; 'distributed help' says more
+  distributed COMMAND ...  training on all GPUs of one or several machines; see 'distributed help'
   onmt_train, onmt_translate, onmt_build_vocab, onmt_server, lm_prepare, lm_train, lm_eval, lm_generate,
-  shared-embeddings, tensorboard, python, bash and whatever else is on PATH
+  shared-embeddings, tensorboard, python, bash and anything else on PATH
   help                     this text
 
-Recipes write below \$RUNS, which is /runs in the image, and look for data in \$DATA_DIR, /data: mount folders there.
+Recipes write to \$RUNS (/runs in the image) and read data from \$DATA_DIR (/data): mount folders there.
 TEXT
 }
 
@@ -31,7 +31,7 @@ case ${1:-help} in
         exec "$project/$1" "${@:2}"
         ;;
     *)
-        command -v -- "$1" >/dev/null || fail "unknown command '$1'; 'help' lists what there is"
+        command -v -- "$1" >/dev/null || fail "unknown command '$1'; 'help' lists the commands"
         exec "$@"
         ;;
 esac

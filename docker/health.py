@@ -1,6 +1,6 @@
-"""Health check of the server image: exit code 0 when onmt_server says that it is well, else 1 and one line.
+"""Health check of the server image: exits with 0 if onmt_server reports "ok", else with 1 and one line.
 
-``SERVER_URL`` is its address with url_root, where it differs from ``http://127.0.0.1:5000/translator``.
+``SERVER_URL`` is its address including url_root (default: ``http://127.0.0.1:5000/translator``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ SECONDS = 5
 
 
 def ask(url: str) -> str:
-    """The status that the server at `url` reports; "ok" when it is well.
+    """Return the status that the server at `url` reports; "ok" means healthy.
 
     Raises:
-        OSError: it does not answer.
-        ValueError: its answer is not the one of onmt_server.
+        OSError: the server does not answer.
+        ValueError: the answer is not from onmt_server.
     """
     with urllib.request.urlopen(f"{url}/health", timeout=SECONDS) as response:
         answer = json.load(response)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Make .venv in the repository root complete: pinned packages, OpenNMT-py, then this project. Does nothing when it already is.
+# Set up .venv in the repository root: pinned packages, OpenNMT-py, then this project. Does nothing if it is up to date.
 # PYTHON=python3.12 chooses the interpreter. Packages come from wherever pip is configured to take them.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
-# Settings that would put packages anywhere but into .venv.
+# These settings would install packages outside .venv.
 unset PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 
 venv=.venv
@@ -19,11 +19,11 @@ step() {
     echo "set-up: $*"
 }
 
-# What the environment depends on; a changed line means that it has to be brought up to date.
+# What the environment depends on; if a line changes, it is updated.
 fingerprint() {
     echo "directory $PWD"
     echo "python $("$venv/bin/python" -c 'import platform; print(platform.python_version())' 2>/dev/null || true)"
-    echo "packages" */__init__.py # an editable install knows the packages that were there
+    echo "packages" */__init__.py # an editable install maps the packages that existed
     cat requirements/*.txt pyproject.toml scripts/setup.sh scripts/install.sh | cksum
 }
 
@@ -32,7 +32,7 @@ check_python() {
     "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' ||
         fail "'$python' is $("$python" --version 2>&1); Python 3.10 to 3.13 is needed: make PYTHON=/path/to/python"
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-        fail "'$python' cannot make virtual environments; on Debian and Ubuntu: apt install python$(version "$python")-venv"
+        fail "'$python' cannot create virtual environments; on Debian and Ubuntu: apt install python$(version "$python")-venv"
 }
 
 version() {
@@ -45,23 +45,23 @@ flock --nonblock 9 || { step "waiting for another set-up in this directory" && f
 
 python=${PYTHON:-python3}
 present=$(version "$venv/bin/python")
-wanted=$present # whatever is there will do, unless a certain one is asked for
+wanted=$present # any supported version will do, unless PYTHON names one
 if [ -n "${PYTHON:-}" ]; then
     check_python
     wanted=$(version "$python")
 fi
-# Reinstalling OpenNMT-py by hand would have taken its commands back.
+# OpenNMT-py reinstalled by hand overwrites this project's commands.
 if [ -f $stamp ] && [ "$wanted" = "$present" ] && [ "$(cat $stamp)" = "$(fingerprint)" ] &&
     grep -qs "from nmt.cli import" $venv/bin/onmt_train; then
     exit 0
 fi
 
-# An environment made by hand, or for older pins, is brought up to date; anything doubtful is made anew.
+# Updates an environment made by hand or for older pins; recreates a broken one.
 if [ -z "$present" ] || [ -f $unfinished ] || [ "$wanted" != "$present" ] ||
     { [ -f $stamp ] && [ "$(head -n 1 $stamp)" != "directory $PWD" ]; } ||
     ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     check_python
-    step "making $venv with $("$python" --version 2>&1)"
+    step "creating $venv with $("$python" --version 2>&1)"
     rm -rf $venv
     "$python" -m venv $venv || fail "'$python -m venv' failed, see above"
 fi

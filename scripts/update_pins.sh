@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Resolve requirements/pins.in for every supported Python; write requirements/installer.txt and requirements/pins.txt.
-# Every package has the SHA-256 of each of its files, for every platform: pip installs no other file.
+# Every package has the SHA-256 of its files for all platforms; pip installs no other file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,14 +11,14 @@ trap 'rm -rf "$work"' EXIT
 "$work/venv/bin/uv" pip compile --quiet --upgrade --universal --python-version 3.10 --constraint requirements/torch.txt \
     --generate-hashes --no-annotate --no-header --output-file "$work/resolved.txt" requirements/pins.in
 
-# blocks PATTERN: the packages whose line matches, with the lines of their hashes; ! before it: all others
+# blocks PATTERN: packages whose line matches, with their hashes; !PATTERN: all others
 blocks() {
     awk -v pattern="${1#!}" -v inverted="$([[ $1 == !* ]] && echo 1 || echo 0)" \
         '/^[^ #]/ { keep = ($0 ~ pattern) != inverted } keep' "$work/resolved.txt"
 }
 
 installer='^(pip|setuptools)=='
-# torch has a file of its own, and names its CUDA libraries itself (a CPU build has none).
+# torch has its own file, and depends on its CUDA libraries itself (a CPU build has none).
 elsewhere='^(torch|triton|pip|setuptools|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)=='
 for file in installer.txt pins.txt; do
     echo "# Made by scripts/update_pins.sh from pins.in; do not edit." >"$work/$file"
