@@ -161,15 +161,6 @@ def peek(path: Path) -> dict[str, Any]:
     return content
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Whether a file is of lm_train, however damaged."""
-    try:
-        _identified(path, lambda: mapped(path))
-    except UserError:
-        return False
-    return True
-
-
 def _identified(path: Path, load: Callable[[], Any]) -> dict[str, Any]:
     """What `load` gives for a file, which must say that it is of lm_train.
 

@@ -1,4 +1,4 @@
-"""Translation models as a host of `shared_embeddings.checkpoints.adapter`."""
+"""Compressing a translation model: the model behind `nmt.adapter`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from nmt.checkpoint.checkpoint import build_from_checkpoint, write_apart
-from nmt.checkpoint.files import is_checkpoint, save_checkpoint, split_generator
+from nmt.checkpoint.files import save_checkpoint, split_generator
 from nmt.checkpoint.parts import safetensors_of
 from nmt.data.transforms import kept_files
 from nmt.data.vocabulary import SENTENCE_MARKS
@@ -28,12 +28,12 @@ from nmt.model.plan import (
     words_of,
 )
 from nmt.train.distillation import ASKED, OPTION
-from nmt.translate.agreement import language_probe, translation_probe
 from shared_embeddings.checkpoints.adapter import (
+    TRAINING_STATE_NOTE,
     TiedTable,
     WordEmbedding,
+    copy_output_bias,
     name_of_part,
-    take_over_bias,
     teacher_table,
     with_untrained_part,
 )
@@ -42,29 +42,13 @@ from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.token_counts import count_words
 from shared_embeddings.errors import UserError
 
-# Options for the tables that a model begins with; they have no effect once it is trained.
+# Options that name initial tables; they have no effect on a trained model.
 BEGINNINGS = ("both_embeddings", "src_embeddings", "tgt_embeddings")
 SWITCHES = ("freeze_word_vecs_enc", "freeze_word_vecs_dec", "update_vocab")
 
 
-class Host:
-    """Checkpoints of OpenNMT-py, with its own tables or with shared embeddings."""
-
-    def recognises(self, path: Path) -> bool:
-        """Say whether a file holds a model of OpenNMT-py, however damaged."""
-        return is_checkpoint(path)
-
-    def read(self, path: Path) -> CheckpointModel:
-        """Read a model.
-
-        Raises:
-            UserError: it does not fit its own options, or its weights are missing.
-        """
-        return CheckpointModel(path)
-
-
 class CheckpointModel:
-    """A translation model that was read from a checkpoint, on the CPU.
+    """A translation model read from a checkpoint, on the CPU.
 
     Args:
         path: ``NAME.pt``.
@@ -81,26 +65,26 @@ class CheckpointModel:
         self.share_inputs = is_shared and not self.is_language_model
         self.share_output = bool(getattr(self.options, "share_decoder_embeddings", False))
         self.lookups = ["target"] if self.share_inputs or self.is_language_model else ["source", "target"]
-        # The side whose table gives the scores of words.
+        # The side whose table scores the words.
         self.scored = "target" if self.share_output else "output"
         self.sides = self.lookups if self.share_output else [*self.lookups, "output"]
 
     def embeddings(self) -> list[WordEmbedding]:
-        """Return the embedding of each side that looks words up; one for both where they share it."""
+        """Return the input embedding of each side; one for both sides where they share it."""
         self.module.eval()
         return [self._embedding(side) for side in self.lookups]
 
     def _embedding(self, side: str) -> WordEmbedding:
-        """Return the embedding of one side as it is."""
+        """Return the current embedding of one side."""
         lookup = words_module(self.module, side)
         assert isinstance(lookup, (se.SharedEmbedding, nn.Embedding))  # upstream has no other
         return WordEmbedding(side, words_of(self.vocabs, side), padding_of(self.vocabs, side), lookup)
 
     def tables(self) -> list[TiedTable]:
-        """Return the table of each side, an output layer of its own included; one where they share it.
+        """Return the table of each side and of a separate output layer; one table where they share it.
 
         Raises:
-            UserError: the output of a shared embedding is another table than its input.
+            UserError: the output table of a shared embedding is not its input table.
         """
         return [self._table(side) for side in self.sides]
 
@@ -135,10 +119,10 @@ class CheckpointModel:
         )
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
-        """Return the options of a method for one side; what is about the output only, for those it is of.
+        """Return the options of a method for one side, with output options only where the side has an output.
 
         Raises:
-            UserError, shared_embeddings.OptionError: the model cannot work with them.
+            UserError, shared_embeddings.OptionError: the model does not support them.
         """
         is_scored = table == self.scored
         settings: dict[str, Any] = {"method": method, **options}
@@ -153,7 +137,7 @@ class CheckpointModel:
         return method_options(table, settings, is_scored)
 
     def _settings_of_all(self, side: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of the whole embedding of one side out of those of its new part."""
+        """Return the settings of the whole embedding of one side, given those of its new part."""
         old = words_module(self.module, side)
         if not isinstance(old, se.SharedEmbedding) or old.word_part() is old:
             return settings
@@ -162,59 +146,61 @@ class CheckpointModel:
         return {"method": new.method, **new.stored_options()}
 
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
-        """Return how often words stand between spaces in texts."""
+        """Return how often each word occurs in texts of words separated by spaces."""
         return count_words(texts)
 
     def quality(self, validation: Validation) -> Quality:
         """Return the BLEU of a text.
 
         Raises:
-            UserError: the model does not translate, or takes more than words.
+            UserError: the model does not translate, or its input has features.
             ValueError: the texts are missing, empty or not parallel.
         """
         if self.is_language_model:
-            raise UserError(f"model {self.path}: does not translate, and has no BLEU; leave --validation out")
+            raise UserError(f"model {self.path}: is a language model and has no BLEU; leave --validation out")
         if self.vocabs.get("src_feats"):
             raise UserError(
-                f"model {self.path}: takes features of source words, and a validation text is read without "
-                "them; leave --validation out"
+                f"model {self.path}: needs features of source words, which a validation text does not have; "
+                "leave --validation out"
             )
-        from nmt.translate.quality import bleu  # brings OpenNMT's translation with it
+        from nmt.translate.quality import bleu
 
         source, target = validation.two_sides()
         return bleu(self.path, self.module, source, target, validation.subwords)
 
     def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
-        """Return what the model predicts in its translations, or in texts where it is a language model.
+        """Return the model's predictions in its translations or, for a language model, in texts.
 
         Raises:
             UserError: the model does not read sentences, or knows too few words of the texts.
         """
+        from nmt.translate.agreement import language_probe, translation_probe
+
         probe = language_probe if self.is_language_model else translation_probe
         return probe(self.module, self.vocabs, texts, seed)
 
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
-        """Put the embeddings of all sides into the model; return what else changes with them."""
-        notes = ["the state of the optimiser and the position in the data are left out"]
+        """Put the embeddings of all sides into the model; return notes about other changes."""
+        notes = [TRAINING_STATE_NOTE]
         bias = output_bias(self.module)
         if bias is not None:
-            notes += take_over_bias(fitted[self.scored], bias)
+            notes += copy_output_bias(fitted[self.scored], bias)
         self.put_in({side: self._with_part(side, part) for side, part in fitted.items()})
         return notes
 
     def _with_part(self, side: str, part: se.SharedEmbedding) -> se.SharedEmbedding:
-        """Return the embedding of one side with a new part in it; one that is all new where it was plain."""
+        """Return the embedding of one side with a new part; a plain table is replaced as a whole."""
         old = words_module(self.module, side)
         return old.with_word_part(part) if isinstance(old, se.SharedEmbedding) else part
 
     def put_in(self, embeddings: Mapping[str, se.SharedEmbedding]) -> None:
-        """Put embeddings of sides into the model, and their settings into its options."""
+        """Put the embeddings of sides into the model, and their settings into its options."""
         settings = {side: {"method": e.method, **e.stored_options()} for side, e in embeddings.items()}
         plan = self._plan(settings)
         place_embeddings(self.module, plan, dict(embeddings))
         self.options = self._stored_options(plan)
 
-    def written(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the model, each once."""
         return unique_state(self.module)
 
@@ -223,37 +209,37 @@ class CheckpointModel:
         weights = safetensors_of(str(self.path)) if self.is_safetensors else []
         return [self.path, *map(Path, weights)]
 
-    def files(self, path: Path) -> list[Path]:
-        """Return the files of a model that is called `path`.
+    def files(self, output: Path) -> list[Path]:
+        """Return the files of a model named `output`.
 
         Raises:
-            UserError: weights beside it need a name that ends in .pt.
+            UserError: the weights go into a file beside it, so its name must end in .pt.
         """
         if not self.is_safetensors:
-            return [path]
-        if path.suffix != ".pt":
-            raise UserError(f"output {path}: must end in .pt, because its weights are put beside it")
-        return [path, path.with_suffix(".safetensors")]
+            return [output]
+        if output.suffix != ".pt":
+            raise UserError(f"output {output}: must end in .pt, because its weights go into a file beside it")
+        return [output, output.with_suffix(".safetensors")]
 
-    def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:
-        """Write the model without what only training needs; each file completely or not at all."""
+    def write(self, output: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Write the model without training state, all or nothing."""
         kept = kept_files(self.checkpoint)
         saved = {"vocab": self.checkpoint["vocab"], "opt": self.options, "optim": None, **kept}
         if self.is_safetensors:
-            write_apart(dict(weights), saved, str(path.with_suffix("")))
+            write_apart(dict(tensors), saved, str(output.with_suffix("")))
             return
-        body, head = split_generator(dict(weights))
-        save_checkpoint({"model": body, "generator": head, **saved}, path)
+        body, head = split_generator(dict(tensors))
+        save_checkpoint({"model": body, "generator": head, **saved}, output)
 
     def _plan(self, settings: Mapping[str, dict[str, Any]]) -> EmbeddingPlan:
-        """Return the plan that puts embeddings of these settings in place of the tables."""
+        """Return the plan that replaces the tables by embeddings with these settings."""
         target = settings.get("target")
         source = target if self.share_inputs else settings.get("source")
         share_output = self.share_output and target is not None
         return EmbeddingPlan(source, target, self.share_inputs, share_output, settings.get("output"))
 
     def _stored_options(self, plan: EmbeddingPlan) -> Namespace:
-        """Return the options of the model with which it can be built again with these embeddings."""
+        """Return options that rebuild the model with these embeddings."""
         stored = copy.copy(self.options)
         vars(stored).pop(ASKED, None)
         for name in (*OPTION_NAMES, *BEGINNINGS, OPTION):
@@ -270,7 +256,7 @@ class CheckpointModel:
         return stored
 
     def _with_sizes(self, stored: Namespace) -> Namespace:
-        """Return options in which the sizes that follow from others are filled in."""
+        """Return the options with derived sizes filled in."""
         from onmt.utils.parse import ArgumentParser
 
         sized: Namespace = ArgumentParser.ckpt_model_opts(stored)

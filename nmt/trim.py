@@ -1,4 +1,4 @@
-"""Translation models as a host of `shared_embeddings.checkpoints.trim_adapter`."""
+"""Trimming the vocabulary of a translation model: the model behind `nmt.adapter`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt import compression
 from nmt.checkpoint.checkpoint import packing_of_checkpoint
+from nmt.compression import CheckpointModel
 from nmt.data.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from nmt.model.plan import PADDING, words_of
+from shared_embeddings.checkpoints.adapter import BANDS_NOTE, TRAINING_STATE_NOTE, Vocabulary
 from shared_embeddings.checkpoints.storage import packed_as
-from shared_embeddings.checkpoints.trim_adapter import BANDS_NOTE, Vocabulary, maps_beside, write_maps
 from shared_embeddings.errors import UserError
 
 MARKS = (UNKNOWN, PADDING, *SENTENCE_MARKS)
@@ -23,173 +23,141 @@ SIDES = {"source": "src", "target": "tgt"}
 BOTH = "words"
 
 
-class Host:
-    """Checkpoints of OpenNMT-py, with its own tables or with shared embeddings."""
+class TrimmableCheckpoint(CheckpointModel):
+    """A translation model whose words can be removed; sentences that contain them then read ``<unk>``.
 
-    def recognises(self, path: Path) -> bool:
-        """Say whether a file holds a model of OpenNMT-py."""
-        return compression.Host().recognises(path)
-
-    def read(self, path: Path) -> TrimmableCheckpoint:
-        """Read a model.
-
-        Raises:
-            UserError: it does not fit its own options, or its weights are missing.
-        """
-        return TrimmableCheckpoint(path)
-
-
-class TrimmableCheckpoint:
-    """A translation model whose words can be left out; sentences that have them then read ``<unk>``.
-
-    A vocabulary that both sides share is trimmed for both at once.
+    A vocabulary shared by both sides is trimmed for both at once.
 
     Args:
         path: ``NAME.pt``.
     """
 
     def __init__(self, path: Path) -> None:
-        self.model = compression.CheckpointModel(path)
-        self.packing = packing_of_checkpoint(str(path), self.model.checkpoint)
-        self.words = {side: words_of(self.model.vocabs, side) for side in SIDES}
-        shared = bool(getattr(self.model.options, "share_vocab", False)) or self.model.share_inputs
-        is_language_model = "source" not in self.model.sides and not self.model.share_inputs
-        is_one = self.words["source"] == self.words["target"] and (shared or is_language_model)
-        self.sides = {BOTH: tuple(SIDES)} if is_one else {side: (side,) for side in SIDES}
-        self.before = {name: Vocab(self.words[sides[0]]) for name, sides in self.sides.items()}
-        self.after = dict(self.before)
+        super().__init__(path)
+        self.packing = packing_of_checkpoint(str(path), self.checkpoint)
+        self.words = {side: words_of(self.vocabs, side) for side in SIDES}
+        is_shared = bool(getattr(self.options, "share_vocab", False)) or self.share_inputs
+        has_one_side = "source" not in self.sides and not self.share_inputs
+        is_one = self.words["source"] == self.words["target"] and (is_shared or has_one_side)
+        self.sides_of = {BOTH: tuple(SIDES)} if is_one else {side: (side,) for side in SIDES}
+        self.original = {name: Vocab(self.words[sides[0]]) for name, sides in self.sides_of.items()}
+        self.trimmed = dict(self.original)
 
     def vocabularies(self) -> list[Vocabulary]:
-        """Return the one vocabulary of both sides, or the two."""
+        """Return the shared vocabulary, or that of each side."""
         return [
-            Vocabulary(name, words.ids_to_tokens, self._specials(words), words.default_id, self.sides[name])
-            for name, words in self.before.items()
+            Vocabulary(
+                name, words.ids_to_tokens, self._specials(words), words.default_id, self.sides_of[name]
+            )
+            for name, words in self.original.items()
         ]
 
     def _specials(self, words: Vocab) -> frozenset[int]:
-        """Return the ids of OpenNMT's marks, of those that transforms put in, and of the first word."""
-        start = self.model.checkpoint["vocab"].get("decoder_start_token")
-        named = {*MARKS, start, *(getattr(self.model.options, "default_specials", None) or ())}
+        """Return the ids of OpenNMT's marks, of those that transforms insert, and of the start token."""
+        start = self.checkpoint["vocab"].get("decoder_start_token")
+        named = {*MARKS, start, *(getattr(self.options, "default_specials", None) or ())}
         return frozenset(
             number
             for number, word in enumerate(words.ids_to_tokens)
             if word in named or (word.startswith("｟") and word.endswith("｠"))
         )
 
-    def encoded(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of the words of each line."""
-        return [self.before[vocabulary](line.split()) for line in lines]
+        return [self.original[vocabulary](line.split()) for line in lines]
 
     def used(self, vocabulary: str, lines: Sequence[str]) -> Counter[int]:
-        """Return how often the lines have each word."""
-        return Counter(word for line in self.encoded(vocabulary, lines) for word in line)
+        """Return how often the lines use each word."""
+        return Counter(word for line in self.encode(vocabulary, lines) for word in line)
 
     def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
-        """Return the ids: words stand for themselves."""
+        """Return the ids unchanged: no word depends on another."""
         del vocabulary
         return ids
 
-    def encoded_anew(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        """Return what `encoded` does, in the words that are left."""
-        return [self.after[vocabulary](line.split()) for line in lines]
+    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+        """Like `encode`, with the trimmed vocabulary."""
+        return [self.trimmed[vocabulary](line.split()) for line in lines]
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
-        """Leave out all words but those ``(n,)`` of each vocabulary.
+        """Remove all words except those ``(n,)`` of each vocabulary.
 
         Raises:
-            ValueError: an embedding cannot leave words out.
+            ValueError: an embedding cannot drop words.
         """
-        ids = {side: kept[name] for name, sides in self.sides.items() for side in sides}
+        ids = {side: kept[name] for name, sides in self.sides_of.items() for side in sides}
         ids["output"] = ids["target"]
-        stored = dict(self.model.checkpoint["vocab"])
-        for name, sides in self.sides.items():
+        stored = dict(self.checkpoint["vocab"])
+        for name, sides in self.sides_of.items():
             words = [self.words[sides[0]][word] for word in kept[name].tolist()]
-            self.after[name] = Vocab(words)
+            self.trimmed[name] = Vocab(words)
             for side in sides:
                 stored[SIDES[side]] = list(words)
-        notes = ["the state of the optimiser and the position in the data are left out"]
         embeddings = self._select_embeddings(ids)
         self._select_plain_tables(ids)
-        self.model.checkpoint = {**self.model.checkpoint, "vocab": stored}
-        scored = embeddings.get(self.model.scored)
-        return notes if scored is None or scored.has_linear_scores else [*notes, BANDS_NOTE]
+        self.checkpoint = {**self.checkpoint, "vocab": stored}
+        scored = embeddings.get(self.scored)
+        has_bands = scored is not None and not scored.has_linear_scores
+        return [TRAINING_STATE_NOTE, BANDS_NOTE] if has_bands else [TRAINING_STATE_NOTE]
 
     def _select_embeddings(self, ids: Mapping[str, Tensor]) -> dict[str, se.SharedEmbedding]:
-        """Put shared embeddings of fewer words in place of the model's, where it has such; returns them.
+        """Replace the model's shared embeddings by ones with fewer words; returns the new ones by side.
 
         Raises:
-            ValueError: one of them cannot leave words out.
+            ValueError: one of them cannot drop words.
         """
-        modules = {side: words_module(self.model.module, side) for side in self.model.sides}
+        modules = {side: words_module(self.module, side) for side in self.sides}
         selected = {
             side: module.select_rows(ids[side])
             for side, module in modules.items()
             if isinstance(module, se.SharedEmbedding)
         }
         if selected:
-            self.model.put_in(selected)
+            self.put_in(selected)
         return selected
 
     def _select_plain_tables(self, ids: Mapping[str, Tensor]) -> None:
-        """Take rows out of upstream's own tables and output layer; what was tied stays so.
+        """Select rows of OpenNMT's own tables and output layer; tied parameters stay tied.
 
         Raises:
-            UserError: a table is of a kind that is not known.
+            UserError: a table is of an unknown type.
         """
         rows: dict[int, nn.Parameter] = {}
         for side in (*SIDES, "output"):
-            table = words_module(self.model.module, side)
+            table = words_module(self.module, side)
             if table is not None and not isinstance(table, se.SharedEmbedding):
                 _select(table, ids[side], rows)
 
-    def _weights(self) -> dict[str, Tensor]:
-        """Return the tensors, each once, packed as they were."""
-        return packed_as(self.model.written(), self.packing)
+    def _stored(self) -> dict[str, Tensor]:
+        """Return the tensors, each once, packed like those in the file that was read."""
+        return packed_as(self.tensors(), self.packing)
 
     def weight_bytes(self) -> int:
-        """Return the bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self._weights().values())
+        """Return the bytes of all tensors as stored."""
+        return sum(tensor.nbytes for tensor in self._stored().values())
 
-    def sources(self) -> list[Path]:
-        """Return the files that the model was read from."""
-        return self.model.sources()
-
-    def files(self, output: Path) -> list[Path]:
-        """Return the files of a model that is called `output`.
-
-        Raises:
-            UserError: weights beside it need a name that ends in .pt.
-        """
-        return self.model.files(output)
-
-    def map_files(self, output: Path) -> dict[str, Path]:
-        """Return the files for ids, beside the model."""
-        return maps_beside(output, self.vocabularies())
-
-    def write(self, output: Path, maps: Mapping[Path, str]) -> None:
-        """Write the model without what only training needs, and the maps."""
-        module = self.model.module
-        # Upstream reads models of its own with every name of a tied tensor.
-        weights = self._weights() if shared_embeddings_of(module) else module.state_dict()
-        self.model.write(output, weights)
-        write_maps(maps)
+    def write_trimmed(self, output: Path) -> None:
+        """Write the model without training state, all or nothing."""
+        # OpenNMT itself expects every name of a tied tensor.
+        is_shared = shared_embeddings_of(self.module)
+        self.write(output, self._stored() if is_shared else self.module.state_dict())
 
 
 def _select(layer: nn.Module, ids: Tensor, rows: dict[int, nn.Parameter]) -> None:
-    """Take the rows `ids` ``(n,)`` of a table or of an output layer.
+    """Select the rows `ids` ``(n,)`` of a table or output layer in place.
 
     Args:
-        layer: gets them.
+        layer: is changed.
         ids: the words.
-        rows: what was taken of every parameter already, by the parameter's identity.
+        rows: the parameters selected so far, by the identity of the original.
 
     Raises:
-        UserError: it is neither.
+        UserError: it is neither a table nor an output layer.
     """
     if type(layer) not in (nn.Embedding, nn.Linear):
         raise UserError(
-            f"the model has a {type(layer).__name__} for its words; only plain tables and output layers can "
-            "be trimmed (merge LoRA weights first)"
+            f"the words of the model are in a {type(layer).__name__}; only plain tables and output layers "
+            "can be trimmed (merge LoRA weights first)"
         )
     for name, old in list(layer.named_parameters()):
         if id(old) not in rows:

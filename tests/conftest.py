@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 import pytest
 import torch
 
-from shared_embeddings.checkpoints import adapter as compression_hosts
+from shared_embeddings.checkpoints import adapter
 from tests.loops import SEED
 
 # A shell that runs the tests in the background has interrupts ignored, and so would what the tests interrupt.
@@ -27,12 +27,8 @@ def _seed() -> None:
 def installed_host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `compress` and `trim` find the host that a folder of tests is about, of this source tree."""
     host = request.path.parent.name
-    modules = {"shared_embeddings.trimming": "trim", "shared_embeddings.hosts": "compression"}
-
-    def found(group: str) -> list[EntryPoint]:
-        return [EntryPoint(host, f"{host}.{modules[group]}:Host", group)]
-
-    monkeypatch.setattr(compression_hosts, "entry_points", found)
+    point = EntryPoint(host, f"{host}.adapter:Adapter", adapter.GROUP)
+    monkeypatch.setattr(adapter, "entry_points", lambda group: [point])
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from lm.data.vocabulary import Vocabulary
 from lm.models.interface import LanguageModel
 from lm.train.config import TrainingOptions
 from lm.train.distributed import Group
-from shared_embeddings.checkpoints.adapter import take_over_bias
+from shared_embeddings.checkpoints.adapter import copy_output_bias
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import (
     OPTION,
@@ -153,7 +153,7 @@ def _fit(
     model.embedding = fitted
     lines = [fit_line("embedding", report)]
     if bias is not None:
-        lines += take_over_bias(fitted, bias)
+        lines += copy_output_bias(fitted, bias)
     elif old.output_bias() is not None:
         lines.append("The teacher's output bias is left out: it belongs to a softmax of two steps")
     return lines

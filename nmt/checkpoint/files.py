@@ -180,16 +180,6 @@ def verify_checkpoint(path: str) -> None:
         verified(checkpoint, f"checkpoint {path}")
 
 
-def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Say whether a file is a checkpoint of OpenNMT-py, however damaged."""
-    try:
-        with reading_checkpoint(os.fspath(path)):
-            checkpoint = mapped(path)
-    except UserError:
-        return False
-    return isinstance(checkpoint, dict) and {"opt", "vocab"} <= checkpoint.keys()
-
-
 def with_plain_tensors(path: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return a checkpoint whose model's tensors are plain ones; ``packing`` says how they were stored, where
     they were not.

@@ -22,7 +22,7 @@ from nmt.model.embeddings import (
 )
 from nmt.model.plan import OPTION_NAMES, EmbeddingPlan, method_options, padding_of, read_plan, words_of
 from nmt.train.distillation import ASKED, check_words, parse_distillation
-from shared_embeddings.checkpoints.adapter import take_over_bias
+from shared_embeddings.checkpoints.adapter import copy_output_bias
 from shared_embeddings.checkpoints.token_counts import completed
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import OPTION, Reconstruction, copy_network, fit_line, freeze
@@ -163,7 +163,7 @@ def _fit_embeddings(
         )
         logger.info(fit_line(f"{side} embedding", report))
         if is_scored and teacher.output_bias is not None:
-            for note in take_over_bias(embedding, teacher.output_bias):
+            for note in copy_output_bias(embedding, teacher.output_bias):
                 logger.warning(note)
         fitted[side] = embedding.to(place)
     place_embeddings(model, plan, fitted)

@@ -1,11 +1,16 @@
-"""What a program offers so that its models can be compressed, and which program a model is of.
+"""How a host program opens its trained models for compression, trimming and analysis.
 
-Axes: ``V`` vocabulary, ``D`` model dimension.
+A host registers one `Adapter` as an entry point of the group `GROUP`. An adapter module imports nothing
+beyond the dependencies of this library, so that a model is recognized even where its host's extra is not
+installed.
+
+Axes: ``V`` vocabulary, ``D`` model dimension, ``n`` words that are kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -17,32 +22,38 @@ from torch import Tensor, nn
 from shared_embeddings.checkpoints.agreement import Probe
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.errors import UserError
 from shared_embeddings.method import Layer
 from shared_embeddings.registry import build
 
 GROUP = "shared_embeddings.hosts"
+TRAINING_STATE_NOTE = "the optimizer state and the position in the training data are not kept"
+BANDS_NOTE = (
+    "each band of the adaptive softmax keeps its total probability: within a band, probabilities are the "
+    "original's over the remaining words; across bands they are not"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class TiedTable:
     """One table of a trained model, wherever the model uses it.
 
-    Where the output is tied to the map of a DeFINE unit, the table is that map ``(V, n)``: what is stored for
-    the words, as in DeFINE's Table 5. The layers after it stay as they are trained. Every other embedding is
-    replaced as a whole, by what is fitted to its full table, as that is right for both sides.
+    Where the output is tied to the map of a DeFINE unit, the table is that map ``(V, n)``: the values stored
+    per word, as in DeFINE's Table 5. The layers on top of it stay as trained. Any other embedding is replaced
+    as a whole by one that is fitted to its full table, which is right for both sides.
 
     Attributes:
-        name: the host's name of it.
+        name: the host's name for it.
         uses: where the model uses it, such as "input" and "output".
         words: in the order of their ids.
         table: ``(V, D)``, its values.
         padding_idx: the word without a vector, or None.
         is_scored: whether the model's output is tied to it.
-        sentence_marks: words that stand in every sentence, but in no text.
-        parameters: of the embedding as it is.
-        stored_bits: of the embedding as it is.
-        has_output_bias: whether the output has a bias that a new embedding takes over.
-        part: of the embedding that the table is, such as "map of define"; None for all of it.
+        sentence_marks: words that every sentence gets, but no text contains.
+        parameters: of the current embedding.
+        stored_bits: of the current embedding.
+        has_output_bias: whether the output has a bias that the new embedding inherits.
+        part: the part of the embedding that the table is, such as "map of define"; None for all of it.
     """
 
     name: str
@@ -60,13 +71,13 @@ class TiedTable:
 
 @dataclasses.dataclass(frozen=True)
 class WordEmbedding:
-    """One embedding of a trained model, as it is.
+    """One input embedding of a trained model.
 
     Attributes:
-        name: the host's name of it.
+        name: the host's name for it.
         words: in the order of their ids.
         padding_idx: the word without a vector, or None.
-        module: a shared embedding, or torch's plain one.
+        module: a shared embedding, or a plain ``nn.Embedding``.
     """
 
     name: str
@@ -75,115 +86,207 @@ class WordEmbedding:
     module: SharedEmbedding | nn.Embedding
 
     def table(self) -> Tensor:
-        """The vectors ``(V, D)`` that the model's input has for its words."""
+        """The input vectors ``(V, D)`` of all words."""
         with torch.no_grad():
             module = self.module
             table = module.weight if isinstance(module, nn.Embedding) else module.table()
             return table.detach().float()
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        """What words with ids ``(n,)`` are in every layer of the embedding, the output last."""
+        """The activations of words with ids ``(n,)`` in every layer of the embedding, the output last."""
         with torch.no_grad():
             if isinstance(self.module, nn.Embedding):
                 return [Layer("output", self.module(ids))]
             return self.module.layers(ids)
 
 
-class TrainedModel(Protocol):
-    """A model that a host has read."""
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """The words of one or more tables of a model.
+
+    Attributes:
+        name: the host's name for it.
+        words: in the order of their ids.
+        specials: ids that the model always needs, whether or not a text contains them.
+        unknown: the id of out-of-vocabulary words, or None.
+        sides: which sides of a translation model ("source", "target") use it; empty for models without sides.
+    """
+
+    name: str
+    words: Sequence[str]
+    specials: frozenset[int]
+    unknown: int | None
+    sides: tuple[str, ...] = ()
+
+
+class StoredModel(Protocol):
+    """A model on disk: what compressing and trimming have in common."""
+
+    def sources(self) -> list[Path]:
+        """The files, or the folder, that it was read from."""
+
+    def files(self, output: Path) -> list[Path]:
+        """The files, or the folder, that make up a model named `output` in the same format.
+
+        Raises:
+            ValueError: the name does not suit the format.
+        """
+
+
+class TrainedModel(StoredModel, Protocol):
+    """A model whose embeddings can be replaced."""
 
     @property
     def module(self) -> nn.Module:
         """The model itself, on the CPU."""
 
     def embeddings(self) -> list[WordEmbedding]:
-        """Its embeddings of words, each once, in evaluation mode; any kind of output side will do."""
+        """Its input embeddings, each once, in evaluation mode."""
 
     def tables(self) -> list[TiedTable]:
-        """Its tables; ValueError where one cannot be replaced."""
-
-    def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
-        """The options with what the model needs for a table; ValueError where it cannot work with them."""
-
-    def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
-        """How often its words are in texts; ValueError where they cannot be counted."""
-
-    def quality(self, validation: Validation) -> Quality:
-        """How good the model is now; ValueError where that cannot be measured, before any long work."""
-
-    def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
-        """What the model predicts in texts, or in what it makes up from a seed where there are none.
+        """Its tables.
 
         Raises:
-            ValueError: it cannot be asked; says why.
+            ValueError: a table cannot be replaced.
+        """
+
+    def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
+        """The options of a method, completed with those that the model requires for a table.
+
+        Raises:
+            ValueError: the model does not support them.
+        """
+
+    def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
+        """How often each word occurs in texts.
+
+        Raises:
+            ValueError: they cannot be counted.
+        """
+
+    def quality(self, validation: Validation) -> Quality:
+        """The current quality of the model.
+
+        Raises:
+            ValueError: it cannot be measured (raised before any long work).
+        """
+
+    def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
+        """The model's predictions in texts, or without texts in what it generates from a seed.
+
+        Raises:
+            ValueError: the model cannot be probed; says why.
         """
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
-        """Put one embedding per table into the model; returns what else that changes."""
+        """Put one embedding per table into the model; returns notes about other changes."""
 
-    def written(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """The tensors of the model, each once, sharing memory with it."""
 
-    def sources(self) -> list[Path]:
-        """The files, or the folder, that it was read from."""
-
-    def files(self, path: Path) -> list[Path]:
-        """The files, or the folder, of a model that is called `path`, in the format of this one."""
-
-    def write(self, path: Path, weights: Mapping[str, Tensor]) -> None:
-        """Write the model in the host's own format, completely or not at all.
+    def write(self, output: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Write the model in the host's own format, all or nothing.
 
         Args:
-            path: the file.
-            weights: what `written` gave, packed by `shared_embeddings.checkpoints.storage`.
+            output: one of the names that `files` accepts.
+            tensors: what `tensors` returned, possibly packed by `shared_embeddings.checkpoints.storage`.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: it cannot be written.
         """
 
 
-class Host(Protocol):
-    """What an entry point of the group gives."""
+class TrimmableModel(StoredModel, Protocol):
+    """A model whose vocabulary can be trimmed."""
 
-    def recognises(self, path: Path) -> bool:
-        """Whether a file or folder is a model of this host; runs no code from it."""
+    def vocabularies(self) -> list[Vocabulary]:
+        """Its original vocabularies, each with its own rows."""
+
+    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+        """The ids of each line in an original vocabulary, including those added to every line."""
+
+    def used(self, vocabulary: str, lines: Sequence[str]) -> Counter[int]:
+        """How often lines use each word, whether read one by one or as one text."""
+
+    def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
+        """The ids, plus those without which texts would be tokenized differently."""
+
+    def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
+        """Remove all words except the `kept` ids ``(n,)`` of each vocabulary.
+
+        Returns:
+            Notes about other changes.
+
+        Raises:
+            ValueError: the model needs a word that is not kept.
+        """
+
+    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+        """Like `encode`, with the trimmed vocabulary and its ids."""
+
+    def weight_bytes(self) -> int:
+        """The bytes of the tensors as `write_trimmed` would write them."""
+
+    def write_trimmed(self, output: Path) -> None:
+        """Write the model, all or nothing."""
+
+
+class Adapter(Protocol):
+    """The object behind an entry point of the group `GROUP`; it is constructed without arguments."""
+
+    def sniff(self, path: Path) -> bool:
+        """Whether a file or folder looks like a model of this host, damaged or not.
+
+        Reads a bounded part of the file, runs none of its code and loads no tensors.
+        """
 
     def read(self, path: Path) -> TrainedModel:
-        """Read a model; ValueError where it does not fit itself."""
+        """Read a model to compress or analyze it.
+
+        Raises:
+            ValueError: it is damaged or inconsistent.
+        """
+
+    def read_trimmable(self, path: Path) -> TrimmableModel:
+        """Read a model to trim it.
+
+        Raises:
+            ValueError: it is damaged or inconsistent, or its vocabulary cannot be trimmed.
+        """
 
 
-def find_host(model: Path, group: str = GROUP) -> tuple[str, Any]:
-    """The host of a `group` of entry points that a model is of, with its name.
+def find_host(model: Path) -> tuple[str, Adapter]:
+    """The name and the adapter of the host that a model belongs to.
 
     Raises:
-        ValueError: there is no such file, or no host recognises it.
+        ValueError: the file does not exist, or no adapter recognizes it.
     """
     if not model.exists():
         raise ValueError(f"model {model}: no such file; check the path")
-    points = sorted(entry_points(group=group), key=lambda point: point.name)
+    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     for point in points:
-        host = point.load()()
-        if host.recognises(model):
-            return point.name, host
+        adapter: Any = point.load()()
+        if adapter.sniff(model):
+            return point.name, adapter
     known = ", ".join(point.name for point in points) or "none"
     raise ValueError(
-        f"model {model}: is cut short, or of no program that this command takes (it takes: {known}); files "
-        "that hold more than plain values and tensors are not opened, because they could run code"
+        f"model {model}: truncated or unsupported checkpoint (supported hosts: {known}); check the path, or "
+        "copy the file again"
     )
 
 
 def name_of_part(embedding: SharedEmbedding) -> str | None:
-    """Which part of an embedding is replaced, see `TiedTable.part`."""
+    """The part of an embedding that is replaced, see `TiedTable.part`."""
     return None if embedding.word_part() is embedding else f"map of {embedding.method}"
 
 
 def with_untrained_part(
     embedding: SharedEmbedding, words: Sequence[str], method: str, options: Mapping[str, Any]
 ) -> SharedEmbedding:
-    """What `embedding` becomes with a part of another method, whose parameters take no memory.
+    """`embedding` with its word part replaced by another method, on the meta device.
 
     Raises:
-        OptionError: there cannot be such a part.
+        OptionError: the options are invalid.
     """
     old = embedding.word_part()
     sizes = {"num_embeddings": old.num_embeddings, "embedding_dim": old.embedding_dim}
@@ -192,11 +295,26 @@ def with_untrained_part(
     return embedding.with_word_part(part)
 
 
-def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
-    """The table ``(V, D)`` of a trained embedding that another one can stand in for.
+def check_scores(embedding: SharedEmbedding, width: int) -> None:
+    """Check that an embedding can score the hidden states of a model that ends in `width` dimensions.
 
     Raises:
-        ValueError: it is scored by other vectors than those that it gives to the input.
+        UserError: it has no output side, or one of another width.
+    """
+    if embedding.has_output and embedding.score_dim == width:
+        return
+    takes = f"takes {embedding.score_dim} dimensions" if embedding.has_output else "has no output side"
+    raise UserError(
+        f"this {embedding.method} embedding {takes}, but the model ends in {width}; set output: table or "
+        "output_projection: true where the method has them, or choose another method"
+    )
+
+
+def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
+    """The table ``(V, D)`` of a trained embedding, to which a replacement is fitted.
+
+    Raises:
+        ValueError: the output side uses other vectors than the input side.
     """
     with torch.no_grad():
         table = embedding.table().detach().clone()
@@ -204,20 +322,20 @@ def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
             same = embedding.has_linear_scores and embedding.score_dim == embedding.embedding_dim
             if not same or not torch.allclose(embedding.output_table(), table, atol=1e-6):
                 raise ValueError(
-                    f"the output side of this {embedding.method} embedding is not the table of its input, so "
-                    "that no other method can be fitted to both; compress the plain model instead"
+                    f"the output side of this {embedding.method} embedding is not its input table, so no "
+                    "other method can be fitted to both; compress the uncompressed model instead"
                 )
     return table
 
 
-def take_over_bias(embedding: SharedEmbedding, bias: Tensor) -> list[str]:
-    """Copy the bias ``(V,)`` of a model's scores into its new embedding; gives notes about what is lost."""
+def copy_output_bias(embedding: SharedEmbedding, bias: Tensor) -> list[str]:
+    """Copy the output bias ``(V,)`` of a model into its new embedding; returns notes about what is lost."""
     if embedding.output_bias() is None:
-        return ["the bias of the output is left out; set output_bias: true to keep it"]
+        return ["the output bias is dropped; set output_bias: true to keep it"]
     embedding.set_output_bias(bias)
     if embedding.has_linear_scores:
         return []
     return [
-        f"the softmax of '{embedding.method}' takes two steps: its words have the bias of the output, its "
-        "clusters one that stands for all of their words, which is an approximation"
+        f"the softmax of '{embedding.method}' has two steps: its words inherit the output bias; the bias of "
+        "a cluster approximates that of all its words"
     ]

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from shared_embeddings.checkpoints.quality import Quality, QualityReport, Validation, checked, compared
-from shared_embeddings.checkpoints.token_counts import lines_of
+from shared_embeddings.checkpoints.token_counts import text_lines
 
 # The approximate number of compared predictions, for a standard error of the share below 0.016.
 PREDICTIONS = 1_000
@@ -212,7 +212,7 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = _LINES) -> lis
 def _nonempty_lines(texts: Sequence[Path]) -> Iterator[str]:
     """The nonempty lines of all texts."""
     for path in texts:
-        yield from (line for line in lines_of(path) if line.strip())
+        yield from (line for line in text_lines(path) if line.strip())
 
 
 def names_of(texts: Sequence[Path]) -> str:

@@ -1,6 +1,6 @@
 """Replacing the embeddings of a trained model by smaller ones that are fitted to them.
 
-Host programs are behind `shared_embeddings.checkpoints.adapter`; this module knows none.
+This module knows no host; models come through `shared_embeddings.checkpoints.adapter`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from shared_embeddings.sizing.targets import Target, options_within
 from shared_embeddings.utils.files import bytes_on_disk, first_line, staged, write_text
 from shared_embeddings.utils.path_options import PathOption, check_paths
 
-# Options that follow from the table.
+# Options that the table determines.
 _SET_BY_THE_TABLE = ("num_embeddings", "embedding_dim", "padding_idx", "words")
-# A storage that adds more than this to the relative error is worth a note.
+# A storage format that adds more than this to the relative error gets a note.
 _MUCH_ADDED = 0.05
 
 
@@ -63,31 +63,31 @@ def compress(
     """Write a copy of a trained model with other embeddings, fitted to its own.
 
     Args:
-        model: a file of any host.
+        model: a file or folder of any host.
         method: of the new embeddings.
-        output: the file to write, in the host's format.
-        options: of the method; none beside a target.
-        target: a size from which the options follow.
+        output: the file or folder to write, in the host's format.
+        options: of the method; none if there is a target.
+        target: a size that determines the options.
         store: how the numbers of the embeddings are stored, see `shared_embeddings.checkpoints.storage`.
-        counts: how often words occur, for methods that weigh them and for the frequency bands.
-        texts: to count the words in, in place of `counts`, as the host divides them; the predictions of both
-            models are compared in them where there is no `validation`.
+        counts: of the words, for methods that weight words by frequency and for the frequency bands.
+        texts: to count words in instead of `counts`, tokenized by the host; without `validation`, the
+            predictions of both models in them are compared.
         validation: what the quality of the model is measured on, before and after.
-        seed: of everything that is drawn.
+        seed: of all random numbers.
         steps: of gradient descent, for methods that are fitted by it.
-        force: replace files that are there.
-        report_file: where the report is written as JSON, too.
-        progress: show bars for long fits.
+        force: replace existing files.
+        report_file: a JSON file for the report.
+        progress: show progress bars for long fits.
 
     Raises:
-        ValueError: no host knows the file, the paths clash, the options cannot be, or the
-            quality cannot be measured.
+        ValueError: no host recognizes the model, the paths clash, the options are invalid, or the quality
+            cannot be measured.
         OSError: a file cannot be read or written.
     """
     check_store(store)
     given = _checked_options(method, options or {}, target)
-    name, host = find_host(model)
-    trained: TrainedModel = host.read(model)
+    name, adapter = find_host(model)
+    trained = adapter.read(model)
     files = trained.files(output)
     check_paths(
         {
@@ -102,7 +102,7 @@ def compress(
     )
     if texts is not None:
         counts = trained.count_text(texts)
-    weights_before = _bytes_of(trained.written())
+    weights_before = _bytes_of(trained.tensors())
     memory_before, parameters_before = _size_in_memory(trained)
     tables = trained.tables()
     # All options are checked before the first fit, which may take long.
@@ -152,7 +152,7 @@ def compress(
 def _writing(
     output: Path, files: Sequence[Path], report: Path | None
 ) -> Iterator[tuple[list[Path], Path | None]]:
-    """Give the places where the files of a model, and its report, are written; all of them appear, or none.
+    """Yield temporary paths for the files of a model and its report; all of them appear at the end, or none.
 
     Raises:
         OSError: they cannot be written.
@@ -163,14 +163,14 @@ def _writing(
     except OSError as error:
         reason = error.strerror or first_line(error)
         raise OSError(
-            f"output {output}: cannot be written ({reason}); make room, or name another place"
+            f"output {output}: cannot be written ({reason}); free some space, or choose another path"
         ) from error
 
 
 def _fit_table(
     table: TiedTable, method: str, store: str, counts: Tensor | None, options: Mapping[str, object]
 ) -> tuple[SharedEmbedding, TableReport]:
-    """An embedding as it will be read back, and what became of the table; `options` are those of `fit`."""
+    """A fitted embedding with the values as stored, and its report; `options` are those of `fit`."""
     embedding, found = fit(
         method,
         table.table,
@@ -199,7 +199,7 @@ def _fit_table(
 
 @torch.no_grad()
 def _store(embedding: SharedEmbedding, store: str, teacher: Tensor, counts: Tensor | None) -> StorageReport:
-    """Give an embedding the values that its storage keeps; what that costs."""
+    """Round an embedding to the values that its storage keeps; returns the cost."""
     fitted = embedding.table().clone()
     state = accounting.distinct_state(embedding)
     for name, tensor in unpack(pack(state, state, store)).items():
@@ -215,25 +215,25 @@ def _store(embedding: SharedEmbedding, store: str, teacher: Tensor, counts: Tens
 
 
 def _shortcomings(found: TableReport, limit: int | None) -> list[str]:
-    """What a user may not expect of a table: that it misses its target, or is much worse for its storage."""
+    """Notes about a table that misses its target, or that its storage makes much worse."""
     notes = []
     if limit is not None and found.stored_bytes.after > limit:
         method = found.fit.method
-        notes.append(f"the fit of {method} chose sizes of its own: table {found.name} misses the target")
+        notes.append(f"{method} chose its own sizes when it was fitted: table {found.name} misses the target")
     stored = found.storage
     if stored is not None and stored.relative_error > found.fit.relative_error + _MUCH_ADDED:
         notes.append(
             f"{stored.store} raises the relative error of table {found.name} from "
-            f"{found.fit.relative_error:.4f} to {stored.relative_error:.4f}; another storage keeps more of it"
+            f"{found.fit.relative_error:.4f} to {stored.relative_error:.4f}; another storage keeps more"
         )
     return notes
 
 
 def _packed(trained: TrainedModel, fitted: Mapping[str, SharedEmbedding], store: str) -> dict[str, Tensor]:
-    """The tensors of a model as they are written, those of its fitted embeddings packed."""
+    """The tensors of a model to write, with those of its fitted embeddings packed."""
     own = {tensor.data_ptr() for embedding in fitted.values() for tensor in embedding.state_dict().values()}
-    written = trained.written()
-    return pack(written, [name for name, tensor in written.items() if tensor.data_ptr() in own], store)
+    tensors = trained.tensors()
+    return pack(tensors, [name for name, tensor in tensors.items() if tensor.data_ptr() in own], store)
 
 
 def _bytes_of(weights: Mapping[str, Tensor]) -> int:
@@ -242,7 +242,7 @@ def _bytes_of(weights: Mapping[str, Tensor]) -> int:
 
 
 def _size_in_memory(trained: TrainedModel) -> tuple[int, int]:
-    """The bytes that a model takes in memory, and its parameters."""
+    """The bytes of a model in memory, and its number of parameters."""
     tensors = {id(tensor): tensor for tensor in (*trained.module.parameters(), *trained.module.buffers())}
     return _bytes_of({str(key): tensor for key, tensor in tensors.items()}), accounting.count_parameters(
         trained.module
@@ -265,21 +265,25 @@ def _within(
 def _checked_options(
     method: str, options: Mapping[str, object], target: Target | None
 ) -> Mapping[str, object]:
-    """The options, or OptionError where they are not the method's to take here."""
+    """The options unchanged.
+
+    Raises:
+        OptionError: they clash with the target, or the model determines them.
+    """
     method_class(method)
     if target is not None and options:
         raise OptionError(
-            f"option '{next(iter(options))}' cannot be given beside a target, which picks the options; leave "
-            "one of them out"
+            f"option '{next(iter(options))}' cannot be combined with a target, which chooses the options; "
+            "remove one of them"
         )
     for name in (*_SET_BY_THE_TABLE, "seed"):
         if name in options:
-            raise OptionError(f"option '{name}' follows from the model or the fit; leave it out")
+            raise OptionError(f"option '{name}' is set by the model or the fit; remove it")
     return options
 
 
 def _paths_of(validation: Validation | None) -> dict[str, tuple[PathOption, Path | None]]:
-    """The texts of a validation by the options that name them."""
+    """The texts of a validation by their options."""
     if validation is None:
         return {}
     return {
@@ -296,5 +300,5 @@ def _named_files(method: str, options: Mapping[str, object]) -> dict[str, str]:
 
 
 def _kind_of(sources: Sequence[Path]) -> PathOption:
-    """What is written for a model: a folder for one that is read from a folder, else files."""
+    """What a model is written to: a folder if it was read from one, else files."""
     return PathOption.NEW if any(map(os.path.isdir, sources)) else PathOption.NEW_FILE

@@ -1,4 +1,4 @@
-"""What a compression cost: sizes before and after, and the error of every table by frequency band.
+"""Reports of compressing and trimming: sizes before and after, reconstruction errors, coverage of texts.
 
 Axes: ``V`` vocabulary, ``D`` model dimension.
 """
@@ -6,7 +6,7 @@ Axes: ``V`` vocabulary, ``D`` model dimension.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -17,18 +17,13 @@ from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.fit import FitReport
 from shared_embeddings.sizing.suggest import as_yaml
 
-# The last rank of each band of words, by falling frequency; a last band has the rest.
+# The last rank of each band of words by descending frequency; one more band has the rest.
 BANDS = (100, 1_000, 10_000)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """A number before and after.
-
-    Attributes:
-        before: of the model that was read.
-        after: of the model that was written.
-    """
+    """A number for the original model, and for the one that was written."""
 
     before: int
     after: int
@@ -36,10 +31,10 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """The error on words of like frequency.
+    """The error on words of similar frequency.
 
     Attributes:
-        first, last: ranks by falling frequency, counted from 1.
+        first, last: ranks by descending frequency, starting at 1.
         loss: mean over the words of ``||e - ê||`` (Distilled Embedding, Eq. 5).
         relative_error: ``||E - Ê|| / ||E||`` in the Frobenius norm.
     """
@@ -52,15 +47,15 @@ class Band:
 
 @dataclasses.dataclass(frozen=True)
 class StorageReport:
-    """What storing a fitted embedding in fewer bits cost; the padding row does not count.
+    """The cost of storing a fitted embedding in fewer bits; the padding row does not count.
 
     Attributes:
-        store: the storage.
-        stored_bytes: of the embedding as it was fitted, and as it is stored, scales included.
-        added_error: ``||Ê - Ē|| / ||Ê||``, of the stored table Ē to the fitted one Ê.
-        relative_error: ``||E - Ē|| / ||E||``, of the stored table to the table E of the model that was read.
-        added_bands: of the stored table to the fitted one, by frequency.
-        bands: of the stored table to that of the model that was read, by frequency.
+        store: the storage format.
+        stored_bytes: of the fitted embedding, and as stored with its scales.
+        added_error: ``||Ê - Ē|| / ||Ê||`` of the stored table Ē against the fitted one Ê.
+        relative_error: ``||E - Ē|| / ||E||`` of the stored table against the original table E.
+        added_bands: of the stored table against the fitted one, by frequency.
+        bands: of the stored table against the original one, by frequency.
     """
 
     store: str
@@ -73,18 +68,18 @@ class StorageReport:
 
 @dataclasses.dataclass(frozen=True)
 class TableReport:
-    """What became of one table.
+    """The result for one table.
 
     Attributes:
-        name: the host's name of it.
+        name: the host's name for it.
         uses: where the model uses it.
-        part: of an embedding that it is, and that the numbers here are of; None for all of the embedding.
-        parameters: of the embedding before and after.
-        stored_bytes: of the embedding before, and as it is written; codes have their own bits.
+        part: the part of the embedding that was replaced and that the numbers describe; None for all of it.
+        parameters: of the embedding.
+        stored_bytes: of the embedding, as written; codes count with their own bits.
         fit: how well the new embedding reconstructs the table before it is stored.
         order: what ranks the words of the bands.
-        bands: the error by frequency, likewise.
-        storage: what its storage added; None where its numbers are stored as they are.
+        bands: the same error by frequency.
+        storage: the cost of its storage; None for fp32.
     """
 
     name: str
@@ -100,21 +95,21 @@ class TableReport:
 
 @dataclasses.dataclass(frozen=True)
 class CompressionReport:
-    """What a compression cost.
+    """The result of compressing a model.
 
     Attributes:
-        model, output: the files.
-        host: whose model it is.
-        method: of the embeddings.
-        store: how their numbers are stored.
-        bytes_on_disk: of the files; the one before may hold what is there for training only.
-        bytes_of_weights: of all tensors as they are in memory before, and as they are written after.
+        model, output: the files or folders.
+        host: whose format they are in.
+        method: of the new embeddings.
+        store: the storage format of their numbers.
+        bytes_on_disk: of the files; the one before may include training state.
+        bytes_of_weights: of all tensors, in memory before and as written after.
         bytes_in_memory: of parameters and buffers.
         parameters: of the whole model.
-        quality: of the model before and as it is written; None where there was no text for that.
-        kept: how much of what the model did it still does as it is written.
-        tables: one for each table that was replaced.
-        notes: what else changed.
+        quality: of both models; None without a text for validation.
+        kept: how much of the original's behavior the written model keeps.
+        tables: one per replaced table.
+        notes: other changes.
     """
 
     model: str
@@ -132,7 +127,7 @@ class CompressionReport:
     notes: list[str]
 
     def described(self) -> str:
-        """The report as a table to read; the last line says how much of the model was kept."""
+        """The report as text; the last line says how much of the model was kept."""
         rows = {
             "bytes on disk": self.bytes_on_disk,
             "bytes of weights": self.bytes_of_weights,
@@ -149,8 +144,77 @@ class CompressionReport:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes), self.kept.described()])
 
 
+@dataclasses.dataclass(frozen=True)
+class Coverage:
+    """How much of one text the trimmed vocabulary covers.
+
+    Attributes:
+        text: the file.
+        tokens: their number, in the original vocabulary.
+        kept: how many of them are in the trimmed vocabulary.
+        unknown: how many of those were the unknown word in the original, too.
+        lines: lines whose tokens are all kept; they are tokenized as before.
+    """
+
+    text: str
+    tokens: int
+    kept: int
+    unknown: int
+    lines: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TrimmedVocabulary:
+    """One trimmed vocabulary.
+
+    Attributes:
+        name: the host's name for it.
+        rows: of its tables.
+        map_file: the old and the new id of every kept row.
+        texts: in the order given.
+    """
+
+    name: str
+    rows: Sizes
+    map_file: str
+    texts: Sequence[Coverage]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrimReport:
+    """The result of trimming a model.
+
+    Attributes:
+        model, output: the files or folders.
+        host: whose format they are in.
+        vocabularies: each with its own rows.
+        bytes_of_weights: of the tensors.
+        bytes_on_disk: of all files; the one before may include training state.
+        notes: other changes.
+    """
+
+    model: str
+    output: str
+    host: str
+    vocabularies: Sequence[TrimmedVocabulary]
+    bytes_of_weights: Sizes
+    bytes_on_disk: Sizes
+    notes: Sequence[str]
+
+    def described(self) -> str:
+        """The report as text."""
+        lines = [f"{self.model} ({self.host}) -> {self.output}"]
+        for vocabulary in self.vocabularies:
+            lines.append(_change(f"rows of {vocabulary.name}", vocabulary.rows))
+        lines.append(_change("bytes of weights", self.bytes_of_weights))
+        lines.append(_change("bytes on disk", self.bytes_on_disk))
+        lines += [_covered(text) for vocabulary in self.vocabularies for text in vocabulary.texts]
+        lines += [f"old and new ids: {vocabulary.map_file}" for vocabulary in self.vocabularies]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
 def relative_error(embedding: SharedEmbedding, wanted: Tensor) -> float:
-    """``||E - Ê|| / ||E||`` of `embedding` against a table ``(V, D)``, over all words but the padding."""
+    """``||E - Ê|| / ||E||`` of `embedding` against a table ``(V, D)``, over all words except padding."""
     words = torch.arange(len(wanted))
     if embedding.padding_idx is not None:
         words = words[words != embedding.padding_idx]
@@ -161,7 +225,7 @@ def frequency_bands(embedding: SharedEmbedding, teacher: Tensor, counts: Tensor 
     """The error of `embedding` against the table `teacher` ``(V, D)``, by frequency band.
 
     Args:
-        counts: ``(V,)`` how often the words occur; None for words that are in order of frequency already.
+        counts: ``(V,)`` of the words; None for words in order of frequency.
     """
     ids = torch.arange(len(teacher))
     order = ids if counts is None else torch.argsort(counts, descending=True, stable=True)
@@ -176,7 +240,7 @@ def frequency_bands(embedding: SharedEmbedding, teacher: Tensor, counts: Tensor 
 
 @torch.no_grad()
 def _error_of_words(embedding: SharedEmbedding, wanted: Tensor, words: Tensor) -> tuple[float, float]:
-    """The mean distance of the rows of words from those that are wanted, and the relative error."""
+    """The mean distance of the rows of words from the wanted ones, and the relative error."""
     rows = wanted[words].double()
     missed = embedding(words).double() - rows
     norm = float(rows.norm())
@@ -184,7 +248,7 @@ def _error_of_words(embedding: SharedEmbedding, wanted: Tensor, words: Tensor) -
 
 
 def _line(title: str, sizes: Sizes) -> str:
-    """One line of sizes."""
+    """One line of sizes, with their ratio."""
     factor = sizes.before / max(sizes.after, 1)
     return f"{title:<28}{sizes.before:>16,}{sizes.after:>16,}{factor:>9.2f}x"
 
@@ -222,3 +286,18 @@ def _band_lines(bands: list[Band], order: str) -> Iterator[str]:
     for band in bands:
         ranks = f"words {band.first:,} to {band.last:,} {order}"
         yield f"    {ranks:<48} relative error {band.relative_error:.4f}, mean distance {band.loss:.5f}"
+
+
+def _change(title: str, sizes: Sizes) -> str:
+    """One line of sizes, with the second as a share of the first."""
+    share = sizes.after / max(sizes.before, 1)
+    return f"{title:<24}{sizes.before:>16,} -> {sizes.after:>14,}  ({share:.1%})"
+
+
+def _covered(text: Coverage) -> str:
+    """One line about a text."""
+    share = text.kept / max(text.tokens, 1)
+    return (
+        f"text {text.text}: {share:.2%} of {text.tokens:,} tokens kept ({text.unknown:,} of them unknown, as "
+        f"before); {text.lines:,} lines kept whole, tokenized as before"
+    )

@@ -1,11 +1,14 @@
-"""What the checkpoints of all hosts have in common: a quick look into one, and what its parts must be."""
+"""Parts common to the checkpoints of all hosts: identifying a file, reading it, and checking it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zipfile
-from collections.abc import Callable, Mapping
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +19,45 @@ from shared_embeddings.errors import UserError
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # The type of a part of a checkpoint: its description for messages, and a test.
 Kind = tuple[str, Callable[[Any], bool]]
+
+# How a file of ``torch.save`` begins that is no zip archive: the format before torch 1.6.
+_LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+# `holds_strings` searches so many bytes of a pickle at most, a block at a time.
+_SEARCHED_BYTES, _BLOCK = 2**26, 2**20
+_NOT_AN_ARCHIVE = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, EOFError)
+
+
+def holds_strings(path: Path, *texts: str) -> bool:
+    """Whether a file of ``torch.save`` holds all of some strings, such as the keys of a checkpoint.
+
+    Only its pickle is searched, up to a fixed size: nothing is unpickled and no tensor is read.
+    """
+    missing = {b"X" + len(text).to_bytes(4, "little") + text.encode() for text in texts}
+    longest = max(map(len, missing))
+    last = b""
+    for block in _pickle_blocks(path):
+        missing = {text for text in missing if text not in last + block}
+        if not missing:
+            return True
+        last = block[-longest:]
+    return False
+
+
+def _pickle_blocks(path: Path) -> Iterator[bytes]:
+    """The first bytes of the pickle in a file of ``torch.save``, in blocks; nothing for any other file."""
+    if not path.is_file():
+        return
+    with contextlib.suppress(OSError, *_NOT_AN_ARCHIVE), contextlib.ExitStack() as opened:
+        if zipfile.is_zipfile(path):
+            archive = opened.enter_context(zipfile.ZipFile(path))
+            pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
+            files: list[IO[bytes]] = [opened.enter_context(archive.open(name)) for name in pickles[:1]]
+        else:
+            raw = opened.enter_context(path.open("rb"))
+            files = [raw] if raw.read(len(_LEGACY_MAGIC)) == _LEGACY_MAGIC else []
+        for file in files:
+            for _ in range(_SEARCHED_BYTES // _BLOCK):
+                yield file.read(_BLOCK)
 
 
 def mapped(path: str | os.PathLike[str]) -> Any:

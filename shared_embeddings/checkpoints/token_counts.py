@@ -6,55 +6,55 @@ Axis: ``V`` vocabulary.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-# Of a count: so many always fit into 64 bits.
+# Of a count; every number of so many digits fits into 64 bits.
 _MOST_DIGITS = 18
 
 
 def read_counts(path: Path) -> dict[str, int]:
-    """The counts of a file with a word, a tab or a space, and its count on every line.
+    """The counts in a file with a word, a tab or a space, and its count on every line.
 
     Raises:
-        ValueError: the file is empty, no UTF-8, a line is something else, or has a word again (its number is
+        ValueError: the file is empty or not UTF-8, or a line is malformed or repeats a word (its number is
             named).
         OSError: it cannot be read.
     """
     counts: dict[str, int] = {}
-    for number, line in enumerate(lines_of(path), 1):
+    for number, line in enumerate(text_lines(path), 1):
         word, separator, count = _split(line)
         if not word or not separator or not count.isdecimal() or len(count) > _MOST_DIGITS:
             raise ValueError(
-                f"token counts {path}: line {number} is {line[:60]!r}, wanted a word, a tab and its count; "
-                "correct it, or give the text itself with --text"
+                f"token counts {path}: line {number} is {line[:60]!r}, expected a word, a tab and its count; "
+                "fix it, or pass the text itself with --text"
             )
         if word in counts:
             raise ValueError(
-                f"token counts {path}: line {number} counts {word[:60]!r} a second time; add its counts up"
+                f"token counts {path}: line {number} repeats the word {word[:60]!r}; merge its counts"
             )
         counts[word] = int(count)
     if not counts:
-        raise ValueError(f"token counts {path}: the file is empty; give one with a word and a count a line")
+        raise ValueError(f"token counts {path}: the file is empty; write a word and its count on every line")
     return counts
 
 
 def count_words(paths: Sequence[Path]) -> dict[str, int]:
-    """The counts of the words of texts, which stand between spaces.
+    """The counts of the words of texts, which are separated by spaces.
 
     Raises:
-        ValueError: a text is no UTF-8, or there are no words in any.
+        ValueError: a text is not UTF-8, or there are no words.
         OSError: a text cannot be read.
     """
     counts: Counter[str] = Counter()
     for path in paths:
-        for line in lines_of(path):
+        for line in text_lines(path):
             counts.update(line.split())
     if not counts:
-        raise ValueError(f"text {', '.join(map(str, paths))}: has no words; give tokenised text")
+        raise ValueError(f"text {', '.join(map(str, paths))}: has no words; name tokenized text")
     return dict(counts)
 
 
@@ -67,7 +67,7 @@ def counts_of(words: Sequence[str], counts: Mapping[str, int], sentence_marks: S
     if not any(counts.get(word) for word in words):
         raise ValueError(
             f"token counts: none of the {len(words)} words of the model is among the {len(counts)} counted; "
-            "count text that is tokenised as the model's own"
+            "count text that is tokenized like the model's training data"
         )
     return completed(words, counts, sentence_marks)
 
@@ -75,26 +75,33 @@ def counts_of(words: Sequence[str], counts: Mapping[str, int], sentence_marks: S
 def completed(words: Sequence[str], counts: Mapping[str, int], sentence_marks: Sequence[str]) -> Tensor:
     """The counts ``(V,)`` of words in their order, with a count for those that have none.
 
-    Marks that stand in every sentence, but in no text, count as often as the most frequent word; any other
-    word that has no count, or 0, counts once.
+    Marks that every sentence gets, but no text contains, count as often as the most frequent word; any other
+    word without a count, or with 0, counts once.
 
     Args:
-        counts: of one word at least.
+        counts: not empty.
     """
     unlisted = dict.fromkeys(sentence_marks, max(counts.values()))
     return torch.tensor([max(1, counts.get(word, unlisted.get(word, 1))) for word in words])
 
 
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a text, without line ends; only a line feed ends one.
+
+    Raises:
+        ValueError: it is not UTF-8; the line is named.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                # Some editors put a byte order mark at the start of a text.
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}: line {number} is not UTF-8 text; convert it") from error
+
+
 def _split(line: str) -> tuple[str, str, str]:
-    """A word, what separates it from its count, and the count."""
+    """A word, the separator, and its count."""
     parts = line.rpartition("\t")
     return parts if parts[1] else line.rpartition(" ")
-
-
-def lines_of(path: Path) -> list[str]:
-    """The lines of a text; only a line feed ends one."""
-    try:
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is no UTF-8 text (byte {error.start}); convert it") from error
-    return [line.rstrip("\r") for line in lines[:-1] + ([lines[-1]] if lines[-1] else [])]

@@ -1,6 +1,6 @@
-"""Trimming a trained model: its vocabulary keeps the words of some texts, its tables the rows of those.
+"""Trimming a trained model: its vocabulary keeps the words that some texts use, its tables their rows.
 
-Host programs are behind `shared_embeddings.checkpoints.trim_adapter`; this module knows none.
+This module knows no host; models come through `shared_embeddings.checkpoints.adapter`.
 
 Axes: ``V`` vocabulary, ``n`` words that are kept.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -18,24 +18,24 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from shared_embeddings.checkpoints.adapter import find_host
-from shared_embeddings.checkpoints.trim_adapter import GROUP, TrimmableModel, Vocabulary
-from shared_embeddings.checkpoints.trim_report import Coverage, TrimmedVocabulary, TrimReport
-from shared_embeddings.utils.files import staged
+from shared_embeddings.checkpoints.adapter import TrimmableModel, Vocabulary, find_host
+from shared_embeddings.checkpoints.report import Coverage, Sizes, TrimmedVocabulary, TrimReport
+from shared_embeddings.checkpoints.token_counts import text_lines
+from shared_embeddings.utils.files import bytes_on_disk, staged, write_text
 from shared_embeddings.utils.path_options import PathOption, check_paths
 
-# Lines that are cut into words at a time.
+# Lines that are tokenized at a time.
 _BLOCK = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """The texts whose words stay.
+    """The texts whose words are kept.
 
     Attributes:
-        both: of a model with one vocabulary.
-        source: of the source of a translation model.
-        target: of its target.
+        both: for a model with one vocabulary.
+        source: for the source of a translation model.
+        target: for its target.
     """
 
     both: Sequence[Path] = ()
@@ -43,7 +43,7 @@ class Texts:
     target: Sequence[Path] = ()
 
     def of(self, vocabularies: Sequence[Vocabulary]) -> dict[str, list[Path]]:
-        """The texts that the words of each vocabulary are looked for in.
+        """The texts for each vocabulary.
 
         Raises:
             ValueError: a text could belong to several vocabularies or to none, or a vocabulary has no text.
@@ -65,11 +65,11 @@ class Texts:
             name = vocabulary.name
             if not found[name]:
                 option = "--text" if len(vocabularies) == 1 else f"--{name}-text"
-                raise ValueError(f"no text says which words of the vocabulary '{name}' stay; give {option}")
+                raise ValueError(f"no text selects the words of the vocabulary '{name}'; give {option}")
             for side in vocabulary.sides:
                 if not (self.both or given[side]):
                     raise ValueError(
-                        f"no text says which words of the {side} stay, which has the same vocabulary; give "
+                        f"no text selects the words of the {side}, which shares the vocabulary; give "
                         f"--{side}-text, or --text for both"
                     )
         return found
@@ -77,12 +77,12 @@ class Texts:
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
-    """Which words stay.
+    """Which words are kept.
 
     Attributes:
         min_count: how often the texts must use a word.
-        words: stay whatever the texts say, spelled as in a vocabulary.
-        first: so many words stay whatever the texts say, from the first of each vocabulary on.
+        words: kept even if no text uses them, spelled as in a vocabulary.
+        first: how many words at the start of each vocabulary are kept even if no text uses them.
     """
 
     min_count: int = 1
@@ -90,14 +90,14 @@ class Keep:
     first: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Check the numbers."""
         if self.min_count < 1:
-            raise ValueError(f"min count is {self.min_count}, but it must be at least 1; raise it")
+            raise ValueError(f"--min-count is {self.min_count}, but it must be at least 1; raise it")
         if self.first < 0:
-            raise ValueError(f"keep first is {self.first}, but it must be at least 0; raise it")
+            raise ValueError(f"--keep-first is {self.first}, but it must be at least 0; raise it")
 
     def ids(self, vocabularies: Sequence[Vocabulary]) -> dict[str, set[int]]:
-        """The ids of each vocabulary that stay whatever the texts say.
+        """The ids of each vocabulary that are kept even if no text uses them.
 
         Raises:
             ValueError: a word is in no vocabulary.
@@ -114,8 +114,8 @@ class Keep:
         for word in self.words:
             if word in missing:
                 raise ValueError(
-                    f"word to keep {word!r}: the model does not have it; spell it as the vocabulary does, or "
-                    "give it within a text"
+                    f"word to keep {word!r}: is not in the vocabulary; spell it as the vocabulary does, or "
+                    "put it into a text"
                 )
         return kept
 
@@ -124,34 +124,36 @@ def read_words(path: Path) -> list[str]:
     """The words of a file, one on every line.
 
     Raises:
-        ValueError: there is none, or the file is no UTF-8.
+        ValueError: there is none, or the file is not UTF-8.
         OSError: it cannot be read.
     """
     words = [line for line in text_lines(path) if line]
     if not words:
-        raise ValueError(f"words to keep {path}: has no words; write one on every line, or leave it out")
+        raise ValueError(f"words to keep {path}: is empty; write one word per line, or remove the option")
     return words
 
 
 def trim(model: Path, texts: Texts, output: Path, keep: Keep = Keep()) -> TrimReport:  # noqa: B008
-    """Write a copy of a trained model without the words that texts do not use, and what became of its ids.
+    """Write a copy of a trained model without the words that texts do not use, and a map of the ids.
 
     Args:
         model: a file or folder of any host.
         texts: as the host's commands read them.
-        output: the file or folder to write; there must be none.
-        keep: which words stay.
+        output: the file or folder to write; it must not exist.
+        keep: which words are kept.
 
     Raises:
-        ValueError: no host knows the model, or its words cannot be left out; texts, words to keep or paths
-            that cannot be.
+        ValueError: no host recognizes the model, or it cannot be trimmed; invalid texts, words to keep or
+            paths.
         OSError: a file cannot be read or written.
     """
-    name, host = find_host(model, GROUP)
-    trained: TrimmableModel = host.read(model)
+    name, adapter = find_host(model)
+    trained = adapter.read_trimmable(model)
     vocabularies = trained.vocabularies()
-    files, maps = trained.files(output), trained.map_files(output)
-    outputs = [*files, *(path for path in maps.values() if path.parent not in files)]
+    files = trained.files(output)
+    is_folder = any(map(os.path.isdir, trained.sources()))
+    maps = _map_files(output, vocabularies, is_folder)
+    outputs = files if is_folder else [*files, *maps.values()]
     check_paths(
         {
             "--model": (PathOption.SOURCE, trained.sources()),
@@ -161,26 +163,14 @@ def trim(model: Path, texts: Texts, output: Path, keep: Keep = Keep()) -> TrimRe
             "--output": (PathOption.NEW, outputs),
         }
     )
-    given, always = texts.of(vocabularies), keep.ids(vocabularies)
-    kept = {}
-    for vocabulary in vocabularies:
-        counts = _count(trained, vocabulary, given[vocabulary.name])
-        wanted = {word for word, count in counts.items() if count >= keep.min_count}
-        wanted |= always[vocabulary.name]
-        if wanted <= vocabulary.specials:
-            raise ValueError(
-                f"no word of the vocabulary '{vocabulary.name}' is used {keep.min_count} times; lower "
-                "--min-count"
-            )
-        kept[vocabulary.name] = torch.tensor(
-            sorted(trained.closed(vocabulary.name, wanted | vocabulary.specials))
-        )
-    weights, disk = trained.weight_bytes(), _size_on_disk(trained.sources())
+    given = texts.of(vocabularies)
+    kept = _select(trained, vocabularies, given, keep)
+    weights, disk = trained.weight_bytes(), sum(map(bytes_on_disk, trained.sources()))
     notes = trained.trim(kept)
     trimmed = [
         TrimmedVocabulary(
             name=vocabulary.name,
-            rows=(len(vocabulary.words), len(kept[vocabulary.name])),
+            rows=Sizes(len(vocabulary.words), len(kept[vocabulary.name])),
             map_file=os.fspath(maps[vocabulary.name]),
             texts=[
                 _coverage(trained, vocabulary, path, kept[vocabulary.name]) for path in given[vocabulary.name]
@@ -189,38 +179,58 @@ def trim(model: Path, texts: Texts, output: Path, keep: Keep = Keep()) -> TrimRe
         for vocabulary in vocabularies
     ]
     with staged(outputs) as places:
-        written = trained.map_files(places[0])
-        trained.write(places[0], {path: _map_text(kept[name]) for name, path in written.items()})
-        size_after = _size_on_disk(places[: len(files)])
+        trained.write_trimmed(places[0])
+        for vocabulary, path in _map_files(places[0], vocabularies, is_folder).items():
+            write_text(path, _map_text(kept[vocabulary]))
+        size_after = sum(map(bytes_on_disk, places[: len(files)]))
     return TrimReport(
         model=os.fspath(model),
         output=os.fspath(output),
         host=name,
         vocabularies=trimmed,
-        bytes_of_weights=(weights, trained.weight_bytes()),
-        bytes_on_disk=(disk, size_after),
+        bytes_of_weights=Sizes(weights, trained.weight_bytes()),
+        bytes_on_disk=Sizes(disk, size_after),
         notes=notes,
     )
 
 
-def text_lines(path: Path) -> Iterator[str]:
-    """The lines of a text, without their ends; only a line feed ends one.
+def _map_files(output: Path, vocabularies: Sequence[Vocabulary], is_folder: bool) -> dict[str, Path]:
+    """The file for the ids of each vocabulary: in a model's folder, or beside its file."""
+    if is_folder:
+        return {vocabulary.name: output / "ids.tsv" for vocabulary in vocabularies}
+    names = [vocabulary.name for vocabulary in vocabularies]
+    endings = [".ids.tsv"] if len(names) == 1 else [f".{name}.ids.tsv" for name in names]
+    return {name: output.with_name(output.name + ending) for name, ending in zip(names, endings)}
+
+
+def _select(
+    trained: TrimmableModel,
+    vocabularies: Sequence[Vocabulary],
+    texts: Mapping[str, Sequence[Path]],
+    keep: Keep,
+) -> dict[str, Tensor]:
+    """The ids ``(n,)`` of each vocabulary that are kept, in ascending order.
 
     Raises:
-        ValueError: it is no UTF-8; the line is named.
-        OSError: it cannot be read.
+        ValueError: the texts use too few words, or a word to keep does not exist.
     """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                # Some editors put a mark at the start of a text, which is no part of it.
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}: line {number} is no UTF-8 text; convert it") from error
+    always, kept = keep.ids(vocabularies), {}
+    for vocabulary in vocabularies:
+        counts = _count(trained, vocabulary, texts[vocabulary.name])
+        wanted = {word for word, count in counts.items() if count >= keep.min_count}
+        wanted |= always[vocabulary.name]
+        if wanted <= vocabulary.specials:
+            raise ValueError(
+                f"no word of the vocabulary '{vocabulary.name}' is used {keep.min_count} times; lower "
+                "--min-count"
+            )
+        ids = trained.closed(vocabulary.name, wanted | vocabulary.specials)
+        kept[vocabulary.name] = torch.tensor(sorted(ids))
+    return kept
 
 
 def _blocks(path: Path) -> Iterator[list[str]]:
-    """The lines of a text, some at a time; shows how far it is on a terminal."""
+    """The lines of a text in blocks, with a progress bar on a terminal."""
     lines = text_lines(path)
     with tqdm(desc=path.name, unit=" lines", disable=None) as progress:
         while block := list(islice(lines, _BLOCK)):
@@ -232,7 +242,7 @@ def _count(trained: TrimmableModel, vocabulary: Vocabulary, paths: Sequence[Path
     """How often texts use each word.
 
     Raises:
-        ValueError: they use none but special ones.
+        ValueError: they use only special words.
     """
     counts: Counter[int] = Counter()
     for path in paths:
@@ -240,23 +250,23 @@ def _count(trained: TrimmableModel, vocabulary: Vocabulary, paths: Sequence[Path
             counts.update(trained.used(vocabulary.name, block))
     if counts.keys() <= vocabulary.specials:
         raise ValueError(
-            f"text {', '.join(map(str, paths))}: has no word of the vocabulary '{vocabulary.name}'; give "
-            "text that is written as the model's own"
+            f"text {', '.join(map(str, paths))}: has no word of the vocabulary '{vocabulary.name}'; tokenize "
+            "it like the model's training data"
         )
     return counts
 
 
 def _coverage(trained: TrimmableModel, vocabulary: Vocabulary, path: Path, kept: Tensor) -> Coverage:
-    """What a text finds in the trimmed vocabulary.
+    """How much of a text the trimmed vocabulary covers.
 
     Raises:
-        ValueError: a line that has kept all of its tokens would be cut into others.
+        ValueError: a line whose tokens are all kept would be tokenized differently.
     """
     new_ids = {old: new for new, old in enumerate(kept.tolist())}
     tokens = known = unknown = whole = lines = 0
     for block in _blocks(path):
-        before = trained.encoded(vocabulary.name, block)
-        after = trained.encoded_anew(vocabulary.name, block)
+        before = trained.encode(vocabulary.name, block)
+        after = trained.encode_trimmed(vocabulary.name, block)
         for number, (old, new) in enumerate(zip(before, after, strict=True), lines + 1):
             mapped = [new_ids.get(word) for word in old]
             tokens += len(old)
@@ -266,9 +276,8 @@ def _coverage(trained: TrimmableModel, vocabulary: Vocabulary, path: Path, kept:
                 continue
             if mapped != new:
                 raise ValueError(
-                    f"text {path}: line {number} would be cut into other words by the trimmed vocabulary, "
-                    "although all of its words are kept; nothing was written: this kind of tokenizer cannot "
-                    "be trimmed"
+                    f"text {path}: the trimmed vocabulary would tokenize line {number} differently, although "
+                    "all of its words are kept; nothing was written: this type of tokenizer cannot be trimmed"
                 )
             whole += 1
         lines += len(block)
@@ -276,11 +285,5 @@ def _coverage(trained: TrimmableModel, vocabulary: Vocabulary, path: Path, kept:
 
 
 def _map_text(kept: Tensor) -> str:
-    """The lines of an id map: the id before, a tab, and the id after, for all words that were kept."""
+    """The text of an id map: for each kept word the old id, a tab, and the new id."""
     return "".join(f"{old}\t{new}\n" for new, old in enumerate(kept.tolist()))
-
-
-def _size_on_disk(paths: Sequence[Path]) -> int:
-    """The bytes of files, and of those in folders."""
-    files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else (path,))]
-    return sum(file.stat().st_size for file in files if file.is_file())

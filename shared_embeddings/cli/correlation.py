@@ -33,8 +33,7 @@ def _correlation(known: argparse.Namespace, _: list[str]) -> str:
     from shared_embeddings.utils.files import staged, write_text
 
     _check_free([known.output / SUMMARY], known.force)
-    host = find_host(known.model)[1]
-    embeddings = host.read(known.model).embeddings()
+    embeddings = find_host(known.model)[1].read(known.model).embeddings()
     layers = [layer for embedding in embeddings for layer in layer_correlations(embedding)]
     drawn = [found for layer in layers for found in (layer, *layer.by_group())]
     outputs = [known.output / name for name in (SUMMARY, *(found.file_name() for found in drawn))]

@@ -65,8 +65,7 @@ def _tables_of(path: Path) -> dict[str, WordVectors]:
     from shared_embeddings.analysis.vectors import WordVectors
     from shared_embeddings.checkpoints.adapter import find_host
 
-    _, host = find_host(path)
-    embeddings = host.read(path).embeddings()
+    embeddings = find_host(path)[1].read(path).embeddings()
     return {one.name: WordVectors(list(one.words), one.table().numpy()) for one in embeddings}
 
 

@@ -18,6 +18,7 @@ from shared_embeddings.hf.library import transformers
 from shared_embeddings.utils.files import first_line
 
 WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 _LONGEST_REASON = 300  # characters of a library's error message
@@ -48,7 +49,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file is missing or not a JSON object.
     """
-    path = folder / "config.json"
+    path = folder / CONFIG
     if not path.is_file():
         raise ValueError(f"model {folder}: has no config.json; name the folder of a Hugging Face model")
     return read_json(path)

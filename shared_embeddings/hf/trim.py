@@ -1,4 +1,4 @@
-"""Folders with a model of Hugging Face as a host of `shared_embeddings.checkpoints.trim_adapter`."""
+"""Trimming the vocabulary of a Hugging Face model: the model behind `shared_embeddings.hf.adapter`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from shared_embeddings.checkpoints.trim_adapter import Vocabulary
+from shared_embeddings.checkpoints.adapter import Vocabulary
 from shared_embeddings.hf.entry import ENTRY
-from shared_embeddings.hf.folder import GENERATION, INDEX, model_class, read_config, read_json, reading
+from shared_embeddings.hf.folder import CONFIG, GENERATION, INDEX, model_class, read_config, read_json
 from shared_embeddings.hf.positions import first_position
 from shared_embeddings.hf.saving import replacing_folder
 from shared_embeddings.hf.token_ids import check_ids, named_ids, with_new_ids
@@ -23,32 +23,12 @@ from shared_embeddings.hf.word_rows import SIDES, Weights, without_weights, word
 from shared_embeddings.utils.files import first_line
 
 NAME = "tokens"
-CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 # The part of the configuration of a model of text and pictures that is about text.
 TEXT = "text_config"
 # What else is copied; vocabularies of slow tokenizers would still have all tokens.
 COPIED = (".json", ".jinja", ".md", "LICENSE")
 LEFT_OUT = ("vocab.json", "added_tokens.json", "tekken.json", INDEX)
-
-
-class Host:
-    """Folders that ``save_pretrained`` wrote: a model in safetensors with its fast tokenizer."""
-
-    def recognises(self, path: Path) -> bool:
-        """Whether a folder is a model of transformers."""
-        try:
-            return "model_type" in read_config(path)
-        except (ValueError, OSError):
-            return False
-
-    def read(self, path: Path) -> TrimmableFolder:
-        """Read a model.
-
-        Raises:
-            ValueError: it does not fit itself, or its vocabulary cannot be trimmed.
-        """
-        with reading(path):
-            return TrimmableFolder(path)
 
 
 class TrimmableFolder:
@@ -102,14 +82,14 @@ class TrimmableFolder:
         unknown = self.file.model.get("unk_token")
         return self.file.ids.get(unknown) if unknown is not None else self.file.model.get("unk_id")
 
-    def encoded(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         """The ids of each line, with the special tokens around it."""
         del vocabulary  # there is one only
         return _encoded(self.tokenizer, lines)
 
     def used(self, vocabulary: str, lines: Sequence[str]) -> Counter[int]:
         """How often the lines use each token, whether one by one or as one text with its line ends."""
-        alone = self.encoded(vocabulary, lines)
+        alone = self.encode(vocabulary, lines)
         if self.file.kind == "WordPiece":
             unknown = self._unknown()
             self._note_beginnings(line for line, ids in zip(lines, alone, strict=True) if unknown in ids)
@@ -166,8 +146,8 @@ class TrimmableFolder:
         left = sorted(file.name for file in self.path.iterdir() if not self._is_written(file))
         return [*notes, f"left out: {', '.join(left)}"] if left else notes
 
-    def encoded_anew(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        """As `encoded`, by the trimmed tokenizer."""
+    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+        """Like `encode`, by the trimmed tokenizer."""
         del vocabulary
         return _encoded(self.trimmed, lines)
 
@@ -183,12 +163,8 @@ class TrimmableFolder:
         """The folder of a model that is called `output`."""
         return [output]
 
-    def map_files(self, output: Path) -> dict[str, Path]:
-        """A file in the folder."""
-        return {NAME: output / "ids.tsv"}
-
-    def write(self, output: Path, maps: Mapping[Path, str]) -> None:
-        """Write the folder with the maps in it, completely or not at all."""
+    def write_trimmed(self, output: Path) -> None:
+        """Write the folder, all or nothing."""
         assert self.kept is not None
         with replacing_folder(output) as folder:
             self._write_settings(folder)
@@ -196,8 +172,6 @@ class TrimmableFolder:
                 if self._is_copied(file):
                     shutil.copyfile(file, folder / file.name)
             self.weights.write(folder, self.kept)
-            for path, text in maps.items():
-                (folder / path.name).write_text(text, encoding="utf-8")
 
     def _write_settings(self, folder: Path) -> None:
         """Write the tokenizer and the settings with ids in them."""

@@ -14,14 +14,16 @@ Axes: ``N`` tokens, n of them in a block, ``V`` vocabulary.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Reduction = Literal["mean", "sum", "none"]
+T = TypeVar("T")
 Gradients = list[Tensor | None]
 
 # How many scores of a token are looked through for the index of their maximum.
@@ -90,7 +92,19 @@ class Kind(NamedTuple):
     gradient_sums: Callable[[Any, Tensor, Sequence[bool]], GradientSums]
 
 
-@torch.compiler.disable
+def _never_compiled(function: Callable[..., T]) -> Callable[..., T]:
+    """``torch.compiler.disable``, which imports ``torch._dynamo`` and takes a second, once it is needed."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> T:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*arguments, **named)
+        return function(*arguments, **named)
+
+    return call
+
+
+@_never_compiled
 def blockwise_cross_entropy(
     kind: Kind,
     factors: Sequence[Tensor],

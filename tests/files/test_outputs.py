@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared_embeddings.checkpoints import adapter as compression_hosts
+from shared_embeddings.checkpoints import adapter
 from shared_embeddings.utils import files
 from tests.files.commands import Ended, content, run
 from tests.files.writers import WRITERS, hosts_of_this_tree, make_inputs
@@ -35,7 +35,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _own_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compression_hosts, "entry_points", hosts_of_this_tree)
+    monkeypatch.setattr(adapter, "entry_points", hosts_of_this_tree)
 
 
 def write(name: str, inputs: Path, folder: Path, force: bool = False) -> Ended:

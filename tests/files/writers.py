@@ -11,23 +11,12 @@ from tests.lm.command_line import write_corpus, write_model
 from tests.nmt.conftest import Host
 
 SENTENCES = "a b c d\nc d a b\nb b e f\n"
-HOSTS = {
-    "shared_embeddings.hosts": {
-        "hf": "shared_embeddings.hf.host:Host",
-        "lm": "lm.compression:Host",
-        "nmt": "nmt.compression:Host",
-    },
-    "shared_embeddings.trimming": {
-        "hf": "shared_embeddings.hf.trim:Host",
-        "lm": "lm.trim:Host",
-        "nmt": "nmt.trim:Host",
-    },
-}
+HOSTS = {"hf": "shared_embeddings.hf.adapter", "lm": "lm.adapter", "nmt": "nmt.adapter"}
 
 
 def hosts_of_this_tree(group: str) -> list[EntryPoint]:
-    """The programs whose models can be compressed or trimmed, whatever is installed."""
-    return [EntryPoint(name, value, group) for name, value in HOSTS[group].items()]
+    """The adapters of this source tree, whatever is installed."""
+    return [EntryPoint(name, f"{module}:Adapter", group) for name, module in HOSTS.items()]
 
 
 class Writer(NamedTuple):

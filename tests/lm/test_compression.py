@@ -17,8 +17,8 @@ import torch
 
 import shared_embeddings as se
 from lm import models
+from lm.adapter import CheckpointModel
 from lm.checkpoint import load_model, read_checkpoint, save_model
-from lm.compression import CheckpointModel
 from lm.models import LanguageModel
 from shared_embeddings.checkpoints.storage import HEADER, STORES
 from shared_embeddings.cli.main import main
@@ -40,7 +40,7 @@ import resource, signal, sys
 from importlib.metadata import EntryPoint
 from shared_embeddings.checkpoints import adapter as compression_hosts
 from shared_embeddings.cli.main import main
-compression_hosts.entry_points = lambda group: [EntryPoint("lm", "lm.compression:Host", group)]
+compression_hosts.entry_points = lambda group: [EntryPoint("lm", "lm.adapter:Adapter", group)]
 if sys.argv[1] == "killed":
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -107,7 +107,7 @@ def test_codes_take_as_many_bytes_as_their_heads_say(recipe: str, name: str) -> 
 def test_codes_take_the_place_of_what_is_stored_for_the_words(
     recipe: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    point = EntryPoint("lm", "lm.compression:Host", compression_hosts.GROUP)
+    point = EntryPoint("lm", "lm.adapter:Adapter", compression_hosts.GROUP)
     monkeypatch.setattr(compression_hosts, "entry_points", lambda group: [point])
     row = read(recipe, name)
     assert row.fit is not None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from shared_embeddings.checkpoints.adapter import GROUP, TiedTable, take_over_bias, teacher_table
+from shared_embeddings.checkpoints.adapter import GROUP, TiedTable, copy_output_bias, teacher_table
 from shared_embeddings.checkpoints.compress import Target
 from shared_embeddings.checkpoints.report import frequency_bands
 from shared_embeddings.checkpoints.token_counts import count_words, counts_of, read_counts
@@ -24,9 +24,9 @@ def test_hosts_are_in_the_entry_points() -> None:
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert project["entry-points"][GROUP] == {
-        "hf": "shared_embeddings.hf.host:Host",
-        "lm": "lm.compression:Host",
-        "nmt": "nmt.compression:Host",
+        "hf": "shared_embeddings.hf.adapter:Adapter",
+        "lm": "lm.adapter:Adapter",
+        "nmt": "nmt.adapter:Adapter",
     }
 
 
@@ -81,7 +81,7 @@ def test_bias_is_taken_over_with_a_note_of_what_is_lost(
     method: str, options: dict[str, Any], note: str | None
 ) -> None:
     new, bias = se.build(method, **SIZES, padding_idx=1, **options), torch.arange(6.0)
-    notes = take_over_bias(new, bias)
+    notes = copy_output_bias(new, bias)
     assert len(notes) == (note is not None)
     assert note is None or note in notes[0]
     kept = new.output_bias()
@@ -116,6 +116,6 @@ def test_bands_follow_the_counts() -> None:
 
 def test_a_table_of_its_own_on_the_output_has_no_teacher() -> None:
     untied = se.build("adaptive", num_embeddings=50, embedding_dim=16, cutoffs=[10, 30])
-    with pytest.raises(ValueError, match="not the table of its input"):
+    with pytest.raises(ValueError, match="not its input table"):
         teacher_table(untied, is_scored=True)
     assert teacher_table(untied, is_scored=False).shape == (50, 16)

@@ -1,8 +1,7 @@
-"""Trimming without a host: which programs offer models, and what a tokenizer that cuts otherwise leads to."""
+"""Trimming without a host, with a tokenizer that changes when it is trimmed."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,20 +10,9 @@ import pytest
 from torch import Tensor
 
 from shared_embeddings.checkpoints import trim as trimming
-from shared_embeddings.checkpoints.trim_adapter import GROUP, Vocabulary, write_maps
-
-
-def test_hosts_are_in_the_entry_points() -> None:
-    if sys.version_info < (3, 11):
-        pytest.skip("tomllib is part of Python 3.11")
-    import tomllib
-
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"][GROUP] == {
-        "hf": "shared_embeddings.hf.trim:Host",
-        "lm": "lm.trim:Host",
-        "nmt": "nmt.trim:Host",
-    }
+from shared_embeddings.checkpoints.adapter import Vocabulary
+from shared_embeddings.checkpoints.report import Sizes
+from shared_embeddings.checkpoints.token_counts import text_lines
 
 
 class Letters:
@@ -36,7 +24,7 @@ class Letters:
     def vocabularies(self) -> list[Vocabulary]:
         return [Vocabulary("letters", "abcde", frozenset({0}), None)]
 
-    def encoded(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         return [["abcde".index(letter) for letter in line] for line in lines]
 
     def used(self, vocabulary: str, lines: Sequence[str]) -> Counter[int]:
@@ -49,8 +37,8 @@ class Letters:
         self.kept = kept["letters"].tolist()
         return []
 
-    def encoded_anew(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        cut = self.encoded(vocabulary, [line.replace("bb", "b") for line in lines])
+    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+        cut = self.encode(vocabulary, [line.replace("bb", "b") for line in lines])
         return [[self.kept.index(letter) for letter in line if letter in self.kept] for line in cut]
 
     def weight_bytes(self) -> int:
@@ -62,18 +50,14 @@ class Letters:
     def files(self, output: Path) -> list[Path]:
         return [output]
 
-    def map_files(self, output: Path) -> dict[str, Path]:
-        return {"letters": output.with_suffix(".ids")}
-
-    def write(self, output: Path, maps: Mapping[Path, str]) -> None:
+    def write_trimmed(self, output: Path) -> None:
         output.write_text("model")
-        write_maps(maps)
 
 
-class LettersHost:
-    """The host of it."""
+class LettersAdapter:
+    """Its adapter."""
 
-    def read(self, path: Path) -> Letters:
+    def read_trimmable(self, path: Path) -> Letters:
         return Letters()
 
 
@@ -81,20 +65,20 @@ class LettersHost:
 def test_a_covered_line_that_is_cut_otherwise_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, works: bool
 ) -> None:
-    monkeypatch.setattr(trimming, "find_host", lambda model, group: ("letters", LettersHost()))
+    monkeypatch.setattr(trimming, "find_host", lambda model: ("letters", LettersAdapter()))
     path, output = tmp_path / "text", tmp_path / "out"
     path.write_text(text)
     texts = trimming.Texts([path])
     if works:
         report = trimming.trim(tmp_path, texts, output, trimming.Keep(words=["e"]))
-        assert report.vocabularies[0].rows == (5, 4)
-        assert output.with_suffix(".ids").read_text() == "0\t0\n1\t1\n2\t2\n4\t3\n"
+        assert report.vocabularies[0].rows == Sizes(5, 4)
+        assert (tmp_path / "out.ids.tsv").read_text() == "0\t0\n1\t1\n2\t2\n4\t3\n"
         return
-    with pytest.raises(ValueError, match="line 2 would be cut into other words"):
+    with pytest.raises(ValueError, match="would tokenize line 2 differently"):
         trimming.trim(tmp_path, texts, output)
-    assert not output.exists() and not output.with_suffix(".ids").exists()
+    assert not output.exists() and not (tmp_path / "out.ids.tsv").exists()
 
 
 def test_the_mark_before_a_text_is_no_part_of_it(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes("\ufeffone\r\ntwo \ufeff\n".encode())
-    assert list(trimming.text_lines(tmp_path / "text")) == ["one", "two \ufeff"]
+    assert list(text_lines(tmp_path / "text")) == ["one", "two \ufeff"]

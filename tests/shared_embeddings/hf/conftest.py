@@ -8,21 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from shared_embeddings.checkpoints import adapter as compression_hosts
-from shared_embeddings.checkpoints import trim_adapter as trim_hosts
-
-HOSTS = {
-    compression_hosts.GROUP: "shared_embeddings.hf.host:Host",
-    trim_hosts.GROUP: "shared_embeddings.hf.trim:Host",
-}
+from shared_embeddings.checkpoints import adapter
 
 
 @pytest.fixture(autouse=True)
 def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hosts of this source tree, whichever are installed."""
-    monkeypatch.setattr(
-        compression_hosts, "entry_points", lambda group: [EntryPoint("hf", HOSTS[group], group)]
-    )
+    """The adapter of this source tree, whatever is installed."""
+    point = EntryPoint("hf", "shared_embeddings.hf.adapter:Adapter", adapter.GROUP)
+    monkeypatch.setattr(adapter, "entry_points", lambda group: [point])
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ pytest.importorskip("transformers")
 import transformers  # noqa: E402
 
 from shared_embeddings import hf  # noqa: E402
+from shared_embeddings.hf.adapter import FolderModel  # noqa: E402
 from shared_embeddings.hf.agreement import probe  # noqa: E402
-from shared_embeddings.hf.host import FolderModel  # noqa: E402
 from tests.loops import slow_except
 from tests.shared_embeddings.hf.models import KINDS, WORDS, compress, write  # noqa: E402
 from tests.shared_embeddings.hf.test_hf_quality import add_tokenizer  # noqa: E402

@@ -17,7 +17,7 @@ import transformers  # noqa: E402
 
 from shared_embeddings import hf  # noqa: E402
 from shared_embeddings.hf import library  # noqa: E402
-from shared_embeddings.hf.host import Host  # noqa: E402
+from shared_embeddings.hf.adapter import Adapter  # noqa: E402
 from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, compress, write  # noqa: E402
 
 
@@ -228,7 +228,7 @@ def test_tables_to_look_at(tmp_path: Path, kind: str) -> None:
     if kind == "llama":
         own = {"input": whole.get_input_embeddings(), "output": whole.get_output_embeddings()}
     for folder in (model, same):
-        found = Host().read(folder).embeddings()
+        found = Adapter().read(folder).embeddings()
         assert [embedding.name for embedding in found] == list(own)
         for embedding in found:
             assert len(embedding.words) == WORDS
@@ -243,7 +243,7 @@ def test_transformers_is_not_installed(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(library, "importlib", SimpleNamespace(import_module=missing))
     with pytest.raises(ImportError, match=r'pip install "shared-embeddings\[hf\]"'):
-        Host().read(tmp_path / "model")
+        Adapter().read(tmp_path / "model")
 
 
 def test_words_and_their_counts_are_the_tokenizers(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_words_and_their_counts_are_the_tokenizers(tmp_path: Path) -> None:
         tokenizer_object=tokenizer, unk_token="[UNK]", sep_token="[SEP]"
     ).save_pretrained(model)
     text.write_text("the cat the dog\n\nthe bird\n")
-    read = Host().read(model)
+    read = Adapter().read(model)
     (table,) = read.tables()
     assert list(table.words[:6]) == ["[UNK]", "[SEP]", "the", "cat", "dog", "<unused 5>"]
     assert len(set(table.words)) == WORDS and table.table.shape == (WORDS, DIM)

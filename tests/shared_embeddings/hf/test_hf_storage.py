@@ -16,7 +16,7 @@ from torch import Tensor  # noqa: E402
 
 from shared_embeddings import hf  # noqa: E402
 from shared_embeddings.checkpoints.storage import HEADER  # noqa: E402
-from shared_embeddings.hf.host import FolderModel  # noqa: E402
+from shared_embeddings.hf.adapter import FolderModel  # noqa: E402
 from tests.shared_embeddings.hf.models import DIM, WORDS, build, compress, scores, write  # noqa: E402
 
 # Kind, method with its options, storage, and the type that a tensor of words has on the disk.

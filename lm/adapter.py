@@ -1,0 +1,233 @@
+"""How `shared-embeddings` opens checkpoints of ``lm_train``: see `shared_embeddings.checkpoints.adapter`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+import shared_embeddings as se
+from lm.checkpoint import FORMAT, load_model, save_state
+from lm.data.vocabulary import EOS
+from lm.data.vocabulary import Vocabulary as Words
+from lm.evaluate.agreement import probe
+from lm.evaluate.quality import perplexity
+from lm.models import LanguageModel
+from shared_embeddings.checkpoints.adapter import (
+    BANDS_NOTE,
+    TRAINING_STATE_NOTE,
+    TiedTable,
+    Vocabulary,
+    WordEmbedding,
+    check_scores,
+    copy_output_bias,
+    name_of_part,
+    teacher_table,
+    with_untrained_part,
+)
+from shared_embeddings.checkpoints.agreement import Probe
+from shared_embeddings.checkpoints.quality import Quality, Validation
+from shared_embeddings.checkpoints.storage import packed_as
+from shared_embeddings.checkpoints.tensors import holds_strings
+from shared_embeddings.checkpoints.token_counts import count_words
+from shared_embeddings.errors import UserError
+from shared_embeddings.sizing.accounting import distinct_state
+
+NAME = "words"
+
+
+class Adapter:
+    """Opens the checkpoints of ``lm_train``."""
+
+    def sniff(self, path: Path) -> bool:
+        """Whether a file looks like a checkpoint of ``lm_train``."""
+        return holds_strings(path, FORMAT)
+
+    def read(self, path: Path) -> CheckpointModel:
+        """Read a model.
+
+        Raises:
+            UserError: it does not match its own configuration.
+        """
+        return CheckpointModel(path)
+
+    read_trimmable = read
+
+
+class CheckpointModel:
+    """A language model read from a checkpoint, on the CPU.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.module: LanguageModel
+        self.module, self.words, self.config, _, self.packing = load_model(path)
+        self.original = _vocabulary(self.words)
+        self.trimmed = self.original
+
+    def embeddings(self) -> list[WordEmbedding]:
+        """The one embedding of the words."""
+        embedding = self.module.embedding
+        return [WordEmbedding(NAME, self.words, embedding.padding_idx, embedding)]
+
+    def tables(self) -> list[TiedTable]:
+        """The one table of the words.
+
+        Raises:
+            UserError: the output table is not the input table.
+        """
+        embedding = self.module.embedding.word_part()
+        try:
+            table = teacher_table(embedding, is_scored=True)
+        except ValueError as error:
+            raise UserError(f"model {self.path}: {error}") from error
+        counts = embedding.counts()
+        return [
+            TiedTable(
+                name=NAME,
+                uses=("input", "output"),
+                words=self.words,
+                table=table,
+                padding_idx=embedding.padding_idx,
+                is_scored=True,
+                has_output_bias=embedding.output_bias() is not None,
+                sentence_marks=(EOS,),
+                parameters=counts["total"],
+                stored_bits=counts["stored_bits"],
+                part=name_of_part(self.module.embedding),
+            )
+        ]
+
+    def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
+        """The options of a method.
+
+        Raises:
+            UserError, shared_embeddings.OptionError: the model does not support them.
+        """
+        del table  # there is only one
+        old = self.module.embedding
+        chosen: dict[str, Any] = dict(options)
+        if old.word_part().output_bias() is not None and chosen.get("output") != "none":
+            chosen.setdefault("output_bias", True)
+        check_scores(with_untrained_part(old, self.words, method, chosen), old.score_dim)
+        return chosen
+
+    def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
+        """How often each word occurs in texts of words separated by spaces."""
+        return count_words(texts)
+
+    def quality(self, validation: Validation) -> Quality:
+        """The perplexity of a text.
+
+        Raises:
+            ValueError: the text is missing, too short, or has another vocabulary.
+        """
+        return perplexity(self.module, self.words, validation.one_text())
+
+    def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
+        """The model's predictions in texts, or in text that it generates.
+
+        Raises:
+            UserError: its scores are NaN.
+        """
+        return probe(self.module, self.words, texts, seed)
+
+    def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
+        """Put the embedding into the model; returns notes about other changes."""
+        old = self.module.embedding
+        bias = old.word_part().output_bias()
+        notes = [TRAINING_STATE_NOTE]
+        if bias is not None:
+            notes += copy_output_bias(fitted[NAME], bias)
+        self._put_in(old.with_word_part(fitted[NAME]))
+        return notes
+
+    def _put_in(self, embedding: se.SharedEmbedding) -> None:
+        """Put an embedding into the model, and its settings into the configuration."""
+        self.module.embedding = embedding
+        settings = {"method": embedding.method, **embedding.stored_options()}
+        self.config = {**self.config, "embedding": settings}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the model, each once."""
+        return distinct_state(self.module)
+
+    def sources(self) -> list[Path]:
+        """The file that the model was read from."""
+        return [self.path]
+
+    def files(self, output: Path) -> list[Path]:
+        """The one file of a model named `output`."""
+        return [output]
+
+    def write(self, output: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Write a checkpoint without training state, all or nothing."""
+        save_state(output, tensors, self.words, self.config, None)
+
+    def vocabularies(self) -> list[Vocabulary]:
+        """The one vocabulary."""
+        words = self.original
+        return [Vocabulary(NAME, words.words, frozenset((words.unk, words.eos)), words.unk)]
+
+    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+        """The ids of the words of each line, and of ``<eos>``."""
+        del vocabulary  # there is only one
+        return [self.original.encode(line) for line in lines]
+
+    def used(self, vocabulary: str, lines: Sequence[str]) -> Counter[int]:
+        """How often the lines use each word."""
+        return Counter(word for line in self.encode(vocabulary, lines) for word in line)
+
+    def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
+        """The ids unchanged: no word depends on another."""
+        del vocabulary
+        return ids
+
+    def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
+        """Remove all words except those ``(n,)``; texts that contain others then read ``<unk>``.
+
+        Raises:
+            ValueError: the embedding cannot drop words.
+        """
+        old = self.module.embedding
+        self._put_in(old.select_rows(kept[NAME]))
+        self.words = [self.original.words[word] for word in kept[NAME].tolist()]
+        self.trimmed = _vocabulary(self.words)
+        notes = [
+            TRAINING_STATE_NOTE,
+            "probabilities are normalized over the remaining words: a perplexity is lower than the whole "
+            "model's and cannot be compared with it",
+        ]
+        return notes if old.has_linear_scores else [*notes, BANDS_NOTE]
+
+    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+        """Like `encode`, with the trimmed vocabulary."""
+        del vocabulary
+        return [self.trimmed.encode(line) for line in lines]
+
+    def _stored(self) -> dict[str, Tensor]:
+        """The tensors of the model, packed like those in the file that was read."""
+        return packed_as(self.tensors(), self.packing)
+
+    def weight_bytes(self) -> int:
+        """The bytes of all tensors as stored."""
+        return sum(tensor.nbytes for tensor in self._stored().values())
+
+    def write_trimmed(self, output: Path) -> None:
+        """Write a checkpoint without training state, all or nothing."""
+        self.write(output, self._stored())
+
+
+def _vocabulary(words: Sequence[str]) -> Words:
+    """The words of a model, whose counts are unknown.
+
+    Raises:
+        UserError: ``<unk>`` or ``<eos>`` is missing.
+    """
+    return Words(words, [0] * len(words))

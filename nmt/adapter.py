@@ -1,0 +1,36 @@
+"""How `shared-embeddings` opens checkpoints of OpenNMT-py: see `shared_embeddings.checkpoints.adapter`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shared_embeddings.checkpoints.tensors import holds_strings
+
+if TYPE_CHECKING:
+    from nmt.compression import CheckpointModel
+    from nmt.trim import TrimmableCheckpoint
+
+
+class Adapter:
+    """Opens checkpoints of OpenNMT-py, with its own tables or with shared embeddings."""
+
+    def sniff(self, path: Path) -> bool:
+        """Return whether a file looks like a checkpoint of OpenNMT-py."""
+        return holds_strings(path, "opt", "vocab")
+
+    def read(self, path: Path) -> CheckpointModel:
+        """Read a model.
+
+        Raises:
+            UserError: it does not match its own options, or its weights are missing.
+        """
+        from nmt.compression import CheckpointModel
+
+        return CheckpointModel(path)
+
+    def read_trimmable(self, path: Path) -> TrimmableCheckpoint:
+        """Read a model to trim it, see `read`."""
+        from nmt.trim import TrimmableCheckpoint
+
+        return TrimmableCheckpoint(path)
