@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pickle
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,15 @@ from lm import models
 from lm.models.interface import LanguageModel
 from shared_embeddings.checkpoints.checksums import verified, with_checksum
 from shared_embeddings.checkpoints.storage import Packing, StorageError, packing_of, unpack
-from shared_embeddings.checkpoints.tensors import Kind, check_finite, check_parts, is_state, is_words, mapped
+from shared_embeddings.checkpoints.tensors import (
+    Kind,
+    check_finite,
+    check_parts,
+    is_state,
+    is_words,
+    mapped,
+    unreadable,
+)
 from shared_embeddings.errors import UserError
 from shared_embeddings.sizing.accounting import distinct_state
 from shared_embeddings.utils.files import UNREADABLE, first_line, replacing, save_tensors
@@ -118,7 +125,7 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:
     """Read a checkpoint and build its model on `device`.
 
     Raises:
-        UserError: the file is missing, cut short, of something else, or does not fit itself.
+        UserError: the file is missing, truncated, of something else, or does not fit itself.
     """
     content = read_checkpoint(path)
     config, words = content["config"], content["words"]
@@ -137,7 +144,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """The content of a checkpoint on the CPU, its weights unpacked; ``packing`` says how they are stored.
 
     Raises:
-        UserError: the file is missing, cut short, or of something else.
+        UserError: the file is missing, truncated, or of something else.
     """
     content = _identified(path, lambda: torch.load(path, map_location="cpu", weights_only=True))
     _check_structure(path, content)
@@ -154,7 +161,7 @@ def peek(path: Path) -> dict[str, Any]:
     """The content of a checkpoint as it is stored, without reading or verifying its tensors.
 
     Raises:
-        UserError: the file is missing, cut short, or of something else.
+        UserError: the file is missing, truncated, or of something else.
     """
     content = _identified(path, lambda: mapped(path))
     _check_structure(path, content)
@@ -165,7 +172,7 @@ def _identified(path: Path, load: Callable[[], Any]) -> dict[str, Any]:
     """What `load` gives for a file, which must say that it is of lm_train.
 
     Raises:
-        UserError: the file is missing, cut short, or of something else.
+        UserError: the file is missing, truncated, or of something else.
     """
     if not os.path.isfile(path):
         raise UserError(f"checkpoint {path}: no such file; check the path")
@@ -174,12 +181,7 @@ def _identified(path: Path, load: Callable[[], Any]) -> dict[str, Any]:
             warnings.simplefilter("ignore")  # torch warns of kinds of files that it then refuses
             content = load()
     except UNREADABLE as error:
-        # Of a pickle that may hold code, torch says how to run that.
-        reason = "" if isinstance(error, pickle.UnpicklingError) else f" ({first_line(error)})"
-        raise UserError(
-            f"checkpoint {path}: cannot be read{reason}; it is cut short, or not a checkpoint of lm_train; "
-            "take another one"
-        ) from error
+        raise unreadable(f"checkpoint {path}", error, "lm_train") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"checkpoint {path}: is of another program; take one that lm_train wrote")
     return content

@@ -19,7 +19,7 @@ from torch import Tensor
 from nmt.checkpoint.parts import check_checkpoint
 from shared_embeddings.checkpoints.checksums import KEY, verified, with_checksum
 from shared_embeddings.checkpoints.storage import HEADER, StorageError, packing_of, unpack
-from shared_embeddings.checkpoints.tensors import check_finite, mapped
+from shared_embeddings.checkpoints.tensors import check_finite, mapped, unreadable
 from shared_embeddings.errors import UserError
 from shared_embeddings.options import OptionError
 from shared_embeddings.utils import files
@@ -96,7 +96,7 @@ def reading_checkpoint(path: str) -> Iterator[None]:
     """Turn whatever goes wrong while a checkpoint is read into one line about its file.
 
     Raises:
-        UserError: the file is missing, cut short, or not a checkpoint of OpenNMT-py.
+        UserError: the file is missing, truncated, or not a checkpoint of OpenNMT-py.
     """
     if not os.path.isfile(path):
         raise UserError(f"checkpoint {path}: no such file; check the path")
@@ -108,10 +108,7 @@ def reading_checkpoint(path: str) -> Iterator[None]:
     except UserError:
         raise
     except UNREADABLE as error:
-        raise UserError(
-            f"checkpoint {path}: cannot be read ({first_line(error)}); it is cut short, or not a model "
-            "that OpenNMT-py wrote; take another one"
-        ) from error
+        raise unreadable(f"checkpoint {path}", error, "OpenNMT-py") from error
 
 
 @contextlib.contextmanager
@@ -146,7 +143,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read an OpenNMT checkpoint without running code from it, and verify it.
 
     Raises:
-        UserError: the file is missing, cut short, damaged, not a checkpoint of OpenNMT-py, or of another run
+        UserError: the file is missing, truncated, damaged, not a checkpoint of OpenNMT-py, or of another run
             than the weights beside it.
     """
     name = os.fspath(path)

@@ -126,7 +126,7 @@ def _check_set(path: str, wanted: object) -> None:
             found = recorded_checksum(file)
         except (SafetensorError, OSError) as error:
             raise UserError(
-                f"checkpoint {file}: cannot be read ({error}); it is cut short or damaged"
+                f"checkpoint {file}: cannot be read ({error}); it is truncated or damaged"
             ) from error
         if found != wanted and is_verified():
             raise UserError(

@@ -148,7 +148,7 @@ def load_safetensors(path: str | os.PathLike[str], name: str) -> dict[str, Tenso
         name: its name, for messages.
 
     Raises:
-        UserError: it is cut short, or its tensors are not what was written.
+        UserError: it is truncated, or its tensors are not what was written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -157,7 +157,7 @@ def load_safetensors(path: str | os.PathLike[str], name: str) -> dict[str, Tenso
         tensors = load_file(path)
         checksum = recorded_checksum(path)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{name}: cannot be read ({error}); it is cut short or damaged") from error
+        raise UserError(f"{name}: cannot be read ({error}); it is truncated or damaged") from error
     return tensors if checksum is None else verified({**tensors, KEY: checksum}, name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from shared_embeddings.checkpoints.checksums import is_verified
 from shared_embeddings.errors import UserError
+from shared_embeddings.utils.files import first_line
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # The type of a part of a checkpoint: its description for messages, and a test.
@@ -69,6 +71,23 @@ def mapped(path: str | os.PathLike[str]) -> Any:
     # The format before torch 1.6 cannot be mapped.
     can_be_mapped = zipfile.is_zipfile(path)
     return torch.load(os.fspath(path), map_location="cpu", weights_only=True, mmap=can_be_mapped)
+
+
+def unreadable(name: str, error: BaseException, program: str) -> UserError:
+    """The complaint about a file that ``torch.load`` cannot read.
+
+    Args:
+        name: of the file.
+        error: what was raised.
+        program: that should have written the file.
+    """
+    # Of a pickle that may hold code, torch says how to run it.
+    has_code = isinstance(error, pickle.UnpicklingError)
+    reason = "damaged, or it could run code" if has_code else first_line(error)
+    return UserError(
+        f"{name}: cannot be read ({reason}); it is truncated, or not a checkpoint of {program}; use another "
+        "one"
+    )
 
 
 def check_parts(content: Mapping[str, Any], kinds: Mapping[str, Kind], name: str) -> None:

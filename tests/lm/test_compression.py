@@ -100,7 +100,7 @@ def test_trained_model_is_evaluated_and_trains_on(tmp_path: Path, capsys: pytest
     without = ["--output-bias", "false", "--report", tmp_path / "report.json", "--force"]
     assert compress(model, "funnel", tmp_path / "without.pt", "--rank", 4, "--fit-steps", 1, *without) == 0
     notes = json.loads((tmp_path / "report.json").read_text())["notes"]
-    assert any("bias of the output is left out" in note for note in notes)
+    assert any("output bias is dropped" in note for note in notes)
     assert report["tables"][0]["fit"]["weighted_error"] > 0
     assert run("lm_eval", "-model", small, "-data", data) == 0
     own = load_model(small).config["embedding"]

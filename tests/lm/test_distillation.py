@@ -106,7 +106,7 @@ def test_student_starts_from_the_teacher(student: Student, teacher: Path, tmp_pa
     (tmp_path / "student/last.pt").unlink()
     without = student(PROJECTIVE | {"output_bias": False}, **STILL)
     assert without.model.embedding.output_bias() is None
-    assert "bias of the output is left out" in (tmp_path / "student/train.log").read_text()
+    assert "output bias is dropped" in (tmp_path / "student/train.log").read_text()
     missed = svd(table(full), 4) - table(full)
     assert float(told.group(1)) == pytest.approx(float(missed.norm(dim=1).mean()), abs=1e-4)
     assert float(told.group(2)) == pytest.approx(float(missed.norm() / table(full).norm()), abs=1e-3)

@@ -102,7 +102,7 @@ def test_refusals(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
     asked = ["--model", model, "--output", output]
     assert "no such file" in refused(capsys, *asked, "--text", tmp_path / "none")
     assert "has no word of the vocabulary" in refused(capsys, *asked, "--text", empty)
-    assert "line 2 is no UTF-8" in refused(capsys, *asked, "--text", binary)
+    assert "line 2 is not UTF-8" in refused(capsys, *asked, "--text", binary)
     assert "give --text" in refused(capsys, *asked)
     assert "has no source side" in refused(capsys, *asked, "--source-text", text)
     found = [*asked, "--text", text]
@@ -112,7 +112,7 @@ def test_refusals(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
     assert "at least 0" in refused(capsys, *found, "--keep-first", -1)
     others = ["--output", output, "--text", text, "--model"]
     assert "no such file" in refused(capsys, *others, tmp_path / "none.pt")
-    assert "cut short" in refused(capsys, *others, text)
+    assert "truncated" in refused(capsys, *others, text)
     assert not output.exists()
     for taken in (output, tmp_path / "trimmed.pt.ids.tsv"):
         taken.write_text("mine")

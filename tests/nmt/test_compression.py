@@ -364,7 +364,7 @@ def test_refusals(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixtur
     damaged = {"cut": model.read_bytes()[:-500], "text": b"no model", "empty": b""}
     for name, content in damaged.items():
         (tmp_path / name).write_bytes(content)
-        assert "cut short" in refused(capsys, "--model", tmp_path / name, *asked, *rank)
+        assert "truncated" in refused(capsys, "--model", tmp_path / name, *asked, *rank)
     pickled = tmp_path / "pickled.pt"
     torch.save({"opt": Path("x"), "vocab": {}}, pickled)
     assert "could run code" in refused(capsys, "--model", pickled, *asked, *rank)

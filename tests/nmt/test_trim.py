@@ -174,5 +174,5 @@ def test_both_sides_of_one_vocabulary_need_a_text(
     _, model = trained(**STANDARD)
     asked = ["--model", model, "--output", tmp_path / "trimmed.pt"]
     assert trim(*asked, "--source-text", texts[0]) == 2
-    assert "which words of the target stay" in capsys.readouterr().err
+    assert "selects the words of the target" in capsys.readouterr().err
     assert trim(*asked, "--source-text", texts[0], "--target-text", texts[1]) == 0

@@ -39,7 +39,7 @@ def test_counts_of_words(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="line 2 is 'b"):
             read_counts(tmp_path / "wrong")
     (tmp_path / "wrong").write_text("a\t5\nb\t1\na\t2\n")
-    with pytest.raises(ValueError, match="line 3 counts 'a' a second time"):
+    with pytest.raises(ValueError, match="line 3 repeats the word 'a'"):
         read_counts(tmp_path / "wrong")
     text.write_text("a b a\nb a\n")
     assert count_words([text, text]) == {"a": 6, "b": 4}
@@ -73,8 +73,8 @@ SIZES: dict[str, Any] = {"num_embeddings": 6, "embedding_dim": 4}
     [
         ("standard", {"output_bias": True}, None),
         ("define", {"map_dim": 4, "expand_dim": 8, "depth": 1, "output_bias": True}, None),
-        ("projective", {"rank": 2}, "left out; set output_bias: true"),
-        ("adaptive", {"cutoffs": [2, 4], "factor": 1, "output_bias": True}, "approximation"),
+        ("projective", {"rank": 2}, "dropped; set output_bias: true"),
+        ("adaptive", {"cutoffs": [2, 4], "factor": 1, "output_bias": True}, "approximates"),
     ],
 )
 def test_bias_is_taken_over_with_a_note_of_what_is_lost(

@@ -52,7 +52,7 @@ def test_models_of_other_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str
     write("qwen2", model)
     plain = json.loads((model / "config.json").read_text())
     quantised = with_settings(model, quantization_config={"quant_method": "gptq", "bits": 4})
-    assert "is quantised" in refused(capsys, quantised, *asked)
+    assert "is quantized" in refused(capsys, quantised, *asked)
     (model / "config.json").write_text(json.dumps(plain))
     with_settings(model, architectures=["Own"], auto_map={"AutoModel": "own.Own"})
     (model / "own.py").write_text("raise SystemExit('code of the folder was run')")
@@ -134,7 +134,7 @@ def test_outputs_that_are_there(
     assert compress(model, "standard", small) == 0
     assert "already exists; add --force" in refused(capsys, model, "standard", small)
     assert "would replace the file of --model" in refused(capsys, model, "standard", model, "--force")
-    assert "is compressed already" in refused(capsys, small, "standard", tmp_path / "again")
+    assert "is already compressed" in refused(capsys, small, "standard", tmp_path / "again")
     assert compress(model, "projective", small, "--rank", 4, "--force") == 0
     assert hf.load(small).shared_embeddings["words"].method == "projective"
     other = tmp_path / "other"

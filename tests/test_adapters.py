@@ -1,0 +1,189 @@
+"""What every adapter of a host promises: it recognizes its own models without loading them, and these can be
+compressed, trimmed and analyzed.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from shared_embeddings.checkpoints import adapter as adapters
+from shared_embeddings.cli.main import main
+from tests.files.writers import HOSTS, hosts_of_this_tree
+
+LARGEST_READ = 100_000  # bytes that sniffing one of these models may read
+
+
+class Trained(NamedTuple):
+    """A tiny model of a host.
+
+    Attributes:
+        host: its name.
+        model: a file or folder.
+        text: that its commands can read.
+    """
+
+    host: str
+    model: Path
+    text: Path
+
+
+def _lm(folder: Path) -> tuple[Path, Path]:
+    from tests.lm.command_line import write_corpus, write_model
+
+    data = write_corpus(folder / "corpus")
+    return write_model(folder / "model.pt", data), folder / "corpus" / "valid.txt"
+
+
+def _nmt(folder: Path) -> tuple[Path, Path]:
+    from tests.nmt.conftest import Host
+
+    host = Host(folder)
+    return host.train("model", train_steps=1, save_checkpoint_steps=1), folder / "test.src"
+
+
+def _hf(folder: Path) -> tuple[Path, Path]:
+    pytest.importorskip("transformers")
+    from tests.shared_embeddings.hf.trimming import save, sentences
+
+    (folder / "text").write_text("\n".join(sentences(30, 1)) + "\n", encoding="utf-8")
+    return save(folder / "model", "gpt2"), folder / "text"
+
+
+MAKERS: dict[str, Callable[[Path], tuple[Path, Path]]] = {"hf": _hf, "lm": _lm, "nmt": _nmt}
+
+
+@pytest.fixture(scope="module", params=sorted(MAKERS))
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A model of every host in turn."""
+    return Trained(request.param, *MAKERS[request.param](tmp_path_factory.mktemp(request.param)))
+
+
+@pytest.fixture(autouse=True)
+def _hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "entry_points", hosts_of_this_tree)
+
+
+def opened(host: str) -> adapters.Adapter:
+    """The adapter of a host."""
+    found: adapters.Adapter = EntryPoint(host, f"{HOSTS[host]}:Adapter", adapters.GROUP).load()()
+    return found
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """The exit status of a command, and what it prints."""
+    status = main([str(argument) for argument in arguments])
+    return status, *capsys.readouterr()
+
+
+def test_every_host_has_a_maker_and_an_entry_point() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    points = {name: f"{module}:Adapter" for name, module in HOSTS.items()}
+    assert project["entry-points"][adapters.GROUP] == points and HOSTS.keys() == MAKERS.keys()
+
+
+def test_each_model_is_recognized_by_its_own_adapter_alone(trained: Trained) -> None:
+    assert [host for host in HOSTS if opened(host).sniff(trained.model)] == [trained.host]
+    assert adapters.find_host(trained.model)[0] == trained.host
+
+
+def test_sniffing_loads_nothing(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No unpickling and no tensors, of files of any size."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the model was loaded")
+
+    for owner, name in ((torch, "load"), (pickle, "loads"), (pickle, "Unpickler")):
+        monkeypatch.setattr(owner, name, fail)
+    read: list[int] = []
+    original = zipfile.ZipExtFile.read
+
+    def counted(self: zipfile.ZipExtFile, size: int | None = -1) -> bytes:
+        found = original(self, size)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", counted)
+    for host in HOSTS:
+        opened(host).sniff(trained.model)
+    assert sum(read) < LARGEST_READ
+
+
+def test_other_files_are_not_recognized(trained: Trained, tmp_path: Path) -> None:
+    adapter = opened(trained.host)
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("opt vocab shared-embeddings-lm config.json")
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "plain.pt")
+    torch.save([0], tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
+    zipfile.ZipFile(tmp_path / "other.zip", "w").writestr("data.txt", "opt vocab")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "config.json").write_text("[]")
+    for path in [*tmp_path.iterdir(), tmp_path / "missing"]:
+        assert not adapter.sniff(path), path
+
+
+def test_truncated_models_are_reported(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / trained.model.name
+    if trained.model.is_dir():
+        shutil.copytree(trained.model, model)
+        (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-9])
+    else:
+        model.write_bytes(trained.model.read_bytes()[:-9])
+    for command in ("compress", "trim"):
+        method = ["--method", "standard"] if command == "compress" else ["--text", trained.text]
+        asked = ["--model", model, *method, "--output", tmp_path / "out.pt"]
+        status, _, error = run(capsys, command, *asked)
+        assert status == 2 and error.count("\n") == 1 and str(model) in error, error
+        assert not (tmp_path / "out.pt").exists()
+
+
+@pytest.mark.parametrize("store", ["fp32", "int8"])
+def test_compress_writes_a_model_of_the_same_host(
+    trained: Trained, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small, report = tmp_path / "small.pt", tmp_path / "report.json"
+    asked = ["--method", "projective", "--rank", 2, "--store", store, "--report", report]
+    status, printed, error = run(capsys, "compress", "--model", trained.model, *asked, "--output", small)
+    assert status == 0, error
+    name, adapter = adapters.find_host(small)
+    assert name == trained.host
+    content = json.loads(report.read_text())
+    assert content["host"] == name and content["store"] == store
+    assert content["parameters"]["after"] < content["parameters"]["before"]
+    before, after = (opened(name).read(path).embeddings() for path in (trained.model, small))
+    assert [list(one.words) for one in after] == [list(one.words) for one in before]
+    assert all(one.table().shape == old.table().shape for one, old in zip(after, before, strict=True))
+    assert f"{small}: {name} model with projective embeddings in {store}" in printed
+    status, _, error = run(capsys, "compress", "--model", trained.model, *asked, "--output", small)
+    assert status == 2 and "--force" in error
+
+
+def test_trim_keeps_the_words_of_a_text(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, small = tmp_path / "text", tmp_path / "small.pt"
+    text.write_text(trained.text.read_text(encoding="utf-8").splitlines()[0] + "\n", encoding="utf-8")
+    status, printed, error = run(capsys, "trim", "--model", trained.model, "--text", text, "--output", small)
+    assert status == 0, error
+    assert adapters.find_host(small)[0] == trained.host
+    (before,) = opened(trained.host).read_trimmable(trained.model).vocabularies()
+    (after,) = opened(trained.host).read_trimmable(small).vocabularies()
+    maps = small / "ids.tsv" if small.is_dir() else tmp_path / "small.pt.ids.tsv"
+    assert str(maps) in printed
+    pairs = [tuple(map(int, line.split("\t"))) for line in maps.read_text().splitlines()]
+    assert [new for _, new in pairs] == list(range(len(after.words))) and len(pairs) < len(before.words)
+    assert [before.words[old] for old, _ in pairs] == list(after.words)
+    assert {before.words[special] for special in before.specials} <= set(after.words)
