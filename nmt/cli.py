@@ -15,15 +15,29 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmt.options.arguments import parse
 from nmt.options.paths import TRAIN, TRANSLATE, check_new_model
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.command_line import NO_PARTIAL_FILES, Parser, error_line, exit_with, explain, run
+from shared_embeddings.utils.command_line import (
+    NO_PARTIAL_FILES,
+    Parser,
+    error_line,
+    exit_with,
+    explain,
+    run,
+    run_module,
+)
 from shared_embeddings.utils.interrupts import RESUME
 from shared_embeddings.utils.path_options import PathOption
 
 # How words begin that are in no vocabulary file: transforms put them in, or they fill up the last multiple.
 NOT_IN_FILES = ("｟", "averyunlikelytoken")
+
+
+def parse(*arguments: Any, **options: Any) -> Namespace:
+    """See `nmt.options.arguments.parse`, which needs the extra ``nmt``."""
+    from nmt.options import arguments as module
+
+    return module.parse(*arguments, **options)
 
 
 def _command(function: Callable[[], None], advice: str = NO_PARTIAL_FILES) -> Callable[[], None]:
@@ -310,3 +324,23 @@ def server() -> None:
     from nmt.translate.server import make_parser, serve
 
     serve(parse(make_parser()))
+
+
+def characters() -> None:
+    """``onmt_characters``: text as characters, and characters as text."""
+    run_module("onmt_characters", "nmt.summarization.characters")
+
+
+def character_vocab() -> None:
+    """``onmt_character_vocab``: the vocabulary of a model that reads and writes characters."""
+    run_module("onmt_character_vocab", "nmt.summarization.vocabulary")
+
+
+def rerank() -> None:
+    """``onmt_rerank``: choose one of several headlines by its words."""
+    run_module("onmt_rerank", "nmt.summarization.rerank")
+
+
+def rouge() -> None:
+    """``onmt_rouge``: ROUGE of headlines or summaries."""
+    run_module("onmt_rouge", "nmt.summarization.rouge_command")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nmt.summarization.commands import clean_lines
-from shared_embeddings.utils.command_line import Parser, exit_with, run
+from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.path_options import PathOption
 
@@ -45,13 +45,8 @@ def convert_file(source: Path, target: Path, convert: Callable[[str], str]) -> N
         file.writelines(f"{convert(line)}\n" for line in clean_lines(source))
 
 
-def main() -> None:
-    """``onmt_characters split`` and ``onmt_characters join``."""
-    exit_with(run("onmt_characters", _main))
-
-
-def _main(arguments: Sequence[str]) -> None:
-    """Run the command on its arguments."""
+def main(arguments: Sequence[str]) -> None:
+    """Run ``onmt_characters split`` or ``onmt_characters join``."""
     parser = Parser("onmt_characters", description="Text as characters, and characters as text")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, text) in COMMANDS.items():

@@ -16,7 +16,7 @@ from pathlib import Path
 from nmt.data.batches import count_lines
 from nmt.summarization.commands import clean_lines
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.command_line import Parser, exit_with, run
+from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.path_options import PathOption
 
@@ -85,13 +85,8 @@ def rerank(sources: Path, hypotheses: Path, n_best: int, ignored: frozenset[str]
         yield best_hypothesis(source, list(islice(candidates, n_best)), ignored)
 
 
-def main() -> None:
-    """``onmt_rerank``."""
-    exit_with(run("onmt_rerank", _main))
-
-
-def _main(arguments: Sequence[str]) -> None:
-    """Run the command on its arguments."""
+def main(arguments: Sequence[str]) -> None:
+    """Run ``onmt_rerank``."""
     parser = Parser(
         "onmt_rerank",
         description="Keep the hypothesis with most content words of the source; texts are plain words, "

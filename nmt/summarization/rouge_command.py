@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from nmt.summarization.rouge import PRESETS, score_texts
 from nmt.summarization.rouge_tokens import TOKENS, read_exceptions, read_texts
-from shared_embeddings.utils.command_line import Parser, exit_with, run
+from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
 
 
@@ -60,13 +60,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def main() -> None:
-    """``onmt_rouge``."""
-    exit_with(run("onmt_rouge", _main))
-
-
-def _main(arguments: Sequence[str]) -> None:
-    """Run the command on its arguments."""
+def main(arguments: Sequence[str]) -> None:
+    """Run ``onmt_rouge``."""
     options = make_parser().parse_args(arguments)
     overrides = ("cut_bytes", "tokens", "stemming", "seed")
     changed = {name: getattr(options, name) for name in overrides if name in options}

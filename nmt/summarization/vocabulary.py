@@ -9,7 +9,7 @@ from pathlib import Path
 from nmt.summarization.characters import SPACE
 from nmt.summarization.commands import clean_lines
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.command_line import Parser, exit_with, run
+from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.path_options import PathOption
 
@@ -48,13 +48,8 @@ def vocabulary_text(counts: Counter[str]) -> str:
     return "".join(f"{token}\t{count}\n" for token, count in entries)
 
 
-def main() -> None:
-    """``onmt_character_vocab``."""
-    exit_with(run("onmt_character_vocab", _main))
-
-
-def _main(arguments: Sequence[str]) -> None:
-    """Run the command on its arguments."""
+def main(arguments: Sequence[str]) -> None:
+    """Run ``onmt_character_vocab``."""
     parser = Parser(
         "onmt_character_vocab",
         description="Make one vocabulary for a source in subwords and a target in characters, for "

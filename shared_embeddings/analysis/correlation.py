@@ -22,6 +22,7 @@ from shared_embeddings.analysis.similarity import (
     mean_off_diagonal,
 )
 from shared_embeddings.checkpoints.adapter import WordEmbedding
+from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import replacing
 
 # Words per block.
@@ -113,14 +114,10 @@ def draw_map(found: LayerCorrelation, path: Path) -> None:
     Constant dimensions are gray.
     """
     # Not pyplot, which chooses a GUI backend and keeps every figure alive.
-    from matplotlib import colormaps
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.4, 4.0), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = require("matplotlib.figure").Figure(figsize=(4.4, 4.0), dpi=120, layout="constrained")
+    require("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    colors = colormaps["viridis"].with_extremes(bad="lightgrey")
+    colors = require("matplotlib").colormaps["viridis"].with_extremes(bad="lightgrey")
     image = axes.imshow(found.correlations.abs().numpy(), vmin=0.0, vmax=1.0, cmap=colors)
     axes.set_title(f"{found.embedding}: {found.layer}", fontsize=9)
     axes.set_xlabel("dimension")

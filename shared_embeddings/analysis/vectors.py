@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import UNREADABLE, first_line
 
 # The first bytes of a fastText model with subwords.
@@ -68,24 +69,11 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
     return found
 
 
-def _gensim() -> Any:
-    """Import gensim, or raise an error that names it."""
-    try:
-        import gensim  # type: ignore[import-untyped]
-        import gensim.models.fasttext  # type: ignore[import-untyped]
-    except ImportError:
-        raise ImportError(
-            "reading word vectors requires gensim, which is not installed; pip install gensim"
-        ) from None
-    return gensim
-
-
 def _load(path: Path, kind: str, limit: int | None) -> Any:
     """Load a file with gensim."""
-    gensim = _gensim()
     if kind == "a fastText model":
-        return gensim.models.fasttext.load_facebook_vectors(str(path))
-    return gensim.models.KeyedVectors.load_word2vec_format(
+        return require("gensim.models.fasttext").load_facebook_vectors(str(path))
+    return require("gensim.models").KeyedVectors.load_word2vec_format(
         str(path), binary=kind == "binary vectors", no_header=kind == "lines", limit=limit
     )
 
@@ -93,7 +81,7 @@ def _load(path: Path, kind: str, limit: int | None) -> Any:
 def _kind_of(path: Path) -> str:
     """Detect the format of a file from its first lines."""
     try:
-        with _gensim().utils.open(str(path), "rb") as file:
+        with require("gensim.utils").open(str(path), "rb") as file:
             first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
     except (OSError, EOFError) as error:
         raise ValueError(f"vectors {path}: cannot be read ({first_line(error)}); replace it") from error
@@ -156,7 +144,7 @@ def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
 def _lines(path: Path, limit: int | None, has_header: bool) -> Iterator[bytes]:
     """The lines of the file, up to the limit."""
     try:
-        with _gensim().utils.open(str(path), "rb") as file:
+        with require("gensim.utils").open(str(path), "rb") as file:
             for number, line in enumerate(file):
                 if limit is not None and number >= limit + has_header:
                     return

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from shared_embeddings.classes.sizes import describe_sizes, draw_sizes, figure_class
+from shared_embeddings.classes.sizes import describe_sizes, draw_sizes
 from shared_embeddings.classes.skipgram import Path, train_word_vectors
 from shared_embeddings.classes.word_classes import WordClasses, class_of_unseen
+from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import staged
 from shared_embeddings.utils.path_options import Given, PathOption, check_paths
 
@@ -53,7 +54,9 @@ def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
             f"num_classes is {num_classes}, but only {different} words have distinct vectors; lower it, or "
             "provide more text"
         )
-    fitted = _kmeans()(n_clusters=num_classes, n_init=1, random_state=seed).fit(directions)
+    fitted = (
+        require("sklearn.cluster").KMeans(n_clusters=num_classes, n_init=1, random_state=seed).fit(directions)
+    )
     classes = np.full(len(vectors), class_of_unseen(fitted.cluster_centers_), dtype=np.int64)
     classes[seen] = fitted.labels_
     return Clusters(classes, fitted.cluster_centers_)
@@ -176,7 +179,7 @@ def _check_settings(num_classes: int, seed: int) -> None:
 
 def _check_before_work(words: int, num_classes: int, seed: int) -> None:
     """Raise before the long work what would fail after it."""
-    _kmeans()
+    require("sklearn.cluster")
     _check_settings(num_classes, seed)
     if num_classes > words:
         raise ValueError(f"num_classes is {num_classes}, more than the {words} words; lower it")
@@ -189,7 +192,7 @@ def _check_files(
     outputs = {"--output": (PathOption.NEW_FILE, output), "--figure": (PathOption.NEW_FILE, figure)}
     check_paths({**inputs, **outputs}, force)
     if figure is not None:
-        figure_class()
+        require("matplotlib.figure")
 
 
 def _write(made: WordClasses, output: Path, figure: Path | None) -> str:
@@ -207,17 +210,6 @@ def _write(made: WordClasses, output: Path, figure: Path | None) -> str:
     if figure is not None:
         lines.append(f"figure: {figure}")
     return "\n".join([*lines, f"classes: {output}"])
-
-
-def _kmeans() -> Any:
-    """scikit-learn's k-means."""
-    try:
-        from sklearn.cluster import KMeans  # type: ignore[import-untyped]
-    except ImportError:
-        raise ImportError(
-            "clustering needs scikit-learn, which is not installed; pip install 'shared-embeddings[classes]'"
-        ) from None
-    return KMeans
 
 
 def _without_count(line: str) -> str:

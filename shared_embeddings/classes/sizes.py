@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
 
 import numpy as np
 
 from shared_embeddings.classes.skipgram import Path
 from shared_embeddings.classes.word_classes import WordClasses
+from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import replacing
 
 _BAR = 40
@@ -39,7 +39,7 @@ def draw_sizes(word_classes: WordClasses, path: Path) -> None:
         ImportError: matplotlib is not installed.
     """
     sizes = np.sort(word_classes.sizes())[::-1]
-    figure = figure_class()(figsize=(6, 3.5), layout="constrained")
+    figure = require("matplotlib.figure").Figure(figsize=(6, 3.5), layout="constrained")
     axes = figure.add_subplot()
     axes.bar(np.arange(len(sizes)), sizes, width=1.0)
     axes.set_xlabel("class, by size")
@@ -47,12 +47,3 @@ def draw_sizes(word_classes: WordClasses, path: Path) -> None:
     axes.set_title(f"{len(word_classes.words):,} words in {len(sizes):,} classes")
     with replacing(pathlib.Path(path)) as temporary:
         figure.savefig(temporary, format="png", dpi=150)
-
-
-def figure_class() -> Any:
-    """matplotlib's Figure class."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("a figure needs matplotlib, which is not installed; install it") from None
-    return Figure

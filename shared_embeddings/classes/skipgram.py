@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from shared_embeddings.utils.extras import require
+
 Path = str | os.PathLike[str]
 
 # gensim truncates longer sentences.
@@ -53,13 +55,9 @@ def train_word_vectors(
         raise ValueError(
             "no word of the vocabulary occurs in the texts; tokenize the texts as the vocabulary"
         )
-    try:
-        from gensim.models import Word2Vec  # type: ignore[import-untyped]
-    except ImportError:
-        raise ImportError(
-            "word vectors need gensim, which is not installed; pip install 'shared-embeddings[classes]'"
-        ) from None
-    model = Word2Vec(vector_size=dim, window=window, sg=1, min_count=1, workers=1, seed=seed, epochs=epochs)
+    model = require("gensim.models").Word2Vec(
+        vector_size=dim, window=window, sg=1, min_count=1, workers=1, seed=seed, epochs=epochs
+    )
     # In vocabulary order, so that ties between counts are always broken alike.
     model.build_vocab_from_freq({word: counts[word] for word in vocabulary if word in counts})
     with _progress(number * epochs) as bar:

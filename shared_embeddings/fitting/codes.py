@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from shared_embeddings.fitting.table import BLOCK, blocks, check_table
+from shared_embeddings.utils.extras import require
 
 # Words per step of the auto-encoder (Shu & Nakayama, section 4).
 _AUTOENCODER_BATCH = 128
@@ -36,8 +37,6 @@ def product_quantisation(
     Raises:
         ValueError: a table that cannot be used, or sizes that do not fit it.
     """
-    from sklearn.cluster import KMeans  # type: ignore[import-untyped]
-
     check_table(table)
     words, dim = table.shape
     if num_groups < 1 or dim % num_groups:
@@ -48,7 +47,7 @@ def product_quantisation(
     pieces = table.detach().float().cpu().view(words, num_groups, -1).unbind(1)
     for group, piece in enumerate(tqdm(pieces, desc="k-means", disable=not progress)):
         # Any whole number is a seed elsewhere; this takes 32 bits without a sign.
-        means = KMeans(num_clusters, n_init=1, random_state=(seed + group) % 2**32)
+        means = require("sklearn.cluster").KMeans(num_clusters, n_init=1, random_state=(seed + group) % 2**32)
         codes.append(torch.from_numpy(means.fit_predict(piece.contiguous().numpy())).long())
         centroids.append(torch.from_numpy(means.cluster_centers_))
     return torch.stack(codes, dim=1).to(table.device), torch.stack(centroids).to(table)

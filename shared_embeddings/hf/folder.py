@@ -14,7 +14,7 @@ import shared_embeddings.utils.reading as documents
 from shared_embeddings.checkpoints.checksums import load_safetensors, recorded_checksum
 from shared_embeddings.checkpoints.storage import HEADER, unpack
 from shared_embeddings.checkpoints.tensors import check_finite
-from shared_embeddings.hf.library import transformers
+from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
 
 WEIGHTS = "model.safetensors"
@@ -106,7 +106,7 @@ def model_class(folder: Path, config: dict[str, Any]) -> Any:
     Raises:
         ValueError: it names none, or a class that is not in transformers; code in the folder is never run.
     """
-    library = transformers()
+    library = require("transformers")
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     found = getattr(library, str(name), None)
@@ -184,7 +184,7 @@ def _from_packed(
     named = {"config": chosen.config_class.from_pretrained(folder, **local), **settings}
     if (folder / GENERATION).is_file():
         named.setdefault(
-            "generation_config", transformers().GenerationConfig.from_pretrained(folder, **local)
+            "generation_config", require("transformers").GenerationConfig.from_pretrained(folder, **local)
         )
     loaded = [load_safetensors(file, f"weights {file}") for file in files]
     state = unpack({name: tensor for tensors in loaded for name, tensor in tensors.items()})

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from shared_embeddings.checkpoints.quality import Quality
-from shared_embeddings.hf.library import transformers
 from shared_embeddings.hf.positions import first_position
 from shared_embeddings.hf.words import Vocabulary
+from shared_embeddings.utils.extras import require
 
 # The longest window, limited by the memory for the scores of all words.
 _LONGEST = 1024
@@ -57,7 +57,7 @@ def perplexity(model: Any, vocabulary: Vocabulary, path: Path) -> Quality:
 
 def check_causal(model: Any) -> None:
     """Raise ValueError unless the model predicts each token from those before it."""
-    names = transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    names = require("transformers").models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     kind = type(model).__name__
     if model.config.is_encoder_decoder or kind not in set(names.values()):
         raise ValueError(

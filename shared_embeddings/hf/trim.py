@@ -20,6 +20,7 @@ from shared_embeddings.hf.saving import replacing_folder
 from shared_embeddings.hf.token_ids import check_ids, named_ids, with_new_ids
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
 from shared_embeddings.hf.word_rows import SIDES, Weights, without_weights, word_axes
+from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
 
 NAME = "tokens"
@@ -42,12 +43,12 @@ class TrimmableFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        from transformers import AutoConfig
-
         self.path = path
         self.settings = read_config(path)
         _check_folder(path, self.settings)
-        self.config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        self.config = require("transformers").AutoConfig.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
         text = self.config.get_text_config()
         if text is not self.config and TEXT not in self.settings:
             raise ValueError(
@@ -241,10 +242,10 @@ def _load_tokenizer(folder: Path) -> Any:
     Raises:
         ValueError: it cannot be loaded, or is a slow one.
     """
-    from transformers import AutoTokenizer
-
     try:
-        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        loaded = require("transformers").AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # the library tokenizers raises plain ones
         raise ValueError(f"model {folder}: its tokenizer cannot be loaded ({first_line(error)})") from error
     if not loaded.is_fast:

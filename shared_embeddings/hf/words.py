@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shared_embeddings.hf.library import transformers
+from shared_embeddings.utils.extras import require
 
 _LINES = 1000
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.spm", "*.model", "merges.txt")
@@ -100,7 +100,7 @@ def _read_tokenizer(folder: Path) -> Any:
     if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
         return None
     try:
-        return transformers().AutoTokenizer.from_pretrained(
+        return require("transformers").AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     # The errors depend on the libraries that the tokenizer requires.

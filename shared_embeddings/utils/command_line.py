@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 import os
 import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import Any, NoReturn
 
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils import interrupts
+from shared_embeddings.utils.extras import missing_module
 from shared_embeddings.utils.files import first_line, os_error_line
 from shared_embeddings.utils.path_options import check_path_options
 
@@ -43,7 +46,8 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, (UserError, OSError)):
         return error_line(error)
     if isinstance(error, ImportError):
-        return f"{error_line(error)}; install the package or drop the option that requires it"
+        advice = missing_module(error.name or "")
+        return advice or f"{error_line(error)}; install the package or drop the option that requires it"
     if isinstance(error, RecursionError):
         return "the input is nested too deeply; reduce its depth"
     if isinstance(error, UnicodeEncodeError):
@@ -62,7 +66,7 @@ def run(
     explain: Explain = explain,
     advice: str = NO_PARTIAL_FILES,
 ) -> int:
-    """Run a command and return its exit status.
+    """Run a command and return its exit status; ``--version`` alone prints the version.
 
     User errors print one line to stderr and exit with 2 (``SHARED_EMBEDDINGS_TRACEBACK=1`` shows the
     traceback). SIGINT and SIGTERM print one line and exit with 130 and 143. A closed output pipe exits with
@@ -77,7 +81,8 @@ def run(
     """
     try:
         with interrupts.signals_raised():
-            status = main(sys.argv[1:] if arguments is None else arguments)
+            given = sys.argv[1:] if arguments is None else arguments
+            status = _print_version(program) if list(given) == ["--version"] else main(given)
             sys.stdout.flush()
         return status or 0
     except BrokenPipeError:
@@ -99,6 +104,25 @@ def run(
         _settle_output()
         print(f"{program}: {message}", file=sys.stderr)
         return USER_ERROR
+
+
+def _print_version(program: str) -> None:
+    """Print the version of this package."""
+    print(f"{program} {metadata.version('shared-embeddings')}")
+
+
+def run_module(program: str, module: str, explain: Explain = explain, advice: str = NO_PARTIAL_FILES) -> None:
+    """Run ``main(arguments)`` of a module as a command, see `run`, and leave with its exit status.
+
+    The module is imported after signals are handled, so a package that it needs and that is not installed is
+    reported like any other error.
+    """
+
+    def main(arguments: Sequence[str]) -> int | None:
+        status: int | None = importlib.import_module(module).main(arguments)
+        return status
+
+    exit_with(run(program, main, explain=explain, advice=advice))
 
 
 def exit_with(status: int) -> None:

@@ -14,10 +14,6 @@ import pytest
 
 from nmt import cli
 from nmt.options.ranges import RANGES, names
-from nmt.summarization import characters as characters_command
-from nmt.summarization import rerank as rerank_command
-from nmt.summarization import rouge_command
-from nmt.summarization import vocabulary as vocabulary_command
 from tests.loops import slow_except
 from tests.malformed.harness import (
     Case,
@@ -144,7 +140,7 @@ def rerank(host: Host) -> Command:
     source = str(host.folder / "test.src")
     return Command(
         "onmt_rerank",
-        rerank_command.main,
+        cli.rerank,
         {
             "-source": [source],
             "-hypotheses": [source],
@@ -159,7 +155,7 @@ def rerank(host: Host) -> Command:
 def characters(host: Host) -> Command:
     return Command(
         "onmt_characters",
-        characters_command.main,
+        cli.characters,
         {"-input": [str(host.folder / "test.src")], "-output": [str(host.folder / "output")]},
         head=["split"],
         inputs=("-input",),
@@ -171,7 +167,7 @@ def character_vocab(host: Host) -> Command:
     host.write("characters", ["a b <sp> c"])
     return Command(
         "onmt_character_vocab",
-        vocabulary_command.main,
+        cli.character_vocab,
         {
             "-source": [str(host.folder / "test.src")],
             "-target": [str(host.folder / "characters")],
@@ -186,7 +182,7 @@ def rouge(host: Host) -> Command:
     source = str(host.folder / "test.src")
     return Command(
         "onmt_rouge",
-        rouge_command.main,
+        cli.rouge,
         {"--candidates": [source], "--references": [source]},
         inputs=("--candidates", "--references", "--exceptions"),
         least={"-seed": 0, "--seed": 0},

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from nmt.summarization import characters, rerank, vocabulary
+from nmt import cli
 
 MAINS = {
-    "onmt_characters": characters.main,
-    "onmt_character_vocab": vocabulary.main,
-    "onmt_rerank": rerank.main,
+    "onmt_characters": cli.characters,
+    "onmt_character_vocab": cli.character_vocab,
+    "onmt_rerank": cli.rerank,
 }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
-from nmt.summarization import rouge_command
+from nmt import cli
 from nmt.summarization.rouge import PRESETS, Report, Settings, score_texts
 from nmt.summarization.rouge_tokens import cut, read_exceptions, tokenize
 from shared_embeddings.errors import UserError
@@ -219,7 +219,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["onmt_rouge", *arguments])
         try:
-            rouge_command.main()
+            cli.rouge()
             status = 0
         except SystemExit as end:
             status = int(end.code or 0)

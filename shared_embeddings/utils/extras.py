@@ -1,0 +1,67 @@
+"""Optional dependencies: which extra of this package installs a module, and what to do when it is missing."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# The top-level modules that each extra installs beyond the dependencies of the library (pyproject.toml).
+EXTRAS = {
+    "classes": ("gensim", "matplotlib", "sklearn"),
+    "hf": ("accelerate", "tokenizers", "transformers"),
+    "lm": ("tensorboard", "torchtext"),
+    "nmt": (
+        "ahocorasick",
+        "configargparse",
+        "ctranslate2",
+        "fasttext",
+        "flask",
+        "nltk",
+        "pyonmttok",
+        "rapidfuzz",
+        "rouge_score",
+        "sacrebleu",
+        "sentencepiece",
+        "six",
+        "spacy",
+        "subword_nmt",
+        "waitress",
+    ),
+    "recipes": ("babel", "num2words", "sacremoses"),
+}
+# Packages that are not named like their module.
+_PACKAGES = {"sklearn": "scikit-learn", "ahocorasick": "pyahocorasick"}
+# OpenNMT-py caps torch below 2.3, so no extra can install it. It has commands of the same names, which the
+# second step replaces.
+OPENNMT = (
+    "pip install --no-deps OpenNMT-py==3.5.1, then pip install --force-reinstall --no-deps shared-embeddings"
+)
+
+
+def missing_module(name: str) -> str | None:
+    """How to install a module that cannot be imported, in one line; None for a module of no extra.
+
+    Args:
+        name: of the module, as in `ModuleNotFoundError.name`.
+    """
+    top = name.partition(".")[0]
+    if top == "onmt":
+        return f"OpenNMT-py is not installed: {OPENNMT}"
+    found = next((extra for extra, modules in EXTRAS.items() if top in modules), None)
+    package = _PACKAGES.get(top, top)
+    return found and f"the package {package} is not installed: pip install 'shared-embeddings[{found}]'"
+
+
+def require(name: str) -> Any:
+    """Import an optional module.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; the message says how to install it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        advice = missing_module(error.name or name)
+        if advice is None:
+            raise
+        raise ModuleNotFoundError(advice, name=error.name) from None
