@@ -8,7 +8,7 @@ DRILLS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo report test test-all smoke drill check format pins clean
+.PHONY: help stubs setup demo report test test-all smoke drill check format pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
@@ -43,6 +43,9 @@ check: setup ## lint, formatting and types
 format: setup ## fix lint and formatting
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
+
+stubs: setup ## describe the options of all methods to editors, after a method changed
+	@$(BIN)/python -m shared_embeddings.utils.stubs
 
 pins: ## resolve requirements/pins.in again
 	@PYTHON="$(PYTHON)" scripts/update_pins.sh

@@ -1,7 +1,7 @@
 """Word embeddings with few parameters, for the input and the output of a model, behind one interface.
 
-The options dataclass of every method is here by its name, such as ``FunnelOptions``. ``__init__.pyi`` describes
-all names to editors and type checkers; ``make stubs`` writes it.
+The options dataclass of every method is here by its name, such as ``FunnelOptions``. ``__init__.pyi``
+describes all names to editors and type checkers; ``make stubs`` writes it.
 """
 
 import shared_embeddings.utils.early_signals  # noqa: F401  # before all that takes seconds to import

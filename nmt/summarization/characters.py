@@ -57,7 +57,3 @@ def main(arguments: Sequence[str]) -> None:
         )
     options = parser.parse_args(arguments)
     convert_file(options.input, options.output, COMMANDS[options.command][0])
-
-
-if __name__ == "__main__":
-    main()

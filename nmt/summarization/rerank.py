@@ -112,7 +112,3 @@ def main(arguments: Sequence[str]) -> None:
     chosen = rerank(options.source, options.hypotheses, options.n_best, ignored)
     with replacing(options.output) as fresh, fresh.open("w", encoding="utf-8", newline="") as file:
         file.writelines(f"{line}\n" for line in chosen)
-
-
-if __name__ == "__main__":
-    main()

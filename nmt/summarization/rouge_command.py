@@ -70,7 +70,3 @@ def main(arguments: Sequence[str]) -> None:
     references = [read_texts(path) for path in options.references]
     report = score_texts(candidates, references, settings, read_exceptions(options.exceptions))
     print(json.dumps(report.as_json(), indent=2) if options.json else report)
-
-
-if __name__ == "__main__":
-    main()

@@ -68,7 +68,3 @@ def main(arguments: Sequence[str]) -> None:
     if not counts:
         raise UserError("source and target have no text")
     write_text(options.output, vocabulary_text(counts))
-
-
-if __name__ == "__main__":
-    main()

@@ -82,7 +82,10 @@ def run(
     try:
         with interrupts.signals_raised():
             given = sys.argv[1:] if arguments is None else arguments
-            status = _print_version(program) if list(given) == ["--version"] else main(given)
+            if list(given) == ["--version"]:
+                print(f"{program} {metadata.version('shared-embeddings')}")
+                return 0
+            status = main(given)
             sys.stdout.flush()
         return status or 0
     except BrokenPipeError:
@@ -104,11 +107,6 @@ def run(
         _settle_output()
         print(f"{program}: {message}", file=sys.stderr)
         return USER_ERROR
-
-
-def _print_version(program: str) -> None:
-    """Print the version of this package."""
-    print(f"{program} {metadata.version('shared-embeddings')}")
 
 
 def run_module(program: str, module: str, explain: Explain = explain, advice: str = NO_PARTIAL_FILES) -> None:

@@ -32,9 +32,10 @@ EXTRAS = {
 # Packages that are not named like their module.
 _PACKAGES = {"sklearn": "scikit-learn", "ahocorasick": "pyahocorasick"}
 # OpenNMT-py caps torch below 2.3, so no extra can install it. It has commands of the same names, which the
-# second step replaces.
+# last step replaces.
 OPENNMT = (
-    "pip install --no-deps OpenNMT-py==3.5.1, then pip install --force-reinstall --no-deps shared-embeddings"
+    "pip install 'shared-embeddings[nmt]' && pip install --no-deps OpenNMT-py==3.5.1 && "
+    "pip install --no-deps --force-reinstall shared-embeddings"
 )
 
 
