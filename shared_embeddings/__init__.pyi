@@ -12,13 +12,13 @@ from shared_embeddings.options import STORED as STORED, OptionError as OptionErr
 from shared_embeddings.registry import expected_count as expected_count, file_options as file_options, methods as methods, options as options
 from shared_embeddings.sizing import accounting as accounting
 from shared_embeddings.methods.adaptive import AdaptiveEmbedding
-from shared_embeddings.layers.adaptive_options import AdaptiveOptions as AdaptiveOptions
+from shared_embeddings.methods.adaptive import AdaptiveOptions as AdaptiveOptions
 from shared_embeddings.methods.alone import AloneEmbedding
 from shared_embeddings.methods.alone import AloneOptions as AloneOptions
 from shared_embeddings.methods.compositional_code import CompositionalCodeEmbedding
 from shared_embeddings.methods.compositional_code import CompositionalCodeOptions as CompositionalCodeOptions
 from shared_embeddings.methods.define import DefineEmbedding
-from shared_embeddings.layers.define_options import DefineOptions as DefineOptions
+from shared_embeddings.methods.define import DefineOptions as DefineOptions
 from shared_embeddings.methods.funnel import FunnelEmbedding
 from shared_embeddings.methods.funnel import FunnelOptions as FunnelOptions
 from shared_embeddings.methods.group_reduce import GroupReduceEmbedding

@@ -1,7 +1,7 @@
 """Fitting an embedding to a trained table, so that a model can be compressed instead of trained again.
 
-Each method has its own `fit`, with a closed form or an algorithm of `shared_embeddings.fitting`; the default
-is gradient descent on the reconstruction loss of Distilled Embedding (Eq. 5).
+Each method has its own `fit`, with a closed form or an algorithm of `shared_embeddings.fitting.fit`; the
+default is gradient descent on the reconstruction loss of Distilled Embedding (Eq. 5).
 
 Axes: ``V`` vocabulary, ``D`` model dimension, ``R`` rank.
 """
