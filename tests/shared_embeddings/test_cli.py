@@ -87,7 +87,7 @@ def test_classes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     figure = tmp_path / "sizes.png"
     asked = ["--text", text, "--vocab", vocabulary, "--num-classes", "2", "--output", output, "--dim", "4"]
     out = printed(capsys, "classes", *map(str, [*asked, "--figure", figure]))
-    assert "5 words in 2 classes" in out and "never occur in the texts: 1," in out
+    assert "5 words in 2 classes" in out and "do not occur in the texts: 1," in out
     assert WordClasses.load(output).num_classes == 2
     assert figure.read_bytes().startswith(b"\x89PNG")
     other = tmp_path / "other.npz"

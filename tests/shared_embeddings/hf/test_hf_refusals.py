@@ -16,7 +16,6 @@ tokenizers = pytest.importorskip("tokenizers")
 import transformers  # noqa: E402
 
 from shared_embeddings import hf  # noqa: E402
-from shared_embeddings.hf import library  # noqa: E402
 from shared_embeddings.hf.adapter import Adapter  # noqa: E402
 from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, compress, write  # noqa: E402
 
@@ -241,8 +240,8 @@ def test_transformers_is_not_installed(tmp_path: Path, monkeypatch: pytest.Monke
     def missing(name: str) -> None:
         raise ImportError(f"No module named '{name}'")
 
-    monkeypatch.setattr(library, "importlib", SimpleNamespace(import_module=missing))
-    with pytest.raises(ImportError, match=r'pip install "shared-embeddings\[hf\]"'):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"pip install 'shared-embeddings\[hf\]'"):
         Adapter().read(tmp_path / "model")
 
 
