@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -236,9 +236,6 @@ def test_tables_to_look_at(tmp_path: Path, kind: str) -> None:
 
 def test_transformers_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("bert", tmp_path / "model")
-
-    def missing(name: str) -> None:
-        raise ImportError(f"No module named '{name}'")
 
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match=r"pip install 'shared-embeddings\[hf\]'"):
