@@ -20,7 +20,7 @@ demo: setup ## train, run and compare several small translators, about five minu
 	@PATH="$(CURDIR)/$(BIN):$$PATH" recipes/quickstart/run.sh
 
 report: setup ## all results next to the papers' figures, in runs/report/report.html (RUNS=... for other runs)
-	@$(BIN)/python -m recipes.report
+	@$(BIN)/python -m recipes report
 
 test: setup ## run the quick tests, three minutes (PYTEST_ARGS="-k name" selects, WORKERS=0 for one process)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(PYTEST_ARGS)
@@ -29,8 +29,8 @@ test-all: setup ## run all tests, the slow ones too
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 smoke: setup ## run every recipe end to end on tiny generated data (RECIPES="ptb_awd_lstm" selects)
-	@names=$$($(BIN)/python -m recipes.smoke --list $(RECIPES)) && printf '%s\n' $$names | \
-	  xargs -n 1 -P $(if $(filter 0,$(WORKERS)),1,$(WORKERS)) $(BIN)/python -m recipes.smoke
+	@names=$$($(BIN)/python -m recipes smoke --list $(RECIPES)) && printf '%s\n' $$names | \
+	  xargs -n 1 -P $(if $(filter 0,$(WORKERS)),1,$(WORKERS)) $(BIN)/python -m recipes smoke
 
 drill: setup ## kill, stop and starve the commands, and count the outcomes (DRILLS="training --tries 3" selects)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.drills $(DRILLS)

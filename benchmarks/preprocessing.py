@@ -26,8 +26,8 @@ from tqdm import tqdm
 from benchmarks.publishing import parser_of, publish
 from recipes.common.corpus import write_lines
 from recipes.common.errors import UserError, run_main
-from recipes.common.recipe import Recipe
-from recipes.published.settings import Settings, read_settings
+from recipes.common.recipe import find_recipe
+from recipes.translation.settings import Settings, read_settings
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.path_options import PathOption
 
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--folder", type=PathOption.FOLDER, required=True, help="holds all data, several GB")
     options = parser.parse_args(arguments)
-    settings = read_settings(Recipe(options.recipe).folder / "data.yaml")
+    settings = read_settings(find_recipe(options.recipe).folder / "data.yaml")
     pieces = options.pieces or list(settings.pieces)
     raw = options.folder.absolute() / "raw"
     languages = (
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     write_corpus(raw / options.recipe, settings, options.pairs, languages)
     environment = {**os.environ, "DATA_DIR": str(raw), "RUNS": str(options.folder.absolute() / "runs")}
-    command = [sys.executable, "-m", "recipes.published.preprocess", options.recipe, *pieces]
+    command = [sys.executable, "-m", "recipes", options.recipe, "preprocess", *pieces]
     steps = watch(command, environment)
     record = {
         "recipe": options.recipe,

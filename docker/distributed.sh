@@ -65,7 +65,7 @@ case $1 in
         [ -f "$project/$1" ] || fail "there is no $1; there are $(cd "$project" && echo recipes/*/train.sh)"
         if grep -q TORCHRUN "$project/$1"; then
             TORCHRUN=$torchrun exec "$project/$1" "${@:2}"
-        elif grep -q recipes.published.train "$project/$1"; then
+        elif grep -q -- --machines "$project/$1"; then
             exec "$project/$1" "${@:2}" --gpus "$gpus" --machines "$nodes" --machine "$node_rank" \
                 --address "$master" --port "$port"
         fi

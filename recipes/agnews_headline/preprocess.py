@@ -11,24 +11,21 @@ from typing import Any
 
 from recipes.agnews_headline.news import News, clean_news, hash_of, read_news
 from recipes.common.corpus import with_progress
-from recipes.common.errors import UserError, run_main
-from recipes.common.headlines import describe, encode, read_settings, text_files, write_split
-from recipes.common.moses import Tokenizer
-from recipes.common.recipe import Recipe
+from recipes.common.errors import UserError
+from recipes.common.recipe import Recipe, preprocess_options
 from recipes.common.smoke import (
     LINES,
     MERGES,
     TEST_LINES,
-    SmokeRecipe,
     generated_words,
-    preprocess_options,
     sentence,
 )
 from recipes.common.steps import run_step
-from shared_embeddings.utils.download import download, verify
-from shared_embeddings.utils.files import replacing
+from recipes.headlines.data import describe, encode, read_settings, text_files, write_split
+from recipes.translation.moses import Tokenizer
+from shared_embeddings.download import download, verify
+from shared_embeddings.files import replacing
 
-RECIPE = Recipe("agnews_headline")
 KINDS = {
     "valid": int,
     "test": int,
@@ -41,11 +38,11 @@ KINDS = {
 }
 
 
-def locate(settings: dict[str, Any]) -> Path:
+def locate(settings: dict[str, Any], home: Path) -> Path:
     """The file in ``$DATA_DIR/ag_news``, or downloaded; its checksum is right."""
     name, data_dir = settings["file"], os.environ.get("DATA_DIR")
     own = Path(data_dir) / "ag_news" / name if data_dir else None
-    path = own if own and own.is_file() else RECIPE.home / "raw" / name
+    path = own if own and own.is_file() else home / "raw" / name
     if path.is_file():
         verify(path, settings["sha256"])
     else:
@@ -72,7 +69,7 @@ def split_news(news: list[News], valid: int, test: int) -> dict[str, list[News]]
 
 
 def write_texts(path: Path, settings: dict[str, Any], folder: Path) -> None:
-    """Split, clean and tokenise; see `recipes.common.headlines.write_split`."""
+    """Split, clean and tokenise; see `recipes.headlines.data.write_split`."""
     tokenizer = Tokenizer("en")
     for split, pairs in split_news(read_news(path), settings["valid"], settings["test"]).items():
         texts = with_progress([pair.description for pair in pairs], split)
@@ -109,19 +106,15 @@ def write_smoke_table(path: Path) -> None:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare AG News below $RUNS/agnews_headline/data, from $DATA_DIR/ag_news or from the network."""
-    options = preprocess_options(RECIPE, main.__doc__, arguments)
-    recipe, settings = RECIPE, read_settings(options.settings, KINDS)
+    options = preprocess_options(recipe, main.__doc__, arguments)
+    settings = read_settings(options.settings, KINDS)
     if options.smoke:
-        recipe, settings = SmokeRecipe(recipe.name), smoke_settings(settings)
+        recipe, settings = recipe.smoke(), smoke_settings(settings)
         table = recipe.home / "raw" / settings["file"]
         write_smoke_table(table)
     else:
-        table = locate(settings)
+        table = locate(settings, recipe.home)
     prepare(table, settings, recipe.data)
     print(f"prepared {recipe.data}")
-
-
-if __name__ == "__main__":
-    raise SystemExit(run_main("preprocess", main))

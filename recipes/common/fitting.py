@@ -1,4 +1,4 @@
-"""Fitting the embedding of a row to a trained model, without any training."""
+"""Starting from a trained model: fitting an embedding to it, and the option that distills it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from recipes.common.tools import run_module
 REPORT = "fit.json"
 
 
+def distillation_options(distill: dict[str, Any], model: Path) -> dict[str, Any]:
+    """The option of training that a row's ``distill`` stands for, with the teacher's trained `model`."""
+    return {"embedding_distillation": {**distill, "teacher": str(model)}}
+
+
 def fit_model(
     teacher: Path,
     embedding: dict[str, Any],
@@ -21,7 +26,7 @@ def fit_model(
 ) -> None:
     """Write a copy of a trained model with an embedding that is fitted to its own.
 
-    This is ``shared-embeddings compress``, whose report goes into ``fit.json`` beside the copy.
+    This runs ``shared-embeddings compress``, which writes its report to ``fit.json`` beside the copy.
 
     Args:
         teacher: the trained model, of any host.
@@ -29,11 +34,11 @@ def fit_model(
         counts: a word, a tab and its count on every line.
         seed: of what is drawn.
         output: the copy.
-        steps: of methods that are fitted by gradient descent; a good number when left out.
+        steps: for methods that are fitted by gradient descent; None for a good number.
 
     Raises:
         UserError: the command failed.
-        SystemExit: with status 2 when the command has found a mistake of the user's and said so itself.
+        SystemExit: with status 2 when the command has reported a mistake of the user's itself.
     """
     arguments: list[str | Path] = ["compress", "--model", teacher, "--method", embedding["method"]]
     arguments += ["--token-counts", counts, "--seed", str(seed), "--force"]

@@ -1,102 +1,133 @@
-"""`results.json`: what was run, on what, with which code, and what came out."""
+"""``results.jsonl``: what was run, on what data, with which code, and with what outcome; a line per row."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+import fcntl
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from recipes.common.errors import UserError
-from shared_embeddings.utils.reading import read_json
-from shared_embeddings.utils.results import provenance, write_record
+from shared_embeddings.files import write_text
+from shared_embeddings.reading import parse_json
+from shared_embeddings.results import portable, provenance
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-REQUIRED = ("recipe", "row", "config", "counts", "metrics", "data_checksum")
-PACKAGES = ("torch", "OpenNMT-py", "sacrebleu", "shared-embeddings")
+FILE = "results.jsonl"
 # Folder below a recipe's runs for what its scripts make with --smoke; no result of a row lies there.
 SMOKE_FOLDER = "smoke"
+PACKAGES = ("torch", "OpenNMT-py", "sacrebleu", "shared-embeddings")
+_REQUIRED = {"row": str, "config": dict, "counts": dict, "metrics": dict, "data_checksum": str}
+Record = dict[str, Any]
 
 
-def write_results(
-    path: str | os.PathLike[str],
-    *,
-    recipe: str,
+def write_result(
+    folder: Path,
     row: str,
+    *,
     config: dict[str, Any],
     counts: dict[str, Any],
     metrics: dict[str, Any],
     data_checksum: str,
-    paper: dict[str, Any] | None = None,
     **extra: Any,
-) -> None:
-    """Write one evaluation, completely or not at all.
+) -> Path:
+    """Write the line of `row` in ``results.jsonl``; lines of other rows stay. Returns the file.
 
-    Paths inside the repository are written from its root on, so that the files can be handed on.
-
-    The date, the git commit and whether the tree was dirty, versions and the device are added; `extra` comes
-    last and may replace the device.
+    Paths inside the repository are written relative to its root. The date, the git commit and whether the
+    tree was dirty, versions and the device are added; `extra` comes last and may replace the device.
 
     Args:
-        path: the file, usually ``results.json`` beside the model.
-        recipe: name of the recipe.
-        row: name of the configuration, a row of the recipe's table.
-        config: the whole resolved configuration.
+        folder: of the file, usually that of the recipe's runs.
+        row: name of the row.
+        config: the settings that decide about the outcome; what they leave out has its default.
         counts: parameter counts, as `nmt.describe_checkpoint` gives them.
         metrics: scores with their signatures, speed, training time.
         data_checksum: SHA-256 over the data.
-        paper: what the paper reports for this row.
         extra: anything else, for instance ``peak_memory_mib``.
 
     Raises:
         ValueError: a value that JSON does not have (a tensor, a NaN).
+        UserError: the file has a line that is no result.
     """
     record = {
-        "recipe": recipe,
         "row": row,
         "metrics": metrics,
         "counts": counts,
-        "paper": paper,
         "data_checksum": data_checksum,
         **provenance(PACKAGES),
         "config": config,
         **extra,
     }
-    write_record(path, record)
+    path = folder / FILE
+    try:
+        line = json.dumps(portable(record), ensure_ascii=False, allow_nan=False)
+    except TypeError as error:
+        raise ValueError(f"{path}: results cannot be written: {error}") from error
+    with _alone(path):
+        lines = {record["row"]: text for text, record in _lines(path)} if path.is_file() else {}
+        lines[row] = line
+        write_text(path, "".join(f"{lines[name]}\n" for name in sorted(lines, key=natural)))
+    return path
 
 
-def read_results(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[dict[str, Any]]:
-    """Read results files, sorted by recipe and row.
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process writes to a file of results."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
-    Args:
-        source: a folder, searched for ``results.json`` at any depth but below a folder ``smoke``; or the
-            files.
+
+def read_results(path: Path) -> list[Record]:
+    """The records of a ``results.jsonl``, or of that in a folder, in natural order of their rows.
 
     Raises:
-        UserError: a folder or file that is not there, or a file that is not a results file.
+        UserError: there is no such file, or a line of it is no result.
     """
-    if isinstance(source, (str, os.PathLike)):
-        folder = Path(source)
-        if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder of results; run an evaluation first")
-        paths = sorted(path for path in folder.rglob("results.json") if not is_smoke(path, folder))
-    else:
-        paths = [Path(path) for path in source]
-    return sorted((_read(path) for path in paths), key=lambda record: (record["recipe"], record["row"]))
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{file}: no such file of results; run an evaluation first")
+    return sorted((record for _, record in _lines(file)), key=lambda record: natural(record["row"]))
+
+
+def find_result(folder: Path, row: str) -> Record | None:
+    """The record of `row` in the ``results.jsonl`` of a folder, or None.
+
+    Raises:
+        UserError: a line of the file is no result.
+    """
+    if not (folder / FILE).is_file():
+        return None
+    return next((record for record in read_results(folder) if record["row"] == row), None)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Record]]:
+    """The lines of a file with their records, checked for the keys that every reader relies on."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); evaluate again") from error
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}: line {number}"
+        try:
+            record = parse_json(line, where)
+        except UserError as error:
+            raise UserError(f"{where}: no result ({error}); remove the line and evaluate again") from error
+        for key, kind in _REQUIRED.items():
+            if not isinstance(record, dict) or not isinstance(record.get(key), kind):
+                raise UserError(f"{where}: no result, {key} is missing; remove the line and evaluate again")
+        yield line, record
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sorting key that counts numbers in a name as numbers."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"\d+|\D+", name)]
 
 
 def is_smoke(path: Path, runs: Path) -> bool:
     """Whether a file below the folder `runs` was made with ``--smoke``, on generated data."""
     return SMOKE_FOLDER in path.relative_to(runs).parts
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """One results file, checked for the keys that every reader relies on."""
-    try:
-        record = read_json(path)
-    except UserError as error:
-        raise UserError(f"{path}: not a results file ({error}); evaluate again") from error
-    missing = [key for key in REQUIRED if not isinstance(record, dict) or key not in record]
-    if missing:
-        raise UserError(f"{path}: not a results file, it has no {', '.join(missing)}; evaluate again")
-    return record

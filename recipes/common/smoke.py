@@ -1,37 +1,38 @@
-"""What ``--smoke`` does in every recipe: its whole way on a generated text, with few steps of a tiny network.
+"""What ``--smoke`` makes of rows: the same steps with a tiny network on generated text.
 
-Everything goes to a folder ``smoke`` below the recipe's own (`SmokeRecipe`), so that no real run is touched.
-Each row keeps the method of its embedding; what is counted in words of the vocabulary is made smaller.
+Everything goes to a folder ``smoke`` below the recipe's own, so that no real run is touched. Each row keeps
+the method of its embedding; what grows with the vocabulary becomes small.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from recipes.common.config import Row
-from recipes.common.recipe import Recipe
 from recipes.common.results import SMOKE_FOLDER
-from shared_embeddings.utils.command_line import Parser
-from shared_embeddings.utils.path_options import PathOption
+from recipes.common.rows import Row
 
 SMOKE = "--smoke"
 SMOKE_HELP = f"a generated text of a few hundred lines, in a folder {SMOKE_FOLDER} of its own"
 # Lines of text to train on, and to validate or test on.
 LINES, TEST_LINES = 250, 10
-# Words and semantic classes that a generated text has; merges of byte pairs that can be learned from it.
+# Words and semantic classes of a generated text; merges of byte pairs that can be learned from it.
 WORDS, CLASSES, MERGES = 400, 12, 200
 # Longest translation, in pieces or characters; above the length that headlines are asked for.
 LONGEST = 30
 CUTOFFS = (60, 120, 180)
-# What grows with the vocabulary or the steps; `cutoffs` keep their number, and the other options stay.
+# Of methods that are fitted to a trained table by gradient descent.
+FIT_STEPS = 20
+_BATCH = 256
+# Options of embeddings that grow with the vocabulary or the steps; `cutoffs` keep their number.
 _EMBEDDING = {"num_clusters": 16, "min_rank": 2, "num_classes": CLASSES, "relu_dropout_steps": 2}
-_NETWORK = {"enc_layers": 1, "dec_layers": 1, "transformer_ff": 32}
-_TRAINING: dict[str, Any] = {
+# What replaces options of `onmt_train` and `lm_train`; the second part only where a row has them.
+_TRANSLATION: dict[str, Any] = {
+    "enc_layers": 1,
+    "dec_layers": 1,
+    "transformer_ff": 32,
     "train_steps": 4,
     "valid_steps": 2,
     "save_checkpoint_steps": 2,
@@ -39,81 +40,78 @@ _TRAINING: dict[str, Any] = {
     "bucket_size": 256,
     "num_workers": 0,
 }
-# Of methods that are fitted to a trained table by gradient descent.
-FIT_STEPS = 20
-_BATCH = 256
-# Where the settings have them.
-_LESS: dict[str, Any] = {"batch_size": _BATCH, "accum_count": [1]}
-_LESS_SEARCH = {"beam_size": 2, "n_best": 2}
+_TRANSLATION_LESS: dict[str, Any] = {"batch_size": _BATCH, "accum_count": [1]}
+_SEARCH_LESS = {"beam_size": 2, "n_best": 2}
+_MODEL: dict[str, Any] = {"epochs": 2, "batch_size": 4, "sequence_length": 40, "log_every": 5}
+_MODEL_LESS: dict[str, Any] = {
+    "hidden_dim": 32,
+    "num_heads": 2,
+    "head_dim": 8,
+    "feed_forward_dim": 32,
+    "memory_length": 20,
+    "clamp_length": 20,
+    "target_length": 20,
+}
+# Two layers where the first and the last layer of an LSTM have widths of their own.
+_MODEL_LAYERS = 2
+# Options of a training that is counted in steps.
+_IN_STEPS = ("steps", "evaluate_every", "warmup_steps")
 _SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 
 
-class SmokeRecipe(Recipe):
-    """A recipe whose runs lie in a folder ``smoke`` of its own."""
-
-    @property
-    def home(self) -> Path:
-        """``$RUNS/NAME/smoke``."""
-        return super().home / SMOKE_FOLDER
-
-    def command(self, script: str, *arguments: str) -> str:
-        """As `Recipe.command`, with ``--smoke``."""
-        return super().command(script, *arguments, SMOKE)
-
-
-def parse(recipe: Recipe, usage: str, arguments: Sequence[str]) -> tuple[Recipe, Row, list[str]]:
-    """As `Recipe.parse`, and the recipe; with ``--smoke`` among the options, `SmokeRecipe` and `smoke_row`.
-
-    Raises:
-        UserError: see `Recipe.parse`.
-    """
-    row, options = recipe.parse(usage, arguments)
-    if SMOKE not in options:
-        return recipe, row, options
-    return SmokeRecipe(recipe.name), smoke_row(row), [option for option in options if option != SMOKE]
-
-
-def preprocess_options(
-    recipe: Recipe, description: str | None, arguments: Sequence[str]
-) -> argparse.Namespace:
-    """The options ``settings``, a file, and ``smoke`` of a preprocess.sh that has no others."""
-    parser = Parser("preprocess.sh", description=description)
-    default = recipe.folder / "data.yaml"
-    parser.add_argument("--settings", type=PathOption.FILE, default=default, help="default: %(default)s")
-    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
-    return parser.parse_args(arguments)
-
-
 def smoke_row(row: Row) -> Row:
-    """The same row with one narrow layer, an embedding for a small vocabulary, and a few steps."""
-    less = {name: value for name, value in _LESS.items() if name in row.train}
-    search = {name: value for name, value in _LESS_SEARCH.items() if name in row.translate}
+    """The same row with a tiny network, an embedding for a small vocabulary, and a few steps."""
+    row = replace(row, embedding=smoke_embedding(row), distill=_start(row.distill), fit=_start(row.fit))
+    if "model" in row.train:
+        return replace(
+            row,
+            train=_smaller_model(row.train),
+            finetune=None if row.finetune is None else _smaller_model(row.finetune),
+            evaluate=_less(row.evaluate, _MODEL_LESS),
+            data={},
+        )
     return replace(
         row,
-        embedding=smoke_embedding(row.embedding),
-        train={**row.train, **_NETWORK, **_TRAINING, **less},
-        translate={**row.translate, **search, "max_length": LONGEST},
+        train={**_less(row.train, _TRANSLATION_LESS), **_TRANSLATION},
+        translate={**_less(row.translate, _SEARCH_LESS), "max_length": LONGEST},
         batch=None if row.batch is None else {"tokens": 2 * _BATCH, "per_gpu": _BATCH},
-        distill=smoke_start(row.distill),
-        fit=smoke_start(row.fit),
     )
 
 
-def smoke_start(start: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What a row says of the row that it starts from, with few steps of a fit where there is one."""
+def _smaller_model(train: dict[str, Any]) -> dict[str, Any]:
+    """Options of ``lm_train`` for a narrow network and two epochs; the width of the embedding stays."""
+    kept = {name: value for name, value in _less(train, _MODEL_LESS).items() if name not in _IN_STEPS}
+    return {**kept, **_MODEL, "num_layers": min(_MODEL_LAYERS, train["num_layers"])}
+
+
+def _less(options: dict[str, Any], less: dict[str, Any]) -> dict[str, Any]:
+    """Options with those of `less` that they have."""
+    return {**options, **{name: value for name, value in less.items() if name in options}}
+
+
+def _start(start: dict[str, Any] | None) -> dict[str, Any] | None:
+    """How a row starts from another one, with few steps of the fit where there is one."""
     if start is None or start.get("embedding_start") == "random":
         return start
     return {**start, "fit_steps": FIT_STEPS}
 
 
-def smoke_embedding(embedding: dict[str, Any]) -> dict[str, Any]:
-    """The same method for the few words of a generated text."""
+def smoke_embedding(row: Row) -> dict[str, Any]:
+    """The method of a row for the few words of a generated text."""
+    embedding = row.embedding
     own: dict[str, Any] = {name: value for name, value in _EMBEDDING.items() if name in embedding}
     if "cutoffs" in embedding:
         own["cutoffs"] = list(CUTOFFS[: len(embedding["cutoffs"])])
     if embedding["method"] == "group_reduce":
         own["num_groups"] = min(4, embedding["num_groups"])
+    if "classes" in embedding and row.batch is not None:
+        own["classes"] = classes_file(CLASSES)
     return {**embedding, **own}
+
+
+def classes_file(number: int) -> str:
+    """Name of the file of so many semantic classes, in the recipes that make several."""
+    return f"classes_{number}.npz"
 
 
 def generated_words(lines: int, seed: int) -> Iterator[list[str]]:
@@ -121,11 +119,11 @@ def generated_words(lines: int, seed: int) -> Iterator[list[str]]:
 
     The words are the same for every seed, so that a test text has words of the training text.
     """
-    spoken = generated_vocabulary()
-    weights = [1 / rank for rank in range(1, len(spoken) + 1)]
+    words = generated_vocabulary()
+    weights = [1 / rank for rank in range(1, len(words) + 1)]
     draw = random.Random(seed)
     for _ in range(lines):
-        yield draw.choices(spoken, weights, k=draw.randint(3, 15))
+        yield draw.choices(words, weights, k=draw.randint(3, 15))
 
 
 def generated_vocabulary() -> list[str]:
@@ -138,7 +136,7 @@ def generated_vocabulary() -> list[str]:
 
 
 def generated_pairs(lines: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Sentences of the made-up language, and the same with the letters of each word turned round."""
+    """Sentences of the made-up language, and the same with the letters of each word reversed."""
     for words in generated_words(lines, seed):
         yield sentence(words), sentence([word[::-1] for word in words])
 

@@ -1,4 +1,4 @@
-"""Steps of a preparation that run once, and again only when something that they depend on has changed."""
+"""Steps of a preparation that run again only when something that they depend on has changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_step(
     outputs: Sequence[Path],
     settings: Mapping[str, Any],
 ) -> None:
-    """Run `action` unless its outputs are there, unharmed, and come from the same inputs and settings.
+    """Run `action` unless its outputs are there, undamaged, and come from the same inputs and settings.
 
     The stamp is written after the outputs, so that an interrupted step runs again. `action` must write each
     output under a temporary name (`shared_embeddings.utils.files.replacing`).
@@ -44,8 +44,8 @@ def run_step(
     write_text(stamp, json.dumps({**key, "outputs": _checksums(outputs)}, indent=2) + "\n")
 
 
-def tell(work: Callable[[], str]) -> None:
-    """Do `work`, and print what it says."""
+def print_result(work: Callable[[], str]) -> None:
+    """Do `work` and print the line that it returns."""
     print_line(work())
 
 

@@ -1,29 +1,22 @@
 """Tables of results in Markdown, put between two markers of a README.
 
-``python -m recipes.common.table --results runs/RECIPE --readme recipes/RECIPE/README.md`` also draws the
-picture of quality against size; with ``--quality perplexity`` it is a table of language models. Every number
-comes from a results file; a row without one says "not run".
+Every number comes from a results file; a row without one says "not run".
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recipes.common.config import is_common, read_content
-from recipes.common.errors import UserError, run_main
-from recipes.common.plot import quality_size_plot
-from recipes.common.results import read_results
-from shared_embeddings.utils.command_line import Parser
-from shared_embeddings.utils.files import write_text
-from shared_embeddings.utils.path_options import PathOption
+from recipes.common.errors import UserError
+from recipes.common.results import Record, natural
+from recipes.common.rows import Row
+from shared_embeddings.files import write_text
 
 NOT_RUN = "not run"
 BASELINE = "standard"
-Record = dict[str, Any]
 
 
 class Column(NamedTuple):
@@ -45,7 +38,7 @@ def _embedding(record: Record) -> Record:
 
 
 def describe_options(record: Record) -> str:
-    """The method's options and what the row starts from, as they are written in the configuration."""
+    """The method's options and what the row starts from, as they are written in ``rows.yaml``."""
     options = {name: value for name, value in _embedding(record).items() if name != "method"}
     parts = [f"{name} {value}" for name, value in options.items()]
     distill = dict(record["config"].get("distill") or {})
@@ -58,27 +51,20 @@ def describe_options(record: Record) -> str:
 
 
 def _difference(metric: str) -> Callable[[Record], str]:
-    """What tells a metric minus that of the baseline."""
-
-    def tell(record: Record) -> str:
-        return "–" if is_baseline(record["row"]) else f"{record['metrics'][f'{metric}_difference']:+.1f}"
-
-    return tell
+    """A column's metric minus that of the baseline."""
+    return lambda record: (
+        "–" if is_baseline(record["row"]) else f"{record['metrics'][f'{metric}_difference']:+.1f}"
+    )
 
 
 def _number(metric: str) -> Callable[[Record], str]:
-    """What tells a metric with one decimal."""
+    """A metric with one decimal."""
     return lambda record: f"{record['metrics'][metric]:.1f}"
 
 
 def _in_paper(metric: str) -> Callable[[Record], str]:
-    """What tells the paper's figure, which is known before a run."""
-
-    def tell(record: Record) -> str:
-        paper = record.get("paper") or record["config"].get("paper") or {}
-        return str(paper.get(metric, "–"))
-
-    return tell
+    """The paper's figure, which is known before a run."""
+    return lambda record: str((record.get("paper") or {}).get(metric, "–"))
 
 
 COLUMNS = {
@@ -115,12 +101,12 @@ RECIPE_COLUMNS = {
 def markdown_table(results: Iterable[Record], columns: Sequence[str | Column]) -> str:
     """A Markdown table, one row per record; ends in a newline.
 
-    A record without metrics, as `not_run` makes it, says "not run" wherever a run would tell, and so does any
-    cell whose value is missing from its record.
+    A record without metrics (`not_run`) says "not run" in every cell that needs a run, and so does any cell
+    whose value is missing from its record.
 
     Args:
         results: records of `read_results` or `not_run`, in the order of the table.
-        columns: names out of `COLUMNS`, or columns of one's own.
+        columns: names out of `COLUMNS`, or other columns.
     """
     chosen = [COLUMNS[column] if isinstance(column, str) else column for column in columns]
     lines = [
@@ -144,10 +130,9 @@ def _cell(column: Column, record: Record) -> str:
 
 
 def with_differences(results: Iterable[Record]) -> list[Record]:
-    """Copies of the records whose metrics hold ``bleu_difference`` or ``perplexity_difference``.
+    """Copies of the records whose metrics have ``bleu_difference`` or ``perplexity_difference``.
 
-    The difference is to the baseline of the same recipe: ``standard``, for ``small_x`` rather
-    ``small_standard``.
+    The difference is to the baseline: ``standard``, or ``small_standard`` for ``small_x``.
     """
     records = list(results)
     completed = []
@@ -167,55 +152,41 @@ def is_baseline(row: str) -> bool:
 
 
 def _baseline_of(record: Record, others: Sequence[Record]) -> Record | None:
-    """The baseline of the same recipe that shares most of the record's name with it, or None."""
+    """The baseline whose name shares most with the record's, or None."""
     fitting = [
         other
         for other in others
-        if other["recipe"] == record["recipe"]
-        and is_baseline(other["row"])
-        and record["row"].startswith(other["row"].removesuffix(BASELINE))
+        if is_baseline(other["row"]) and record["row"].startswith(other["row"].removesuffix(BASELINE))
     ]
     return max(fitting, key=lambda other: len(other["row"]), default=None)
 
 
-def not_run(recipe: str, row: str, config: dict[str, Any]) -> Record:
-    """The record of a configuration that has no results."""
-    return {"recipe": recipe, "row": row, "config": config, "counts": {}, "metrics": {}, "data_checksum": ""}
+def not_run(row: str, config: dict[str, Any]) -> Record:
+    """The record of a row that has no results."""
+    return {"row": row, "config": config, "counts": {}, "metrics": {}, "data_checksum": ""}
 
 
-def rows_of(configs: Path, results: Iterable[Record], pattern: str = "*") -> list[Record]:
-    """One record per configuration file of a recipe: its results, or that it was not run.
+def records_of(rows: Mapping[str, Row], results: Iterable[Record], pattern: str = "*") -> list[Record]:
+    """One record per row of a recipe, with its paper's figures: its results, or that it was not run.
 
-    ``common.yaml`` is no row. The baseline comes first, then the others by name, numbers counted as numbers.
+    The baseline comes first, then the others by name, numbers counted as numbers.
 
     Args:
-        configs: folder of the configuration files.
+        rows: by name.
         results: records of `read_results`.
         pattern: of the rows' names, such as ``small_*``.
     """
     found = {record["row"]: record for record in results}
-    records = []
-    for path in configs.glob("*.yaml"):
-        if not is_common(path) and fnmatchcase(path.stem, pattern):
-            config = read_content(path) or {}
-            records.append(found.get(path.stem) or not_run(configs.parent.name, path.stem, config))
-    return sorted(records, key=_row_order)
-
-
-def _starts_from_a_row(configs: Path, row: str) -> bool:
-    """Whether a row is fitted to another one, or distilled from it."""
-    content = read_content(configs / f"{row}.yaml") or {}
-    return "distill" in content or "fit" in content
-
-
-def _row_order(record: Record) -> tuple[bool, list[tuple[int, str]]]:
-    """Sorting key: the baseline, then natural order."""
-    parts = re.findall(r"\d+|\D+", record["row"])
-    return not is_baseline(record["row"]), [(int(p), "") if p.isdigit() else (-1, p) for p in parts]
+    records = [
+        {**(found.get(name) or not_run(name, row.settings())), "paper": row.paper}
+        for name, row in rows.items()
+        if fnmatchcase(name, pattern)
+    ]
+    return sorted(records, key=lambda record: (not is_baseline(record["row"]), natural(record["row"])))
 
 
 def update_readme(readme: str | Path, marker: str, text: str) -> None:
-    """Replace what stands between ``<!-- BEGIN marker -->`` and ``<!-- END marker -->``, and nothing else.
+    """Replace the text between ``<!-- BEGIN marker -->`` and ``<!-- END marker -->``, and nothing else.
 
     Raises:
         UserError: no such file, or its markers are missing, repeated or in the wrong order.
@@ -233,57 +204,14 @@ def update_readme(readme: str | Path, marker: str, text: str) -> None:
     write_text(path, f"{head}{begin}\n{text.rstrip()}\n{end}{tail}")
 
 
-def _columns(names: str) -> list[str]:
-    """The columns that a list with commas names."""
+def chosen_columns(names: str) -> list[str]:
+    """The columns in a list with commas.
+
+    Raises:
+        UserError: there is no such column.
+    """
     chosen = names.split(",")
     for name in chosen:
         if name not in COLUMNS:
             raise UserError(f"no column {name!r}; there are: {', '.join(COLUMNS)}")
     return chosen
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Put a recipe's table into its README and draw its plot."""
-    parser = Parser("python -m recipes.common.table", description=main.__doc__)
-    parser.add_argument(
-        "--results", type=PathOption.SOURCE, required=True, help="folder of the recipe's results"
-    )
-    parser.add_argument(
-        "--readme", type=PathOption.UPDATED, required=True, help="README with the two markers"
-    )
-    parser.add_argument("--marker", default="results", help="name of the markers (default: %(default)s)")
-    parser.add_argument(
-        "--configs", type=PathOption.SOURCE, help="folder of the rows (default: configs beside the README)"
-    )
-    parser.add_argument(
-        "--quality",
-        choices=sorted(RECIPE_COLUMNS),
-        default="bleu",
-        help="what the models are judged by (default: %(default)s)",
-    )
-    parser.add_argument("--rows", default="*", help="only rows of such names, for instance 'small_*'")
-    parser.add_argument("--columns", help="names of columns, with commas (default: those of the quality)")
-    parser.add_argument(
-        "--plot", type=PathOption.OUTPUT, help="picture (default: quality_size.png beside the README)"
-    )
-    parser.add_argument("--from-scratch", action="store_true", help="only rows that start from no other row")
-    options = parser.parse_args(arguments)
-    configs = options.configs or options.readme.parent / "configs"
-    if not configs.is_dir():
-        raise UserError(f"{configs}: no such folder; name the folder of the rows with --configs")
-    records = rows_of(configs, read_results(options.results), options.rows)
-    if options.from_scratch:
-        records = [record for record in records if not _starts_from_a_row(configs, record["row"])]
-    if not records:
-        raise UserError(f"{configs}: no row is called {options.rows}; see --rows")
-    columns = _columns(options.columns) if options.columns else RECIPE_COLUMNS[options.quality]
-    update_readme(options.readme, options.marker, markdown_table(records, columns))
-    measured = [record for record in records if record["metrics"]]
-    if measured:
-        picture = options.plot or options.readme.parent / "quality_size.png"
-        quality_size_plot(measured, picture, options.quality)
-    print(f"{options.readme}: {len(measured)} of {len(records)} rows measured")
-
-
-if __name__ == "__main__":
-    raise SystemExit(run_main("table", main))

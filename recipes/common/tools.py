@@ -1,14 +1,21 @@
-"""Running the project's commands from a recipe."""
+"""Running the project's commands from a recipe, and the small files beside a run."""
 
 from __future__ import annotations
 
+import json
 import re
+import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from recipes.common.errors import UserError
+from shared_embeddings import reading
+from shared_embeddings.files import write_text
 
 
 def run_tool(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
@@ -21,7 +28,7 @@ def run_tool(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int
 
     Raises:
         UserError: the command is not installed, or it failed.
-        SystemExit: with status 2 when the command has found a mistake of the user's and said so itself.
+        SystemExit: with status 2 when the command has reported a mistake of the user's itself.
     """
     command = Path(sys.executable).with_name(name)
     if not command.exists():
@@ -35,7 +42,7 @@ def run_module(name: str, arguments: Sequence[str | Path], keep_open: Sequence[i
 
 
 def with_overrides(own: Sequence[str | Path], given: Sequence[str]) -> list[str]:
-    """The options of a command: ours, but for those that the user gives another value; it takes each once.
+    """The options of a command: ours, except those that the user sets; the command takes each once.
 
     Args:
         own: options with their values.
@@ -58,16 +65,49 @@ def _option_name(text: str) -> str:
 
 
 def _run(name: str, command: Sequence[str | Path], keep_open: Sequence[int]) -> None:
-    """Run a command to its end; when interrupted, to where it has saved what it has."""
+    """Run a command; when interrupted, wait until it has saved its state."""
     with subprocess.Popen(command, pass_fds=keep_open) as process:
         try:
             status = process.wait()
         except KeyboardInterrupt:
-            # It may have had the same Ctrl-C, of which the first SIGTERM is told apart.
+            # It may have received the same Ctrl-C; its first SIGTERM does not count as a second one.
             process.terminate()
             process.wait()
             raise
     if status == 2:
         raise SystemExit(2)
     if status:
-        raise UserError(f"{name} ended with status {status}; see what it printed above")
+        raise UserError(f"{name} ended with status {status}; see its output above")
+
+
+def option_value(options: Sequence[str], name: str) -> str | None:
+    """The value of ``-name`` or ``--name`` among command line options, the last one if there are several."""
+    value = None
+    for index, option in enumerate(options):
+        key, _, attached = option.partition("=")
+        if key in (f"-{name}", f"--{name}"):
+            value = attached or (options[index + 1] if index + 1 < len(options) else None)
+    return value
+
+
+def peak_memory_of_children() -> float:
+    """Largest resident memory of any child process so far, in MiB."""
+    return round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, 1)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; ``None`` when it is absent or damaged."""
+    try:
+        return reading.read_json(path)
+    except (OSError, ValueError):
+        return None
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file, completely or not at all."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_yaml(path: Path, content: dict[str, Any]) -> None:
+    """Write a YAML file in the order of `content`, completely or not at all."""
+    write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))

@@ -9,21 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.corpus import read_lines, write_lines
-from recipes.common.errors import UserError, run_main
-from recipes.common.headlines import describe, encode, read_settings, text_files, write_split
-from recipes.common.recipe import Recipe
+from recipes.common.errors import UserError
+from recipes.common.recipe import Recipe, preprocess_options
 from recipes.common.smoke import (
     LINES,
     MERGES,
     TEST_LINES,
-    SmokeRecipe,
     generated_words,
-    preprocess_options,
 )
 from recipes.common.steps import run_step
 from recipes.gigaword_headline.licensed import TEST_FOLDERS, TRAIN, Files, check_lengths, locate, read_pairs
+from recipes.headlines.data import describe, encode, read_settings, text_files, write_split
 
-RECIPE = Recipe("gigaword_headline")
 KINDS = {"bpe_operations": int, "lengths": list, "valid": int, "test": int, "references": int}
 
 
@@ -106,20 +103,16 @@ def prepare(folder: Path, settings: dict[str, Any], data: Path) -> None:
     print(f"prepared {data}")
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare what lies in $DATA_DIR/gigaword below $RUNS/gigaword_headline/data."""
-    options = preprocess_options(RECIPE, main.__doc__, arguments)
+    options = preprocess_options(recipe, main.__doc__, arguments)
     settings = read_settings(options.settings, KINDS)
     if options.smoke:
-        recipe, settings = SmokeRecipe(RECIPE.name), smoke_settings(settings)
+        recipe, settings = recipe.smoke(), smoke_settings(settings)
         write_smoke_texts(recipe.home / "raw", settings["references"])
         prepare(recipe.home / "raw", settings, recipe.data)
         return
     data_dir = os.environ.get("DATA_DIR")
     if not data_dir:
         raise UserError("DATA_DIR is not set; it names the folder in which gigaword has the licensed texts")
-    prepare(Path(data_dir).absolute() / "gigaword", settings, RECIPE.data)
-
-
-if __name__ == "__main__":
-    raise SystemExit(run_main("preprocess", main))
+    prepare(Path(data_dir).absolute() / "gigaword", settings, recipe.data)

@@ -1,32 +1,31 @@
-"""The cells of the grid, what each is fitted with, and where it is kept."""
+"""The cells of a grid, and what each is fitted with."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import math
-import os
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import shared_embeddings as se
 from recipes.common.errors import UserError
-from recipes.common.results import REPOSITORY
-from shared_embeddings.sizing.targets import options_within
-from shared_embeddings.utils.reading import read_yaml
+from recipes.common.recipe import Recipe
+from recipes.common.rows import FILE, read_file
+from shared_embeddings.compression_targets import options_within
 
-RECIPE = Path(__file__).parent
-# Folders below that of everything that the recipe writes.
-DATA, CELLS = "data", "cells"
+DEFAULT = "full"
+# Words that --smoke reconstructs.
+CHOSEN = 60
 FIT_STEPS = "fit_steps"
 # Parts that a grid may lack.
 _OPTIONAL = {FIT_STEPS, "learning_rates"}
-# Options of ALONE that a cell says itself.
+# Options of ALONE that a cell sets itself.
 _OF_THE_CELL = ("hidden_dim", "seed")
 SCHEDULES = ("constant", "cosine")
 _TRAINING: dict[str, type] = {"epochs": int, "batch_size": int, "learning_rate": float, "schedule": str}
-# Of a plain table nothing is left to reconstruct; ALONE has rows of its own.
+# A plain table would be exact; ALONE has rows of its own.
 _NOT_COMPARED = ("standard", "alone")
 
 
@@ -52,7 +51,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The content of ``grid.yaml``, which explains each part.
+    """A grid of ``rows.yaml``, which explains each part.
 
     It may lack ``fit_steps``, of methods that are fitted by gradient descent (without it, each takes its own
     number), and ``learning_rates``, of rows of ALONE that take another one than ``training`` has.
@@ -122,48 +121,68 @@ class Grid:
         return {"method": cell.row, **options}
 
 
-def read_grid(path: Path) -> Grid:
-    """Read ``grid.yaml``.
+def read_grid(recipe: Recipe, name: str = DEFAULT) -> Grid:
+    """The grid `name` of a recipe's ``rows.yaml``; with ``--smoke``, a small one with the same rows.
 
     Raises:
-        UserError: absent, not YAML, or a part that is missing, unknown or impossible; it is named.
+        UserError: there is no such grid, or a part of it is missing, unknown or impossible; it is named.
     """
-    content = read_yaml(path)
+    path = recipe.folder / FILE
+    grids = read_file(path).get("grids", {})
+    if name not in grids:
+        raise UserError(f"{path}: no grid {name!r}; there are: {', '.join(grids)}")
+    content = dict(grids[name])
+    if "extends" in content:
+        content = {**grids[content.pop("extends")], **content}
+    grid = parse_grid(f"{path}: {name}", content)
+    return smoke_grid(grid) if recipe.is_smoke else grid
+
+
+def parse_grid(where: str, content: dict[str, Any]) -> Grid:
+    """Check the content of a grid.
+
+    Raises:
+        UserError: a part is missing, unknown or impossible; it is named.
+    """
     wanted = {field.name for field in dataclasses.fields(Grid)} - _OPTIONAL
     if not isinstance(content, dict) or set(content) - _OPTIONAL != wanted:
-        raise UserError(f"{path}: it must hold {', '.join(sorted(wanted))}, and nothing else")
+        raise UserError(f"{where}: it must hold {', '.join(sorted(wanted))}, and nothing else")
     for name in ("hidden", "seeds"):
         values = content[name]
         if not isinstance(values, list) or not values or any(type(value) is not int for value in values):
-            raise UserError(f"{path}: {name} is {values!r}; it must be a list of whole numbers")
+            raise UserError(f"{where}: {name} is {values!r}; it must be a list of whole numbers")
     if type(content["words"]) is not int or content["words"] < 2:
-        raise UserError(f"{path}: words is {content['words']!r}; it must be a whole number of at least 2")
+        raise UserError(f"{where}: words is {content['words']!r}; it must be a whole number of at least 2")
     steps = content.get(FIT_STEPS, 1)
     if type(steps) is not int or steps < 1:
-        raise UserError(f"{path}: {FIT_STEPS} is {steps!r}; it must be a whole number of at least 1")
-    rows = content["alone"]
+        raise UserError(f"{where}: {FIT_STEPS} is {steps!r}; it must be a whole number of at least 1")
+    _check_rows(where, content["alone"])
+    _check_training(f"{where}: training", content["training"])
+    rates = content.get("learning_rates", {})
+    if not isinstance(rates, dict) or not set(rates) <= set(content["alone"]):
+        raise UserError(f"{where}: learning_rates is {rates!r}; it must be numbers by row of alone")
+    for row, rate in rates.items():
+        _check_training(f"{where}: learning_rates: {row}", {**content["training"], "learning_rate": rate})
+    return Grid(**content)
+
+
+def _check_rows(where: str, rows: Any) -> None:
+    """Check the rows of ALONE."""
     if not isinstance(rows, dict) or any(not isinstance(row, dict) for row in rows.values()):
-        raise UserError(f"{path}: alone is {rows!r}; it must be options by row")
+        raise UserError(f"{where}: alone is {rows!r}; it must be options by row")
     if clash := sorted(set(rows) & set(se.methods())):
-        raise UserError(f"{path}: alone has a row {clash[0]!r}, which is a method; name it otherwise")
+        raise UserError(f"{where}: alone has a row {clash[0]!r}, which is a method; give it another name")
     for row, options in rows.items():
         for name in options:
             if name in _OF_THE_CELL:
                 raise UserError(
-                    f"{path}: alone: {row}: {name!r} is not for a row to set; it may set options of alone "
+                    f"{where}: alone: {row}: {name!r} is not for a row to set; it may set options of alone "
                     f"other than {' and '.join(_OF_THE_CELL)}"
                 )
-    _check_training(f"{path}: training", content["training"])
-    rates = content.get("learning_rates", {})
-    if not isinstance(rates, dict) or not set(rates) <= set(rows):
-        raise UserError(f"{path}: learning_rates is {rates!r}; it must be numbers by row of alone")
-    for row, rate in rates.items():
-        _check_training(f"{path}: learning_rates: {row}", {**content["training"], "learning_rate": rate})
-    return Grid(**content)
 
 
 def _check_training(where: str, training: Any) -> None:
-    """Refuse settings of the training that cannot be."""
+    """Check the settings of the training."""
     if not isinstance(training, dict) or set(training) != set(_TRAINING):
         raise UserError(f"{where}: it must hold {', '.join(_TRAINING)}, and nothing else")
     for name, kind in _TRAINING.items():
@@ -174,6 +193,13 @@ def _check_training(where: str, training: Any) -> None:
         raise UserError(f"{where}: schedule is {training['schedule']!r}; it must be {' or '.join(SCHEDULES)}")
 
 
-def home() -> Path:
-    """Folder of everything that this recipe writes: ``$RUNS/glove_reconstruction``."""
-    return Path(os.environ.get("RUNS") or REPOSITORY / "runs").absolute() / RECIPE.name
+def smoke_grid(grid: Grid) -> Grid:
+    """The same rows at one narrow width, with one seed and few steps."""
+    training = {**grid.training, "epochs": 2, "batch_size": 20}
+    small: dict[str, Any] = {"words": CHOSEN, "hidden": [16], "seeds": grid.seeds[:1], "fit_steps": 20}
+    return dataclasses.replace(grid, **small, training=training)
+
+
+def add_grid_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--grid`` to a parser."""
+    parser.add_argument("--grid", default=DEFAULT, help="a grid of rows.yaml (default: %(default)s)")

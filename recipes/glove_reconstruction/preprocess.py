@@ -9,26 +9,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recipes.common.errors import UserError, run_main
+from recipes.common.errors import UserError
+from recipes.common.recipe import Recipe
 from recipes.common.smoke import SMOKE
 from recipes.common.steps import run_step
 from recipes.glove_reconstruction import source
-from recipes.glove_reconstruction.grid import DATA, RECIPE, home, read_grid
+from recipes.glove_reconstruction.grid import add_grid_option, read_grid
 from recipes.glove_reconstruction.scores import score
-from recipes.glove_reconstruction.smoke import (
-    SMOKE_DATA_HELP,
-    smoke_grid,
-    smoke_home,
-    write_smoke_pairs,
-    write_smoke_vectors,
-)
-from shared_embeddings.analysis.vectors import WordVectors
-from shared_embeddings.analysis.word_pairs import read_pairs
-from shared_embeddings.checkpoints.token_counts import count_words
-from shared_embeddings.utils.command_line import Parser, positive
-from shared_embeddings.utils.files import sha256, write_text
-from shared_embeddings.utils.path_options import PathOption
-from shared_embeddings.utils.reading import read_yaml
+from recipes.glove_reconstruction.smoke import SMOKE_DATA_HELP, write_smoke_pairs, write_smoke_vectors
+from shared_embeddings.command_line import Parser, positive
+from shared_embeddings.files import sha256, write_text
+from shared_embeddings.path_options import PathOption
+from shared_embeddings.reading import read_yaml
+from shared_embeddings.token_counts import count_words
+from shared_embeddings.vectors import WordVectors
+from shared_embeddings.word_pairs import read_pairs
 
 
 def prepare(
@@ -59,7 +54,7 @@ def prepare(
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     chosen = source.most_frequent(every, words, counts)
-    # Written last, so that what is interrupted is not taken for what was prepared before.
+    # Written last, so that an interrupted preparation does not pass for a complete one.
     (folder / "data.json").unlink(missing_ok=True)
     source.write_source(chosen, folder / "source.npz")
     kept = folder / "pairs"
@@ -84,19 +79,19 @@ def prepare(
 
 
 def _print(chosen: WordVectors, description: Mapping[str, Any]) -> None:
-    """Tell what was prepared."""
+    """Print what was prepared."""
     print(f"{len(chosen.words):,} words, the first: {', '.join(chosen.words[:8])}")
     for name, result in description["source"].items():
         print(f"{name}: rho {result['rho']}, {result['known']} of {result['pairs']} pairs known")
 
 
-def _own_vectors(settings: Mapping[str, Any]) -> Path:
+def _own_vectors(settings: Mapping[str, Any], home: Path) -> Path:
     """Vectors trained on the corpus of the settings; they are made once."""
-    texts = source.corpus(settings["dataset"])
-    output = home() / "skipgram.npz"
+    texts = source.corpus(settings["dataset"], home / "downloads")
+    output = home / "skipgram.npz"
     run_step(
         "skip-gram",
-        home() / "steps",
+        home / "steps",
         partial(source.train_source, texts, settings, output),
         inputs=texts,
         outputs=[output],
@@ -105,12 +100,12 @@ def _own_vectors(settings: Mapping[str, Any]) -> Path:
     return output
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare the vectors and pairs of words below $RUNS/glove_reconstruction/data.
 
     Without --vectors or --glove, skip-gram vectors of WikiText-2 are trained, from $DATA_DIR or the network.
     """
-    settings = read_yaml(RECIPE / "data.yaml")
+    settings = read_yaml(recipe.folder / "data.yaml")
     parser = Parser("preprocess.sh", description=main.__doc__)
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--vectors", type=PathOption.FILE, help="vectors of GloVe, word2vec or fastText")
@@ -127,26 +122,23 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--pairs", nargs="+", type=PathOption.FILE, help="files of two words and a score on a line"
     )
-    parser.add_argument(
-        "--grid", type=PathOption.FILE, default=RECIPE / "grid.yaml", help="default: %(default)s"
-    )
+    add_grid_option(parser)
     options = parser.parse_args(arguments)
-    grid = read_grid(options.grid)
+    recipe = recipe.smoke() if options.smoke else recipe
+    grid, downloads = read_grid(recipe, options.grid), recipe.home / "downloads"
     if options.smoke:
-        raw, small = smoke_home() / "raw", smoke_grid(grid)
+        raw = recipe.home / "raw"
         pairs = write_smoke_pairs(raw, settings["pairs"]["files"])
-        prepare(smoke_home() / DATA, write_smoke_vectors(raw), small.words, pairs)
+        prepare(recipe.data, write_smoke_vectors(raw), grid.words, pairs)
         return
     vectors = options.vectors
     if vectors is not None and not vectors.is_file():
         raise UserError(f"vectors {vectors}: no such file; check the path")
     if options.glove is not None:
-        vectors = source.download_glove(settings["glove"][options.glove])
+        vectors = source.download_glove(settings["glove"][options.glove], downloads)
     if vectors is None:
-        vectors = _own_vectors(settings["skipgram"])
-    pairs = options.pairs or source.locate_pairs(settings["pairs"]["files"], settings["pairs"]["url"])
-    prepare(home() / DATA, vectors, grid.words, pairs, options.text, options.limit)
-
-
-if __name__ == "__main__":
-    raise SystemExit(run_main("preprocess", main))
+        vectors = _own_vectors(settings["skipgram"], recipe.home)
+    pairs = options.pairs or source.locate_pairs(
+        settings["pairs"]["files"], settings["pairs"]["url"], downloads
+    )
+    prepare(recipe.data, vectors, grid.words, pairs, options.text, options.limit)

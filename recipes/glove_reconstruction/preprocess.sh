@@ -2,4 +2,4 @@
 # Prepares the source vectors; --help explains.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
-exec "$PYTHON" -m recipes.glove_reconstruction.preprocess "$@"
+exec "$PYTHON" -m recipes glove_reconstruction preprocess "$@"

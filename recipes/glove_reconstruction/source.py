@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from lm.data.datasets import locate
+from lm.datasets import locate
 from recipes.common.errors import UserError
-from recipes.glove_reconstruction.grid import home
-from shared_embeddings.analysis.vectors import WordVectors, read_vectors
-from shared_embeddings.checkpoints.token_counts import count_words
-from shared_embeddings.classes.skipgram import train_word_vectors
-from shared_embeddings.utils.download import download, verify
-from shared_embeddings.utils.files import replacing
+from shared_embeddings.download import download, verify
+from shared_embeddings.files import replacing
+from shared_embeddings.skipgram import train_word_vectors
+from shared_embeddings.token_counts import count_words
+from shared_embeddings.vectors import WordVectors, read_vectors
 
 # Markers of the corpora, which are no words.
 _MARKERS = ("<unk>", "<eos>")
@@ -34,25 +33,21 @@ def data_dir() -> Path | None:
     return Path(given) if given else None
 
 
-def downloads() -> Path:
-    """The folder of what is downloaded."""
-    return home() / "downloads"
-
-
-def download_glove(entry: Mapping[str, Any]) -> Path:
+def download_glove(entry: Mapping[str, Any], folder: Path) -> Path:
     """The text of GloVe's vectors, downloaded and unpacked unless it is there.
 
     Args:
         entry: ``url``, ``file`` inside the archive, and ``sha256`` of the archive or None.
+        folder: gets what is downloaded.
 
     Raises:
         UserError: the archive is damaged or does not hold the file.
         DownloadError: no connection, or another checksum.
     """
-    text = downloads() / entry["file"]
+    text = folder / entry["file"]
     if text.is_file():
         return text
-    archive = downloads() / entry["url"].rsplit("/", 1)[-1]
+    archive = folder / entry["url"].rsplit("/", 1)[-1]
     if archive.is_file():
         verify(archive, entry["sha256"])
     else:
@@ -67,14 +62,14 @@ def download_glove(entry: Mapping[str, Any]) -> Path:
     return text
 
 
-def locate_pairs(names: Sequence[str], url: str) -> list[Path]:
-    """The files of word pairs, from $DATA_DIR/word-similarity or else downloaded."""
-    folder = data_dir()
+def locate_pairs(names: Sequence[str], url: str, folder: Path) -> list[Path]:
+    """The files of word pairs, from $DATA_DIR/word-similarity or downloaded to `folder`."""
+    own = data_dir()
     paths = []
     for name in names:
-        path = folder / "word-similarity" / name if folder else downloads() / name
+        path = own / "word-similarity" / name if own else folder / name
         if not path.is_file():
-            path = downloads() / name
+            path = folder / name
         if not path.is_file():
             advice = f"when offline, put {name} into $DATA_DIR/word-similarity or name files with --pairs"
             download(f"{url}/{name}", path, None, advice)
@@ -82,14 +77,14 @@ def locate_pairs(names: Sequence[str], url: str) -> list[Path]:
     return paths
 
 
-def corpus(name: str) -> list[Path]:
-    """The training text of a corpus, from $DATA_DIR or else downloaded.
+def corpus(name: str, folder: Path) -> list[Path]:
+    """The training text of a corpus, from $DATA_DIR or downloaded to `folder`.
 
     Raises:
         UserError: it cannot be used.
     """
     try:
-        return locate(name, data_dir(), downloads())["train"]
+        return locate(name, data_dir(), folder)["train"]
     except ValueError as error:
         raise UserError(str(error)) from error
 
@@ -127,7 +122,7 @@ def most_frequent(source: WordVectors, number: int, counts: Mapping[str, int] | 
         chosen = sorted(found, key=lambda place: (-found[place], place))
     if len(chosen) < number:
         raise UserError(
-            f"there are {len(chosen)} words to choose from, fewer than 'words: {number}' of grid.yaml; lower "
+            f"there are {len(chosen)} words to choose from, fewer than 'words: {number}' of rows.yaml; lower "
             "it or give other vectors or texts"
         )
     chosen = chosen[:number]

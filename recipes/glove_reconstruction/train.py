@@ -13,21 +13,19 @@ from torch import Tensor
 from tqdm import tqdm
 
 import shared_embeddings as se
-from recipes.common.errors import UserError, run_main
-from recipes.common.results import write_results
+from recipes.common.errors import UserError
+from recipes.common.recipe import Recipe
+from recipes.common.results import FILE, find_result, write_result
 from recipes.common.smoke import SMOKE
-from recipes.common.training import read_json
-from recipes.glove_reconstruction.grid import CELLS, DATA, FIT_STEPS, RECIPE, Cell, Grid, home, read_grid
+from recipes.common.tools import read_json
+from recipes.glove_reconstruction.grid import FIT_STEPS, Cell, Grid, add_grid_option, read_grid
 from recipes.glove_reconstruction.scores import score
-from recipes.glove_reconstruction.smoke import SMOKE_GRID_HELP, smoke_grid, smoke_home
+from recipes.glove_reconstruction.smoke import SMOKE_GRID_HELP
 from recipes.glove_reconstruction.source import read_source
-from shared_embeddings.analysis.vectors import WordVectors
-from shared_embeddings.analysis.word_pairs import read_pairs
-from shared_embeddings.fitting.fit import report
-from shared_embeddings.utils.command_line import Parser
-from shared_embeddings.utils.path_options import PathOption
-
-RESULTS = "results.json"
+from shared_embeddings.command_line import Parser
+from shared_embeddings.fitting import report
+from shared_embeddings.vectors import WordVectors
+from shared_embeddings.word_pairs import read_pairs
 
 
 def fit_alone(
@@ -70,11 +68,11 @@ def fit_alone(
     return embedding.eval()
 
 
-def run_cell(folder: Path, grid: Grid, cell: Cell, words: WordVectors, data: Mapping[str, Any]) -> Path:
-    """Fit one cell, measure it and write its results; returns their file.
+def run_cell(home: Path, grid: Grid, cell: Cell, words: WordVectors, data: Mapping[str, Any]) -> Path:
+    """Fit one cell, measure it and write its result; returns the results file.
 
     Args:
-        folder: of everything that the recipe writes.
+        home: folder of everything that the recipe writes.
         grid: of the cell.
         cell: what is fitted.
         words: the source vectors.
@@ -93,11 +91,10 @@ def run_cell(folder: Path, grid: Grid, cell: Cell, words: WordVectors, data: Map
     found = report(embedding, teacher, seconds=time.perf_counter() - started)
     with torch.no_grad():
         reconstructed = WordVectors(words.words, embedding.table().numpy())
-    tests = [read_pairs(folder / DATA / "pairs" / name) for name in data["pairs"]]
-    write_results(
-        results_of(folder, cell),
-        recipe=RECIPE.name,
-        row=cell.name,
+    tests = [read_pairs(home / "data" / "pairs" / name) for name in data["pairs"]]
+    return write_result(
+        home,
+        cell.name,
         config=config,
         counts={"embedding": found.parameters, "stored_bits": found.stored_bits, "table": teacher.numel()},
         metrics={
@@ -109,7 +106,6 @@ def run_cell(folder: Path, grid: Grid, cell: Cell, words: WordVectors, data: Map
         },
         data_checksum=data["checksum"],
     )
-    return results_of(folder, cell)
 
 
 def wanted_config(grid: Grid, cell: Cell, teacher: Tensor) -> dict[str, Any]:
@@ -120,24 +116,25 @@ def wanted_config(grid: Grid, cell: Cell, teacher: Tensor) -> dict[str, Any]:
     return config if grid.fit_steps is None else {**config, FIT_STEPS: grid.fit_steps}
 
 
-def is_done(folder: Path, grid: Grid, cell: Cell, teacher: Tensor, data: Mapping[str, Any]) -> bool:
-    """Whether a cell has results in `folder`, that of everything that the recipe writes.
+def is_done(home: Path, grid: Grid, cell: Cell, teacher: Tensor, data: Mapping[str, Any]) -> bool:
+    """Whether a cell has a result in the folder `home`.
 
     Raises:
         UserError: they are of other settings or other vectors.
     """
-    path = results_of(folder, cell)
-    found = read_json(path)
+    found = find_result(home, cell.name)
     if found is None:
         return False
     wanted = json.loads(json.dumps(wanted_config(grid, cell, teacher)))
     if found.get("config") != wanted or found.get("data_checksum") != data["checksum"]:
-        raise UserError(f"{path}: is of other settings or vectors; move {path.parent} away, or put them back")
+        raise UserError(
+            f"{home / FILE}: {cell.name} has other settings or vectors; move the file away, or restore them"
+        )
     return True
 
 
 def _possible(grid: Grid, cells: Sequence[Cell], teacher: Tensor) -> list[Cell]:
-    """The cells without those whose method cannot be as small, which are told of.
+    """The cells without those whose method cannot be as small, which are reported.
 
     Raises:
         UserError: none is left.
@@ -152,13 +149,8 @@ def _possible(grid: Grid, cells: Sequence[Cell], teacher: Tensor) -> list[Cell]:
     if not possible:
         raise UserError(reasons[0])
     for reason in reasons:
-        print(f"passed over: {reason}", flush=True)
+        print(f"skipped: {reason}", flush=True)
     return possible
-
-
-def results_of(folder: Path, cell: Cell) -> Path:
-    """The results file of a cell; `folder` is that of everything that the recipe writes."""
-    return folder / CELLS / cell.name / RESULTS
 
 
 def prepared(folder: Path) -> tuple[WordVectors, dict[str, Any]]:
@@ -173,36 +165,29 @@ def prepared(folder: Path) -> tuple[WordVectors, dict[str, Any]]:
     return read_source(folder / "source.npz"), data
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Fit and measure cells of the grid; those that have results are passed over."""
+def main(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Fit and measure cells of the grid; those that have results are skipped."""
     parser = Parser("train.sh", description=main.__doc__)
     parser.add_argument("cells", nargs="*", default=["*"], help="names or patterns, 'alone_real-*-0'; all")
     parser.add_argument("--list", action="store_true", help="only list the cells")
-    parser.add_argument(
-        "--grid", type=PathOption.FILE, default=RECIPE / "grid.yaml", help="default: %(default)s"
-    )
+    add_grid_option(parser)
     parser.add_argument(SMOKE, action="store_true", help=SMOKE_GRID_HELP)
     options = parser.parse_args(arguments)
-    grid, folder = read_grid(options.grid), home()
-    if options.smoke:
-        grid, folder = smoke_grid(grid), smoke_home()
+    recipe = recipe.smoke() if options.smoke else recipe
+    grid = read_grid(recipe, options.grid)
     cells = grid.chosen(options.cells)
     if options.list:
         print("\n".join(cell.name for cell in cells))
         return
-    words, data = prepared(folder / DATA)
+    words, data = prepared(recipe.data)
     if len(words.words) != grid.words:
         raise UserError(
-            f"{folder / DATA}: {len(words.words)} words are prepared, the grid has 'words: {grid.words}'; "
+            f"{recipe.data}: {len(words.words)} words are prepared, the grid has 'words: {grid.words}'; "
             "run preprocess.sh with this grid"
         )
     teacher = torch.from_numpy(words.vectors)
     cells = _possible(grid, cells, teacher)
-    left = [cell for cell in cells if not is_done(folder, grid, cell, teacher, data)]
+    left = [cell for cell in cells if not is_done(recipe.home, grid, cell, teacher, data)]
     print(f"{len(cells)} cells, {len(cells) - len(left)} of them have results", flush=True)
     for cell in left:
-        print(f"{cell.name}: wrote {run_cell(folder, grid, cell, words, data)}", flush=True)
-
-
-if __name__ == "__main__":
-    raise SystemExit(run_main("train", main))
+        print(f"{cell.name}: wrote {run_cell(recipe.home, grid, cell, words, data)}", flush=True)

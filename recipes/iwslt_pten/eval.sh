@@ -2,4 +2,4 @@
 # Scores one trained row; --help explains.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
-exec "$PYTHON" -m recipes.published.evaluate iwslt_pten "$@"
+exec "$PYTHON" -m recipes iwslt_pten eval "$@"

@@ -12,21 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recipes.common import subwords
 from recipes.common.corpus import check_pairs, read_lines, with_progress, write_lines
-from recipes.common.errors import UserError, run_main
-from recipes.common.moses import Tokenizer
+from recipes.common.errors import UserError
+from recipes.common.recipe import Recipe, preprocess_options
 from recipes.common.smoke import (
     CLASSES,
     LINES,
     MERGES,
     TEST_LINES,
-    SmokeRecipe,
     generated_pairs,
-    preprocess_options,
 )
-from recipes.common.steps import run_step
-from recipes.multi30k_ende.rows import RECIPE
+from recipes.common.steps import print_result, run_step
+from recipes.translation import subwords
+from recipes.translation.moses import Tokenizer
 from shared_embeddings.classes import make_classes
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.files import replacing, sha256, write_text
@@ -166,7 +164,9 @@ def prepare(settings: Settings, raw: dict[str, Path], folder: Path) -> None:
     run_step(
         "classes",
         stamps,
-        lambda: print(make_classes(texts, vocabulary, settings.num_classes, classes, force=True)),
+        partial(
+            print_result, partial(make_classes, texts, vocabulary, settings.num_classes, classes, force=True)
+        ),
         inputs=[*texts, vocabulary],
         outputs=[classes],
         settings={"num_classes": settings.num_classes},
@@ -209,19 +209,15 @@ def write_smoke_texts(settings: Settings, folder: Path) -> None:
                 temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare Multi30k below $RUNS/multi30k_ende/data, from $DATA_DIR/multi30k or from the network."""
-    options = preprocess_options(RECIPE, main.__doc__, arguments)
-    recipe, settings = RECIPE, read_settings(options.settings)
+    options = preprocess_options(recipe, main.__doc__, arguments)
+    settings = read_settings(options.settings)
     data_dir = os.environ.get("DATA_DIR")
     own = Path(data_dir) / "multi30k" if data_dir else None
     if options.smoke:
-        recipe, settings = SmokeRecipe(recipe.name), smoke_settings(settings)
+        recipe, settings = recipe.smoke(), smoke_settings(settings)
         own = recipe.home / "raw"
         write_smoke_texts(settings, own)
     prepare(settings, locate_raw(settings, own, recipe.home / "raw"), recipe.data)
     print(f"prepared {recipe.data}")
-
-
-if __name__ == "__main__":
-    raise SystemExit(run_main("preprocess", main))

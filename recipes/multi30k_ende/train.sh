@@ -2,4 +2,4 @@
 # Trains one row of the table; --help explains.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
-exec "$PYTHON" -m recipes.multi30k_ende.train "$@"
+exec "$PYTHON" -m recipes multi30k_ende train "$@"

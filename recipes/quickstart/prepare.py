@@ -10,13 +10,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from recipes.common.config import write_yaml
 from recipes.common.corpus import write_lines
 from recipes.common.steps import run_step
+from recipes.common.tools import write_yaml
 from recipes.quickstart.corpus import make_corpus, write_corpus
 from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.tokens import Tokeniser
-from shared_embeddings.utils.files import sha256, write_text
+from shared_embeddings.files import sha256
 
 RECIPE = Path(__file__).parent
 # What decides about the text, beside the settings.
@@ -148,6 +148,6 @@ def _build_vocabulary(
     options = data.training_options()
     options["data"].pop("valid")
     save_data = str(data.folder / "samples")
-    write_text(config, write_yaml({**options, "share_vocab": True, "n_sample": -1, "save_data": save_data}))
+    write_yaml(config, {**options, "share_vocab": True, "n_sample": -1, "save_data": save_data})
     job = Job("vocabulary", [command, "-config", str(config), "-overwrite"], data.folder / "vocabulary.log")
     run_jobs([job], 1, environment, keep_open)

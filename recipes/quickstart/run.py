@@ -1,7 +1,7 @@
 """Train a plain and several compressed translation models on a corpus without a download, and compare them.
 
-Everything is kept in ``runs/quickstart/SOURCE-TARGET``; a model that is finished there, with the same
-settings and data, is not trained again.
+Everything is kept in ``runs/quickstart/SOURCE-TARGET``; a model that is finished there with the same settings
+and data is not trained again.
 """
 
 from __future__ import annotations
@@ -10,39 +10,39 @@ import argparse
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from recipes.common.checkpoints import complete_checkpoints
-from recipes.common.config import Row, read_row, row_names, write_yaml
 from recipes.common.corpus import read_lines, write_lines
-from recipes.common.errors import UserError, run_main
+from recipes.common.errors import UserError
 from recipes.common.plot import quality_size_plot
-from recipes.common.results import REPOSITORY, SMOKE_FOLDER, write_results
+from recipes.common.recipe import Recipe
+from recipes.common.results import SMOKE_FOLDER, find_result, write_result
+from recipes.common.rows import Row
 from recipes.common.smoke import LINES, SMOKE, SMOKE_HELP, TEST_LINES
-from recipes.common.training import read_json
+from recipes.common.tools import read_json, write_json, write_yaml
 from recipes.quickstart import report
 from recipes.quickstart.corpus import SIZES
 from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.prepare import CorpusSettings, Data, prepare
 from recipes.quickstart.score import scores
 from recipes.quickstart.tokens import Tokeniser
-from shared_embeddings.utils.command_line import Parser, positive
-from shared_embeddings.utils.files import locked, write_text
-from shared_embeddings.utils.path_options import PathOption
+from recipes.translation.evaluate import read_speed
+from recipes.translation.training import complete_checkpoints
+from shared_embeddings.command_line import Parser, positive
+from shared_embeddings.files import locked
+from shared_embeddings.path_options import PathOption
 
-RECIPE = Path(__file__).parent
-CONFIGS = RECIPE / "configs"
 BASELINE = "standard"
 EXAMPLES = 4
-# What --smoke takes where nothing else is given: two models of few steps.
+# What --smoke uses by default: two models of few steps.
 SMOKE_DEFAULTS = {
     "train": LINES,
     "valid": TEST_LINES,
@@ -61,7 +61,7 @@ class Machine:
     Attributes:
         at_once: trainings side by side: two of one thread each do more than one of two threads.
         threads: of each training.
-        keep_open: file descriptor of the lock; a command that outlives us keeps the folder locked.
+        keep_open: file descriptor of the lock; a command that outlives this process keeps the folder locked.
     """
 
     at_once: int
@@ -94,9 +94,9 @@ class Model:
         return hashlib.sha256(key.encode()).hexdigest()
 
     @property
-    def results(self) -> Path:
-        """The results file."""
-        return self.folder / "results.json"
+    def result(self) -> dict[str, Any] | None:
+        """The result in the folder of its pair of languages, if there is one."""
+        return find_result(self.folder.parent, self.name)
 
     @property
     def training(self) -> Path:
@@ -120,15 +120,15 @@ class Model:
 
     def is_evaluated(self) -> bool:
         """Whether the results are there."""
-        return self._is_current(self.results) and self.translation.exists()
+        return self._is_current(self.result) and self.translation.exists()
 
     def is_trained(self) -> bool:
         """Whether the model is there."""
-        return self._is_current(self.training) and self.checkpoint() is not None
+        return self._is_current(read_json(self.training)) and self.checkpoint() is not None
 
-    def _is_current(self, path: Path) -> bool:
-        """Whether a JSON file stems from these very settings and data."""
-        return (read_json(path) or {}).get("fingerprint") == self.fingerprint
+    def _is_current(self, record: dict[str, Any] | None) -> bool:
+        """Whether a record comes from the same settings and data."""
+        return (record or {}).get("fingerprint") == self.fingerprint
 
 
 def train(models: Sequence[Model], machine: Machine) -> None:
@@ -143,7 +143,7 @@ def train(models: Sequence[Model], machine: Machine) -> None:
             **model.row.train,
             "embedding": model.row.embedding,
         }
-        write_text(config, write_yaml(options))
+        write_yaml(config, options)
         steps = model.row.train["train_steps"]
         job = Job(
             model.name, [_command("onmt_train"), "-config", str(config)], model.folder / "train.log", steps
@@ -158,8 +158,8 @@ def train(models: Sequence[Model], machine: Machine) -> None:
             "tokens_per_second": round(job.tokens_per_second),
             "peak_memory_mib": job.peak_memory_mib,
         }
-        write_text(model.training, json.dumps(facts, indent=2) + "\n")
-        _tell(f"{job.name}: trained in {job.seconds:.0f} s, {job.tokens_per_second:,.0f} tokens/s")
+        write_json(model.training, facts)
+        _print(f"{job.name}: trained in {job.seconds:.0f} s, {job.tokens_per_second:,.0f} tokens/s")
 
     jobs = [job for _, job in started.values()]
     run_jobs(jobs, machine.at_once, machine.environment(machine.threads), machine.keep_open, finished)
@@ -170,7 +170,7 @@ def translate(models: Sequence[Model], machine: Machine) -> dict[str, Job]:
     jobs = {}
     for model in models:
         config = model.folder / "translate.yaml"
-        write_text(config, write_yaml({**model.row.translate, "report_time": True}))
+        write_yaml(config, {**model.row.translate, "report_time": True})
         command = [_command("onmt_translate"), "-config", str(config), "-model", str(model.checkpoint())]
         command += ["-src", str(model.data.words("test", model.data.settings.source))]
         command += ["-output", str(model.words), "-transforms", "none"]  # the data are in tokens
@@ -181,7 +181,7 @@ def translate(models: Sequence[Model], machine: Machine) -> dict[str, Job]:
 
 
 def evaluate(model: Model, translating: Job, machine: Machine) -> None:
-    """Score the translated test set, and write the results file."""
+    """Score the translated test set, and write the result."""
     # These import torch, which takes seconds: only once there is something to evaluate.
     import torch
 
@@ -195,17 +195,16 @@ def evaluate(model: Model, translating: Job, machine: Machine) -> None:
     write_lines(model.translation, lines)
     training = read_json(model.training)
     counts = describe_checkpoint(checkpoint)
-    trained_with = counts.pop("config")
+    del counts["config"]  # all options of training, most of them defaults
     torch.set_num_threads(machine.threads)
-    write_results(
-        model.results,
-        recipe=RECIPE.name,
-        row=model.name,
-        config={**asdict(model.row), "train": trained_with, "corpus": asdict(model.data.settings)},
+    write_result(
+        model.folder.parent,
+        model.name,
+        config={**model.row.settings(), "corpus": asdict(model.data.settings)},
         counts=counts,
         metrics={
             **result,
-            "tokens_per_second": _translation_speed(translating.log),
+            "tokens_per_second": read_speed(translating.log),
             "training_seconds": training["seconds"],
             "training_tokens_per_second": training["tokens_per_second"],
         },
@@ -217,15 +216,7 @@ def evaluate(model: Model, translating: Job, machine: Machine) -> None:
         at_once=machine.at_once,
         fingerprint=model.fingerprint,
     )
-    _tell(f"{model.name}: BLEU {result['bleu']:.1f}")
-
-
-def _translation_speed(log: Path) -> float:
-    """Tokens per second that ``onmt_translate`` has reported."""
-    found = re.findall(r"Tokens per second: ([\d.]+)", log.read_text(encoding="utf-8"))
-    if not found:
-        raise UserError(f"{log}: onmt_translate reported no speed")
-    return float(found[-1])
+    _print(f"{model.name}: BLEU {result['bleu']:.1f}")
 
 
 def _command(name: str) -> str:
@@ -233,40 +224,39 @@ def _command(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-def _tell(text: str) -> None:
-    """Print a line at once, above any bars."""
+def _print(text: str) -> None:
+    """Print a line immediately, above any progress bars."""
     tqdm.write(text)
     sys.stdout.flush()
 
 
 def show(models: Sequence[Model], folder: Path) -> None:
     """Print the table and some translations, and draw the picture."""
-    records = [read_json(model.results) for model in models]
+    records = [result for model in models if (result := model.result)]
     data = models[0].data
     source, target = data.languages
     texts = {model.name: read_lines(model.translation) for model in models}
     originals = read_lines(data.text("test", source)), read_lines(data.text("test", target))
-    _tell("\n" + report.side_by_side(*originals, texts, EXAMPLES))
-    _tell("\n" + report.table(records))
+    _print("\n" + report.side_by_side(*originals, texts, EXAMPLES))
+    _print("\n" + report.table(records))
     picture = folder / "quality_size.png"
     quality_size_plot(records, picture)
-    _tell(f"quality against size: {picture}")
+    _print(f"quality against size: {picture}")
 
 
-def rows_to_run(names: str | None, steps: int | None) -> list[Row]:
+def rows_to_run(recipe: Recipe, names: str | None, steps: int | None) -> list[Row]:
     """The rows of the recipe that are named (all if none are), the baseline first.
 
     Args:
+        recipe: whose rows they are.
         names: separated by commas.
         steps: length of the training in place of the configured one.
 
     Raises:
         UserError: an unknown name.
     """
-    wanted = names.split(",") if names else row_names(CONFIGS)
-    rows = [
-        read_row(CONFIGS, name) for name in sorted(set(wanted), key=lambda name: (name != BASELINE, name))
-    ]
+    wanted = set(names.split(",")) if names else recipe.rows.keys()
+    rows = [recipe.row(name) for name in sorted(wanted, key=lambda name: (name != BASELINE, name))]
     return [_shortened(row, steps) for row in rows] if steps else rows
 
 
@@ -278,9 +268,9 @@ def _shortened(row: Row, steps: int) -> Row:
     return replace(row, train={**row.train, **lengths})
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse(recipe: Recipe, arguments: Sequence[str]) -> argparse.Namespace:
     """Take the command line apart."""
-    default = Path(os.environ.get("RUNS") or REPOSITORY / "runs") / RECIPE.name
+    default = recipe.home
     parser = Parser("quickstart", description=__doc__.split("\n")[0])
     parser.add_argument(
         "--source", default="en", help="language by its CLDR name, as en (default: %(default)s)"
@@ -291,7 +281,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(
             f"--{part}", type=positive, default=size, help=f"sentence pairs in {part} (default: %(default)s)"
         )
-    parser.add_argument("--rows", help=f"which models, with commas (default: {','.join(row_names(CONFIGS))})")
+    parser.add_argument("--rows", help=f"which models, with commas (default: {','.join(recipe.rows)})")
     parser.add_argument("--steps", type=positive, help="training steps (default: as configured)")
     parser.add_argument("--jobs", type=positive, help="trainings side by side (default: one per core)")
     parser.add_argument(
@@ -304,13 +294,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Run the whole recipe."""
-    options = parse(arguments)
+    options = parse(recipe, arguments)
     folder = options.output.absolute() / f"{options.source}-{options.target}"
     try:
         with locked(folder / "lock") as lock:
-            _run(options, folder, lock)
+            _run(recipe, options, folder, lock)
     except BlockingIOError:
         raise
     except OSError as error:
@@ -318,9 +308,9 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"{name}: {error.strerror}; --output chooses another folder") from error
 
 
-def _run(options: argparse.Namespace, folder: Path, lock: int) -> None:
+def _run(recipe: Recipe, options: argparse.Namespace, folder: Path, lock: int) -> None:
     started = time.monotonic()
-    rows = rows_to_run(options.rows, options.steps)
+    rows = rows_to_run(recipe, options.rows, options.steps)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     at_once = min(options.jobs or cores, len(rows))
     machine = Machine(at_once, max(1, min(MAXIMUM_THREADS, cores // at_once)), (lock,))
@@ -331,29 +321,29 @@ def _run(options: argparse.Namespace, folder: Path, lock: int) -> None:
     environment = machine.environment(machine.threads)
     data = prepare(settings, folder / "data", _command("onmt_build_vocab"), environment, machine.keep_open)
     checksum = data.checksum()
-    _tell(f"{sizes['train']:,} sentence pairs {options.source}-{options.target} in {data.folder}")
+    _print(f"{sizes['train']:,} sentence pairs {options.source}-{options.target} in {data.folder}")
     models = [Model(row, data, checksum, folder / row.name) for row in rows]
     _train_and_evaluate(models, machine)
     show(models, folder)
     minutes, seconds = divmod(round(time.monotonic() - started), 60)
-    _tell(f"finished in {minutes}:{seconds:02} min; results, logs and models: {folder}")
+    _print(f"finished in {minutes}:{seconds:02} min; results, logs and models: {folder}")
 
 
 def _train_and_evaluate(models: Sequence[Model], machine: Machine) -> None:
     """Do what is not done yet."""
     for model in models:
         if model.is_evaluated():
-            _tell(f"{model.name}: up to date")
+            _print(f"{model.name}: up to date")
     unfinished = [model for model in models if not model.is_evaluated()]
     untrained = [model for model in unfinished if not model.is_trained()]
     if untrained:
-        _tell(
+        _print(
             f"training {', '.join(model.name for model in untrained)}: {machine.at_once} at once, "
             f"{machine.threads} {'thread' if machine.threads == 1 else 'threads'} each"
         )
         train(untrained, machine)
     if unfinished:
-        _tell(f"translating {unfinished[0].data.settings.sizes['test']:,} sentences with each model")
+        _print(f"translating {unfinished[0].data.settings.sizes['test']:,} sentences with each model")
     jobs = translate(unfinished, machine)
     for model in unfinished:
         evaluate(model, jobs[model.name], machine)
@@ -366,7 +356,3 @@ def _remove_all_but_lock(folder: Path) -> None:
             shutil.rmtree(path)
         elif path.name != "lock":
             path.unlink()
-
-
-if __name__ == "__main__":
-    raise SystemExit(run_main("quickstart", main))

@@ -7,7 +7,7 @@ from typing import Any
 
 from sacrebleu.metrics import BLEU
 
-from recipes.common.bleu import corpus_scores
+from recipes.translation.bleu import corpus_scores
 
 # Without spaces between words, sacreBLEU's usual tokenisation would take a sentence for one word.
 UNSPACED_LANGUAGES = ("ja", "th", "zh", "yue", "lo", "km", "my")

@@ -1,4 +1,4 @@
-"""Finding results files: those of the repository and those of runs, and which of them cannot be used."""
+"""Finding results: those of the repository and those of runs, and which of them cannot be used."""
 
 from __future__ import annotations
 
@@ -10,37 +10,35 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.errors import UserError
-from recipes.common.results import is_smoke, read_results
-
-FILE = "results.json"
-Record = dict[str, Any]
-_KINDS = {"recipe": str, "row": str, "config": dict, "counts": dict, "metrics": dict, "data_checksum": str}
+from recipes.common.results import FILE, Record, is_smoke, read_results
 
 
 @dataclass(frozen=True)
 class Found:
-    """One results file.
+    """One result.
 
     Attributes:
-        record: its content.
-        folder: where it lies; a run has its logs there, too.
-        name: how the report calls the file.
+        recipe: the recipe that it comes from.
+        record: the line of the results file.
+        folder: where a run has its logs; it need not exist.
+        name: what the report calls the file.
     """
 
+    recipe: str
     record: Record
     folder: Path
     name: str
 
     @property
     def row(self) -> str:
-        """The row's name; where names of runs end in their seed, without it."""
+        """The name of the row, without the seed where names of runs end in it."""
         name: str = self.record["row"]
         seed = self.record["config"].get("seed")
         return name if seed is None else name.removesuffix(f"-{seed}")
 
     @property
     def seed(self) -> int | None:
-        """The seed of the training, if the file has it."""
+        """The seed of the training, if the record has it."""
         config = self.record["config"]
         train = config.get("train")
         inner = train.get("seed") if isinstance(train, Mapping) else None
@@ -50,27 +48,27 @@ class Found:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A results file that is not used, and why."""
+    """A result, or a file of results, that is not used, and why."""
 
     name: str
     reason: str
 
 
 def committed(recipes: Path) -> Iterator[tuple[Path, str]]:
-    """Results files that lie beside the recipes, as (path, name)."""
-    for path in sorted(recipes.glob(f"*/results/**/{FILE}")):
-        yield path, str(path.relative_to(recipes.parent).as_posix())
+    """Results files beside the recipes, as (path, recipe)."""
+    for path in sorted(recipes.glob(f"*/{FILE}")):
+        yield path, path.parent.name
 
 
 def of_runs(runs: Path) -> Iterator[tuple[Path, str]]:
-    """Results files below the folder that recipes write to, as (path, name), without those of ``--smoke``."""
+    """Results files below the folder of runs, as (path, recipe), without those of ``--smoke``."""
     for path in sorted(runs.glob(f"*/**/{FILE}")):
         if not is_smoke(path, runs):
-            yield path, f"{runs.name}/{path.relative_to(runs).as_posix()}"
+            yield path, path.relative_to(runs).parts[0]
 
 
 def collect(files: Iterable[tuple[Path, str]], recipes: Iterable[str]) -> tuple[list[Found], list[LeftOut]]:
-    """Read results files; a file that cannot be used is named with the reason.
+    """Read results files; what cannot be used is named with the reason.
 
     Args:
         files: of `committed` and `of_runs`.
@@ -78,29 +76,28 @@ def collect(files: Iterable[tuple[Path, str]], recipes: Iterable[str]) -> tuple[
     """
     known = set(recipes)
     found, left_out = [], []
-    for path, name in files:
+    for path, recipe in files:
+        name = "/".join([*path.parts[path.parts.index(recipe) - 1 :]]) if recipe in path.parts else str(path)
+        if recipe not in known:
+            left_out.append(LeftOut(name, f"there is no recipe {recipe}"))
+            continue
         try:
-            [record] = read_results([path])
+            records = read_results(path)
         except (UserError, RecursionError) as error:
-            # The message begins with a path, which the name tells.
+            # The message begins with a path, which the name has.
             left_out.append(LeftOut(name, str(error).removeprefix(f"{path}: ")))
             continue
-        reason = fault(record, known)
-        if reason is None:
-            found.append(Found(record, path.parent, name))
-        else:
-            left_out.append(LeftOut(name, reason))
+        for record in records:
+            if reason := fault(record):
+                left_out.append(LeftOut(f"{name}, {record['row']}", reason))
+            else:
+                found.append(Found(recipe, record, path.parent / record["row"], name))
     return found, left_out
 
 
-def fault(record: Record, recipes: set[str]) -> str | None:
-    """Why a record is none of these recipes', or None."""
-    for key, kind in _KINDS.items():
-        if not isinstance(record[key], kind):
-            return f"{key} is {_short(record[key])}; it must be of type {kind.__name__}"
-    if record["recipe"] not in recipes:
-        return f"recipe is {_short(record['recipe'])}; there is none of this name"
-    for key in ("embedding", "distill", "fit", "paper"):
+def fault(record: Record) -> str | None:
+    """Why a record cannot be used, or None."""
+    for key in ("embedding", "distill", "fit"):
         value = record["config"].get(key)
         if value is not None and not isinstance(value, dict):
             return f"config: {key} is {_short(value)}; it must be of type dict"
@@ -113,7 +110,7 @@ def fault(record: Record, recipes: set[str]) -> str | None:
 
 
 def _short(value: Any) -> str:
-    """A value as a message tells it."""
+    """A value, shortened for a message."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

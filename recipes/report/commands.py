@@ -1,4 +1,4 @@
-"""The commands that make a result again."""
+"""The commands that reproduce a result."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def commands(recipe: Path, line: Line) -> str:
         lines.append(_command(f"{scripts}/train.sh", name, config.get("train_options")))
         # The cells of a grid are evaluated together.
         evaluated = "" if _is_cell(config) else name
-        options = config.get("translate_options") or config.get("eval_options")
-        lines.append(_command(f"{scripts}/eval.sh", evaluated, options))
+        lines.append(_command(f"{scripts}/eval.sh", evaluated, config.get("eval_options")))
     return "\n".join(dict.fromkeys(lines))
 
 

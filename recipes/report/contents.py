@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.common.table import describe_options, is_baseline
+from recipes.papers.ledger import Figure
 from recipes.report import figures
 from recipes.report.collect import LeftOut
 from recipes.report.commands import commands
@@ -14,8 +15,7 @@ from recipes.report.curves import validation_curve
 from recipes.report.document import Block, Code, Details, Heading, Items, Paragraph, Picture, Table, anchor
 from recipes.report.lines import Line
 from recipes.report.measures import NOT_RUN, Measure, chosen, measure, millions
-from recipes.report.papers import NONE, by_table, comparison, paper_of, sizes_table
-from shared_embeddings.ledger import Figure
+from recipes.report.papers import NONE, by_table, comparison, sizes_table
 
 TITLE = "Compressed word embeddings: results"
 
@@ -43,7 +43,7 @@ class Task:
     def quality(self) -> str | None:
         """The measure that its models are judged by: of its results, or else of the papers' figures."""
         keys = dict.fromkeys(key for line in self.measured for key in line.measured)
-        return chosen(keys) or chosen(dict.fromkeys(key for line in self.lines for key in paper_of(line)))
+        return chosen(keys) or chosen(dict.fromkeys(key for line in self.lines for key in line.paper))
 
 
 def report(tasks: Sequence[Task], sizes: Iterable[Figure], left_out: Sequence[LeftOut]) -> list[Block]:
@@ -51,8 +51,8 @@ def report(tasks: Sequence[Task], sizes: Iterable[Figure], left_out: Sequence[Le
 
     Args:
         tasks: the recipes.
-        sizes: printed sizes and ours, of `shared_embeddings.ledger`.
-        left_out: results files that are not used.
+        sizes: printed sizes and ours, of `recipes.papers.ledger`.
+        left_out: results that are not used.
     """
     blocks: list[Block] = [Heading(1, TITLE, "top"), *_introduction(tasks)]
     blocks += [Heading(2, "At a glance", "glance"), *_glance(tasks)]
@@ -64,7 +64,7 @@ def report(tasks: Sequence[Task], sizes: Iterable[Figure], left_out: Sequence[Le
         blocks += _task(task)
     if left_out:
         blocks += [
-            Heading(2, "Files that were left out", "left-out"),
+            Heading(2, "Results that were left out", "left-out"),
             Items([f"{one.name}: {one.reason}" for one in left_out]),
         ]
     return blocks
@@ -144,7 +144,7 @@ def _papers(tasks: Sequence[Task]) -> list[Block]:
     blocks: list[Block] = [
         Paragraph(
             "Rows that stand for a row of a published table, with the settings of the paper. Most of them "
-            "need GPUs for days. Rows of smaller models are compared with each other only, under their task."
+            "need GPUs for days. Rows of smaller models are only compared with each other, under their task."
         )
     ]
     for (paper, table), lines in tables.items():
@@ -162,8 +162,8 @@ def _sizes(table: Table) -> list[Block]:
     return [
         Paragraph(
             "Sizes that the papers print, counted again by building the same models here. “quoted” are other "
-            "people's models; “digits cut” agrees but for the rounding of the last digit. "
-            "shared_embeddings/data/ledger.yaml has the figures, and why some differ."
+            "people's models; “digits cut” agrees except for the rounding of the last digit. "
+            "`python -m recipes ledger` lists the sizes, and why some differ."
         ),
         table,
     ]

@@ -1,15 +1,16 @@
-"""The lines of the report: a recipe's rows, each with the runs that were measured over several seeds."""
+"""The lines of the report: a recipe's rows, each with its measured runs over several seeds."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from recipes.common.table import not_run, rows_of
-from recipes.report.collect import Found, LeftOut, Record
+from recipes.common.recipe import Recipe
+from recipes.common.results import Record, natural
+from recipes.common.table import is_baseline, not_run
+from recipes.report.collect import Found, LeftOut
 from recipes.report.measures import Spread, flatten, spreads
 
 
@@ -20,7 +21,8 @@ class Line:
     Attributes:
         recipe: its name.
         row: its name.
-        config: of the newest run; of the row's file when none was measured.
+        config: of the newest run; of ``rows.yaml`` when none was measured.
+        paper: what the paper reports; empty for rows of no paper.
         runs: one per seed, the smallest first; none where it was not run.
         measured: each measure over the seeds.
     """
@@ -28,6 +30,7 @@ class Line:
     recipe: str
     row: str
     config: Record
+    paper: Mapping[str, Any] = field(default_factory=dict)
     runs: tuple[Found, ...] = ()
     measured: Mapping[str, Spread] = field(default_factory=dict)
 
@@ -42,47 +45,44 @@ class Line:
         return str((self.config.get("embedding") or {}).get("method", "standard"))
 
     def as_record(self) -> Record:
-        """The line as the record of a single run, its measures in the place of that run's metrics."""
+        """The line as the record of a single run, with its measures in place of that run's metrics."""
         means = {key: spread.mean for key, spread in self.measured.items()}
-        empty = not_run(self.recipe, self.row, self.config)
+        empty = not_run(self.row, self.config)
         return {**empty, "counts": dict(self.counts), "metrics": means}
 
 
-def lines_of(folder: Path, found: Iterable[Found]) -> tuple[list[Line], list[LeftOut]]:
-    """The rows of the recipe in `folder`: those of its configurations, then others that were measured.
+def lines_of(recipe: Recipe, found: Iterable[Found]) -> tuple[list[Line], list[LeftOut]]:
+    """The rows of a recipe: those of its ``rows.yaml``, then others that were measured.
 
     Args:
-        folder: of the recipe.
+        recipe: the recipe.
         found: results, of other recipes too.
 
     Returns:
-        The lines, and the results that others of the same row take the place of.
+        The lines, and the results that others of the same row replace.
 
     Raises:
-        UserError: a configuration cannot be read.
+        UserError: ``rows.yaml`` cannot be read.
     """
     by_row: dict[str, list[Found]] = {}
     for one in found:
-        if one.record["recipe"] == folder.name:
+        if one.recipe == recipe.name:
             by_row.setdefault(one.row, []).append(one)
-    of_configs = {record["row"]: record["config"] for record in rows_of(folder / "configs", [])}
     lines, left_out = [], []
-    for row in [*of_configs, *sorted(by_row.keys() - of_configs.keys(), key=_natural)]:
-        runs, others = _seeds(by_row.get(row, []))
+    names = sorted(recipe.rows, key=lambda name: (not is_baseline(name), natural(name)))
+    for name in [*names, *sorted(by_row.keys() - recipe.rows.keys(), key=natural)]:
+        runs, others = _seeds(by_row.get(name, []))
         left_out += others
-        config = {**of_configs.get(row, {}), **_newest(runs).record["config"]} if runs else of_configs[row]
+        row = recipe.rows.get(name)
+        config = row.settings() if row else {}
+        config = {**config, **_newest(runs).record["config"]} if runs else config
         measured = spreads(flatten(run.record["metrics"]) for run in runs)
-        lines.append(Line(folder.name, row, config, tuple(runs), measured))
+        lines.append(Line(recipe.name, name, config, (row and row.paper) or {}, tuple(runs), measured))
     return lines, left_out
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorting key that counts numbers between hyphens as numbers."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split("-")]
-
-
 def _seeds(runs: list[Found]) -> tuple[list[Found], list[LeftOut]]:
-    """The newest run of each seed, of those with the settings and data of the newest of all."""
+    """The newest run of each seed, of those with the same settings and data as the newest of all."""
     if not runs:
         return [], []
     wanted = _settings(_newest(runs))
@@ -91,9 +91,18 @@ def _seeds(runs: list[Found]) -> tuple[list[Found], list[LeftOut]]:
     for run in sorted(runs, key=_age, reverse=True):
         kept = by_seed.setdefault(run.seed, run) if _settings(run) == wanted else None
         if kept is None:
-            left_out.append(LeftOut(run.name, "has other settings or data than the newest run of its row"))
+            left_out.append(
+                LeftOut(
+                    f"{run.name}, {run.record['row']}",
+                    "has other settings or data than the newest run of its row",
+                )
+            )
         elif kept.record != run.record:
-            left_out.append(LeftOut(run.name, f"{kept.name} is a newer run of its row and seed"))
+            left_out.append(
+                LeftOut(
+                    f"{run.name}, {run.record['row']}", f"{kept.name} has a newer run of its row and seed"
+                )
+            )
     return sorted(by_seed.values(), key=lambda run: (run.seed is not None, run.seed or 0)), left_out
 
 
@@ -103,7 +112,7 @@ def _newest(runs: Iterable[Found]) -> Found:
 
 
 def _age(run: Found) -> tuple[str, bool, str]:
-    """When a run was measured; of copies the one comes last that has the log of its training beside it."""
+    """When a run was measured; of copies, the one with the log of its training comes last."""
     return str(run.record.get("date", "")), (run.folder / "train.log").exists(), run.name
 
 
@@ -112,11 +121,11 @@ def _settings(run: Found) -> str:
     config = run.record["config"]
     embedding = dict(config.get("embedding") or {})
     embedding.pop("seed", None)
-    options = {key: _without_seed(config.get(key)) for key in ("train_options", "translate_options")}
+    options = {key: _without_seed(config.get(key)) for key in ("train_options", "eval_options")}
     parts = {
         "data": run.record["data_checksum"],
         "embedding": embedding,
-        **{key: config.get(key) for key in ("distill", "fit", "average", "eval_options", "hidden")},
+        **{key: config.get(key) for key in ("distill", "fit", "average", "hidden")},
         **options,
     }
     return json.dumps(parts, sort_keys=True)

@@ -97,6 +97,12 @@ def chosen(keys: Iterable[str]) -> str | None:
     return min(known, key=lambda key: order.index(key) if key in _PLAIN else other, default=None)
 
 
+def in_order(keys: Iterable[str]) -> list[str]:
+    """The keys that have a measure, the most important first."""
+    order = {key: number for number, key in enumerate(_PLAIN)}
+    return sorted(filter(measure, keys), key=lambda key: order.get(key, len(order)))
+
+
 def of_paper(key: str, found: Mapping[str, Spread]) -> Spread | None:
     """Our figure for a paper's: the same measure, or the only one of ROUGE at some length."""
     if key in found:

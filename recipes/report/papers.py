@@ -6,18 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from recipes.common.table import Record
+from recipes.papers.ledger import Figure
 from recipes.report.document import Table
 from recipes.report.lines import Line
-from recipes.report.measures import NOT_RUN, measure, millions, of_paper
-from shared_embeddings.ledger import Figure
+from recipes.report.measures import NOT_RUN, in_order, measure, millions, of_paper
 
 NONE = "–"
-# Sizes that a row's ``paper`` may hold, and what of ours they are compared with.
-_SIZES = {
-    "parameters_in_millions": ("total parameters", "total"),
-    "embedding_in_millions": ("embedding parameters", "embedding"),
-}
+# Sizes in millions that papers print, which ours are compared with.
+_SIZES = {"total": "total parameters", "embedding": "embedding parameters"}
 _SOURCE = re.compile(r"(?P<paper>[^,]+), (?P<table>(?:Table|Figure) [^:]+): (?P<row>.+)")
 
 
@@ -25,7 +21,7 @@ def by_table(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
     """The lines that stand for rows of a paper, by (paper, table), in natural order."""
     tables: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
-        found = _SOURCE.fullmatch(str(paper_of(line).get("source", "")))
+        found = _SOURCE.fullmatch(str(line.paper.get("source", "")))
         if found:
             tables.setdefault((found["paper"], found["table"]), []).append(line)
     return dict(sorted(tables.items(), key=lambda item: (item[0][0], _number(item[0][1]))))
@@ -37,24 +33,19 @@ def _number(table: str) -> tuple[int, str]:
     return (int(found[0]) if found else 0, table)
 
 
-def paper_of(line: Line) -> Record:
-    """What the paper reports for a line; empty for rows of no paper."""
-    return dict(line.config.get("paper") or {})
-
-
 def comparison(lines: Sequence[Line]) -> Table:
     """One table of a paper: sizes and measures, theirs and ours.
 
     Args:
         lines: the rows that stand for the paper's.
     """
-    keys = [key for key in dict.fromkeys(key for line in lines for key in paper_of(line)) if measure(key)]
-    sizes = [key for key in _SIZES if any(key in paper_of(line) for line in lines)]
+    keys = in_order(dict.fromkeys(key for line in lines for key in line.paper))
+    sizes = [key for key in _SIZES if any(key in line.paper for line in lines)]
     if not any(line.runs for line in lines):
         return _printed_only(lines, sizes, keys)
     columns = ["row of the paper", "our config"]
     for key in sizes:
-        columns += [f"{_SIZES[key][0]}: paper", "ours"]
+        columns += [f"{_SIZES[key]}: paper", "ours"]
     for key in keys:
         known = measure(key)
         assert known is not None
@@ -62,10 +53,10 @@ def comparison(lines: Sequence[Line]) -> Table:
     columns.append("hardware of the paper")
     rows = []
     for line in lines:
-        paper = paper_of(line)
+        paper = line.paper
         cells = [_row_of_paper(line), f"{line.recipe}/{line.row}"]
         for key in sizes:
-            cells += [f"{paper[key]} M" if key in paper else NONE, _our_size(line, _SIZES[key][1])]
+            cells += [_printed_size(line, key), _our_size(line, key)]
         for key in keys:
             cells += _measures(line, key)
         rows.append([*cells, str(paper.get("hardware", NONE))])
@@ -74,12 +65,12 @@ def comparison(lines: Sequence[Line]) -> Table:
 
 def _printed_only(lines: Sequence[Line], sizes: Sequence[str], keys: Sequence[str]) -> Table:
     """A table of a paper none of whose rows was run: a single column says so."""
-    titles = [_SIZES[key][0] for key in sizes] + [known.title for key in keys if (known := measure(key))]
+    titles = [_SIZES[key] for key in sizes] + [known.title for key in keys if (known := measure(key))]
     columns = ["row of the paper", *(f"{title}: paper" for title in titles), "ours", "our config"]
     rows = []
     for line in lines:
-        paper = paper_of(line)
-        cells = [f"{paper[key]} M" if key in paper else NONE for key in sizes]
+        paper = line.paper
+        cells = [_printed_size(line, key) for key in sizes]
         cells += [_measures(line, key)[0] for key in keys]
         hardware = str(paper.get("hardware", NONE))
         rows.append([_row_of_paper(line), *cells, NOT_RUN, f"{line.recipe}/{line.row}", hardware])
@@ -88,7 +79,13 @@ def _printed_only(lines: Sequence[Line], sizes: Sequence[str], keys: Sequence[st
 
 def _row_of_paper(line: Line) -> str:
     """What the paper calls a line of `by_table`."""
-    return str(paper_of(line)["source"]).split(": ", 1)[1]
+    return str(line.paper["source"]).split(": ", 1)[1]
+
+
+def _printed_size(line: Line, name: str) -> str:
+    """A size that the paper prints; those in a table of mixed units have theirs."""
+    printed = line.paper.get(name, NONE)
+    return f"{printed} M" if isinstance(printed, (int, float)) else str(printed)
 
 
 def _our_size(line: Line, name: str) -> str:
@@ -99,7 +96,7 @@ def _our_size(line: Line, name: str) -> str:
 
 def _measures(line: Line, key: str) -> list[str]:
     """The paper's figure, ours, and by how much they differ."""
-    known, printed = measure(key), paper_of(line).get(key)
+    known, printed = measure(key), line.paper.get(key)
     assert known is not None
     spread = of_paper(key, line.measured)
     theirs = NONE if printed is None else f"{printed:.{known.decimals}f}"

@@ -2,4 +2,4 @@
 # Prepares the data; --help explains.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
-exec "$PYTHON" -m recipes.common.model_data wikitext103_transformer_xl "$@"
+exec "$PYTHON" -m recipes wikitext103_transformer_xl preprocess "$@"

@@ -2,4 +2,4 @@
 # Measures one trained row; --help explains.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
-exec "$PYTHON" -m recipes.common.model_runs evaluate wikitext2_awd_lstm "$@"
+exec "$PYTHON" -m recipes wikitext2_awd_lstm eval "$@"

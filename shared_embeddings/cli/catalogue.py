@@ -1,4 +1,4 @@
-"""The commands `methods`, `params`, `suggest` and `ledger`: what there is, and how large it would be."""
+"""The commands `methods`, `params` and `suggest`: what there is, and how large it would be."""
 
 from __future__ import annotations
 
@@ -35,9 +35,6 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     _add_sizes(command)
     command.add_argument("--budget", required=True, help="number of parameters, such as 2M or 500k")
     command.add_argument("--json", action="store_true", help="print one JSON object")
-
-    command = add(commands, "ledger", "count what the papers' tables count, and compare", _ledger)
-    command.add_argument("--format", choices=("markdown", "json"), default="markdown")
 
 
 def describe_methods() -> str:
@@ -115,12 +112,6 @@ def _suggest(known: argparse.Namespace, _: list[str]) -> str:
     from shared_embeddings.sizing.suggest import describe_suggestions
 
     return describe_suggestions(known.vocab_size, known.dim, known.budget, as_json=known.json)
-
-
-def _ledger(known: argparse.Namespace, _: list[str]) -> str:
-    from shared_embeddings.ledger import describe_ledger
-
-    return describe_ledger(known.format)
 
 
 def _default(field: dataclasses.Field[object]) -> str:

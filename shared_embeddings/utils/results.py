@@ -45,18 +45,18 @@ def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Non
         ValueError: a value is not valid JSON (a tensor, a NaN).
     """
     try:
-        text = json.dumps(_portable(record), indent=2, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(portable(record), indent=2, ensure_ascii=False, allow_nan=False)
     except TypeError as error:
         raise ValueError(f"{path}: results cannot be written: {error}") from error
     write_text(Path(path), text + "\n")
 
 
-def _portable(value: Any) -> Any:
+def portable(value: Any) -> Any:
     """`value` with the paths in its strings made relative to the repository."""
     if isinstance(value, Mapping):
-        return {key: _portable(part) for key, part in value.items()}
+        return {key: portable(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_portable(part) for part in value]
+        return [portable(part) for part in value]
     return value.replace(f"{ROOT}{os.sep}", "") if isinstance(value, str) else value
 
 

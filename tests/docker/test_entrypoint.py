@@ -6,9 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from recipes.published.rows import Machines
 from recipes.published.train import read_options
+
 from tests.docker.image import DOCKER, ROOT
 
 RECIPE = "recipes/ptb_awd_lstm/train.sh"

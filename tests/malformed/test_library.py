@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -50,7 +49,6 @@ def of(name: str, folder: Path) -> Command:
     text = {"--text": [str(folder / "train.txt")]}
     options: dict[str, dict[str, list[str]]] = {
         "methods": {},
-        "ledger": {},
         "params": {"--method": ["funnel"], **SIZES, "--rank": ["2"]},
         "suggest": {**SIZES, "--budget": ["400"]},
         "classes": {
@@ -77,7 +75,6 @@ def of(name: str, folder: Path) -> Command:
         inputs=[f"--{option}" for option in read],
         folders=("--model",),
         outputs=("--report", "--figure", *(("--output",) if name in ("classes", "compress", "trim") else ())),
-        before=(lambda: mock.patch("shared_embeddings.ledger.describe_ledger", lambda kind: kind),),
     )
 
 
@@ -105,7 +102,7 @@ def size_cases(command: Command) -> Iterator[Case]:
             yield Case(f"{name} {text}", arguments_of(command, {name: [text]}))
 
 
-NAMES = ("methods", "ledger", "params", "suggest", "classes", "compress", "correlation", "similarity", "trim")
+NAMES = ("methods", "params", "suggest", "classes", "compress", "correlation", "similarity", "trim")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,6 +15,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from recipes.common.config import distillation_options, row_names
+from recipes.common.model_data import read_settings
+from recipes.common.model_rows import RECIPES, Recipe, read_model_row
+from recipes.common.model_runs import as_options
 
 import shared_embeddings as se
 from lm import models
@@ -26,11 +30,7 @@ from lm.evaluate.pointer import PointerOptions
 from lm.models import LanguageModel
 from lm.train.config import parse
 from recipes.common import model_data
-from recipes.common.config import distillation_options, row_names
 from recipes.common.errors import UserError, run_main
-from recipes.common.model_data import read_settings
-from recipes.common.model_rows import RECIPES, Recipe, read_model_row
-from recipes.common.model_runs import as_options
 from shared_embeddings.classes import WordClasses
 from shared_embeddings.classes.skipgram import train_word_vectors
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recipes.common.bleu import corpus_scores
 
 from recipes.common import table
-from recipes.common.bleu import corpus_scores
 from recipes.common.errors import UserError, run_main
 from recipes.common.plot import draw_quality_size, label_rows, quality_size_plot
 from recipes.common.results import REPOSITORY, read_results, write_results

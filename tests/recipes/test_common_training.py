@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from recipes.common import training
 from recipes.common.checkpoints import complete_checkpoints
 from recipes.common.config import Row, read_row
+
+from recipes.common import training
 from recipes.common.errors import UserError
 from shared_embeddings.utils.files import locked
 

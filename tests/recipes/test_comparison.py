@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from recipes.common.config import read_content, read_row, row_names
+from recipes.common.model_rows import RECIPES, Recipe, read_model_row
+from recipes.common.model_runs import evaluate_model, train_model
 
 from recipes.common import comparison, fitting
 from recipes.common.comparison import comparison_table
-from recipes.common.config import read_content, read_row, row_names
 from recipes.common.errors import UserError, run_main
-from recipes.common.model_rows import RECIPES, Recipe, read_model_row
-from recipes.common.model_runs import evaluate_model, train_model
 from recipes.common.results import read_results
 from recipes.common.table import markdown_table, not_run
 from tests.lm.command_line import write_corpus

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 import yaml
+from recipes.common.config import read_row, row_names
+from recipes.common.subwords import join
 
 import shared_embeddings as se
 from nmt.summarization.characters import join_characters
 from recipes.agnews_headline import preprocess as agnews
 from recipes.agnews_headline.news import News, clean_news, clean_text, hash_of
 from recipes.common import headline_runs, headline_table
-from recipes.common.config import read_row, row_names
 from recipes.common.errors import run_main
 from recipes.common.recipe import Recipe
 from recipes.common.results import read_results
 from recipes.common.sizes import padded_vocabulary
-from recipes.common.subwords import join
 from recipes.gigaword_headline import preprocess as gigaword
 from shared_embeddings.utils.files import sha256
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
-
-from recipes.common import model_runs
 from recipes.common.config import row_names
-from recipes.common.errors import UserError, run_main
 from recipes.common.model_rows import RECIPES, Recipe, read_model_row, with_own_files
 from recipes.common.model_runs import as_options, evaluate_model, train_model
+
+from recipes.common import model_runs
+from recipes.common.errors import UserError, run_main
 from recipes.common.results import read_results
 from recipes.common.table import markdown_table, rows_of
 from tests.lm.command_line import write_corpus

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 import yaml
+from recipes.common.config import read_row, row_names
+from recipes.common.moses import Tokenizer
+from recipes.common.subwords import join
+from recipes.common.training import AVERAGED
 
 import shared_embeddings as se
-from recipes.common.config import read_row, row_names
 from recipes.common.errors import UserError, run_main
-from recipes.common.moses import Tokenizer
 from recipes.common.results import read_results
 from recipes.common.sizes import SIZE_COMMENT, SPECIAL_TOKENS, describe_size, write_comment
-from recipes.common.subwords import join
 from recipes.common.table import markdown_table
-from recipes.common.training import AVERAGED
 from recipes.multi30k_ende import preprocess, rows
 from shared_embeddings.utils import download
 from shared_embeddings.utils.files import sha256

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from recipes.common.results import REPOSITORY
 from recipes.published.settings import read_settings
 from recipes.published.smoke import write_smoke_texts
+
+from recipes.common.results import REPOSITORY
 
 RECIPE = "wmt14_ende"
 SECONDS = 500

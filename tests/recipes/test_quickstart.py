@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from recipes.common.config import read_row, row_names
+
 from recipes.common.errors import UserError, run_main
 from recipes.common.results import read_results
 from recipes.quickstart import report, run

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shared_embeddings.ledger import Figure
 
 from recipes.common.errors import run_main
 from recipes.report import __main__ as command
@@ -22,7 +23,6 @@ from recipes.report.lines import Line, lines_of
 from recipes.report.markdown import as_markdown
 from recipes.report.measures import chosen, flatten, spreads
 from recipes.report.page import as_page
-from shared_embeddings.ledger import Figure
 from tests.recipes.browser import Page, browser_page, find_browser
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}

@@ -8,18 +8,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from recipes.common.config import Row, read_row, row_names
+from recipes.common.evaluation import read_trained
+from recipes.common.model_rows import ModelRow, read_model_row
+from recipes.common.model_rows import Recipe as ModelRecipe
+from recipes.common.model_smoke import SmokeModelRecipe, smoke_model_row, write_smoke_corpus
+from recipes.published.settings import classes_file, read_settings
 
 import shared_embeddings as se
 from lm.data.corpus import prepare
 from lm.data.datasets import SOURCES
 from recipes import smoke
 from recipes.common import model_runs
-from recipes.common.config import Row, read_row, row_names
 from recipes.common.errors import UserError, run_main
-from recipes.common.evaluation import read_trained
-from recipes.common.model_rows import ModelRow, read_model_row
-from recipes.common.model_rows import Recipe as ModelRecipe
-from recipes.common.model_smoke import SmokeModelRecipe, smoke_model_row, write_smoke_corpus
 from recipes.common.recipe import Recipe
 from recipes.common.results import is_smoke, read_results
 from recipes.common.smoke import (
@@ -36,7 +37,6 @@ from recipes.common.smoke import (
 from recipes.multi30k_ende import train as multi30k
 from recipes.published import smoke as published
 from recipes.published import train as published_training
-from recipes.published.settings import classes_file, read_settings
 from recipes.quickstart import run as quickstart
 from recipes.report.collect import of_runs
 

@@ -1,0 +1,156 @@
+"""``python -m recipes``: the steps of the recipes, and what is made of their rows and results."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+from recipes.common.errors import run_main
+from recipes.common.recipe import Recipe, find_recipe, recipe_names, step_module
+from shared_embeddings.command_line import Parser, positive
+from shared_embeddings.path_options import PathOption
+
+USAGE = """usage: python -m recipes TASK STEP [ROW] [--smoke] [option ...]
+       python -m recipes COMMAND [option ...]
+
+TASK is a recipe: {recipes}
+STEP is preprocess, train or eval (run for quickstart); --help behind it explains its options
+
+commands:
+{commands}"""
+
+
+def list_rows(arguments: Sequence[str]) -> None:
+    """List the rows of a recipe, or of all, with the row of a paper that they stand for."""
+    parser = Parser("python -m recipes list", description=list_rows.__doc__)
+    parser.add_argument("task", nargs="?", help="a recipe (default: all)")
+    options = parser.parse_args(arguments)
+    recipes = [find_recipe(options.task)] if options.task else [find_recipe(name) for name in recipe_names()]
+    for recipe in recipes:
+        for row in recipe.rows.values():
+            source = (row.paper or {}).get("source", "")
+            print(f"{recipe.name} {row.name}" + (f": {source}" if source else ""))
+
+
+def table(arguments: Sequence[str]) -> None:
+    """Write the tables of a recipe into its README, and draw its picture."""
+    parser = Parser("python -m recipes table", description=table.__doc__)
+    parser.add_argument("task", help="a recipe")
+    parser.add_argument(
+        "--results",
+        type=PathOption.SOURCE,
+        help="results.jsonl, or a folder with one, such as runs/TASK (default: that of the recipe)",
+    )
+    parser.add_argument(
+        "--readme", type=PathOption.UPDATED, help="README with the markers (default: the recipe's)"
+    )
+    options = parser.parse_args(arguments)
+    from recipes.common.readme import update_tables
+    from recipes.common.results import FILE, read_results
+
+    recipe = find_recipe(options.task)
+    if options.results is not None:
+        read_results(options.results)  # fails where there are none
+    results = options.results or recipe.folder / FILE
+    print(update_tables(recipe, results, options.readme or recipe.folder / "README.md"))
+
+
+def sizes(arguments: Sequence[str]) -> None:
+    """Print the size of the embedding of each row of a recipe, from the papers' formulas."""
+    parser = Parser("python -m recipes sizes", description=sizes.__doc__)
+    parser.add_argument("task", help="a recipe")
+    parser.add_argument("--vocabulary", type=positive, required=True, help="lines of the vocabulary file")
+    options = parser.parse_args(arguments)
+    from recipes.common.sizes import describe_size
+
+    for name, row in find_recipe(options.task).rows.items():
+        print(f"{name}: {describe_size(row, options.vocabulary)}")
+
+
+def ledger(arguments: Sequence[str]) -> None:
+    """Print every size in the papers' tables beside that of the same model built here."""
+    parser = Parser("python -m recipes ledger", description=ledger.__doc__)
+    parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
+    options = parser.parse_args(arguments)
+    from recipes.papers.ledger import describe_ledger
+
+    print(describe_ledger(as_json=options.json))
+
+
+def coverage(arguments: Sequence[str]) -> None:
+    """List every row of the papers' tables with the row that trains it, or the reason why none does."""
+    parser = Parser("python -m recipes coverage", description=coverage.__doc__)
+    parser.add_argument("--write", action="store_true", help="also write the tables into recipes/README.md")
+    options = parser.parse_args(arguments)
+    from recipes.common.table import update_readme
+    from recipes.papers.coverage import MARKER, README, listing, markdown
+    from recipes.papers.tables import read_papers
+
+    if options.write:
+        update_readme(README, MARKER, markdown(read_papers()))
+    for line in listing(read_papers()):
+        print(line)
+
+
+def report(arguments: Sequence[str]) -> None:
+    """Write the report of all results beside the papers' figures, as Markdown and as an HTML page."""
+    from recipes.report.build import main
+
+    main(arguments)
+
+
+def smoke(arguments: Sequence[str]) -> None:
+    """Run all steps of every recipe on small generated data."""
+    from recipes.smoke import main
+
+    main(arguments)
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "list": list_rows,
+    "table": table,
+    "sizes": sizes,
+    "report": report,
+    "coverage": coverage,
+    "ledger": ledger,
+    "smoke": smoke,
+}
+
+
+def usage() -> str:
+    """What ``--help`` prints."""
+    lines = [f"  {name:<10}{(command.__doc__ or '').rstrip('.')}" for name, command in COMMANDS.items()]
+    return USAGE.format(recipes=", ".join(recipe_names()), commands="\n".join(lines))
+
+
+def run_step(recipe: Recipe, step: str, arguments: Sequence[str]) -> None:
+    """Run a step of a recipe.
+
+    Raises:
+        UserError: the recipe has no such step, or the step fails.
+    """
+    importlib.import_module(step_module(recipe, step)).main(recipe, arguments)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command or the step that the command line names."""
+    first, *rest = [*arguments, ""]
+    if first in ("-h", "--help", ""):
+        print(usage(), file=sys.stdout if first else sys.stderr)
+        raise SystemExit(0 if first else 2)
+    if first in COMMANDS:
+        COMMANDS[first](arguments[1:])
+        return
+    recipe = find_recipe(first)
+    run_step(recipe, rest[0], arguments[2:])
+
+
+def program(arguments: Sequence[str]) -> str:
+    """What error messages start with: the step or the command."""
+    words = [word for word in arguments[:2] if not word.startswith("-")]
+    return words[-1] if len(words) == 2 and words[0] not in COMMANDS else (words or ["recipes"])[0]
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(program(sys.argv[1:]), main))

@@ -1,0 +1,1 @@
+"""Headlines of texts in a desired number of characters: data, scores and tables."""

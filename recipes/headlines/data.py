@@ -1,0 +1,144 @@
+"""Headline data: text to subwords of the source, characters of the target and one vocabulary of both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nmt.summarization.characters import convert_file, split_text
+from nmt.summarization.vocabulary import count_characters, count_tokens, vocabulary_text
+from recipes.common.corpus import check_pairs, read_lines, write_lines
+from recipes.common.errors import UserError
+from recipes.common.steps import run_step
+from recipes.translation import subwords
+from shared_embeddings.files import sha256, write_text
+from shared_embeddings.reading import read_yaml
+
+SOURCE, TARGET = "source", "target"
+SPLITS = ("train", "valid", "test")
+
+
+def read_settings(path: Path, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Read ``data.yaml``, which has ``lengths``: the numbers of characters at which headlines are evaluated.
+
+    Args:
+        path: the file.
+        kinds: what it holds; whole numbers are above 0.
+
+    Raises:
+        UserError: absent, not YAML, or a setting that is missing, unknown or of another type.
+    """
+    content = read_yaml(path)
+    if not isinstance(content, dict) or content.keys() != kinds.keys():
+        raise UserError(f"{path}: it must hold {', '.join(kinds)}, and nothing else")
+    for name, kind in kinds.items():
+        if type(content[name]) is not kind or (kind is int and content[name] < 1):
+            above = " above 0" if kind is int else ""
+            raise UserError(f"{path}: {name} is {content[name]!r}; it must be of type {kind.__name__}{above}")
+    lengths = content["lengths"]
+    if not lengths or any(type(each) is not int or each < 1 for each in lengths):
+        raise UserError(f"{path}: lengths is {lengths}; it must be a list of numbers of characters above 0")
+    return content
+
+
+def write_split(folder: Path, split: str, sources: list[str], targets: list[str]) -> None:
+    """Write the text of one split; the targets of the test set are its references.
+
+    Args:
+        folder: of the prepared data; the text goes to its folder ``text``.
+        split: one of `SPLITS`.
+        sources: tokens of each text, with a space between each two.
+        targets: a headline each.
+
+    Raises:
+        UserError: sides of unequal length, or empty ones.
+    """
+    check_pairs({f"{split}.{SOURCE}": sources, f"{split}.{TARGET}": targets})
+    write_lines(folder / "text" / f"{split}.{SOURCE}", sources)
+    write_lines(folder / "text" / f"{split}.{TARGET}", targets)
+
+
+def text_files(folder: Path) -> list[Path]:
+    """What `encode` starts from: both sides of training and validation, and the source of the test set."""
+    names = [f"{split}.{side}" for split in ("train", "valid") for side in (SOURCE, TARGET)]
+    return [folder / "text" / name for name in (*names, f"test.{SOURCE}")]
+
+
+def encode(folder: Path, operations: int) -> None:
+    """Byte pairs, characters and the vocabulary, in steps that are skipped when they are up to date.
+
+    Args:
+        folder: of the prepared data, with the `text_files`.
+        operations: merges of the byte-pair encoding, which is learned on the source of the training text.
+    """
+    stamps, codes = folder / "steps", folder / "bpe.codes"
+    texts = text_files(folder)
+    training = folder / "text" / f"train.{SOURCE}"
+    run_step(
+        "learn-bpe",
+        stamps,
+        partial(subwords.learn, [training], codes, operations),
+        inputs=[training],
+        outputs=[codes],
+        settings={"operations": operations, "min_frequency": subwords.MIN_PAIR_FREQUENCY},
+    )
+    sources = [path for path in texts if path.name.endswith(SOURCE)]
+    run_step(
+        "apply-bpe",
+        stamps,
+        partial(subwords.apply, codes, sources, folder),
+        inputs=[codes, *sources],
+        outputs=[folder / path.name for path in sources],
+        settings={},
+    )
+    targets = [path for path in texts if path.name.endswith(TARGET)]
+    run_step(
+        "characters",
+        stamps,
+        lambda: _split_into_characters(targets, folder),
+        inputs=targets,
+        outputs=[folder / path.name for path in targets],
+        settings={},
+    )
+    pieces, vocabulary = [folder / f"train.{side}" for side in (SOURCE, TARGET)], folder / "vocabulary"
+    run_step(
+        "vocabulary",
+        stamps,
+        lambda: write_text(
+            vocabulary, vocabulary_text(count_tokens(pieces[:1]) + count_characters(pieces[1:]))
+        ),
+        inputs=pieces,
+        outputs=[vocabulary],
+        settings={},
+    )
+
+
+def describe(folder: Path, references: Sequence[Path], **settings: Any) -> None:
+    """Write ``data.json``: sizes, checksums, and the `settings` that evaluation needs.
+
+    ``checksum`` is the SHA-256 over the checksums of all files; it goes into every results file.
+    """
+    files = [*(folder / path.name for path in text_files(folder)), folder / "vocabulary", *references]
+    checksums = {str(path.relative_to(folder)): sha256(path) for path in files}
+    listing = json.dumps(checksums, sort_keys=True).encode()
+    description = {
+        "source": SOURCE,
+        "target": TARGET,
+        "pairs": {split: len(read_lines(folder / f"{split}.{SOURCE}")) for split in SPLITS},
+        "vocabulary": len(read_lines(folder / "vocabulary")),
+        "references": [str(path.relative_to(folder)) for path in references],
+        **settings,
+        "checksum": hashlib.sha256(listing).hexdigest(),
+        "files": checksums,
+    }
+    write_text(folder / "data.json", json.dumps(description, indent=2) + "\n")
+
+
+def _split_into_characters(texts: Sequence[Path], folder: Path) -> None:
+    """Write each text as characters into `folder`, under its own name."""
+    for path in texts:
+        convert_file(path, folder / path.name, split_text)

@@ -1,0 +1,179 @@
+"""Prepare the data of a recipe for language models.
+
+The recipe's ``data.yaml`` holds ``dataset``, a name of `lm.datasets.SOURCES`, and ``classes``: the class
+files for UnClE by their names below the recipe's home, each with ``num_classes`` and the ``epochs`` of the
+word vectors. It may hold ``small``, the dataset of rows with ``data: data_small``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lm.corpus import VOCABULARY
+from lm.datasets import SOURCES, locate
+from recipes.common.errors import UserError
+from recipes.common.recipe import Recipe
+from recipes.common.smoke import CLASSES, SMOKE, SMOKE_HELP
+from recipes.common.steps import print_result, run_step
+from recipes.common.tools import run_module
+from recipes.language_model.smoke import write_smoke_corpus
+from shared_embeddings.classes import make_classes, regroup
+from shared_embeddings.reading import read_yaml
+
+CLASS_SETTINGS = ("num_classes", "epochs")
+SMALL = "small"
+USAGE = """usage: preprocess.sh [{choices}]
+
+Prepares the texts from $DATA_DIR/{folder}, or from the network, in $RUNS/{recipe}/data, with the semantic
+classes of words that rows use. Steps that are up to date are skipped.
+"""
+SMALL_USAGE = "  small    those of $DATA_DIR/{folder}, in $RUNS/{recipe}/data_small, for the rows small_*"
+SMOKE_USAGE = f"  {SMOKE}  {SMOKE_HELP}, for all rows"
+
+
+class DataSettings(NamedTuple):
+    """The content of ``data.yaml``.
+
+    Attributes:
+        dataset: name of the corpus.
+        classes: settings of each class file, by its name below the recipe's home.
+        small: name of the corpus for small rows, or None where they take the same.
+    """
+
+    dataset: str
+    classes: Mapping[str, Mapping[str, int]]
+    small: str | None = None
+
+
+def read_settings(recipe: Recipe) -> DataSettings:
+    """Read the recipe's ``data.yaml``.
+
+    Raises:
+        UserError: absent, not YAML, or a setting that is missing, unknown or impossible.
+    """
+    path = recipe.folder / "data.yaml"
+    content = read_yaml(path)
+    if not isinstance(content, dict) or set(content) - {SMALL} != {"dataset", "classes"}:
+        raise UserError(f"{path}: it must hold dataset and classes, and nothing else but {SMALL}")
+    for key in ("dataset", SMALL):
+        if key in content and content[key] not in SOURCES:
+            raise UserError(f"{path}: {key} is {content[key]!r}; it may be {', '.join(SOURCES)}")
+    if not isinstance(content["classes"], dict):
+        raise UserError(f"{path}: classes is {content['classes']!r}; it must be settings by file name")
+    for name, settings in content["classes"].items():
+        _check_classes(f"{path}: classes {name}", settings)
+    return DataSettings(**content)
+
+
+def _check_classes(where: str, settings: Any) -> None:
+    """Check that the settings of a class file are whole numbers of at least 1."""
+    if not isinstance(settings, dict) or set(settings) != set(CLASS_SETTINGS):
+        raise UserError(f"{where}: wanted {' and '.join(CLASS_SETTINGS)}, and nothing else")
+    for name, value in settings.items():
+        if type(value) is not int or value < 1:
+            raise UserError(f"{where}: {name} is {value!r}; it must be a whole number of at least 1")
+
+
+def prepare(recipe: Recipe) -> None:
+    """Make the token files and every class file of a recipe that are not there or out of date.
+
+    Raises:
+        UserError: the settings or the texts cannot be used.
+        SystemExit: ``lm_prepare`` has reported a mistake of the user's itself.
+    """
+    settings = read_settings(recipe)
+    _prepare_dataset(recipe, settings.dataset, recipe.data)
+    data_dir = os.environ.get("DATA_DIR")
+    texts = locate(settings.dataset, Path(data_dir) if data_dir else None, _downloads(recipe))["train"]
+    _make_class_files(recipe, texts, settings.classes)
+
+
+def prepare_small(recipe: Recipe) -> None:
+    """Make the token files of the small rows of a recipe.
+
+    Raises:
+        UserError: small rows have no texts of their own.
+        SystemExit: see `prepare`.
+    """
+    settings = read_settings(recipe)
+    if settings.small is None:
+        raise UserError(f"{recipe.name} has no {SMALL} data; small rows use the data of preprocess.sh")
+    _prepare_dataset(recipe, settings.small, recipe.home / f"data_{SMALL}")
+
+
+def prepare_smoke(recipe: Recipe) -> None:
+    """As `prepare`, with a generated text in the layout of the recipe's.
+
+    ``lm_prepare`` gets it as files, not as the dataset, because it does not have the published sizes.
+
+    Raises:
+        UserError, SystemExit: see `prepare`.
+    """
+    recipe, settings = recipe.smoke(), read_settings(recipe)
+    texts = write_smoke_corpus(settings.dataset, recipe.home / "raw")
+    named: list[str | Path] = [part for split, path in texts.items() for part in (f"-{split}", path)]
+    run_module("lm.prepare", [*named, "-output", recipe.data, "-force"])
+    classes = {name: {"num_classes": CLASSES, "epochs": 1} for name in settings.classes}
+    _make_class_files(recipe, [texts["train"]], classes)
+
+
+def _downloads(recipe: Recipe) -> Path:
+    """Folder of what is downloaded."""
+    return recipe.home / "downloads"
+
+
+def _prepare_dataset(recipe: Recipe, dataset: str, output: Path) -> None:
+    """Make the token files of a well-known corpus."""
+    downloads = _downloads(recipe)
+    run_module("lm.prepare", ["-dataset", dataset, "-output", output, "-downloads", downloads, "-force"])
+
+
+def _make_class_files(
+    recipe: Recipe, texts: Sequence[Path], classes: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Make every class file that is not there or out of date; one training of word vectors serves several."""
+    trained: dict[int, Path] = {}
+    for name, numbers in classes.items():
+        output = recipe.home / name
+        first = trained.setdefault(numbers["epochs"], output)
+        make = partial(make_classes, texts, recipe.data / VOCABULARY, epochs=numbers["epochs"], force=True)
+        if output != first:
+            make = partial(regroup, first, force=True)
+        run_step(
+            output.stem,
+            recipe.data / "steps",
+            partial(print_result, partial(make, num_classes=numbers["num_classes"], output=output)),
+            inputs=[*texts, recipe.data / VOCABULARY] if output == first else [first],
+            outputs=[output],
+            settings=numbers,
+        )
+
+
+def usage(recipe: Recipe) -> str:
+    """What ``--help`` prints."""
+    settings = read_settings(recipe)
+    lines = [SMOKE_USAGE]
+    if settings.small is not None:
+        lines.insert(0, SMALL_USAGE.format(folder=SOURCES[settings.small].folder, recipe=recipe.name))
+    choices = " | ".join([SMALL] * (settings.small is not None) + [SMOKE])
+    first = USAGE.format(choices=choices, folder=SOURCES[settings.dataset].folder, recipe=recipe.name)
+    return "\n".join([first, *lines])
+
+
+def main(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Prepare the data of a recipe."""
+    ways: dict[tuple[str, ...], Callable[[Recipe], None]] = {
+        (): prepare,
+        (SMALL,): prepare_small,
+        (SMOKE,): prepare_smoke,
+    }
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(usage(recipe))
+        raise SystemExit(0)
+    if tuple(arguments) not in ways:
+        raise UserError(f"{' '.join(arguments)!r} is no argument of preprocess.sh; see preprocess.sh --help")
+    ways[tuple(arguments)](recipe)

@@ -1,0 +1,302 @@
+"""The sizes that the papers print, beside those of the same models built here without weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from recipes.papers.networks import build_network
+from recipes.papers.tables import SIZES, Cell, Paper, Table, read_papers
+from shared_embeddings.accounting import count_distinct, count_parameters
+from shared_embeddings.interface import SharedEmbedding
+from shared_embeddings.methods.define import DefineEmbedding
+from shared_embeddings.registry import build, methods
+
+_SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "x": 1.0, "MiB": 1.0}
+_OWN_UNITS = {"compression": "x", "input-compression": "x", "memory": "MiB", "total-memory": "MiB"}
+_BYTES_PER_PARAMETER = 4
+
+# The parameters of a network that a figure counts, by what is in their names.
+_NETWORK_PARTS = {"ffn": (".linear1.", ".linear2."), "attention": (".in_proj",), "linear": (".out_proj",)}
+
+_METHOD_IS_MISSING = "method not available"
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One printed figure and ours.
+
+    Attributes:
+        paper: the paper.
+        table: the table's number.
+        row: the row.
+        counted: what is counted, a key of `SIZES`.
+        indices: whether index matrices count as parameters in this row.
+        printed: the figure as it is printed.
+        unit: "k", "M", "x" (a ratio) or "MiB".
+        paper_value: the printed figure as a number: parameters, a ratio or MiB.
+        our_value: the same of the model built here; None without a model or its method.
+        difference: `our_value` - `paper_value`.
+        agreement: "agrees"; "agrees (digits cut)" when the printed digits are right but the last is not
+            rounded; "differs"; "quoted" for figures of other people's models; "method not available".
+        quoted: whether the paper quotes the row from somebody else.
+        notes: why a figure differs, and what else there is to know about the row.
+        model: embedding, network and output layer with their sizes and options, as in the table.
+    """
+
+    paper: str
+    table: str
+    row: str
+    counted: str
+    indices: bool
+    printed: str
+    unit: str
+    paper_value: float
+    our_value: float | None
+    difference: float | None
+    agreement: str
+    quoted: bool
+    notes: tuple[str, ...]
+    model: Mapping[str, Any] | None
+
+
+def describe_ledger(as_json: bool = False) -> str:
+    """The whole ledger, as one Markdown table for each table of a paper, or as a JSON list of objects."""
+    if as_json:
+        return json.dumps([dataclasses.asdict(figure) for figure in figures()], indent=1, ensure_ascii=False)
+    return _as_markdown(figures())
+
+
+def figures(papers: Iterable[Paper] | None = None) -> list[Figure]:
+    """Every printed size with ours; each distinct model is built once, without weights.
+
+    Args:
+        papers: those of `read_papers` if not given.
+    """
+    return [
+        _figure(table, cell, counted, printed)
+        for paper in (read_papers() if papers is None else papers)
+        for table in paper.tables
+        for cell in table.cells
+        for counted, printed in cell.figures.items()
+        if counted in SIZES
+    ]
+
+
+def measure(model: Mapping[str, Any]) -> dict[str, float]:
+    """Everything of `SIZES` for one model as its table describes it.
+
+    Raises:
+        ValueError: an embedding or a network cannot be built.
+    """
+    spec = dict(model["embedding"])
+    copies = model.get("copies", 1)
+    parts = _embedding_parts(_key(spec))
+    embedding = copies * (parts["trained"] + (parts["indices"] if model.get("indices") else 0))
+    unit = copies * parts["unit"]
+    output = sum(math.prod(shape) for shape in model.get("output", []))
+    network = _network_parts(_key(model["network"])) if "network" in model else Counter()
+    total = network["network"] + embedding + output
+    plain = math.prod(model.get("plain", (spec["num_embeddings"], spec["embedding_dim"])))
+    return {
+        "embedding": embedding,
+        "input": parts["input"],
+        "input-output": embedding - unit + output,
+        "unit": unit,
+        "filters": parts["filters"],
+        **{name: network[name] for name in ("network", *_NETWORK_PARTS)},
+        "total": total,
+        "compression": plain / embedding,
+        "input-compression": plain / parts["input"],
+        "memory": embedding * _BYTES_PER_PARAMETER / 2**20,
+        "total-memory": total * _BYTES_PER_PARAMETER / 2**20,
+    }
+
+
+def missing_method(model: Mapping[str, Any]) -> str | None:
+    """The method of `model` that is not registered, or None."""
+    spec = model["embedding"]
+    wanted = (spec["method"], spec.get("map", spec["method"]))
+    return next((method for method in wanted if method not in methods()), None)
+
+
+def read_figure(printed: str, unit: str) -> tuple[float, int, str]:
+    """A printed figure such as "516k" as (number, digits behind the point, unit).
+
+    Args:
+        printed: digits, with the unit behind them where the paper prints it there.
+        unit: the unit that the table's heading names.
+
+    Raises:
+        ValueError: it is no number, or the unit is unknown.
+    """
+    match = re.fullmatch(r"(\d+(?:\.(\d+))?)(\D*)", printed)
+    own_unit = (match[3] if match else "") or unit
+    if match is None or own_unit not in _SCALES:
+        raise ValueError(f"figure '{printed}' must be a number with nothing or k, M, x or MiB behind it")
+    return float(match[1]) * _SCALES[own_unit], len(match[2] or ""), own_unit
+
+
+def rounds_to(value: float, paper_value: float, step: float) -> bool:
+    """Whether `value`, rounded to multiples of `step`, is the printed figure (halves up or down)."""
+    return abs(value - paper_value) <= step / 2 + _slack(paper_value)
+
+
+def is_cut_to(value: float, paper_value: float, step: float) -> bool:
+    """Whether `value`, its digits below `step` dropped, is the printed figure."""
+    return -_slack(paper_value) <= value - paper_value < step
+
+
+def _slack(value: float) -> float:
+    """What binary fractions may lose."""
+    return 1e-9 * max(abs(value), 1.0)
+
+
+def _agreement(value: float, paper_value: float, step: float, may_be_cut: bool) -> str:
+    """How `value` agrees with a figure whose last printed digit counts `step`."""
+    if rounds_to(value, paper_value, step):
+        return "agrees"
+    return "agrees (digits cut)" if may_be_cut and is_cut_to(value, paper_value, step) else "differs"
+
+
+def _figure(table: Table, cell: Cell, counted: str, printed: str) -> Figure:
+    """One figure of a row, compared."""
+    paper_value, decimals, unit = read_figure(printed, _OWN_UNITS.get(counted, table.unit))
+    value, agreement = None, "quoted"
+    if cell.model and missing_method(cell.model):
+        agreement = _METHOD_IS_MISSING
+    elif cell.model:
+        value = measure(cell.model)[counted]
+        step = _SCALES[unit] * 10.0**-decimals
+        agreement = _agreement(value, paper_value, step, table.cut)
+    why = cell.why.get(counted) if agreement == "differs" else None
+    return Figure(
+        paper=table.paper,
+        table=table.name,
+        row=cell.label,
+        counted=counted,
+        indices=bool(cell.model.get("indices")),
+        printed=printed,
+        unit=unit,
+        paper_value=paper_value,
+        our_value=value,
+        difference=None if value is None else value - paper_value,
+        agreement=agreement,
+        quoted=cell.quoted,
+        notes=tuple(note for note in (why, cell.note) if note),
+        model=cell.model or None,
+    )
+
+
+def _key(spec: Mapping[str, Any]) -> str:
+    """A mapping of plain values as a text, by which what was built is found again."""
+    return json.dumps(spec, sort_keys=True)
+
+
+@functools.cache
+def _embedding_parts(key: str) -> Counter[str]:
+    """The counts of the embedding that `key` describes."""
+    with torch.device("meta"):
+        embedding = build(**json.loads(key))
+    counts = embedding.counts()
+    return Counter(
+        trained=counts["total"],
+        input=counts["input"] + counts["shared"],
+        unit=_count_unit(embedding),
+        indices=_count_indices(embedding),
+        filters=count_distinct(buffer for name, buffer in embedding.named_buffers() if name == "codebooks"),
+    )
+
+
+def _count_unit(embedding: SharedEmbedding) -> int:
+    """The parameters of DeFINE's unit: all but the map and the projection of the output side."""
+    if not isinstance(embedding, DefineEmbedding):
+        return 0
+    projection = embedding.output_projection
+    rest = count_parameters(embedding.map) + (count_parameters(projection) if projection is not None else 0)
+    return count_parameters(embedding) - rest
+
+
+def _count_indices(embedding: SharedEmbedding) -> int:
+    """The entries of the index matrix of methods that have one."""
+    index_entries = getattr(embedding, "index_entries", None)
+    if index_entries is None:
+        return 0
+    return int(index_entries(embedding.num_embeddings, embedding.embedding_dim, embedding.options))
+
+
+@functools.cache
+def _network_parts(key: str) -> Counter[str]:
+    """The counts of the network that `key` describes."""
+    sizes = json.loads(key)
+    network = build_network(sizes.pop("name"), sizes)
+    parts = Counter(network=count_parameters(network))
+    for name, parameter in network.named_parameters():
+        for part, names in _NETWORK_PARTS.items():
+            if any(piece in name for piece in names):
+                parts[part] += parameter.numel()
+    return parts
+
+
+def _as_markdown(found: list[Figure]) -> str:
+    """One table for each table of a paper, and a count of how many figures agree."""
+    titles = {(table.paper, table.name): table.title for paper in read_papers() for table in paper.tables}
+    by_table: dict[tuple[str, str], list[Figure]] = {}
+    for figure in found:
+        by_table.setdefault((figure.paper, figure.table), []).append(figure)
+    lines: list[str] = []
+    for (paper, table), rows in by_table.items():
+        lines += [f"## {paper}, {table}: {titles[paper, table]}", "", *_markdown_table(rows), ""]
+    lines += ["## What is counted", "", *(f"- {name}: {meaning}" for name, meaning in SIZES.items()), ""]
+    lines.append(_summary(found))
+    return "\n".join(lines)
+
+
+def _markdown_table(rows: list[Figure]) -> Iterator[str]:
+    """The lines of one table, each distinct note once below it, by number."""
+    notes = list(dict.fromkeys(note for figure in rows for note in figure.notes))
+    yield "| row | counted | paper | ours | difference | | notes |"
+    yield "| --- | --- | --: | --: | --: | --- | --- |"
+    for figure in rows:
+        name = figure.row + (" (quoted)" if figure.quoted else "")
+        counted = figure.counted + (" with indices" if figure.indices else "")
+        numbers = ", ".join(str(notes.index(note) + 1) for note in figure.notes)
+        cells = [name, counted, _in_print(figure), *_ours(figure), figure.agreement, numbers]
+        yield "| " + " | ".join(cells) + " |"
+    if notes:
+        yield ""
+    yield from (f"{number}. {note}" for number, note in enumerate(notes, start=1))
+
+
+def _in_print(figure: Figure) -> str:
+    """The printed figure with its unit."""
+    return (
+        figure.printed if figure.printed.endswith(figure.unit) else f"{figure.printed} {figure.unit}".strip()
+    )
+
+
+def _ours(figure: Figure) -> Iterator[str]:
+    """Our figure and the difference, in the paper's unit, with two more digits than are printed."""
+    decimals = read_figure(figure.printed, figure.unit)[1] + 2
+    scale = _SCALES[figure.unit]
+    yield "–" if figure.our_value is None else f"{figure.our_value / scale:.{decimals}f}"
+    if figure.difference is None:
+        yield "–"
+    else:
+        share = 100 * figure.difference / figure.paper_value
+        yield f"{figure.difference / scale:+.{decimals}f} ({share:+.1f} %)"
+
+
+def _summary(found: list[Figure]) -> str:
+    """How many figures agree, and how many do not."""
+    counts = Counter(figure.agreement for figure in found)
+    listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    return f"{len(found)} figures: {listed}."

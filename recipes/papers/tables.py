@@ -1,0 +1,282 @@
+"""The papers' tables: ``papers.yaml`` and the ``tables`` of the recipes' ``rows.yaml``.
+
+A table has
+
+- ``paper``, ``table`` (its name) and ``title``;
+- ``rows`` in the order of print;
+- ``reason``: why none of its rows is trained; then the rows may be labels alone;
+- ``note``: what holds for all rows;
+- ``group`` and ``hardware``: of the rows that the recipe trains;
+- ``unit`` (k or M) of its sizes; ``cut: true`` where some sizes are cut, not rounded, to the printed digits;
+- ``why``: why a size counted here differs from the printed one beyond rounding, by figure;
+- ``model``: what the models of its rows share, for counting.
+
+A row has
+
+- ``row``: its label in print, with what distinguishes it from the others;
+- ``column``: which of its columns, where each column is a model of its own (the row is repeated);
+- ``figures``: what is printed, digit for digit, by the names of `FIGURES`;
+- ``name``: the row of the recipe that trains it, with the settings that `recipes.common.rows` explains; or
+  ``same``: the row of another table that stands for the same model (``RECIPE/NAME`` in ``papers.yaml``),
+  whose figures are named alone where both tables print the same; or ``cells``: a pattern of cells of
+  `recipes.glove_reconstruction`; or ``reason``: why it is not trained;
+- ``quoted: true`` where the paper repeats a figure of other authors;
+- ``note`` and ``why``, as of the table;
+- ``model``: what is counted, in addition to the embedding of the row and the table's ``model``:
+  ``embedding`` (``num_embeddings``, ``embedding_dim`` and options), ``copies`` (how many such embeddings),
+  ``network`` (name and sizes, see `recipes.papers.networks`), ``output`` (shapes of what the output layer
+  holds besides the embedding), ``indices: true`` where the paper counts the index matrix, ``plain``
+  ([V, D] of the table that the compression is measured against).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import shared_embeddings as se
+from recipes.common.errors import UserError
+from recipes.common.rows import FILE, read_rows
+from shared_embeddings.reading import read_yaml, read_yaml_as_text
+
+SOURCE = Path(__file__).with_name("papers.yaml")
+RECIPES = SOURCE.parents[1]
+
+# The figures that papers print, with how the list of rows shows them; sizes get their unit.
+SCORES = {
+    "bleu": "BLEU {}",
+    "bleu_newstest2014": "BLEU {} on newstest2014",
+    "bleu_newstest2017": "BLEU {} on newstest2017",
+    "perplexity": "test perplexity {}",
+    "valid_perplexity": "validation perplexity {}",
+    "pointer_perplexity": "test perplexity {} with pointer",
+    "rouge1": "ROUGE-1 {}",
+    "rouge2": "ROUGE-2 {}",
+    "rougeL": "ROUGE-L {}",
+    "reconstruction_loss": "reconstruction loss {}",
+}
+SIZES = {
+    "embedding": "parameters of all embeddings",
+    "input": "parameters of the embedding that its input side uses",
+    "input-output": "embeddings without DeFINE's unit, and the output layer",
+    "unit": "DeFINE's unit without its map",
+    "filters": "fixed numbers that ALONE's filters are made of, not trained",
+    "network": "parameters of the network around the embeddings",
+    "ffn": "parameters of the network's feed-forward layers",
+    "attention": "queries, keys and values of the network's attention",
+    "linear": "output projections of the network's attention",
+    "total": "all parameters",
+    "compression": "plain table divided by the embedding",
+    "input-compression": "plain table divided by what the input side uses of the embedding",
+    "memory": "embedding in MiB at 32 bits",
+    "total-memory": "all parameters in MiB at 32 bits",
+}
+FIGURES = (*SCORES, *SIZES)
+Content = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model of a table: a row, or a column of it.
+
+    Attributes:
+        row: label of the row.
+        column: which of its columns; empty for the whole row.
+        figures: what is printed, by its name in `FIGURES`, as it is printed.
+        trained_by: ``RECIPE/ROW`` or ``RECIPE/CELLS``; empty where nothing trains it.
+        is_own: whether the row that trains it belongs to this table, not to another one.
+        reason: why nothing trains it; empty where something does.
+        note: what else there is to know.
+        why: why a size differs from the printed one, by figure.
+        quoted: whether the paper quotes it.
+        model: what is counted; empty where that is not known.
+    """
+
+    row: str
+    column: str = ""
+    figures: Mapping[str, str] = field(default_factory=dict)
+    trained_by: str = ""
+    is_own: bool = False
+    reason: str = ""
+    note: str = ""
+    why: Mapping[str, str] = field(default_factory=dict)
+    quoted: bool = False
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Row and column."""
+        return f"{self.row}; {self.column}" if self.column else self.row
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table or a figure of a paper.
+
+    Attributes:
+        paper: its paper.
+        name: such as "Table 2a".
+        title: what it is about.
+        reason: why nothing of it is trained on its own; empty where something is.
+        note: what holds for all rows.
+        unit: of its sizes.
+        cut: whether sizes may be cut to the printed digits.
+        cells: its models in the order of print.
+    """
+
+    paper: str
+    name: str
+    title: str
+    reason: str = ""
+    note: str = ""
+    unit: str = ""
+    cut: bool = False
+    cells: tuple[Cell, ...] = ()
+
+    @property
+    def rows(self) -> list[str]:
+        """The labels of the rows, each once, in the order of print."""
+        return list(dict.fromkeys(cell.row for cell in self.cells))
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper with its tables and figures in the order of print.
+
+    Attributes:
+        name: what tables call it.
+        title: with authors and year.
+        reason: why it has no tables here; empty where it has.
+        tables: tables, then figures.
+    """
+
+    name: str
+    title: str
+    reason: str
+    tables: tuple[Table, ...]
+
+
+@functools.cache
+def read_papers(source: Path = SOURCE, recipes: Path = RECIPES) -> tuple[Paper, ...]:
+    """Read ``papers.yaml`` and the tables of the recipes that it names.
+
+    Raises:
+        UserError: a file cannot be read, a table is missing or repeated, or a row is not as this module
+            describes it.
+    """
+    content = read_yaml(source)
+    parts = []
+    for recipe in content["recipes"]:
+        parts += [_Part(recipe, *each) for each in _tables(recipes / recipe / FILE)]
+    as_text = read_yaml_as_text(source)
+    found: list[Paper] = []
+    for paper, text in zip(content["papers"], as_text["papers"], strict=True):
+        named = [
+            [part for part in parts if (part.table["paper"], part.table["table"]) == (paper["paper"], each)]
+            if isinstance(each, str)
+            else [_Part("", {"paper": paper["paper"], **each}, each_text)]
+            for each, each_text in zip(paper.get("tables", []), text.get("tables", []), strict=True)
+        ]
+        for each, own in zip(paper.get("tables", []), named, strict=True):
+            if not own:
+                raise UserError(f"{source}: {paper['paper']}: no recipe has its {each}")
+        tables = tuple(_merged(own, parts) for own in named)
+        found.append(Paper(paper["paper"], paper["title"], paper.get("reason", ""), tables))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A table as a file has it, typed and as text; `recipe` is empty for ``papers.yaml``."""
+
+    recipe: str
+    table: Content
+    text: Content
+
+    def rows(self) -> Iterator[tuple[Content, Content]]:
+        """Its rows, typed and as text; a label alone becomes a row."""
+        for row, text in zip(self.table.get("rows", []), self.text.get("rows", []), strict=True):
+            yield ({"row": text}, {"row": text}) if isinstance(text, str) else (row, text)
+
+
+def _tables(path: Path) -> Iterator[tuple[Content, Content]]:
+    """The tables of a ``rows.yaml``, typed and as text."""
+    read_rows(path.parent)  # checks what it knows
+    yield from zip(read_yaml(path).get("tables", []), read_yaml_as_text(path).get("tables", []), strict=True)
+
+
+def _merged(own: Sequence[_Part], parts: Sequence[_Part]) -> Table:
+    """One table of the parts that recipes have of it."""
+    first = own[0].table
+    where = f"{first['paper']}, {first['table']}"
+    cells = tuple(cell for part in own for cell in _cells(where, part, parts))
+    names = [cell.label for cell in cells]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{where}: two rows {repeated[0]!r}; give them different labels")
+    text = {key: first.get(key, "") for key in ("title", "reason", "note", "unit")}
+    return Table(first["paper"], first["table"], **text, cut=first.get("cut", False), cells=cells)
+
+
+def _cells(where: str, part: _Part, parts: Sequence[_Part]) -> Iterator[Cell]:
+    """The models of a part of a table."""
+    for row, text in part.rows():
+        place = f"{where}: {text.get('row')}"
+        ways = [key for key in ("name", "same", "cells", "reason") if key in row]
+        if len(ways) != 1 and "reason" not in part.table:
+            raise UserError(f"{place}: wanted one of name, same, cells and reason")
+        way = ways[0] if ways else "reason"
+        trained_by = text.get(way, "") if way != "reason" else ""
+        if trained_by and "/" not in trained_by:
+            trained_by = f"{part.recipe}/{trained_by}"
+        figures, model = text.get("figures", {}), _model(part.table, row)
+        if way == "same":
+            figures, model = _same(place, figures, trained_by, parts)
+        for figure in figures:
+            if figure not in FIGURES:
+                raise UserError(f"{place}: unknown figure {figure!r}; it may be {', '.join(FIGURES)}")
+        yield Cell(
+            row=text["row"],
+            column=text.get("column", ""),
+            figures=figures,
+            trained_by=trained_by,
+            is_own=way == "name",
+            reason=text.get("reason", "") or part.table.get("reason", ""),
+            note=text.get("note", ""),
+            why={**part.table.get("why", {}), **row.get("why", {})},
+            quoted=row.get("quoted", False),
+            model=model,
+        )
+
+
+def _same(
+    where: str, figures: Sequence[Any], trained_by: str, parts: Sequence[_Part]
+) -> tuple[dict[str, str], Content]:
+    """Figures and model of a row that stands for the same model as another one."""
+    recipe, _, name = trained_by.partition("/")
+    for part in parts:
+        for row, text in part.rows():
+            if part.recipe == recipe and row.get("name") == name:
+                found: dict[str, str] = {}
+                for figure in figures:
+                    if not isinstance(figure, str):
+                        found.update(figure)
+                    elif figure in text["figures"]:
+                        found[figure] = text["figures"][figure]
+                    else:
+                        raise UserError(f"{where}: {trained_by} has no figure {figure!r}")
+                return found, _model(part.table, row)
+    raise UserError(f"{where}: there is no row {trained_by}")
+
+
+def _model(table: Content, row: Content) -> Content:
+    """What is counted for a row: its embedding, the table's model and its own; empty where unknown."""
+    options = dict(row.get("embedding", {}))
+    for name in se.file_options(options["method"]) if options else ():
+        options = {**options, name: se.STORED} if name in options else options
+    model = {**table.get("model", {}), **row.get("model", {})}
+    for each in (table, row):
+        options.update(each.get("model", {}).get("embedding", {}))
+    return {**model, "embedding": options} if {"method", "num_embeddings"} <= options.keys() else {}

@@ -1,1 +1,0 @@
-"""Translation recipes at the size of the papers: their tables, data, training and scores."""

@@ -1,0 +1,1 @@
+"""The steps of the translation recipes: pieces and vocabularies, training, scores."""

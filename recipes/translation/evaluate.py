@@ -1,0 +1,153 @@
+"""Translate and score the test sets of one row of a translation recipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recipes.common.corpus import read_lines, write_lines
+from recipes.common.errors import UserError
+from recipes.common.recipe import Recipe, parse_row
+from recipes.common.results import write_result
+from recipes.common.rows import Row
+from recipes.common.tools import peak_memory_of_children, read_json, run_tool, with_overrides, write_yaml
+from recipes.translation.bleu import corpus_scores
+from recipes.translation.pieces import joiner
+from recipes.translation.train import data_folder
+from recipes.translation.training import AVERAGED
+from shared_embeddings.files import replacing
+
+USAGE = """usage: eval.sh ROW [--smoke] [option of onmt_translate ...]
+
+Translates every test set of ROW with its averaged model, joins the pieces to text, scores it with sacreBLEU
+and writes a line to $RUNS/{recipe}/results.jsonl. Run train.sh ROW first; with --smoke, both."""
+
+
+class Trained(NamedTuple):
+    """A row that is trained to the end.
+
+    Attributes:
+        data: the content of ``data.json``.
+        training: the content of ``training.json``.
+    """
+
+    data: dict[str, Any]
+    training: dict[str, Any]
+
+
+def main(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Evaluate the row that the command line names."""
+    evaluate(*parse_row(recipe, USAGE, arguments))
+
+
+def evaluate(recipe: Recipe, row: Row, options: list[str]) -> None:
+    """Score a row; ``bleu`` and ``chrf`` are those of its first test set, rows of papers list all by name.
+
+    Raises:
+        UserError: the row is not trained, or not on these data, or they are not prepared.
+    """
+    run, folder = recipe.home / row.name, data_folder(recipe, row)
+    trained = read_trained(recipe, row)
+    join = joiner(trained.data.get("kind", "bpe"), trained.data["target"])
+    metrics: dict[str, Any] = {}
+    for test in row.data.get("tests", ["test"]):
+        speed = translate(row, run, folder / f"{test}.{trained.data['source']}", options, f"{test}.pieces")
+        scores = {
+            **_score(run, test, join, _reference(recipe, row, test, trained)),
+            "tokens_per_second": speed,
+        }
+        metrics = metrics or dict(scores)
+        if row.data:
+            metrics[test] = scores
+        told = f"BLEU {scores['bleu']:.1f}, chrF {scores['chrf']:.1f}, {speed:.0f} tokens/s"
+        print(f"{row.name}, {test}: {told}", flush=True)
+    write_evaluation(recipe, row, trained, metrics, options)
+
+
+def _reference(recipe: Recipe, row: Row, test: str, trained: Trained) -> Path:
+    """The file with the reference translations of a test set."""
+    return (
+        recipe.data / "text" / f"{test}.{trained.data['target']}"
+        if row.data
+        else recipe.data / "test.reference"
+    )
+
+
+def _score(run: Path, test: str, join: Callable[[str], str], reference: Path) -> dict[str, Any]:
+    """Write the translation as text and score it."""
+    lines = [join(line) for line in read_lines(run / f"{test}.pieces")]
+    write_lines(run / f"{test}.translation", lines)
+    return corpus_scores(lines, read_lines(reference))
+
+
+def read_trained(recipe: Recipe, row: Row) -> Trained:
+    """What is known about a trained row and its data.
+
+    Raises:
+        UserError: the row is not trained, or not on these data, or they are not prepared.
+    """
+    folder = data_folder(recipe, row)
+    description = recipe.describe_data(folder)
+    run = recipe.home / row.name
+    training = read_json(run / "training.json")
+    if not (run / AVERAGED).exists() or not training or training["finished"] is None:
+        raise UserError(f"{run}: not trained to the end; run {recipe.command('train.sh', row.name)}")
+    if training.get("data_checksum", description["checksum"]) != description["checksum"]:
+        raise UserError(f"{run}: trained on other data than {folder} has now; move it away and train again")
+    return Trained(description, training)
+
+
+def write_evaluation(
+    recipe: Recipe, row: Row, trained: Trained, metrics: dict[str, Any], options: list[str]
+) -> None:
+    """Write the result of a row: its `metrics`, and what is known about its training."""
+    from nmt import describe_checkpoint
+
+    run = recipe.home / row.name
+    counts = describe_checkpoint(run / AVERAGED)
+    del counts["config"]  # all options of training, most of them defaults
+    used = trained.training["settings"]
+    train = {
+        name: value for name, value in used.items() if name not in ("embedding", "embedding_distillation")
+    }
+    given = {"train": train, "train_options": trained.training["options"], "eval_options": options}
+    settings = {name: value for name, value in row.settings().items() if name != "train"}
+    write_result(
+        recipe.home,
+        row.name,
+        config={**settings, **{name: value for name, value in given.items() if value}},
+        counts=counts,
+        metrics={**metrics, "training_seconds": trained.training["seconds"]},
+        data_checksum=trained.data["checksum"],
+        peak_memory_mib={
+            "training": trained.training["peak_memory_mib"],
+            "translation": peak_memory_of_children(),
+        },
+    )
+
+
+def translate(row: Row, run: Path, source: Path, options: list[str], output: str) -> float:
+    """Translate `source` into the file `output` of `run`; returns tokens per second without loading."""
+    log = run / "translate.log"
+    log.unlink(missing_ok=True)
+    write_yaml(run / "translate.yaml", {**row.translate, "report_time": True, "log_file": str(log)})
+    with replacing(run / output) as temporary:
+        arguments: list[str | Path] = ["-config", run / "translate.yaml", "-model", run / AVERAGED]
+        arguments += ["-transforms", "none"]  # the data are in tokens
+        arguments += ["-src", source, "-output", temporary]
+        run_tool("onmt_translate", with_overrides(arguments, options))
+    return read_speed(log)
+
+
+def read_speed(log: Path) -> float:
+    """Tokens per second that ``onmt_translate`` has reported.
+
+    Raises:
+        UserError: it has not.
+    """
+    found = re.findall(r"Tokens per second: ([\d.]+)", log.read_text(encoding="utf-8"))
+    if not found:
+        raise UserError(f"{log}: onmt_translate reported no speed; do not set report_time and log_file")
+    return float(found[-1])

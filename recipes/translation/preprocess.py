@@ -1,0 +1,385 @@
+"""Published text to pieces and vocabularies, shard by shard: memory does not grow with the text.
+
+Every step leaves a stamp: a run that was stopped, even by ``kill -9``, resumes from its last complete shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from recipes.common.corpus import stream_lines, write_lines
+from recipes.common.errors import UserError
+from recipes.common.recipe import Recipe
+from recipes.common.smoke import (
+    CLASSES,
+    LINES,
+    MERGES,
+    SMOKE,
+    SMOKE_HELP,
+    TEST_LINES,
+    classes_file,
+    generated_pairs,
+)
+from recipes.common.steps import print_result, run_step
+from recipes.translation import pieces as splitting
+from recipes.translation import subwords
+from recipes.translation.settings import Pieces, Settings, read_settings
+from recipes.translation.sources import Located, Pair, Texts, locate, plain_files, read_pairs
+from shared_embeddings.classes import make_classes, regroup
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.files import locked, replacing, sha256, write_text
+from shared_embeddings.utils.interrupts import leave_to_parent
+from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.reading import read_json
+
+TRAIN = "train"
+TEXT, TOKENS = "text", "tokens"
+# What --smoke learns: merges of byte pairs, and pieces of SentencePiece, whose models have exactly as many.
+_SMOKE_SIZES = {"bpe": MERGES, "sentencepiece": 240}
+
+
+class Preparation:
+    """The folder of a recipe's data, and the steps that fill it.
+
+    Args:
+        settings: content of ``data.yaml``.
+        folder: gets ``text/``, ``tokens/`` and a folder for each of ``settings.pieces``.
+        processes: how many shards are worked on at the same time.
+    """
+
+    def __init__(self, settings: Settings, folder: Path, processes: int) -> None:
+        self.settings, self.folder, self.processes = settings, folder, processes
+        self.stamps = folder / "steps"
+
+    def split_text(self, corpora: Sequence[Located], tests: Sequence[Located]) -> None:
+        """Write the training text, cleaned, in shards, and the test sets as they are."""
+        for located in tests:
+            outputs = [
+                self.folder / TEXT / f"{located.texts.name}.{side}" for side in self.settings.languages
+            ]
+            run_step(
+                f"text-{located.texts.name}",
+                self.stamps,
+                partial(write_pairs, read_pairs(located), outputs),
+                inputs=located.files,
+                outputs=outputs,
+                settings={"member": [located.texts.source, located.texts.target]},
+            )
+        told = {"corpora": [located.texts.name for located in corpora], "clean": self._cleaning()}
+        run_step(
+            "text",
+            self.stamps,
+            partial(self._write_shards, corpora),
+            inputs=[path for located in corpora for path in located.files],
+            outputs=[self.folder / TEXT / "shards.json"],
+            settings=told,
+        )
+
+    def _cleaning(self) -> list[float]:
+        """What decides which pair is in which shard."""
+        return [self.settings.shard, self.settings.max_words, self.settings.max_ratio]
+
+    def _write_shards(self, corpora: Sequence[Located]) -> None:
+        """Write the shards that are not there yet, and how many there are."""
+        key = {"files": [sha256(path) for located in corpora for path in located.files]}
+        pairs = clean(chain.from_iterable(map(read_pairs, corpora)), self.settings)
+        bar = tqdm(desc="pairs", unit=" pairs", unit_scale=True, mininterval=0.5)
+        counts = []
+        for number, shard in enumerate(shards(pairs, self.settings.shard)):
+            outputs = self.shard_files(TEXT, number)
+            settings = {**key, "clean": self._cleaning(), "pairs": len(shard)}
+            write = partial(write_pairs, shard, outputs)
+            run_step(f"text-{number:05}", self.stamps, write, inputs=[], outputs=outputs, settings=settings)
+            counts.append(len(shard))
+            bar.update(len(shard))
+        bar.close()
+        if not counts:
+            raise UserError(
+                f"no pairs are left of {', '.join(each.texts.name for each in corpora)}; see data.yaml"
+            )
+        write_text(self.folder / TEXT / "shards.json", json.dumps({"pairs": counts}) + "\n")
+
+    def shard_files(self, folder: str | Path, number: int) -> list[Path]:
+        """Both sides of a shard in one of the folders."""
+        return [self.folder / folder / f"{TRAIN}-{number:05}.{side}" for side in self.settings.languages]
+
+    def training_files(self, folder: str | Path) -> list[Path]:
+        """Both sides of all shards."""
+        number = len(read_json(self.folder / TEXT / "shards.json")["pairs"])
+        return [path for index in range(number) for path in self.shard_files(folder, index)]
+
+    def test_files(self, folder: str | Path) -> list[Path]:
+        """Both sides of all test sets."""
+        names = [texts.name for texts in self.settings.tests]
+        return [self.folder / folder / f"{name}.{side}" for name in names for side in self.settings.languages]
+
+    def tokenize(self) -> None:
+        """Write the Moses tokens of everything."""
+        for_each(self.processes, self._tokenize, [*self.test_files(TEXT), *self.training_files(TEXT)], TOKENS)
+
+    def _tokenize(self, text: Path) -> None:
+        """The tokens of one file."""
+        target = self.folder / TOKENS / text.name
+        language = text.name.rsplit(".", 1)[1]
+        run_step(
+            f"tokens-{text.name}",
+            self.stamps,
+            partial(splitting.tokenize, text, target, language),
+            inputs=[text],
+            outputs=[target],
+            settings={"language": language},
+        )
+
+    def make_pieces(self, name: str) -> None:
+        """Learn pieces, split everything into them, and write vocabularies, classes and ``data.json``."""
+        pieces, home = self.settings.pieces[name], self.folder / name
+        origin = TOKENS if pieces.kind == "bpe" else TEXT
+        texts, model = self.training_files(origin), home / f"{pieces.kind}.model"
+        learn: Callable[[], None] = partial(subwords.learn, texts, model, pieces.size)
+        if pieces.kind == "sentencepiece":
+            learn = partial(splitting.learn_sentencepiece, texts, model, pieces, self.settings.sentences)
+        told = {"kind": pieces.kind, "size": pieces.size, "model": pieces.model}
+        told["sentences"] = str(self.settings.sentences)
+        learn = partial(in_own_process, learn)
+        run_step(f"{name}-learn", self.stamps, learn, inputs=texts, outputs=[model], settings=told)
+        split = partial(self._split_into_pieces, name, model)
+        for_each(self.processes, split, [*self.test_files(origin), *texts], name)
+        for language in self.settings.languages:
+            shards = [
+                path for path in self.training_files(f"{name}/shards") if path.name.endswith(f".{language}")
+            ]
+            joined = home / f"{TRAIN}.{language}"
+            join = partial(concatenate, shards, joined)
+            run_step(f"{name}-{joined.name}", self.stamps, join, inputs=shards, outputs=[joined], settings={})
+        self._write_vocabularies(name, pieces, model)
+        self._make_classes(name, pieces)
+        description = self._describe(name, pieces)
+        write_text(home / "data.json", json.dumps(description, indent=2) + "\n")
+
+    def _split_into_pieces(self, name: str, model: Path, text: Path) -> None:
+        """The pieces of one file."""
+        folder = self.folder / name / "shards" if text.name.startswith(f"{TRAIN}-") else self.folder / name
+        target = folder / text.name
+        apply = partial(splitting.apply_sentencepiece, model, text, target)
+        if self.settings.pieces[name].kind == "bpe":
+            apply = partial(subwords.apply, model, [text], folder)
+        run_step(
+            f"{name}-{text.name}", self.stamps, apply, inputs=[model, text], outputs=[target], settings={}
+        )
+
+    def _write_vocabularies(self, name: str, pieces: Pieces, model: Path) -> None:
+        """The vocabulary of both languages, or that of each."""
+        home = self.folder / name
+        sides = [home / f"{TRAIN}.{language}" for language in self.settings.languages]
+        parts = {"vocabulary": sides}
+        if not pieces.shared_vocabulary:
+            parts = {f"vocabulary.{side.suffix[1:]}": [side] for side in sides}
+        for part, texts in parts.items():
+            write = partial(subwords.write_vocabulary, texts, home / part)
+            if pieces.kind == "sentencepiece":
+                write = partial(splitting.write_sentencepiece_vocabulary, model, texts, home / part)
+            inputs, outputs = [model, *texts], [home / part]
+            run_step(f"{name}-{part}", self.stamps, write, inputs=inputs, outputs=outputs, settings={})
+
+    def _make_classes(self, name: str, pieces: Pieces) -> None:
+        """The files of semantic classes; word vectors are trained for the first one and serve the others."""
+        home = self.folder / name
+        texts = [home / f"{TRAIN}.{language}" for language in self.settings.languages]
+        vocabulary = home / "vocabulary"
+        files = [home / classes_file(number) for number in pieces.classes]
+        for number, output in zip(pieces.classes, files, strict=True):
+            first = output == files[0]
+            make = partial(make_classes, texts, vocabulary, number, output, force=True)
+            regrouped = partial(regroup, files[0], number, output, force=True)
+            run_step(
+                f"{name}-{output.stem}",
+                self.stamps,
+                partial(print_result, make if first else regrouped),
+                inputs=[*texts, vocabulary] if first else [files[0]],
+                outputs=[output],
+                settings={"classes": number},
+            )
+
+    def _describe(self, name: str, pieces: Pieces) -> dict[str, Any]:
+        """Sizes and checksums; ``checksum`` is the SHA-256 over the checksums of all files."""
+        home = self.folder / name
+        files = sorted(path for path in home.iterdir() if path.is_file() and path.name != "data.json")
+        checksums = {path.name: sha256(path) for path in files}
+        vocabularies = {path.name: count_lines(path) for path in files if path.name.startswith("vocabulary")}
+        pairs = sum(read_json(self.folder / TEXT / "shards.json")["pairs"])
+        return {
+            "source": self.settings.source,
+            "target": self.settings.target,
+            "pieces": name,
+            "kind": pieces.kind,
+            "pairs": {TRAIN: pairs},
+            "vocabulary": vocabularies,
+            "checksum": hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest(),
+            "files": checksums,
+        }
+
+
+def for_each(processes: int, work: Callable[[Path], None], texts: Sequence[Path], what: str) -> None:
+    """Do `work` on each of `texts`, on several at a time, under a progress bar."""
+    if processes == 1:
+        for text in tqdm(texts, desc=what, unit=" files"):
+            work(text)
+        return
+    with ProcessPoolExecutor(processes, initializer=end_with_parent) as pool:
+        try:
+            for _ in tqdm(pool.map(work, texts), desc=what, unit=" files", total=len(texts)):
+                pass
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def in_own_process(work: Callable[[], None]) -> None:
+    """Do `work` in a process that ends with it, so that all of its memory is free again."""
+    with ProcessPoolExecutor(1, initializer=end_with_parent) as pool:
+        pool.submit(work).result()
+
+
+def end_with_parent() -> None:
+    """Let this process end with the one that started it, even if that is killed with ``kill -9``.
+
+    Otherwise it would wait for work, and hold the lock on the data, forever.
+    """
+    leave_to_parent()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def clean(pairs: Iterable[Pair], settings: Settings) -> Iterator[Pair]:
+    """The pairs of which no side is empty, too long, or too long for the other."""
+    for source, target in pairs:
+        lengths = sorted((source.count(" ") + 1, target.count(" ") + 1))
+        fits = lengths[1] <= settings.max_words and lengths[1] <= settings.max_ratio * lengths[0]
+        if source and target and fits:
+            yield source, target
+
+
+def shards(pairs: Iterable[Pair], size: int) -> Iterator[list[Pair]]:
+    """Lists of `size` pairs each; the last one may be shorter."""
+    rest = iter(pairs)
+    while shard := list(islice(rest, size)):
+        yield shard
+
+
+def write_pairs(pairs: Iterable[Pair], files: Sequence[Path]) -> None:
+    """Write the source side to the first file, the target side to the second."""
+    kept = list(pairs)
+    for side, path in enumerate(files):
+        write_lines(path, (pair[side] for pair in kept))
+
+
+def concatenate(parts: Sequence[Path], whole: Path) -> None:
+    """Write the bytes of all `parts`, one after the other."""
+    with replacing(whole) as temporary, temporary.open("wb") as file:
+        for part in parts:
+            with part.open("rb") as opened:
+                shutil.copyfileobj(opened, file, 1 << 20)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the files under temporary names that a killed run has left, which would count as data."""
+    for path in folder.rglob(".*.tmp"):
+        path.unlink()
+
+
+def count_lines(path: Path) -> int:
+    """How many lines a text has."""
+    return sum(1 for _ in stream_lines(path))
+
+
+def find_texts(settings: Settings, folders: list[Path]) -> tuple[list[Located], list[Located]]:
+    """Where the texts of training and of the tests are; downloaded if need be.
+
+    The plain files ``train.LANGUAGE``, if there, take the place of all corpora.
+    """
+    tests = [locate(texts, settings.languages, folders) for texts in settings.tests]
+    for folder in folders:
+        ready = plain_files(folder, TRAIN, settings.languages)
+        if ready:
+            return [Located(Texts(TRAIN, "", "", "", ""), ready)], tests
+    return [locate(texts, settings.languages, folders) for texts in settings.corpora], tests
+
+
+def smoke_settings(settings: Settings) -> Settings:
+    """The same steps for a generated text of a few hundred pairs."""
+    small = {
+        name: replace(pieces, size=_SMOKE_SIZES[pieces.kind], classes=(CLASSES,) if pieces.classes else ())
+        for name, pieces in settings.pieces.items()
+    }
+    return replace(settings, shard=100, sentences=500, pieces=small)
+
+
+def write_smoke_texts(folder: Path, settings: Settings) -> None:
+    """Write plain files for the training text and every test set of `settings`."""
+    sizes = {TRAIN: LINES, **{texts.name: TEST_LINES for texts in settings.tests}}
+    for seed, (name, lines) in enumerate(sizes.items()):
+        pairs = list(generated_pairs(lines, seed))
+        write_pairs(pairs, [folder / f"{name}.{language}" for language in settings.languages])
+
+
+def main(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Prepare the data below $RUNS/RECIPE/data, from $DATA_DIR/RECIPE or from the network."""
+    parser = Parser("preprocess.sh", description=main.__doc__)
+    parser.add_argument("pieces", nargs="*", help="which of the pieces in data.yaml to make (default: all)")
+    parser.add_argument("--processes", type=int, default=1, help="shards at a time (default: %(default)s)")
+    parser.add_argument("--settings", type=PathOption.FILE, help="another file than the recipe's data.yaml")
+    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
+    options = parser.parse_args(arguments)
+    settings = read_settings(options.settings or recipe.folder / "data.yaml")
+    data_dir = os.environ.get("DATA_DIR")
+    folders = [Path(data_dir).absolute() / recipe.name] if data_dir else []
+    if options.smoke:
+        settings, recipe = smoke_settings(settings), recipe.smoke()
+        folders = [recipe.home / "raw"]
+        write_smoke_texts(folders[0], settings)
+    unknown = [name for name in options.pieces if name not in settings.pieces]
+    if unknown:
+        raise UserError(f"no pieces {unknown[0]!r} in data.yaml; there are: {', '.join(settings.pieces)}")
+    if options.processes < 1:
+        raise UserError(f"--processes is {options.processes}; it must be at least 1")
+    prepare(recipe, settings, folders, options.pieces or list(settings.pieces), options.processes)
+
+
+def prepare(
+    recipe: Recipe, settings: Settings, folders: list[Path], names: Sequence[str], processes: int
+) -> None:
+    """All steps to the data of the pieces called `names`.
+
+    Raises:
+        UserError: texts that cannot be read, or another process is at work in the folder.
+    """
+    with locked(recipe.data / "lock"):
+        remove_unfinished(recipe.data)
+        corpora, tests = find_texts(settings, [*folders, recipe.home / "raw"])
+        preparation = Preparation(settings, recipe.data, processes)
+        preparation.split_text(corpora, tests)
+        if any(settings.pieces[name].kind == "bpe" for name in names):
+            preparation.tokenize()
+        for name in names:
+            preparation.make_pieces(name)
+            print(f"prepared {recipe.data / name}", flush=True)
