@@ -57,7 +57,7 @@ def rows_to_run(recipe: Path) -> list[str]:
     Raises:
         UserError: a row that cannot be read.
     """
-    rows = {name: row for name, row in sorted(read_rows(recipe).items())}
+    rows = dict(sorted(read_rows(recipe).items()))
     chosen = [name for name, row in rows.items() if _compresses_from_scratch(row)] or [*rows]
     chosen = chosen[:1]
     for way in STARTS:
