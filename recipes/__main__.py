@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from recipes.common.errors import run_main
 from recipes.common.recipe import Recipe, find_recipe, recipe_names, step_module
-from shared_embeddings.command_line import Parser, positive
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import Parser, positive
+from shared_embeddings.utils.path_options import PathOption
 
 USAGE = """usage: python -m recipes TASK STEP [ROW] [--smoke] [option ...]
        python -m recipes COMMAND [option ...]

@@ -23,8 +23,8 @@ from recipes.common.smoke import (
 from recipes.common.steps import run_step
 from recipes.headlines.data import describe, encode, read_settings, text_files, write_split
 from recipes.translation.moses import Tokenizer
-from shared_embeddings.download import download, verify
-from shared_embeddings.files import replacing
+from shared_embeddings.utils.download import download, verify
+from shared_embeddings.utils.files import replacing
 
 KINDS = {
     "valid": int,

@@ -16,9 +16,9 @@ from recipes.common.errors import UserError
 from recipes.common.results import REPOSITORY, SMOKE_FOLDER
 from recipes.common.rows import Row, read_file, read_rows
 from recipes.common.smoke import SMOKE, SMOKE_HELP, smoke_row
-from shared_embeddings.command_line import Parser
-from shared_embeddings.path_options import PathOption
-from shared_embeddings.reading import read_json
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.reading import read_json
 
 RECIPES = REPOSITORY / "recipes"
 # The steps of each kind of recipe in their order, and the packages that have those which a recipe does not

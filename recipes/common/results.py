@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.errors import UserError
-from shared_embeddings.files import write_text
-from shared_embeddings.reading import parse_json
-from shared_embeddings.results import portable, provenance
+from shared_embeddings.utils.files import write_text
+from shared_embeddings.utils.reading import parse_json
+from shared_embeddings.utils.results import portable, provenance
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILE = "results.jsonl"

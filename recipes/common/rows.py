@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.errors import UserError
-from shared_embeddings.reading import read_yaml
+from shared_embeddings.utils.reading import read_yaml
 
 FILE, COMMON = "rows.yaml", "common"
 Content = dict[str, Any]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from recipes.common.errors import UserError
 from recipes.common.results import Record, natural
 from recipes.common.rows import Row
-from shared_embeddings.files import write_text
+from shared_embeddings.utils.files import write_text
 
 NOT_RUN = "not run"
 BASELINE = "standard"

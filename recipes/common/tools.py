@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from recipes.common.errors import UserError
-from shared_embeddings import reading
-from shared_embeddings.files import write_text
+from shared_embeddings.utils import reading
+from shared_embeddings.utils.files import write_text
 
 
 def run_tool(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:

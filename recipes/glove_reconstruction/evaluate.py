@@ -15,9 +15,9 @@ from recipes.common.smoke import SMOKE
 from recipes.common.table import Column, markdown_table, update_readme
 from recipes.glove_reconstruction.grid import Grid, add_grid_option, read_grid
 from recipes.glove_reconstruction.smoke import SMOKE_GRID_HELP
-from shared_embeddings.command_line import Parser
-from shared_embeddings.files import replacing, write_text
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.files import replacing, write_text
+from shared_embeddings.utils.path_options import PathOption
 
 FIGURE = "figure3.png"
 MARKER = "results"

@@ -13,7 +13,7 @@ import shared_embeddings as se
 from recipes.common.errors import UserError
 from recipes.common.recipe import Recipe
 from recipes.common.rows import FILE, read_file
-from shared_embeddings.compression_targets import options_within
+from shared_embeddings.sizing.targets import options_within
 
 DEFAULT = "full"
 # Words that --smoke reconstructs.

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from lm.datasets import locate
+from lm.data.datasets import locate
 from recipes.common.errors import UserError
-from shared_embeddings.download import download, verify
-from shared_embeddings.files import replacing
-from shared_embeddings.skipgram import train_word_vectors
-from shared_embeddings.token_counts import count_words
-from shared_embeddings.vectors import WordVectors, read_vectors
+from shared_embeddings.analysis.vectors import WordVectors, read_vectors
+from shared_embeddings.checkpoints.token_counts import count_words
+from shared_embeddings.classes.skipgram import train_word_vectors
+from shared_embeddings.utils.download import download, verify
+from shared_embeddings.utils.files import replacing
 
 # Markers of the corpora, which are no words.
 _MARKERS = ("<unk>", "<eos>")

@@ -15,8 +15,8 @@ from recipes.common.corpus import check_pairs, read_lines, write_lines
 from recipes.common.errors import UserError
 from recipes.common.steps import run_step
 from recipes.translation import subwords
-from shared_embeddings.files import sha256, write_text
-from shared_embeddings.reading import read_yaml
+from shared_embeddings.utils.files import sha256, write_text
+from shared_embeddings.utils.reading import read_yaml
 
 SOURCE, TARGET = "source", "target"
 SPLITS = ("train", "valid", "test")

@@ -19,7 +19,7 @@ from recipes.language_model.train import (
     is_first_process,
     trained_folders,
 )
-from shared_embeddings import reading
+from shared_embeddings.utils import reading
 
 SPLITS = ("valid", "test")
 USAGE = """usage: eval.sh ROW [--smoke] [option of lm_eval ...]
@@ -97,7 +97,7 @@ def _measure(
     """What ``lm_eval`` finds on one text."""
     output = run / f"{split}.json"
     arguments = ["-model", str(model), "-data", str(data), "-split", split, "-output", str(output), "-force"]
-    run_module("lm.evaluate", with_overrides([*arguments, *as_options(row.evaluate)], options))
+    run_module("lm.evaluate.command", with_overrides([*arguments, *as_options(row.evaluate)], options))
     return dict(reading.read_json(output))
 
 

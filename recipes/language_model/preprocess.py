@@ -1,6 +1,6 @@
 """Prepare the data of a recipe for language models.
 
-The recipe's ``data.yaml`` holds ``dataset``, a name of `lm.datasets.SOURCES`, and ``classes``: the class
+The recipe's ``data.yaml`` holds ``dataset``, a name of `lm.data.datasets.SOURCES`, and ``classes``: the class
 files for UnClE by their names below the recipe's home, each with ``num_classes`` and the ``epochs`` of the
 word vectors. It may hold ``small``, the dataset of rows with ``data: data_small``.
 """
@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm.corpus import VOCABULARY
-from lm.datasets import SOURCES, locate
+from lm.data.corpus import VOCABULARY
+from lm.data.datasets import SOURCES, locate
 from recipes.common.errors import UserError
 from recipes.common.recipe import Recipe
 from recipes.common.smoke import CLASSES, SMOKE, SMOKE_HELP
@@ -22,7 +22,7 @@ from recipes.common.steps import print_result, run_step
 from recipes.common.tools import run_module
 from recipes.language_model.smoke import write_smoke_corpus
 from shared_embeddings.classes import make_classes, regroup
-from shared_embeddings.reading import read_yaml
+from shared_embeddings.utils.reading import read_yaml
 
 CLASS_SETTINGS = ("num_classes", "epochs")
 SMALL = "small"
@@ -116,7 +116,7 @@ def prepare_smoke(recipe: Recipe) -> None:
     recipe, settings = recipe.smoke(), read_settings(recipe)
     texts = write_smoke_corpus(settings.dataset, recipe.home / "raw")
     named: list[str | Path] = [part for split, path in texts.items() for part in (f"-{split}", path)]
-    run_module("lm.prepare", [*named, "-output", recipe.data, "-force"])
+    run_module("lm.data.prepare", [*named, "-output", recipe.data, "-force"])
     classes = {name: {"num_classes": CLASSES, "epochs": 1} for name in settings.classes}
     _make_class_files(recipe, [texts["train"]], classes)
 
@@ -129,7 +129,7 @@ def _downloads(recipe: Recipe) -> Path:
 def _prepare_dataset(recipe: Recipe, dataset: str, output: Path) -> None:
     """Make the token files of a well-known corpus."""
     downloads = _downloads(recipe)
-    run_module("lm.prepare", ["-dataset", dataset, "-output", output, "-downloads", downloads, "-force"])
+    run_module("lm.data.prepare", ["-dataset", dataset, "-output", output, "-downloads", downloads, "-force"])
 
 
 def _make_class_files(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lm.datasets import SOURCES
+from lm.data.datasets import SOURCES
 from recipes.common.corpus import write_lines
 from recipes.common.smoke import LINES, TEST_LINES, generated_words, sentence
 
@@ -16,7 +16,7 @@ def write_smoke_corpus(dataset: str, folder: Path) -> dict[str, Path]:
     """Write a generated text for each split, with the names and the layout of the texts of `dataset`.
 
     Args:
-        dataset: a name of `lm.datasets.SOURCES`.
+        dataset: a name of `lm.data.datasets.SOURCES`.
         folder: gets the texts.
     """
     layout = _LAYOUTS.get(dataset, _articles)

@@ -13,7 +13,7 @@ from recipes.common.fitting import distillation_options, fit_model
 from recipes.common.recipe import Recipe, parse_row
 from recipes.common.rows import Row
 from recipes.common.tools import peak_memory_of_children, read_json, run_module, write_json, write_yaml
-from shared_embeddings.files import clear_remains, locked
+from shared_embeddings.utils.files import locked, remove_leftovers
 
 LAST, BEST = "last.pt", "best.pt"
 USAGE = """usage: train.sh ROW [--smoke] [option of lm_train ...]
@@ -22,7 +22,7 @@ Trains ROW in $RUNS/{recipe}/ROW, resuming where it was stopped. Run preprocess.
 row that ROW starts from. With --smoke, a tiny network is trained in $RUNS/{recipe}/smoke/ROW on the data of
 preprocess.sh --smoke."""
 # Options that the script sets itself: with others, a result would not be that of its row.
-OWN_OPTIONS = ("config", "data", "embedding", "save")
+OWN_OPTIONS = ("config", "data", "embedding", "output_dir")
 Segment = dict[str, Any]
 
 
@@ -61,7 +61,7 @@ def train(recipe: Recipe, row: Row, options: Sequence[str]) -> None:
     option = {} if row.distill is None else distillation_options(row.distill, _teacher_model(recipe, row))
     _train_stage(recipe, row, run, {**row.train, **option}, options, checksum)
     if row.finetune is not None:
-        settings = {**row.finetune, "start_from": str(run / BEST)}
+        settings = {**row.finetune, "init_from": str(run / BEST)}
         _train_stage(recipe, row, run / "finetune", settings, (), checksum)
 
 
@@ -125,13 +125,13 @@ def _train_stage(
     """Run ``lm_train`` in `folder`; its time and memory go into ``training.json`` there."""
     own = {
         "data": str(data_folder(recipe, row)),
-        "save": str(folder),
+        "output_dir": str(folder),
         "embedding": recipe.with_files(row.embedding, recipe.home),
     }
     write_yaml(folder / "settings.yaml", {**own, **settings})
     arguments = ["-config", str(folder / "settings.yaml"), *options]
     if not is_first_process():
-        run_module("lm.train", arguments)
+        run_module("lm.train.command", arguments)
         return
     with locked(folder / "lock") as lock:
         log = read_json(folder / "training.json") or {"segments": []}
@@ -139,8 +139,8 @@ def _train_stage(
         segments = lasting_segments(log["segments"], before)
         segment: Segment = {"started": time.time(), "ended": None}
         _write_log(folder, [*segments, segment], checksum, options)
-        run_module("lm.train", arguments, keep_open=[lock])
-        clear_remains(folder / "settings.yaml", folder / "training.json")  # of processes that were killed
+        run_module("lm.train.command", arguments, keep_open=[lock])
+        remove_leftovers(folder / "settings.yaml", folder / "training.json")  # of processes that were killed
         segment["ended"] = time.time()
         # A run that was already finished has not trained.
         done = segments if _time_of(folder / LAST) == before else [*segments, segment]

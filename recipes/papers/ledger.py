@@ -15,10 +15,10 @@ import torch
 
 from recipes.papers.networks import build_network
 from recipes.papers.tables import SIZES, Cell, Paper, Table, read_papers
-from shared_embeddings.accounting import count_distinct, count_parameters
-from shared_embeddings.interface import SharedEmbedding
+from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.methods.define import DefineEmbedding
 from shared_embeddings.registry import build, methods
+from shared_embeddings.sizing.accounting import count_distinct, count_parameters
 
 _SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "x": 1.0, "MiB": 1.0}
 _OWN_UNITS = {"compression": "x", "input-compression": "x", "memory": "MiB", "total-memory": "MiB"}

@@ -40,7 +40,7 @@ from typing import Any
 import shared_embeddings as se
 from recipes.common.errors import UserError
 from recipes.common.rows import FILE, read_rows
-from shared_embeddings.reading import read_yaml, read_yaml_as_text
+from shared_embeddings.utils.reading import read_yaml, read_yaml_as_text
 
 SOURCE = Path(__file__).with_name("papers.yaml")
 RECIPES = SOURCE.parents[1]

@@ -16,7 +16,7 @@ from recipes.common.tools import write_yaml
 from recipes.quickstart.corpus import make_corpus, write_corpus
 from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.tokens import Tokeniser
-from shared_embeddings.files import sha256
+from shared_embeddings.utils.files import sha256
 
 RECIPE = Path(__file__).parent
 # What decides about the text, beside the settings.

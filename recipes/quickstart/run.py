@@ -36,9 +36,9 @@ from recipes.quickstart.score import scores
 from recipes.quickstart.tokens import Tokeniser
 from recipes.translation.evaluate import read_speed
 from recipes.translation.training import complete_checkpoints
-from shared_embeddings.command_line import Parser, positive
-from shared_embeddings.files import locked
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import Parser, positive
+from shared_embeddings.utils.files import locked
+from shared_embeddings.utils.path_options import PathOption
 
 BASELINE = "standard"
 EXAMPLES = 4

@@ -12,9 +12,9 @@ from recipes.report import contents, markdown, page
 from recipes.report.collect import LeftOut, collect, committed, of_runs
 from recipes.report.document import Block, Details, Picture
 from recipes.report.lines import lines_of
-from shared_embeddings.command_line import Parser
-from shared_embeddings.files import write_text
-from shared_embeddings.path_options import PathOption
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.files import write_text
+from shared_embeddings.utils.path_options import PathOption
 
 
 def title(folder: Path) -> str:

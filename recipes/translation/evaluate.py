@@ -17,7 +17,7 @@ from recipes.translation.bleu import corpus_scores
 from recipes.translation.pieces import joiner
 from recipes.translation.train import data_folder
 from recipes.translation.training import AVERAGED
-from shared_embeddings.files import replacing
+from shared_embeddings.utils.files import replacing
 
 USAGE = """usage: eval.sh ROW [--smoke] [option of onmt_translate ...]
 

@@ -14,7 +14,7 @@ from recipes.common.errors import UserError
 from recipes.translation import subwords
 from recipes.translation.moses import Tokenizer
 from recipes.translation.settings import Pieces
-from shared_embeddings.files import replacing
+from shared_embeddings.utils.files import replacing
 
 WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
 # <unk>, <s>, </s> of SentencePiece; OpenNMT-py has a <blank> beside them.

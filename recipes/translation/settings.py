@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from recipes.common.errors import UserError
 from recipes.translation.sources import FORMATS, Texts
-from shared_embeddings.reading import read_yaml
+from shared_embeddings.utils.reading import read_yaml
 
 KINDS = ("bpe", "sentencepiece")
 MODELS = ("bpe", "unigram")

@@ -22,7 +22,7 @@ from recipes.translation.training import (
     target_step,
     train_row,
 )
-from shared_embeddings.command_line import Parser
+from shared_embeddings.utils.command_line import Parser
 
 USAGE = """usage: train.sh ROW [--smoke] [option of onmt_train ...]
 

@@ -21,7 +21,7 @@ from recipes.common.tools import (
     write_json,
     write_yaml,
 )
-from shared_embeddings.files import clear_remains, locked, replacing
+from shared_embeddings.utils.files import locked, remove_leftovers, replacing
 
 AVERAGED = "model_averaged.pt"
 # What may change when a run is resumed.
@@ -76,7 +76,7 @@ def train_row(row: Row, run: Path, data: Data, options: Sequence[str], average: 
     checkpoints = run / "checkpoints"
     paths = {"save_model": str(checkpoints / "model"), "log_file": str(run / "train.log")}
     with locked(run / "lock") as lock:
-        clear_remains(run / "train.yaml", run / "training.json", run / AVERAGED)
+        remove_leftovers(run / "train.yaml", run / "training.json", run / AVERAGED)
         found = complete_checkpoints(checkpoints)
         log: dict[str, Any] = {"settings": settings, "data_checksum": data.checksum}
         log |= {"segments": [], "finished": None}

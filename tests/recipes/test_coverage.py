@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 from recipes.common.config import row_names
+from recipes.published import coverage
 from recipes.published.coverage import RECIPES, config_file, in_config, read_coverage, table_of
 from shared_embeddings.ledger import tables
 
 from recipes.common.errors import UserError, run_main
 from recipes.glove_reconstruction.grid import read_grid
-from recipes.published import coverage
 
 # Rows of each table in print, counted in the papers. Table 7b of DeFINE is a plot.
 ROWS = {

@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-
 from recipes.common.config import read_row, row_names
-from recipes.common.errors import UserError, run_main
-from recipes.common.results import REPOSITORY
 from recipes.common.subwords import count_words, learn
 from recipes.published import preprocess
 from recipes.published.generate import config_files, merged, read_tables
@@ -21,6 +18,9 @@ from recipes.published.rows import Machines, batch_size
 from recipes.published.settings import read_settings
 from recipes.published.sources import Texts, locate, read_pairs
 from shared_embeddings.ledger import tables
+
+from recipes.common.errors import UserError, run_main
+from recipes.common.results import REPOSITORY
 from shared_embeddings.utils.reading import read_yaml
 
 RECIPES = ("iwslt_pten", "wmt14_ende", "wmt14_enfr")

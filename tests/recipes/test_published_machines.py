@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
-
-from nmt.checkpoint.checkpoint import read_weights
-from nmt.checkpoint.files import read_checkpoint
 from recipes.common.config import read_row
-from recipes.common.recipe import Recipe
 from recipes.common.training import Data
 from recipes.published import train
 from recipes.published.rows import Machines
+
+from nmt.checkpoint.checkpoint import read_weights
+from nmt.checkpoint.files import read_checkpoint
+from recipes.common.recipe import Recipe
 from tests.nmt.conftest import Host, run
 
 BATCH = {"tokens": 8, "per_gpu": 4}

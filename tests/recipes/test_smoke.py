@@ -13,6 +13,8 @@ from recipes.common.evaluation import read_trained
 from recipes.common.model_rows import ModelRow, read_model_row
 from recipes.common.model_rows import Recipe as ModelRecipe
 from recipes.common.model_smoke import SmokeModelRecipe, smoke_model_row, write_smoke_corpus
+from recipes.published import smoke as published
+from recipes.published import train as published_training
 from recipes.published.settings import classes_file, read_settings
 
 import shared_embeddings as se
@@ -35,8 +37,6 @@ from recipes.common.smoke import (
     smoke_row,
 )
 from recipes.multi30k_ende import train as multi30k
-from recipes.published import smoke as published
-from recipes.published import train as published_training
 from recipes.quickstart import run as quickstart
 from recipes.report.collect import of_runs
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from recipes.common.config import row_names
+from recipes.common.model_rows import RECIPES, ModelRow, Recipe, read_model_row
 
 import shared_embeddings as se
 from lm import models
 from lm.checkpoint import load_model, save_model
 from lm.models import LanguageModel
 from lm.train.config import parse
-from recipes.common.config import row_names
-from recipes.common.model_rows import RECIPES, ModelRow, Recipe, read_model_row
 from shared_embeddings.checkpoints import adapter as compression_hosts
 from shared_embeddings.checkpoints.compress import compress
 
