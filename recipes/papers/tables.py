@@ -232,8 +232,11 @@ def _cells(where: str, part: _Part, parts: Sequence[_Part]) -> Iterator[Cell]:
         if trained_by and "/" not in trained_by:
             trained_by = f"{part.recipe}/{trained_by}"
         figures, model = text.get("figures", {}), _model(part.table, row)
+        why = {**part.table.get("why", {}), **row.get("why", {})}
         if way == "same":
-            figures, model = _same(place, figures, trained_by, parts)
+            table, other, printed = _row_of(place, trained_by, parts)
+            figures, model = _same(place, figures, printed), _model(table, other)
+            why = {**table.get("why", {}), **other.get("why", {}), **why}
         for figure in figures:
             if figure not in FIGURES:
                 raise UserError(f"{place}: unknown figure {figure!r}; it may be {', '.join(FIGURES)}")
@@ -245,30 +248,33 @@ def _cells(where: str, part: _Part, parts: Sequence[_Part]) -> Iterator[Cell]:
             is_own=way == "name",
             reason=text.get("reason", "") or part.table.get("reason", ""),
             note=text.get("note", ""),
-            why={**part.table.get("why", {}), **row.get("why", {})},
+            why=why,
             quoted=row.get("quoted", False),
             model=model,
         )
 
 
-def _same(
-    where: str, figures: Sequence[Any], trained_by: str, parts: Sequence[_Part]
-) -> tuple[dict[str, str], Content]:
-    """Figures and model of a row that stands for the same model as another one."""
+def _row_of(where: str, trained_by: str, parts: Sequence[_Part]) -> tuple[Content, Content, Content]:
+    """The table of a row of a recipe, and the row, typed and as text."""
     recipe, _, name = trained_by.partition("/")
     for part in parts:
         for row, text in part.rows():
             if part.recipe == recipe and row.get("name") == name:
-                found: dict[str, str] = {}
-                for figure in figures:
-                    if not isinstance(figure, str):
-                        found.update(figure)
-                    elif figure in text["figures"]:
-                        found[figure] = text["figures"][figure]
-                    else:
-                        raise UserError(f"{where}: {trained_by} has no figure {figure!r}")
-                return found, _model(part.table, row)
+                return part.table, row, text
     raise UserError(f"{where}: there is no row {trained_by}")
+
+
+def _same(where: str, figures: Sequence[Any], other: Content) -> dict[str, str]:
+    """The figures of a row that stands for the same model as another one."""
+    found: dict[str, str] = {}
+    for figure in figures:
+        if not isinstance(figure, str):
+            found.update(figure)
+        elif figure in other["figures"]:
+            found[figure] = other["figures"][figure]
+        else:
+            raise UserError(f"{where}: {other['name']} has no figure {figure!r}")
+    return found
 
 
 def _model(table: Content, row: Content) -> Content:

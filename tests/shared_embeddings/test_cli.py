@@ -74,12 +74,6 @@ def test_suggest(capsys: pytest.CaptureFixture[str]) -> None:
     assert {suggestion["method"] for suggestion in found["suggestions"]} == set(se.methods())
 
 
-def test_ledger(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "## UnClE, Table 3" in printed(capsys, "ledger")
-    rows = json.loads(printed(capsys, "ledger", "--format", "json"))
-    assert len({(row["paper"], row["table"]) for row in rows}) == 22
-
-
 def test_classes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text, vocabulary, output = (tmp_path / name for name in ("text", "vocabulary", "classes.npz"))
     text.write_text("a b c d\nc d a b\n" * 20)
@@ -137,7 +131,6 @@ def test_wrong_paths_are_named_with_what_to_do(capsys: pytest.CaptureFixture[str
         (["suggest", *SIZES, "--budget", "much"], ["much", "500k"]),
         (["suggest", "--vocab-size", "0", "--dim", "4", "--budget", "9"], ["num_embeddings", "0"]),
         (["methods", "--all"], ["--all"]),
-        (["ledger", "--format", "html"], ["html"]),
         (
             ["classes", "--text", "none", "--vocab", "none", "--num-classes", "2", "--output", "o.npz"],
             ["none"],

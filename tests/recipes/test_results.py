@@ -1,0 +1,293 @@
+"""Results, tables made of them, the picture, the scores."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes import __main__ as command
+from recipes.common import table
+from recipes.common.errors import UserError, run_main
+from recipes.common.plot import draw_quality_size, label_rows, quality_size_plot
+from recipes.common.readme import update_tables
+from recipes.common.recipe import Recipe, find_recipe, recipe_names
+from recipes.common.results import FILE, REPOSITORY, find_result, is_smoke, read_results, write_result
+from recipes.translation.bleu import corpus_scores
+
+
+def write(folder: Path, row: str, bleu: float = 30.0, embedding: int = 1000, **extra: Any) -> Path:
+    return write_result(
+        folder,
+        row,
+        config={"embedding": {"method": row.split("_")[0], "rank": 3}},
+        counts={"embedding": embedding, "total": 2_500_000, "compression": 4.0},
+        metrics={
+            "bleu": bleu,
+            "chrf": 50.0,
+            "bleu_signature": "s",
+            "training_seconds": 90.0,
+            "tokens_per_second": 99.5,
+        },
+        data_checksum="c",
+        **extra,
+    )
+
+
+def test_round_trip_adds_where_it_comes_from(tmp_path: Path) -> None:
+    path = write(tmp_path / "runs", "standard", peak_memory_mib=12.5)
+    (record,) = read_results(tmp_path / "runs")
+    assert path == tmp_path / "runs" / FILE and record == json.loads(path.read_text())
+    assert record["metrics"]["bleu"] == 30.0 and record["peak_memory_mib"] == 12.5
+    assert set(record["git"]) == {"commit", "dirty"}
+    assert record["versions"]["python"] and record["versions"]["torch"]
+    assert record["device"] and record["date"]
+    assert read_results(path) == [record] == [find_result(tmp_path / "runs", "standard")]
+    assert find_result(tmp_path / "runs", "funnel") is find_result(tmp_path, "standard") is None
+
+
+def test_a_row_has_one_line_in_natural_order(tmp_path: Path) -> None:
+    for row in ("funnel_16x", "funnel_8x", "standard", "funnel_8x"):
+        path = write(tmp_path, row, bleu=len(path.read_text()) if (path := tmp_path / FILE).exists() else 1.0)
+    assert [record["row"] for record in read_results(tmp_path)] == ["funnel_8x", "funnel_16x", "standard"]
+    assert [json.loads(line)["row"] for line in path.read_text().splitlines()][0] == "funnel_8x"
+    assert read_results(tmp_path)[0]["metrics"]["bleu"] > read_results(tmp_path)[1]["metrics"]["bleu"]
+
+
+def test_processes_that_write_at_once_keep_all_lines(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=write, args=(tmp_path, f"row_{number}")) for number in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [record["row"] for record in read_results(tmp_path)] == [f"row_{number}" for number in range(8)]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), object()])
+def test_what_json_does_not_have_fails_and_the_old_file_stays(tmp_path: Path, bad: object) -> None:
+    path = write(tmp_path, "standard")
+    before = path.read_text()
+    with pytest.raises(ValueError):
+        write(tmp_path, "standard", other=bad)
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"row": "x"}', '{"row": 3, "config": {}}', "\xff"])
+def test_other_lines_are_named(tmp_path: Path, content: str) -> None:
+    path = write(tmp_path, "standard")
+    path.write_bytes(path.read_bytes() + content.encode("latin-1"))
+    with pytest.raises(UserError, match="results.jsonl: (line 2: no result|cannot be read)"):
+        read_results(tmp_path)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file of results; run an evaluation first"):
+        read_results(tmp_path / "absent")
+
+
+def test_smoke_is_told_from_runs_by_its_folder(tmp_path: Path) -> None:
+    assert is_smoke(tmp_path / "recipe" / "smoke" / FILE, tmp_path)
+    # A folder of runs may lie below one of this name.
+    assert not is_smoke(tmp_path / "smoke" / "recipe" / FILE, tmp_path / "smoke")
+
+
+def test_paths_are_relative_to_the_repository(tmp_path: Path) -> None:
+    inside = str(REPOSITORY / "runs" / "model")
+    config = {"train": {"save_model": inside, "models": [inside, "/elsewhere"]}, "steps": 3}
+    write_result(tmp_path, "a", config=config, counts={}, metrics={}, data_checksum="0")
+    (record,) = read_results(tmp_path)
+    local = str(Path("runs") / "model")
+    assert record["config"] == {"train": {"save_model": local, "models": [local, "/elsewhere"]}, "steps": 3}
+
+
+# Tables
+
+ROWS = """
+kind: translation
+readme:
+- {marker: results, quality: bleu, picture: true}
+- {marker: scratch, rows: funnel*, from_scratch: true, columns: "row,paper_perplexity"}
+groups: {common: {average: 4}}
+variants: {fitted: {fit: {teacher: standard}}}
+rows:
+  standard: {embedding: {method: standard}}
+  funnel_8x: {embedding: {method: funnel}, variants: [fitted]}
+  funnel_16x: {embedding: {method: funnel}}
+"""
+MARKERS = "before\n<!-- BEGIN {0} -->\nold\n<!-- END {0} -->\n"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    """A recipe with four rows, two of them run."""
+    folder = tmp_path / "recipe"
+    folder.mkdir()
+    (folder / "rows.yaml").write_text(ROWS)
+    (folder / "README.md").write_text(MARKERS.format("results") + MARKERS.format("scratch") + "after\n")
+    write(tmp_path / "runs", "standard", bleu=30.0, embedding=1_000_000)
+    write(tmp_path / "runs", "funnel_16x", bleu=29.44, embedding=62_500)
+    return Recipe(folder)
+
+
+def test_tables_go_between_the_markers(recipe: Recipe, tmp_path: Path) -> None:
+    readme = recipe.folder / "README.md"
+    printed = update_tables(recipe, tmp_path / "runs", readme)
+    assert printed == f"{readme}: 2 of 4 rows measured"
+    lines = readme.read_text().splitlines()
+    end = lines.index("<!-- END results -->")
+    assert lines[:2] == ["before", "<!-- BEGIN results -->"] and lines[-1] == "after"
+    _, _, standard, small, fitted, smaller = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:end]
+    )
+    assert standard[:7] == ["standard", "standard", "rank 3", "1.00 M", "4.0x", "2.50 M", "30.0"]
+    assert standard[7:9] == ["–", "50.0"]
+    assert small == ["funnel_8x", "funnel", "–"] + ["not run"] * 9
+    assert fitted[:3] == ["funnel_8x_fitted", "funnel", "fitted to standard, not trained"]
+    assert smaller[3] == "62.5 k" and smaller[7] == "-0.6" and smaller[9:11] == ["2", "100"]
+    assert "| funnel_8x | – |" in lines[end:] and "funnel_8x_fitted" not in " ".join(lines[end:])
+    assert (recipe.folder / "quality_size.png").read_bytes().startswith(b"\x89PNG")
+    update_tables(recipe, tmp_path / "runs", readme)
+    assert readme.read_text().splitlines() == lines
+    update_tables(recipe, tmp_path / "nowhere", readme)
+    assert readme.read_text().count("not run") == 4 * 9
+
+
+def write_perplexity(folder: Path, row: str, perplexity: float) -> None:
+    write_result(
+        folder,
+        row,
+        config={"embedding": {"method": row.split("_")[1]}},
+        counts={"embedding": 1000, "total": 2000, "compression": 4.0},
+        metrics={"perplexity": perplexity, "valid_perplexity": 70.0, "pointer_perplexity": 50.0},
+        data_checksum="c",
+    )
+
+
+def test_table_of_language_models(tmp_path: Path) -> None:
+    folder = tmp_path / "recipe"
+    folder.mkdir()
+    printed = "{row: A, name: table1_standard, figures: {perplexity: 57.3}, embedding: {method: standard}}"
+    (folder / "rows.yaml").write_text(
+        "kind: language_model\ngroups: {common: {}}\n"
+        "readme:\n- {marker: small, rows: small_*, quality: perplexity}\n"
+        "- {marker: published, rows: table*, columns: 'row,pointer_perplexity,paper_perplexity'}\n"
+        "rows:\n"
+        + "".join(
+            f"  small_{each}: {{embedding: {{method: {each}}}}}\n" for each in ("standard", "funnel", "alone")
+        )
+        + f"tables:\n- {{paper: P, table: Table 1, title: t, rows: [{printed}]}}\n"
+    )
+    readme = folder / "README.md"
+    readme.write_text(MARKERS.format("small") + MARKERS.format("published"))
+    write_perplexity(tmp_path, "small_standard", 120.0)
+    write_perplexity(tmp_path, "small_funnel", 124.06)
+    write_perplexity(tmp_path, "table1_standard", 60.0)
+    update_tables(Recipe(folder), tmp_path, readme)
+    text = readme.read_text()
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert [line[0] for line in lines[4:7]] == ["small_standard", "small_alone", "small_funnel"]
+    assert lines[4][6:9] == ["70.0", "120.0", "–"]
+    assert lines[5][3:] == ["not run"] * 9
+    assert lines[6][6:9] == ["70.0", "124.1", "+4.1"]
+    assert "| table1_standard | 50.0 | 57.3 |" in text
+
+
+def test_tables_that_cannot_be(recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="no column 'blue'; there are: row, "):
+        table.chosen_columns("row,blue")
+    assert run_main("table", command.main, ["table", "glove_reconstruction"]) == 2
+    assert "glove_reconstruction has no tables that this command can make" in capsys.readouterr().err
+    assert run_main("table", command.main, ["table", "quickstart", "--results", str(tmp_path)]) == 2
+    assert "no such file of results" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name != "glove_reconstruction"])
+def test_the_tables_in_the_readme_are_those_of_the_results(name: str, tmp_path: Path) -> None:
+    recipe = find_recipe(name)
+    readme = tmp_path / "README.md"
+    original = (recipe.folder / "README.md").read_text(encoding="utf-8")
+    readme.write_text(original, encoding="utf-8")
+    if name in ("iwslt_pten", "wmt14_ende", "wmt14_enfr"):
+        return
+    update_tables(recipe, recipe.folder / FILE, readme)
+    assert readme.read_text(encoding="utf-8") == original
+
+
+def test_baseline_of_each_group(tmp_path: Path) -> None:
+    for row, perplexity in [
+        ("a_standard", 10.0),
+        ("a_b_standard", 20.0),
+        ("a_b_x", 26.0),
+        ("a_x", 13.0),
+        ("c_x", 1.0),
+    ]:
+        write_perplexity(tmp_path, row, perplexity)
+    records = table.with_differences(read_results(tmp_path))
+    found = {record["row"]: record["metrics"].get("perplexity_difference") for record in records}
+    assert found == {"a_standard": 0.0, "a_b_standard": 0.0, "a_b_x": 6.0, "a_x": 3.0, "c_x": None}
+
+
+@pytest.mark.parametrize(
+    "text", ["none", "<!-- END results --><!-- BEGIN results -->", "<!-- BEGIN results -->" * 2]
+)
+def test_readme_without_markers_is_left_alone(tmp_path: Path, text: str) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(text)
+    with pytest.raises(UserError, match="<!-- BEGIN results -->"):
+        table.update_readme(readme, "results", "table")
+    assert readme.read_text() == text
+
+
+def test_columns_of_ones_own_and_missing_values(tmp_path: Path) -> None:
+    write(tmp_path, "alone")
+    own = table.Column("own", lambda record: record["metrics"]["absent"])
+    text = table.markdown_table(read_results(tmp_path), ["row", "difference", own])
+    assert text.splitlines()[2] == "| alone | not run | not run |"
+
+
+def test_plot_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    write(tmp_path, "standard")
+    path = tmp_path / "plot.png"
+    path.write_text("old")
+    with pytest.raises(KeyError):
+        quality_size_plot([{"config": {}, "row": "x", "counts": {}, "metrics": {}}], path)
+    assert path.read_text() == "old"
+    quality_size_plot(read_results(tmp_path), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_names_of_rows_do_not_cover_each_other() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    records = [
+        {"row": f"row_{place}", "config": {}, "counts": {"embedding": 1000}, "metrics": {"bleu": 30.0}}
+        for place in range(9)
+    ]
+    far = {"row": "far", "config": {}, "counts": {"embedding": 90_000}, "metrics": {"bleu": 9.0}}
+    draw_quality_size(axes, [*records, far], "bleu")
+    label_rows(axes, [*records, far], "bleu")
+    assert [label.get_text() for label in axes.texts] == ["row_0", "row_1", "row_2", "row_3", "far"]
+    boxes = [label.get_window_extent() for label in axes.texts]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
+def test_bleu_of_known_cases() -> None:
+    perfect = corpus_scores(["the cat sat on the mat ."], ["the cat sat on the mat ."])
+    assert perfect["bleu"] == pytest.approx(100.0)
+    assert "nrefs:1" in perfect["bleu_signature"] and "version:" in perfect["chrf_signature"]
+    # Matches: 5 of 6 words, 3 of 5 pairs, 2 of 4 triples, 1 of 3 quadruples; no brevity penalty.
+    scores = corpus_scores(["the cat sat on a mat"], ["the cat sat on the mat"])
+    assert scores["bleu"] == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+
+
+def test_bleu_refuses_sides_that_do_not_match() -> None:
+    with pytest.raises(UserError, match="1 translations for 2 references"):
+        corpus_scores(["a"], ["a", "b"])
+    with pytest.raises(UserError, match="empty"):
+        corpus_scores([], [])
