@@ -16,9 +16,9 @@ from recipes.common.errors import UserError
 from recipes.common.results import REPOSITORY, SMOKE_FOLDER
 from recipes.common.rows import Row, read_file, read_rows
 from recipes.common.smoke import SMOKE, SMOKE_HELP, smoke_row
+from recipes.common.tools import read_json
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
-from shared_embeddings.utils.reading import read_json
 
 RECIPES = REPOSITORY / "recipes"
 # The steps of each kind of recipe in their order, and the packages that have those which a recipe does not
@@ -97,7 +97,7 @@ class Recipe:
             UserError: the data are not prepared.
         """
         path = folder / "data.json"
-        content = read_json(path) if path.is_file() else None
+        content = read_json(path)
         if not isinstance(content, dict) or "checksum" not in content:
             pieces = [folder.name] if folder.parent == self.data else []
             command = self.command("preprocess.sh", *pieces)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,14 @@ import yaml
 
 import shared_embeddings as se
 from recipes.common.errors import UserError, run_main
-from recipes.common.results import read_results
-from recipes.glove_reconstruction import preprocess, report, source, train
-from recipes.glove_reconstruction.grid import RECIPE, Cell, read_grid
+from recipes.common.recipe import Recipe, find_recipe
+from recipes.common.results import find_result, read_results
+from recipes.glove_reconstruction import evaluate, preprocess, source, train
+from recipes.glove_reconstruction.grid import Cell, read_grid
 from shared_embeddings.analysis.vectors import WordVectors
 from shared_embeddings.utils.files import sha256
 
+RECIPE = find_recipe("glove_reconstruction")
 GRID: dict[str, Any] = {
     "words": 60,
     "alone": {"alone_real": {"filter": "real"}, "alone_fixed": {"filter": "binary", "train_base": False}},
@@ -38,7 +39,9 @@ class Setting:
     """A folder with vectors of 80 words in 12 dimensions, pairs of them, and a grid."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.grid = folder, folder / "grid.yaml"
+        self.folder, self.recipe = folder, Recipe(folder / "glove_reconstruction")
+        self.recipe.folder.mkdir()
+        shutil.copy(RECIPE.folder / "data.yaml", self.recipe.folder)
         self.home = folder / "runs" / "glove_reconstruction"
         self.vectors, self.pairs = folder / "vectors.txt", folder / "set.tsv"
         draw = np.random.default_rng(4)
@@ -50,16 +53,19 @@ class Setting:
         self.configure()
 
     def configure(self, **changes: Any) -> None:
-        self.grid.write_text(yaml.safe_dump({**GRID, **changes}))
+        content = {"kind": "reconstruction", "grids": {"full": {**GRID, **changes}}}
+        (self.recipe.folder / "rows.yaml").write_text(yaml.safe_dump(content))
 
     def run(self, module: Any, *arguments: object) -> int:
-        return run_main("recipe", module.main, [*map(str, arguments), "--grid", str(self.grid)])
+        return run_main("recipe", partial(module.main, self.recipe), list(map(str, arguments)))
 
     def prepare(self, *arguments: object) -> int:
         return self.run(preprocess, "--vectors", self.vectors, "--pairs", self.pairs, *arguments)
 
-    def results(self, cell: str) -> Path:
-        return self.home / "cells" / cell / "results.json"
+    def result(self, cell: str) -> dict[str, Any]:
+        found = find_result(self.home, cell)
+        assert found is not None
+        return found
 
 
 @pytest.fixture
@@ -76,7 +82,7 @@ def test_from_vectors_to_the_readme(setting: Setting, capsys: pytest.CaptureFixt
     assert data["source"]["set"]["pairs"] == 60 and data["source"]["set"]["known"] == 55
     assert data["source_all_words"]["set"]["known"] == 60
     assert setting.run(train, "alone_*", "projective-40-0", "structured-40-0") == 0
-    records = {record["row"]: record for record in read_results(setting.home / "cells")}
+    records = {record["row"]: record for record in read_results(setting.home)}
     assert len(records) == 10
     parameters = se.expected_count("alone", num_embeddings=60, embedding_dim=12, hidden_dim=40)
     assert records["alone_real-40-1"]["counts"]["embedding"] == parameters
@@ -88,7 +94,7 @@ def test_from_vectors_to_the_readme(setting: Setting, capsys: pytest.CaptureFixt
     assert found["relative_error"] < 1.0 and found["similarity"]["set"]["known"] == 55
     readme = setting.folder / "README.md"
     readme.write_text("kept\n<!-- BEGIN results -->\n<!-- END results -->\n")
-    assert setting.run(report, "--readme", readme) == 0
+    assert setting.run(evaluate, "--readme", readme) == 0
     text = readme.read_text()
     mean = np.mean(
         [records[f"alone_real-16-{seed}"]["metrics"]["similarity"]["set"]["rho"] for seed in (0, 1)]
@@ -101,15 +107,14 @@ def test_from_vectors_to_the_readme(setting: Setting, capsys: pytest.CaptureFixt
 def test_measured_cells_are_passed_over(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
     assert setting.prepare() == 0
     assert setting.run(train, "alone_real-16-0") == 0
-    path = setting.results("alone_real-16-0")
-    before = path.read_bytes()
+    before = setting.result("alone_real-16-0")
     capsys.readouterr()
     assert setting.run(train, "alone_real-16-*") == 0
     assert "2 cells, 1 of them have results" in capsys.readouterr().out
-    assert path.read_bytes() == before and setting.results("alone_real-16-1").exists()
+    assert setting.result("alone_real-16-0") == before and setting.result("alone_real-16-1")
     setting.configure(training={**GRID["training"], "epochs": 4})
     assert setting.run(train, "alone_real-16-0") == 2
-    assert "is of other settings" in capsys.readouterr().err
+    assert "has other settings or vectors" in capsys.readouterr().err
 
 
 def test_a_row_of_alone_may_have_a_learning_rate_of_its_own(setting: Setting) -> None:
@@ -117,7 +122,7 @@ def test_a_row_of_alone_may_have_a_learning_rate_of_its_own(setting: Setting) ->
     assert setting.prepare() == 0
     assert setting.run(train, "alone_*-16-0") == 0
     rates = {
-        row: json.loads(setting.results(f"{row}-16-0").read_text())["config"]["training"]["learning_rate"]
+        row: setting.result(f"{row}-16-0")["config"]["training"]["learning_rate"]
         for row in ("alone_real", "alone_fixed")
     }
     assert rates == {"alone_real": 0.01, "alone_fixed": 0.02}
@@ -162,13 +167,13 @@ def test_glove_is_unpacked_from_a_verified_archive(setting: Setting) -> None:
     with zipfile.ZipFile(archive, "w") as packed:
         packed.write(setting.vectors, "vectors.txt")
     entry = {"url": "https://example.invalid/vectors.zip", "file": "vectors.txt", "sha256": sha256(archive)}
-    assert source.download_glove(entry).read_bytes() == setting.vectors.read_bytes()
+    assert source.download_glove(entry, archive.parent).read_bytes() == setting.vectors.read_bytes()
     with pytest.raises(UserError, match="lacks other.txt"):
-        source.download_glove({**entry, "file": "other.txt"})
+        source.download_glove({**entry, "file": "other.txt"}, archive.parent)
 
 
 def test_methods_get_the_bytes_of_alone() -> None:
-    grid = read_grid(RECIPE / "grid.yaml")
+    grid = read_grid(RECIPE)
     assert list(grid.hidden) == [600, 1200, 1800, 2400] and len(grid.seeds) == 5
     assert {cell.row for cell in grid.cells()} == {*grid.alone, *se.methods()} - {"alone", "standard"}
     for row in ("projective", "structured", "compositional_code", "uncle"):
@@ -212,7 +217,7 @@ def test_mistakes_on_the_command_line(setting: Setting, capsys: pytest.CaptureFi
     assert setting.prepare() == 0
     assert setting.run(train, "alone_real-17-0") == 2
     assert "no cell is called 'alone_real-17-0'" in capsys.readouterr().err
-    assert setting.run(report, "--readme", setting.folder / "README.md") == 2
+    assert setting.run(evaluate, "--readme", setting.folder / "README.md") == 2
     setting.configure(words=50)
     assert setting.run(train, "alone_real-16-0") == 2
     assert "60 words are prepared, the grid has 'words: 50'" in capsys.readouterr().err
@@ -242,10 +247,11 @@ def test_interrupted_preparation_is_not_taken_for_the_one_before(
     assert "no prepared vectors; run preprocess.sh" in capsys.readouterr().err
 
 
-def test_script_lists_the_cells() -> None:
-    script = RECIPE / "train.sh"
-    text = script.read_text()
-    assert "recipes.glove_reconstruction.train" in text
-    command = [sys.executable, "-m", "recipes.glove_reconstruction.train", "--list", "alone_real-*-0"]
-    listed = subprocess.run(command, cwd=RECIPE.parents[1], capture_output=True, text=True, check=True).stdout
-    assert listed.split() == [f"alone_real-{hidden}-0" for hidden in (600, 1200, 1800, 2400)]
+def test_the_cells_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    train.main(RECIPE, ["--list", "alone_real-*-0", "--grid", "short"])
+    listed = capsys.readouterr().out.split()
+    assert listed == [f"alone_real-{hidden}-0" for hidden in (600, 1200, 1800, 2400)]
+    short = read_grid(RECIPE, "short")
+    assert short.training["epochs"] == 100 and short.words == 5000 and short.learning_rates
+    with pytest.raises(UserError, match="no grid 'tiny'; there are: full, short"):
+        read_grid(RECIPE, "tiny")

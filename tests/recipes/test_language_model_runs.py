@@ -1,4 +1,4 @@
-"""Rows of language model recipes, and the books of their trainings."""
+"""Training and evaluating rows of language model recipes, and what is logged of it."""
 
 from __future__ import annotations
 
@@ -8,28 +8,43 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from recipes.common.config import row_names
-from recipes.common.model_rows import RECIPES, Recipe, read_model_row, with_own_files
-from recipes.common.model_runs import as_options, evaluate_model, train_model
 
-from recipes.common import model_runs
 from recipes.common.errors import UserError, run_main
+from recipes.common.recipe import Recipe
 from recipes.common.results import read_results
-from recipes.common.table import markdown_table, rows_of
+from recipes.common.table import markdown_table, records_of
+from recipes.language_model import evaluate as evaluation
+from recipes.language_model import train as training
+from recipes.language_model.evaluate import as_options, evaluate
+from recipes.language_model.train import train
 from tests.lm.command_line import write_corpus
 
-FILES = {
-    "common": "train: {steps: 10, model: awd_lstm}\n",
-    "common_small": "data: few\ntrain: {steps: 2, model: lstm}\nevaluate: {target_length: 9}\n",
-    "table1": "embedding: {method: funnel, rank: 3}\ntrain: {steps: 20}\npaper: {perplexity: 57.3}\n",
-    "small_uncle": "common: small\nembedding: {method: uncle, unique_dim: 2, classes: data/c.npz}\n",
-    "small_tuned": "common: small\nembedding: {method: standard}\nfinetune: {optimizer: ntasgd}\n",
-}
+ROWS = """
+kind: language_model
+groups:
+  common: {train: {steps: 10, model: awd_lstm}}
+  small: {data: {folder: few}, train: {steps: 2, model: lstm}, evaluate: {target_length: 9}}
+rows:
+  small_uncle: {group: small, embedding: {method: uncle, unique_dim: 2, classes: data/c.npz}}
+  small_tuned: {group: small, embedding: {method: standard}, finetune: {optimizer: ntasgd}}
+  small_row: {group: small, embedding: {method: funnel, rank: 3}, distill: {teacher: small_tuned, alpha: 0.2}}
+tables:
+- paper: P
+  table: Table 1
+  title: t
+  rows:
+  - row: A
+    name: table1
+    figures: {perplexity: 57.3}
+    embedding: {method: funnel, rank: 3}
+    train: {steps: 20}
+"""
 
 
 @pytest.fixture
@@ -37,9 +52,8 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
     monkeypatch.delenv("RANK", raising=False)
     folder = tmp_path / "recipe"
-    (folder / "configs").mkdir(parents=True)
-    for name, text in FILES.items():
-        (folder / "configs" / f"{name}.yaml").write_text(text)
+    folder.mkdir()
+    (folder / "rows.yaml").write_text(ROWS)
     made = Recipe(folder)
     for data in (made.data, made.home / "few"):
         data.mkdir(parents=True)
@@ -47,41 +61,10 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return made
 
 
-def test_rows_are_merged_with_what_they_have_in_common(recipe: Recipe) -> None:
-    assert row_names(recipe.configs) == ["small_tuned", "small_uncle", "table1"]
-    row = read_model_row(recipe, "table1")
-    assert row.train == {"steps": 20, "model": "awd_lstm"} and row.finetune is None
-    assert row.evaluate == {} and row.paper == {"perplexity": 57.3} and row.data == "data"
-    small = read_model_row(recipe, "small_uncle")
-    assert small.data == "few"
-    assert small.train == {"steps": 2, "model": "lstm"} and small.evaluate == {"target_length": 9}
-    placed = with_own_files(recipe, small.embedding)
-    assert placed == {**small.embedding, "classes": str(recipe.home / "data" / "c.npz")}
-    tuned = read_model_row(recipe, "small_tuned")
-    assert tuned.finetune == {"steps": 2, "model": "lstm", "optimizer": "ntasgd"}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("train: {}\n", "must hold embedding"),
-        ("embedding: {}\nembeding: {}\n", "unknown key 'embeding'"),
-        ("embedding: funnel\n", "must be of type dict"),
-        ("embedding: {}\ncommon: absent\n", "common_absent"),
-        (
-            "embedding: {}\ndistill: {alpha: 0}\n",
-            "teacher is None; it must be one of small_tuned",
-        ),
-        ("embedding: {}\ndistill: {teacher: row}\n", "teacher is 'row'"),
-        ("embedding: {\n", "cannot be read as YAML"),
-    ],
-)
-def test_wrong_rows_are_refused(recipe: Recipe, text: str, message: str) -> None:
-    (recipe.configs / "row.yaml").write_text(text)
-    with pytest.raises(UserError, match=message):
-        read_model_row(recipe, "row")
-    with pytest.raises(UserError, match="no config 'common_small'; there are: row, small_tuned"):
-        read_model_row(recipe, "common_small")
+def test_files_of_embeddings_are_below_the_home(recipe: Recipe) -> None:
+    embedding = recipe.row("small_uncle").embedding
+    placed = recipe.with_files(embedding, recipe.home)
+    assert placed == {**embedding, "classes": str(recipe.home / "data" / "c.npz")}
 
 
 class Commands:
@@ -119,6 +102,7 @@ class Commands:
                 "embedding": {"method": "funnel", "rank": 3, "stored": True},
                 "output_dir": str(output.parent),
                 "embedding_distillation": None,
+                "steps": 20,
             },
             "device": "a machine",
             "peak_memory_mib": 3.0,
@@ -129,30 +113,28 @@ class Commands:
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     made = Commands()
-    monkeypatch.setattr(model_runs, "run_module", made.run)
-    monkeypatch.setattr(model_runs.time, "time", made.time)
+    for module in (training, evaluation):
+        monkeypatch.setattr(module, "run_module", made.run)
+    monkeypatch.setattr(training.time, "time", made.time)
     return made
 
 
-def books(recipe: Recipe, row: str) -> Any:
+def log_of(recipe: Recipe, row: str) -> Any:
     return json.loads((recipe.home / row / "training.json").read_text())
 
 
 def test_distilled_row_starts_from_its_teacher(recipe: Recipe, commands: Commands) -> None:
-    (recipe.configs / "small_row.yaml").write_text(
-        "embedding: {method: funnel, rank: 3}\ndistill: {teacher: small_tuned, alpha: 0.2}\n"
-    )
-    row = read_model_row(recipe, "small_row")
+    row = recipe.row("small_row")
     with pytest.raises(
         UserError, match="starts from small_tuned; .* run recipes/recipe/train.sh small_tuned"
     ):
-        train_model(recipe, row, [])
-    train_model(recipe, read_model_row(recipe, "small_tuned"), [])
-    train_model(recipe, row, [])
+        train(recipe, row, [])
+    train(recipe, recipe.row("small_tuned"), [])
+    train(recipe, row, [])
     settings = yaml.safe_load(Path(commands.calls[-1][1][1]).read_text())
     best = recipe.home / "small_tuned/finetune/best.pt"
     assert settings["embedding_distillation"] == {"teacher": str(best), "alpha": 0.2}
-    evaluate_model(recipe, row, [])
+    evaluate(recipe, row, [])
     (record,) = read_results(recipe.home)
     assert record["config"]["distill"] == {"teacher": "small_tuned", "alpha": 0.2}
     assert "embedding_distillation" not in record["config"]
@@ -161,8 +143,8 @@ def test_distilled_row_starts_from_its_teacher(recipe: Recipe, commands: Command
 
 
 def test_results_of_a_row(recipe: Recipe, commands: Commands) -> None:
-    row = read_model_row(recipe, "table1")
-    train_model(recipe, row, ["-device", "cpu"])
+    row = recipe.row("table1")
+    train(recipe, row, ["-device", "cpu"])
     name, arguments = commands.calls[-1]
     settings = yaml.safe_load(Path(arguments[1]).read_text())
     assert name == "lm.train.command" and arguments[2:] == ["-device", "cpu"]
@@ -173,50 +155,50 @@ def test_results_of_a_row(recipe: Recipe, commands: Commands) -> None:
         "steps": 20,
         "model": "awd_lstm",
     }
-    evaluate_model(recipe, row, ["-batch_size", "4"])
+    evaluate(recipe, row, ["-batch_size", "4"])
     (record,) = read_results(recipe.home)
     metrics = record["metrics"]
     assert (metrics["perplexity"], metrics["valid_perplexity"]) == (80.0, 90.0)
     assert metrics["training_seconds"] == 7.0
-    assert record["paper"] == {"perplexity": 57.3} and record["data_checksum"] == "abc"
+    assert record["data_checksum"] == "abc" and row.paper and row.paper["perplexity"] == 57.3
     assert record["config"]["embedding"] == {"method": "funnel", "rank": 3}
-    assert record["config"]["output_dir"] == "table1"
+    assert record["config"]["train"] == {"steps": 20} and "average" not in record["config"]
     assert record["config"]["train_options"] == ["-device", "cpu"]
     assert record["device"] == "a machine" and record["counts"] == {"embedding": 7}
     assert [call[1][-2:] for call in commands.calls[1:]] == [["-batch_size", "4"]] * 2
 
 
 def test_what_a_killed_training_lost_does_not_count(recipe: Recipe, commands: Commands) -> None:
-    row = read_model_row(recipe, "table1")
+    row = recipe.row("table1")
     commands.fails = True
     with pytest.raises(UserError):
-        train_model(recipe, row, [])
+        train(recipe, row, [])
     with pytest.raises(UserError, match="not trained to the end"):
-        evaluate_model(recipe, row, [])
+        evaluate(recipe, row, [])
     commands.fails = False
     commands.clock += 100
-    train_model(recipe, row, [])
+    train(recipe, row, [])
     # Seven seconds of the first run, the last two of them lost; seven of the second.
-    assert books(recipe, "table1")["seconds"] == 12.0
+    assert log_of(recipe, "table1")["seconds"] == 12.0
     commands.trains = False
-    train_model(recipe, row, [])
-    assert books(recipe, "table1")["seconds"] == 12.0
+    train(recipe, row, [])
+    assert log_of(recipe, "table1")["seconds"] == 12.0
     (recipe.home / "table1" / "last.pt").unlink()
     commands.trains = True
-    train_model(recipe, row, [])
-    assert books(recipe, "table1")["seconds"] == 7.0
+    train(recipe, row, [])
+    assert log_of(recipe, "table1")["seconds"] == 7.0
 
 
 def test_second_training_begins_with_the_best_of_the_first(recipe: Recipe, commands: Commands) -> None:
-    row = read_model_row(recipe, "small_tuned")
-    train_model(recipe, row, ["-seed", "3"])
+    row = recipe.row("small_tuned")
+    train(recipe, row, ["-seed", "3"])
     assert [len(call[1]) for call in commands.calls] == [4, 2]
     settings = yaml.safe_load(Path(commands.calls[1][1][1]).read_text())
     assert settings["init_from"] == str(recipe.home / "small_tuned" / "best.pt")
     assert settings["data"] == str(recipe.home / "few")
     assert settings["output_dir"] == str(recipe.home / "small_tuned" / "finetune")
     assert settings["optimizer"] == "ntasgd"
-    evaluate_model(recipe, row, [])
+    evaluate(recipe, row, [])
     model = commands.calls[-1][1]
     assert model[model.index("-model") + 1] == str(recipe.home / "small_tuned" / "finetune" / "best.pt")
     assert ["-target_length", "9"] == model[-2:]
@@ -227,27 +209,27 @@ def test_other_processes_of_torchrun_keep_no_books(
     recipe: Recipe, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")
-    train_model(recipe, read_model_row(recipe, "table1"), [])
+    train(recipe, recipe.row("table1"), [])
     assert len(commands.calls) == 1
     assert not (recipe.home / "table1" / "training.json").exists()
 
 
 def test_other_data_are_noticed(recipe: Recipe, commands: Commands) -> None:
-    row = read_model_row(recipe, "table1")
-    train_model(recipe, row, [])
+    row = recipe.row("table1")
+    train(recipe, row, [])
     (recipe.data / "data.json").write_text('{"checksum": "other"}')
     with pytest.raises(UserError, match="other data"):
-        evaluate_model(recipe, row, [])
+        evaluate(recipe, row, [])
     (recipe.data / "data.json").unlink()
     with pytest.raises(UserError, match="run recipes/recipe/preprocess.sh"):
-        train_model(recipe, row, [])
+        train(recipe, row, [])
 
 
 def test_what_are_no_prepared_data_is_said(recipe: Recipe) -> None:
     for text in ("[1]", '{"files": {}}', "half"):
         (recipe.data / "data.json").write_text(text)
         with pytest.raises(UserError, match="no prepared data; run recipes/recipe/preprocess.sh"):
-            train_model(recipe, read_model_row(recipe, "table1"), [])
+            train(recipe, recipe.row("table1"), [])
 
 
 @pytest.mark.parametrize(
@@ -262,24 +244,22 @@ def test_what_are_no_prepared_data_is_said(recipe: Recipe) -> None:
     ],
 )
 def test_options_that_would_make_it_another_row_are_refused(
-    task: str, options: list[str], recipe: Recipe, monkeypatch: pytest.MonkeyPatch, commands: Commands
+    task: str, options: list[str], recipe: Recipe, commands: Commands
 ) -> None:
-    monkeypatch.setattr(model_runs, "RECIPES", recipe.folder.parent)
-    train_model(recipe, read_model_row(recipe, "table1"), [])
-    done = len(commands.calls)
-    with pytest.raises(UserError, match="is what the row and \\$RUNS decide; leave it out"):
-        model_runs.main([task, recipe.name, "table1", *options])
+    train(recipe, recipe.row("table1"), [])
+    main, done = {"train": training.main, "evaluate": evaluation.main}[task], len(commands.calls)
+    with pytest.raises(UserError, match="is set by the row and \\$RUNS; remove it"):
+        main(recipe, ["table1", *options])
     assert len(commands.calls) == done
-    model_runs.main([task, recipe.name, "table1", "-device", "cpu"])
+    main(recipe, ["table1", "-device", "cpu"])
     assert len(commands.calls) > done
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(model_runs, "RECIPES", recipe.folder.parent)
     (recipe.home / "table1").write_text("notes")
-    assert run_main("recipe", model_runs.main, ["train", recipe.name, "table1"]) == 2
+    assert run_main("recipe", partial(training.main, recipe), ["table1"]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"recipe: {recipe.home / 'table1'}: File exists; ") and told.count("\n") == 1
 
@@ -302,7 +282,7 @@ time.sleep(60)
 def test_an_interrupted_command_may_save_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text(SAVES_AT_THE_END)
     parent = "from recipes.common.tools import run_module; import sys; run_module('child', sys.argv[1:])"
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{RECIPES.parent}"}
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
     command = [sys.executable, "-c", parent, str(tmp_path / "file")]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -320,9 +300,9 @@ def test_options_as_a_command_line_gives_them() -> None:
 
 
 SMALL_MODEL = """
-train: {model: awd_lstm, embedding_dim: 8, hidden_dim: 12, num_layers: 2, steps: 3, batch_size: 2,
-        sequence_length: 5, learning_rate: 1.0, valid_batch_size: 1}
-evaluate: {target_length: 7, pointer: {window: 4, theta: 0.5, lambda: 0.1}}
+    train: {model: awd_lstm, embedding_dim: 8, hidden_dim: 12, num_layers: 2, steps: 3, batch_size: 2,
+            sequence_length: 5, learning_rate: 1.0, valid_batch_size: 1}
+    evaluate: {target_length: 7, pointer: {window: 4, theta: 0.5, lambda: 0.1}}
 """
 
 
@@ -331,12 +311,13 @@ def test_from_texts_to_a_table(recipe: Recipe, tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus").rename(tmp_path / "prepared")
     for file in (tmp_path / "prepared").iterdir():
         file.rename(recipe.data / file.name)
-    (recipe.configs / "common.yaml").write_text(SMALL_MODEL)
-    row = read_model_row(recipe, "table1")
-    train_model(recipe, row, ["-steps", "4"])
-    evaluate_model(recipe, row, ["-batch_size", "3"])
-    (record,) = rows_of(recipe.configs, read_results(recipe.home), "table*")
-    assert record["metrics"]["target_length"] == 7 and record["config"]["steps"] == 4
+    text = ROWS.replace("common: {train: {steps: 10, model: awd_lstm}}", f"common: {SMALL_MODEL}")
+    (recipe.folder / "rows.yaml").write_text(text)
+    row = recipe.row("table1")
+    train(recipe, row, ["-steps", "4"])
+    evaluate(recipe, row, ["-batch_size", "3"])
+    (record,) = records_of(recipe.rows, read_results(recipe.home), "table*")
+    assert record["metrics"]["target_length"] == 7 and record["config"]["train"]["steps"] == 4
     assert record["counts"]["total"] == record["counts"]["embedding"] + record["counts"]["rest"]
     (line,) = markdown_table(
         [record], ["method", "options", "perplexity", "pointer_perplexity"]

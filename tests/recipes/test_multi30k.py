@@ -7,25 +7,28 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from recipes.common.config import read_row, row_names
-from recipes.common.moses import Tokenizer
-from recipes.common.subwords import join
-from recipes.common.training import AVERAGED
 
 import shared_embeddings as se
 from recipes.common.errors import UserError, run_main
+from recipes.common.recipe import find_recipe
 from recipes.common.results import read_results
-from recipes.common.sizes import SIZE_COMMENT, SPECIAL_TOKENS, describe_size, write_comment
+from recipes.common.sizes import SPECIAL_TOKENS, describe_size
 from recipes.common.table import markdown_table
-from recipes.multi30k_ende import preprocess, rows
+from recipes.multi30k_ende import preprocess
+from recipes.translation.moses import Tokenizer
+from recipes.translation.subwords import join
+from recipes.translation.train import complete_row
+from recipes.translation.training import AVERAGED
 from shared_embeddings.utils import download
 from shared_embeddings.utils.files import sha256
 
+RECIPE = find_recipe("multi30k_ende")
 PAIRS = [
     ("Two young men are outside.", "Zwei junge Männer sind im Freien."),
     ('A girl in a T-shirt says "yes" (twice).', 'Ein Mädchen im T-Shirt sagt "ja" (zweimal).'),
@@ -52,13 +55,13 @@ class Corpus:
         (self.raw / name).write_bytes(gzip.compress(text.encode(), mtime=0))
 
     def configure(self, **changes: Any) -> None:
-        settings = yaml.safe_load((preprocess.RECIPE.folder / "data.yaml").read_text())
+        settings = yaml.safe_load((RECIPE.folder / "data.yaml").read_text())
         checksums = {path.name: sha256(path) for path in self.raw.iterdir()}
         settings.update(bpe_operations=40, num_classes=3, sha256=checksums, **changes)
         self.settings.write_text(yaml.safe_dump(settings, sort_keys=False))
 
     def prepare(self) -> int:
-        return run_main("preprocess", preprocess.main, ["--settings", str(self.settings)])
+        return run_main("preprocess", partial(preprocess.main, RECIPE), ["--settings", str(self.settings)])
 
 
 @pytest.fixture
@@ -189,7 +192,7 @@ def test_wrong_settings_are_refused(
 def run_script(name: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run one of the recipe's scripts from another folder, with this environment's Python."""
     return subprocess.run(
-        [preprocess.RECIPE.folder / name, *arguments],
+        [RECIPE.folder / name, *arguments],
         cwd=folder,
         env={**os.environ, "VIRTUAL_ENV": str(Path(sys.executable).parents[1]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -207,7 +210,7 @@ def test_scripts_work_from_any_folder(small: Corpus, tmp_path: Path) -> None:
         bare = run_script(script, folder=tmp_path)
         assert bare.returncode == 2 and bare.stderr == helped.stdout
         wrong = run_script(script, "funel", folder=tmp_path)
-        assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "no config 'funel'" in wrong.stderr
+        assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "no row 'funel'" in wrong.stderr
     early = run_script("eval.sh", "standard", folder=tmp_path)
     assert (
         early.returncode == 2
@@ -235,23 +238,23 @@ def test_tokens_become_the_same_text_again(text: str) -> None:
     assert tokenizer.detokenize(tokenizer.tokenize(text)) == text
 
 
-@pytest.mark.parametrize("name", row_names(rows.CONFIGS))
-def test_rows_state_their_size(name: str, tmp_path: Path) -> None:
-    text = (rows.CONFIGS / f"{name}.yaml").read_text()
-    (line,) = (line for line in text.splitlines() if line.startswith(SIZE_COMMENT))
-    vocabulary = int(line.split()[-3].replace(",", ""))
-    size = describe_size(read_row(rows.CONFIGS, name), vocabulary - SPECIAL_TOKENS)
-    copy = tmp_path / "copy.yaml"
-    copy.write_text(text.replace(line + "\n", ""))
-    write_comment(copy, size)
-    assert copy.read_text() == text
+def test_rows_are_a_quarter_or_an_eighth_of_the_table() -> None:
+    """Codes and groups of words, whose sizes follow from counts, are near it."""
+    for name, row in RECIPE.rows.items():
+        size = describe_size(row, 4120 - SPECIAL_TOKENS)
+        times = float(size.split(", ")[1].split()[0])
+        if row.embedding["method"] in ("structured", "compositional_code", "group_reduce"):
+            assert 3.9 < times < 12
+        elif row.embedding["method"] != "standard":
+            assert times == pytest.approx(8 if "_8x" in name else 4, rel=0.05)
+        assert size.endswith(f"times fewer than 4,120 x {row.train['hidden_size']}")
 
 
-@pytest.mark.parametrize("name", row_names(rows.CONFIGS))
+@pytest.mark.parametrize("name", RECIPE.rows)
 def test_rows_differ_in_their_embedding_only(name: str) -> None:
     """But for smaller networks, and rows that train from a trained model on in fewer steps of other sizes."""
-    row = read_row(rows.CONFIGS, name)
-    standard = read_row(rows.CONFIGS, "standard" if row.distill or name == "standard" else "standard_short")
+    row = RECIPE.row(name)
+    standard = RECIPE.row("standard" if row.distill or name == "standard" else "standard_short")
     assert row.translate == standard.translate
     assert row.average == standard.average or row.distill or row.fit
     differing = {key for key in {**row.train, **standard.train} if row.train[key] != standard.train[key]}
@@ -264,22 +267,22 @@ def test_rows_differ_in_their_embedding_only(name: str) -> None:
 
 
 def test_the_trained_model_differs_from_its_short_twin_in_length_only() -> None:
-    standard, short = (read_row(rows.CONFIGS, name) for name in ("standard", "standard_short"))
+    standard, short = (RECIPE.row(name) for name in ("standard", "standard_short"))
     assert standard.embedding == short.embedding
     assert standard.train == {**short.train, "train_steps": 14000}
 
 
 def test_distilled_row_needs_its_teacher(small: Corpus) -> None:
-    row = read_row(rows.CONFIGS, "funnel_4x_distilled")
+    row = RECIPE.row("funnel_4x_distilled")
     with pytest.raises(UserError, match="standard, which is not trained; run recipes/.*/train.sh standard$"):
-        rows.with_teacher(rows.RECIPE, row)
+        complete_row(RECIPE, row)
     model = small.runs / "multi30k_ende" / "standard" / AVERAGED
     model.parent.mkdir(parents=True)
     model.touch()
-    train = rows.with_teacher(rows.RECIPE, row).train
+    train = complete_row(RECIPE, row).train
     assert train == {**row.train, "embedding_distillation": {"teacher": str(model), "alpha": 0.01}}
-    scratch = read_row(rows.CONFIGS, "funnel_4x")
-    assert rows.with_teacher(rows.RECIPE, scratch) == scratch
+    scratch = RECIPE.row("funnel_4x")
+    assert complete_row(RECIPE, scratch) == scratch
 
 
 TINY = (
@@ -298,11 +301,11 @@ def test_training_resumes_and_is_scored(small: Corpus, tmp_path: Path) -> None:
     newest.write_bytes(newest.read_bytes()[:1000])
     again = run_script("train.sh", "funnel_8x", *TINY, "-train_steps", "6", folder=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert "going on from step 2" in again.stdout and "averaging steps 2, 4, 6" in again.stdout
+    assert "resuming from step 2" in again.stdout and "averaging steps 2, 4, 6" in again.stdout
     scored = run_script("eval.sh", "funnel_8x", "-max_length", "10", folder=tmp_path)
     assert scored.returncode == 0, scored.stderr
     assert len((run / "test.translation").read_text().splitlines()) == len(PAIRS)
-    (record,) = read_results(small.runs)
+    (record,) = read_results(small.runs / "multi30k_ende")
     assert record["row"] == "funnel_8x" and record["metrics"]["tokens_per_second"] > 0
     vocabulary = record["counts"]["dense_embedding"] // 16
     expected = se.expected_count("funnel", num_embeddings=vocabulary, embedding_dim=16, rank=15)
@@ -328,5 +331,5 @@ def test_distilled_row_is_trained_and_told_in_the_table(small: Corpus, tmp_path:
     assert "Fitted the target embedding" in log and "reconstruction loss: " in log
     scored = run_script("eval.sh", "projective_8x_distilled", "-max_length", "10", folder=tmp_path)
     assert scored.returncode == 0, scored.stderr
-    (line,) = markdown_table(read_results(small.runs), ["options"]).splitlines()[2:]
+    (line,) = markdown_table(read_results(small.runs / "multi30k_ende"), ["options"]).splitlines()[2:]
     assert line == "| rank 15, distilled from standard, alpha 0.01 |"

@@ -4,45 +4,32 @@ from __future__ import annotations
 
 import io
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from recipes.common.config import read_row, row_names
-from recipes.common.subwords import count_words, learn
-from recipes.published import preprocess
-from recipes.published.generate import config_files, merged, read_tables
-from recipes.published.preprocess import clean, shards
-from recipes.published.rows import Machines, batch_size
-from recipes.published.settings import read_settings
-from recipes.published.sources import Texts, locate, read_pairs
-from shared_embeddings.ledger import tables
 
 from recipes.common.errors import UserError, run_main
-from recipes.common.results import REPOSITORY
+from recipes.common.recipe import find_recipe
+from recipes.translation import preprocess
+from recipes.translation.machines import Machines, batch_size
+from recipes.translation.preprocess import clean, shards
+from recipes.translation.settings import read_settings
+from recipes.translation.sources import Texts, locate, read_pairs
+from recipes.translation.subwords import count_words, learn
 from shared_embeddings.utils.reading import read_yaml
 
 RECIPES = ("iwslt_pten", "wmt14_ende", "wmt14_enfr")
 
 
-def test_the_files_are_those_of_the_tables() -> None:
-    files = config_files()
-    assert {path: path.read_text(encoding="utf-8") for path in files} == files
-    for recipe in RECIPES:
-        assert {path for path in files if path.parts[-3] == recipe} == set(
-            (REPOSITORY / "recipes" / recipe / "configs").glob("*.yaml")
-        )
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_row_can_be_read_and_has_its_data(recipe: str) -> None:
-    folder = REPOSITORY / "recipes" / recipe
-    settings = read_settings(folder / "data.yaml")
+    settings = read_settings(find_recipe(recipe).folder / "data.yaml")
     names = [texts.name for texts in settings.tests]
-    for name in row_names(folder / "configs"):
-        row = read_row(folder / "configs", name)
-        assert row.data is not None and row.batch is not None
+    for row in find_recipe(recipe).rows.values():
+        assert row.data and row.batch is not None
         pieces = settings.pieces[row.data["pieces"]]
         assert {row.data["valid"], *row.data["tests"]} <= set(names)
         if "classes" in row.embedding:
@@ -58,8 +45,8 @@ def test_rows_train_as_their_papers_print(recipe: str) -> None:
     on sub-layers and on the sums with the positions, not on the attention.
     """
     names = ("learning_rate", "warmup_steps", "adam_beta2", "attention_dropout", "dropout", "label_smoothing")
-    for name in row_names(REPOSITORY / "recipes" / recipe / "configs"):
-        train = read_row(REPOSITORY / "recipes" / recipe / "configs", name).train
+    for name, row in find_recipe(recipe).rows.items():
+        train = row.train
         wanted = [1.0, 4000, 0.98, [0.0], [0.1], 0.1]
         if name.startswith("define_"):
             wanted = [2.0, 8000, 0.998, [0.1], [0.1], 0.1]
@@ -71,12 +58,10 @@ def test_rows_train_as_their_papers_print(recipe: str) -> None:
 
 def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:
     """3,584 tokens, 32 batches on each of 4 GPUs, at most 1.5e-3; ReLU dropout ends after 4,500 updates."""
-    configs = REPOSITORY / "recipes" / "wmt14_ende" / "configs"
     dropped = set()
-    for name in row_names(configs):
+    for name, row in find_recipe("wmt14_ende").rows.items():
         if not name.startswith("alone_table2_") or name.endswith("standard"):
             continue
-        row = read_row(configs, name)
         assert row.batch is not None and batch_size(row.batch, 4) == (3584, 32)
         assert row.train["learning_rate"] * (512 * 4000) ** -0.5 == pytest.approx(1.5e-3, rel=1e-4)
         assert row.train["max_grad_norm"] == 1.0 and row.train["train_steps"] == 100_000
@@ -85,30 +70,6 @@ def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:
             assert row.embedding["relu_dropout_steps"] == 4500
             dropped.add((row.embedding["filter"], row.embedding["relu_dropout"]))
     assert dropped == {("binary", 0.15), ("real", 0.2)}
-
-
-def test_rows_agree_with_the_ledger_about_embeddings() -> None:
-    ledger = {(t["paper"], str(t["table"]), row["row"]): row for t in tables() for row in t["rows"]}
-    compared = 0
-    for table in read_tables()["tables"]:
-        for row in table["rows"]:
-            known = ledger.get((table["paper"], table["table"], row["row"]), {}).get("model")
-            if known is None or "classes" in row["embedding"]:
-                continue
-            wanted = {
-                k: v for k, v in known["embedding"].items() if k not in ("num_embeddings", "embedding_dim")
-            }
-            # The printed ratios of UnClE are without the W_1 that fairseq has on the input.
-            left_out = ("relu_dropout", "head_projection")
-            own = {k: v for k, v in row["embedding"].items() if not k.startswith(left_out)}
-            if own["method"] == "alone":
-                wanted = {"filter": "real", **wanted}
-            assert own == wanted, (table["table"], row["row"])
-            dim = merged(table, row).get("train", {}).get("word_vec_size")
-            assert dim in (None, known["embedding"]["embedding_dim"])
-            assert table["vocabulary"] == known["embedding"]["num_embeddings"]
-            compared += 1
-    assert compared >= 45
 
 
 @pytest.mark.parametrize(
@@ -129,7 +90,7 @@ def test_rows_agree_with_the_ledger_about_embeddings() -> None:
     ],
 )
 def test_settings_are_refused(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
-    content = read_yaml(REPOSITORY / "recipes" / "iwslt_pten" / "data.yaml")
+    content = read_yaml(find_recipe("iwslt_pten").folder / "data.yaml")
     path = tmp_path / "data.yaml"
     path.write_text(yaml.safe_dump({**content, **changed}))
     with pytest.raises(UserError, match=said):
@@ -148,7 +109,7 @@ def test_a_place_that_cannot_be_written_is_told(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RUNS", str(tmp_path / "file"))
-    assert run_main("preprocess", preprocess.main, ["iwslt_pten"]) == 2
+    assert run_main("preprocess", partial(preprocess.main, find_recipe("iwslt_pten")), []) == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1 and told[0].startswith(f"preprocess: {tmp_path / 'file'}")
 
@@ -201,7 +162,7 @@ def test_an_archive_is_read_in_its_formats(tmp_path: Path) -> None:
 
 
 def test_pairs_are_cleaned_and_put_into_shards() -> None:
-    settings = read_settings(REPOSITORY / "recipes" / "iwslt_pten" / "data.yaml")
+    settings = read_settings(find_recipe("iwslt_pten").folder / "data.yaml")
     pairs = [("a", "b"), ("", "b"), ("a", "b " * 9 + "b"), ("a " * 250 + "a", "b " * 200 + "b"), ("c", "d e")]
     kept = list(clean(pairs, settings))
     assert kept == [("a", "b"), ("c", "d e")]

@@ -1,4 +1,4 @@
-"""Preparing published text goes on after ``kill -9`` as if nothing had happened."""
+"""Preparing published text resumes after ``kill -9`` as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from recipes.published.settings import read_settings
-from recipes.published.smoke import write_smoke_texts
 
 from recipes.common.results import REPOSITORY
+from recipes.translation.preprocess import write_smoke_texts
+from recipes.translation.settings import read_settings
 
 RECIPE = "wmt14_ende"
 SECONDS = 500
@@ -33,7 +33,7 @@ def print_and_die(line):
 steps.print_line = print_and_die
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
-MODULE = "recipes.published.preprocess"
+MODULE = "recipes.__main__"
 PIECES = {"bpe": {"kind": "bpe", "size": 150}, "plain": {"kind": "sentencepiece", "size": 240}}
 
 
@@ -56,7 +56,7 @@ class Preparation:
         self, name: str, processes: int, program: Sequence[str] = ("-m", MODULE)
     ) -> subprocess.Popen[str]:
         """Prepare the data below the folder `name`."""
-        command = [sys.executable, *program, RECIPE]
+        command = [sys.executable, *program, RECIPE, "preprocess"]
         command += ["--settings", str(self.folder / "data.yaml"), "--processes", str(processes)]
         own = {"RUNS": str(self.folder / name), "DATA_DIR": str(self.folder / "raw")}
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **own}

@@ -18,14 +18,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from recipes.common.config import read_row
-from recipes.common.training import Data
-from recipes.published import train
-from recipes.published.rows import Machines
 
 from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.files import read_checkpoint
-from recipes.common.recipe import Recipe
+from recipes.common.recipe import find_recipe
+from recipes.translation import train
+from recipes.translation.machines import Machines
+from recipes.translation.training import Data
 from tests.nmt.conftest import Host, run
 
 BATCH = {"tokens": 8, "per_gpu": 4}
@@ -128,14 +127,14 @@ def test_another_machine_joins_what_is_not_finished(
     called: list[list[str]] = []
     monkeypatch.setenv("RUNS", str(tmp_path))
     monkeypatch.setattr(train, "run_tool", lambda name, arguments: called.append([name, *arguments]))
-    recipe = Recipe("iwslt_pten")
-    row = replace(read_row(recipe.folder / "configs", "distilled_table3_standard"), train={"train_steps": 4})
+    recipe = find_recipe("iwslt_pten")
+    row = replace(recipe.row("distilled_table3_standard"), train={"train_steps": 4})
     run = recipe.home / row.name
     (run / "checkpoints").mkdir(parents=True)
     newest = run / "checkpoints" / "model_step_2.pt"
     zipfile.ZipFile(newest, "w").close()
     (run / "training.json").write_text(json.dumps({"finished": finished}))
-    train.join_training(recipe, row, Data({"src_vocab": "v"}, "sum"), 1, ["-world_size", "2"])
+    train.join_training(run, row, Data({"src_vocab": "v"}, "sum"), 1, ["-world_size", "2"])
     if finished == 4:
         assert called == []
         return

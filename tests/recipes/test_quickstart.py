@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from recipes.common.config import read_row, row_names
 
 from recipes.common.errors import UserError, run_main
-from recipes.common.results import read_results
+from recipes.common.recipe import find_recipe
+from recipes.common.results import REPOSITORY, find_result, read_results
 from recipes.quickstart import report, run
 from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.score import scores
 
+RECIPE = find_recipe("quickstart")
 COUNTS = {"step": 30, "embedding": 1000, "total": 5000, "compression": 4.0, "config": {"seed": 1}}
 SMALL = {"--train": "40", "--valid": "4", "--test": "6", "--steps": "30", "--rows": "standard,projective"}
 
@@ -65,7 +66,7 @@ def start(tmp_path: Path, *options: str) -> int:
     kept = [word for name, value in settings.items() if name not in options for word in (name, value)]
     before = signal.getsignal(signal.SIGTERM)
     try:
-        return run_main("quickstart", run.main, [*kept, *options])
+        return run_main("quickstart", partial(run.main, RECIPE), [*kept, *options])
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -93,11 +94,11 @@ def test_whole_run_then_nothing_left_to_do(
 
 def test_changed_steps_train_again_and_fresh_starts_over(tmp_path: Path, commands: Path) -> None:
     assert start(tmp_path) == 0
-    record = json.loads((tmp_path / "out" / "en-de" / "standard" / "results.json").read_text())
+    record = find_result(tmp_path / "out" / "en-de", "standard")
     (commands / "onmt_build_vocab").unlink()
     assert start(tmp_path, "--steps", "40") == 0
-    changed = json.loads((tmp_path / "out" / "en-de" / "standard" / "results.json").read_text())
-    assert changed["fingerprint"] != record["fingerprint"]
+    changed = find_result(tmp_path / "out" / "en-de", "standard")
+    assert record and changed and changed["fingerprint"] != record["fingerprint"]
     assert changed["data_checksum"] == record["data_checksum"]
     # Starting over needs the command that is gone now.
     assert start(tmp_path, "--fresh") == 2
@@ -130,7 +131,7 @@ def test_failing_training_shows_the_end_of_its_log(
     [
         (["--target", "el"], "num2words"),
         (["--target", "en"], "choose two languages"),
-        (["--rows", "standard,magic"], "no config 'magic'"),
+        (["--rows", "standard,magic"], "no row 'magic'"),
         (["--output", "/proc/nowhere"], "--output chooses another folder"),
     ],
 )
@@ -187,7 +188,7 @@ def test_interruption_ends_the_jobs_and_gives_130(tmp_path: Path) -> None:
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)],
-        cwd=run.REPOSITORY,
+        cwd=REPOSITORY,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -215,7 +216,6 @@ def test_missing_command_is_named(tmp_path: Path) -> None:
 def test_table_of_fake_results() -> None:
     def record(row: str, embedding: int, bleu: float, speed: float) -> dict[str, object]:
         return {
-            "recipe": "quickstart",
             "row": row,
             "config": {"embedding": {"method": row, "rank": 8} if row != "standard" else {"method": row}},
             "counts": {"embedding": embedding, "total": 2 * embedding, "compression": 800_000 / embedding},
@@ -245,10 +245,10 @@ def test_languages_without_spaces_are_scored_by_character() -> None:
 
 
 def test_rows_differ_in_their_embedding_alone() -> None:
-    rows = run.rows_to_run(None, None)
+    rows = run.rows_to_run(RECIPE, None, None)
     assert rows[0].name == "standard" and len(rows) >= 4
-    assert {row.name for row in rows} == set(row_names(run.CONFIGS))
-    assert all(row.train == read_row(run.CONFIGS, "standard").train for row in rows)
+    assert {row.name for row in rows} == set(RECIPE.rows)
+    assert all(row.train == RECIPE.row("standard").train for row in rows)
 
 
 @pytest.mark.slow
@@ -256,6 +256,6 @@ def test_real_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     pytest.importorskip("nmt.cli")
     status = start(tmp_path, "--rows", "projective", "--train", "60", "--steps", "2")
     assert status == 0, capsys.readouterr().err
-    (record,) = read_results(tmp_path / "out")
+    (record,) = read_results(tmp_path / "out" / "en-de")
     assert record["counts"]["compression"] > 1
     assert record["metrics"]["tokens_per_second"] > 0

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shared_embeddings.ledger import Figure
 
 from recipes.common.errors import run_main
-from recipes.report import __main__ as command
+from recipes.common.recipe import RECIPES, Recipe, recipe_names
+from recipes.papers.ledger import Figure
+from recipes.report import build as command
 from recipes.report.collect import collect, of_runs
 from recipes.report.commands import commands
 from recipes.report.curves import validation_curve
@@ -26,16 +27,30 @@ from recipes.report.page import as_page
 from tests.recipes.browser import Page, browser_page, find_browser
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
-ROWS = {
-    "common": "train: {}\n",
-    "standard": "embedding: {method: standard}\n",
-    "table1_a": "paper:\n  source: 'DeFINE, Table 1a: R3 <&>'\n  perplexity: 41.17\n"
-    "  parameters_in_millions: 33.02\n"
-    "embedding: {method: define, map_dim: 8}\n",
-    "table1_b": "paper: {source: 'DeFINE, Table 1a: R4', perplexity: 38.01}\n"
-    "embedding: {method: define}\ndistill: {teacher: standard, alpha: 0.1}\n",
-    "table3": "paper: {source: 'ALONE, Table 3: Real', perplexity: 30}\nembedding: {method: alone}\n",
-}
+ROWS = """
+kind: language_model
+groups: {common: {}}
+rows:
+  standard: {embedding: {method: standard}}
+tables:
+- paper: DeFINE
+  table: Table 1a
+  title: t
+  rows:
+  - row: R3 <&>
+    name: table1_a
+    figures: {perplexity: 41.17, total: 33.02}
+    embedding: {method: define, map_dim: 8}
+  - row: R4
+    name: table1_b
+    figures: {perplexity: 38.01}
+    embedding: {method: define}
+    distill: {teacher: standard, alpha: 0.1}
+- paper: ALONE
+  table: Table 3
+  title: t
+  rows: [{row: Real, name: table3, figures: {perplexity: 30}, embedding: {method: alone}}]
+"""
 
 
 @pytest.fixture
@@ -43,10 +58,9 @@ def recipes(tmp_path: Path) -> Path:
     """A folder with one recipe of four rows and one that has nothing but a script."""
     folder = tmp_path / "repository" / "recipes"
     for recipe in ("small_lm", "other"):
-        (folder / recipe / "configs").mkdir(parents=True)
+        (folder / recipe).mkdir(parents=True)
         (folder / recipe / "README.md").write_text(f"# The {recipe} & friends\n")
-    for name, text in ROWS.items():
-        (folder / "small_lm" / "configs" / f"{name}.yaml").write_text(text)
+    (folder / "small_lm" / "rows.yaml").write_text(ROWS)
     (folder / "small_lm" / "train.sh").touch()
     (folder / "other" / "run.sh").touch()
     (folder / "common").mkdir()
@@ -64,9 +78,8 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def record(row: str = "standard", seed: int = 1, perplexity: float = 50.0, **changes: Any) -> dict[str, Any]:
-    """A results file of a language model."""
+    """A result of a language model."""
     return {
-        "recipe": "small_lm",
         "row": row,
         "config": {"embedding": {"method": "define"}, "seed": seed},
         "counts": {"embedding": 2_000_000, "output": 500_000, "rest": 6_000_000, "total": 8_000_000}
@@ -79,10 +92,10 @@ def record(row: str = "standard", seed: int = 1, perplexity: float = 50.0, **cha
     }
 
 
-def write(folder: Path, content: Any) -> Path:
+def write(folder: Path, content: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_text(content if isinstance(content, str) else json.dumps(content))
-    return folder
+    with (folder / "results.jsonl").open("a") as file:
+        file.write(f"{content if isinstance(content, str) else json.dumps(content)}\n")
 
 
 def texts(blocks: list[Block]) -> str:
@@ -136,8 +149,8 @@ def checked(page: str) -> Checker:
 
 
 def test_page_is_whole_and_needs_nothing_else(recipes: Path, tmp_path: Path) -> None:
-    write(recipes / "small_lm" / "results" / "standard", record())
-    write(tmp_path / "runs" / "small_lm" / "a", record("table1_a", perplexity=45.25))
+    write(recipes / "small_lm", record())
+    write(tmp_path / "runs" / "small_lm", record("table1_a", perplexity=45.25))
     page = as_page(command.build(recipes, tmp_path / "runs"))
     found = checked(page)
     assert len(found.ids) == len(set(found.ids))
@@ -197,12 +210,11 @@ def test_empty_repository_says_so(recipes: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ('{"recipe": "small_lm"', "not a results file"),
-        ("[1, 2]", "not a results file"),
-        ('{"recipe": "small_lm", "row": "x"}', "it has no config, counts, metrics, data_checksum"),
-        (record(recipe="theirs"), 'recipe is "theirs"; there is none of this name'),
-        (record(row=3), "row is 3; it must be of type str"),
-        (record(metrics=[1.0]), r"metrics is [1.0]; it must be of type dict"),
+        ('{"row": "x"', "line 1: no result"),
+        ("[1, 2]", "line 1: no result, row is missing"),
+        ('{"row": "x"}', "line 1: no result, config is missing"),
+        (record(row=3), "line 1: no result, row is missing"),
+        (record(metrics=[1.0]), "line 1: no result, metrics is missing"),
         (record(metrics={}), "metrics is empty"),
         (record(metrics={"perplexity": math.nan}), "metrics has a number that is not finite"),
         (record(config={"embedding": "define"}), 'config: embedding is "define"'),
@@ -216,7 +228,7 @@ def test_files_that_cannot_be_used_are_named(
     blocks = command.build(recipes, tmp_path / "runs")
     [left_out] = [block.texts for block in blocks if hasattr(block, "texts")]
     [text] = left_out
-    assert text.startswith("runs/small_lm/bad/results.json: ") and reason in text
+    assert text.startswith("runs/small_lm/bad/results.jsonl") and reason in text
     assert str(tmp_path) not in texts(blocks)
     assert cells(blocks, "small-lm")[0]["row"] == "standard"
 
@@ -228,24 +240,24 @@ def test_only_runs_alike_are_averaged(recipes: Path, tmp_path: Path) -> None:
     write(runs / "small_lm" / "old", record(seed=2, perplexity=99.0, date="2025-01-01"))
     write(runs / "small_lm" / "data", record(seed=3, perplexity=99.0, data_checksum="d", date="2025-01-01"))
     # A copy of the first is neither another seed nor left out.
-    write(recipes / "small_lm" / "results" / "1", record(seed=1, perplexity=10.0))
+    write(recipes / "small_lm", record(seed=1, perplexity=10.0))
     found, left_out = collect([*of_runs(runs)], ["small_lm"])
     assert left_out == []
-    lines, replaced = lines_of(recipes / "small_lm", found)
+    lines, replaced = lines_of(Recipe(recipes / "small_lm"), found)
     [line] = [line for line in lines if line.runs]
     assert [run.seed for run in line.runs] == [1, 2]
     assert line.measured["perplexity"].mean == 15.0
     assert line.measured["perplexity"].deviation == pytest.approx(math.sqrt(50))
     assert {(one.name, one.reason.split(" ")[0]) for one in replaced} == {
-        ("runs/small_lm/old/results.json", "runs/small_lm/2/results.json"),
-        ("runs/small_lm/data/results.json", "has"),
+        ("runs/small_lm/old/results.jsonl, standard", "runs/small_lm/2/results.jsonl"),
+        ("runs/small_lm/data/results.jsonl, standard", "has"),
     }
 
 
 def test_same_input_gives_the_same_bytes(
     recipes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "REPOSITORY", recipes.parent)
+    monkeypatch.setattr(command, "RECIPES", recipes)
     runs = tmp_path / "runs"
     write(runs / "small_lm" / "1", record())
     contents = []
@@ -277,7 +289,7 @@ def test_measures_of_headlines_and_of_word_similarity() -> None:
     assert flat == {"rouge1_75": 31.5, "rho LARGE": 0.4, "relative_error": 0.2}
     assert chosen(["relative_error", "rho LARGE"]) == "rho LARGE"
     assert chosen(["valid_perplexity", "perplexity"]) == "perplexity"
-    assert chosen(["embedding_in_millions"]) is None
+    assert chosen(["embedding"]) is None
     assert spreads([flat, {"rho LARGE": 0.6}])["rho LARGE"].mean == 0.5
     assert spreads([flat])["rho LARGE"].deviation is None
 
@@ -311,9 +323,9 @@ def test_commands_of_a_row_that_starts_from_another(recipes: Path, tmp_path: Pat
         "train_options": ["-seed", "2"],
         "eval_options": ["-x", "a b"],
     }
-    write(tmp_path / "runs" / "small_lm" / "b", record("table1_b", 2, config=config))
+    write(tmp_path / "runs" / "small_lm", record("table1_b", 2, config=config))
     found, _ = collect(of_runs(tmp_path / "runs"), ["small_lm"])
-    lines, _ = lines_of(recipes / "small_lm", found)
+    lines, _ = lines_of(Recipe(recipes / "small_lm"), found)
     [line] = [line for line in lines if line.runs]
     assert commands(recipes / "small_lm", line).splitlines() == [
         "recipes/small_lm/preprocess.sh",
@@ -326,10 +338,9 @@ def test_commands_of_a_row_that_starts_from_another(recipes: Path, tmp_path: Pat
 
 @pytest.mark.slow
 def test_every_recipe_of_the_repository_is_in_the_report() -> None:
-    blocks = command.build(command.REPOSITORY / "recipes", None)
+    blocks = command.build(RECIPES, None)
     told = {row["task"] for row in cells(blocks, "glance")}
-    scripts = command.REPOSITORY.glob("recipes/*/README.md")
-    assert told == {path.parent.name for path in scripts}
+    assert told == set(recipe_names())
     assert checked(as_page(blocks)).images
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -11,20 +10,22 @@ from typing import Any
 
 import pytest
 import torch
-from recipes.common.config import row_names
-from recipes.common.model_rows import RECIPES, ModelRow, Recipe, read_model_row
 
 import shared_embeddings as se
 from lm import models
 from lm.checkpoint import load_model, save_model
 from lm.models import LanguageModel
 from lm.train.config import parse
+from recipes.common.recipe import RECIPES, find_recipe
+from recipes.common.rows import Row
+from recipes.common.sizes import describe_size
+from recipes.language_model.evaluate import as_options
 from shared_embeddings.checkpoints import adapter as compression_hosts
 from shared_embeddings.checkpoints.compress import compress
 
 LSTM, XL = "wikitext103_lstm", "wikitext103_transformer_xl"
-WORDS = {"data": [str(number) for number in range(267_735)], "data_small": [str(n) for n in range(33_278)]}
-ROWS = [(recipe, row) for recipe in (LSTM, XL) for row in row_names(RECIPES / recipe / "configs")]
+WORDS = {None: [str(number) for number in range(267_735)], "data_small": [str(n) for n in range(33_278)]}
+ROWS = [(recipe, row) for recipe in (LSTM, XL) for row in find_recipe(recipe).rows]
 CODES = [(recipe, row) for recipe, row in ROWS if row.endswith("_codes")]
 PUBLISHED = [pair for pair in ROWS if not pair[1].startswith("small_") and pair not in CODES]
 SMALL = [(recipe, row) for recipe, row in ROWS if row.startswith("small_")]
@@ -42,28 +43,30 @@ CONTEXT = {
 UNIT, UNEXPLAINED = 0.05, 0.07
 
 
-def read(recipe: str, row: str) -> ModelRow:
-    return read_model_row(Recipe(RECIPES / recipe), row)
+def read(recipe: str, row: str) -> Row:
+    return find_recipe(recipe).row(row)
 
 
-def build(row: ModelRow) -> LanguageModel:
+def build(row: Row) -> LanguageModel:
     """The model of a row, checked as lm_train does, without memory for its parameters."""
     config = parse({"data": "d", "output_dir": "s", "embedding": row.embedding, **row.train})
     with torch.device("meta"):
-        return models.build(config.training.model, WORDS[row.data], row.embedding, config.model_options())
+        return models.build(
+            config.training.model, WORDS[row.data.get("folder")], row.embedding, config.model_options()
+        )
 
 
 def millions(module: torch.nn.Module) -> float:
     return se.accounting.count_parameters(module) / 1e6
 
 
-def tolerance(row: ModelRow) -> float:
+def tolerance(row: Row) -> float:
     """How far the total may be from print, in millions."""
     assert row.paper is not None
     if row.name in ("table7_n512_k2048", "table8a_residual"):
-        return UNEXPLAINED * row.paper["parameters_in_millions"]
+        return UNEXPLAINED * row.paper["total"]
     if row.embedding["method"] == "define":
-        return UNIT * row.paper["parameters_in_millions"]
+        return UNIT * row.paper["total"]
     return 0.01
 
 
@@ -71,22 +74,17 @@ def tolerance(row: ModelRow) -> float:
 def test_published_rows_have_the_sizes_in_print(recipe: str, name: str) -> None:
     row = read(recipe, name)
     assert row.paper is not None
-    assert set(row.paper) - {"valid_perplexity"} == {
-        "source",
-        "perplexity",
-        "parameters_in_millions",
-        "hardware",
-    }
+    assert {"source", "perplexity", "total", "hardware"} <= set(row.paper)
     assert name.split("_")[0].removeprefix("table") in row.paper["source"].split("Table ")[1]
     model = build(row)
-    assert millions(model) == pytest.approx(row.paper["parameters_in_millions"], abs=tolerance(row))
+    assert millions(model) == pytest.approx(row.paper["total"], abs=tolerance(row))
     if (recipe, name) in CONTEXT:
         context = millions(model) - millions(model.embedding)
         assert context == pytest.approx(CONTEXT[recipe, name], abs=0.005)
 
 
 @pytest.mark.parametrize(("recipe", "name"), CODES)
-def test_codes_take_as_many_bytes_as_their_heads_say(recipe: str, name: str) -> None:
+def test_codes_take_as_many_bytes_as_their_notes_say(recipe: str, name: str) -> None:
     row = read(recipe, name)
     assert row.fit is not None and row.paper is not None and "Table 5" in row.paper["source"]
     teacher = build(read(recipe, row.fit["teacher"])).embedding
@@ -99,8 +97,8 @@ def test_codes_take_as_many_bytes_as_their_heads_say(recipe: str, name: str) -> 
     books = 4 * new.counts()["total"]
     codes = new.counts()["stored_bits"] // 8 - books
     assert codes == 267_735 * 32 * 4 // 8
-    head = (RECIPES / recipe / "configs" / f"{name}.yaml").read_text()
-    assert f"# Size: {codes / 1e6:.1f} MB of codes, {books / 1e6:.1f} MB of codebooks." in head
+    notes = " ".join((RECIPES / recipe / "rows.yaml").read_text().split())
+    assert f"Size: {codes / 1e6:.1f} MB of codes, {books / 1e6:.1f} MB of codebooks." in notes
 
 
 @pytest.mark.parametrize(("recipe", "name"), CODES)
@@ -147,46 +145,21 @@ def adaptive_part(embedding: Any) -> Any:
     return embedding.map if embedding.method == "define" else embedding
 
 
-@pytest.mark.parametrize(("recipe", "name"), SMALL)
-def test_small_rows_are_as_compressed_as_their_heads_say(recipe: str, name: str) -> None:
-    row = read(recipe, name)
-    model = build(row)
-    count = model.embedding.counts()["total"]
-    head = (RECIPES / recipe / "configs" / f"{name}.yaml").read_text()
-    dense = 33_278 * 128
-    told = f"# Size: {count:,} embedding parameters, {dense / count:.1f} times fewer than 33,278 x 128.\n"
-    assert told in head
-    assert name == "small_standard" or dense / count == pytest.approx(4, rel=0.1)
+def test_small_rows_are_a_quarter_of_the_table() -> None:
+    for recipe, name in SMALL:
+        row = read(recipe, name)
+        count = build(row).embedding.counts()["total"]
+        dense = 33_278 * 128
+        size = f"{count:,} embedding parameters, {dense / count:.1f} times fewer than 33,278 x 128"
+        assert describe_size(row, 33_278) == size
+        assert name == "small_standard" or dense / count == pytest.approx(4, rel=0.1)
 
 
 @pytest.mark.parametrize(("recipe", "name"), [pair for pair in ROWS if pair[1].endswith("standard")])
 def test_what_rows_evaluate_with_is_known_to_lm_eval(recipe: str, name: str, tmp_path: Path) -> None:
-    from recipes.common.model_runs import as_options
-
     options = as_options(read(recipe, name).evaluate)
     command = ["-model", str(tmp_path / "absent.pt"), "-data", str(tmp_path), *options]
     done = subprocess.run(
         [sys.executable, "-m", "lm.evaluate.command", *command], capture_output=True, text=True
     )
     assert done.returncode == 2 and "absent.pt" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", [LSTM, XL])
-def test_scripts_explain_themselves(recipe: str) -> None:
-    python = Path(sys.prefix)
-    environment = {**os.environ, "VIRTUAL_ENV": str(python)}
-    for script, told in (
-        ("preprocess.sh", "$DATA_DIR/wikitext-2, in $RUNS"),
-        ("train.sh", "small_define"),
-        ("eval.sh", "small_define"),
-    ):
-        path = RECIPES / recipe / script
-        asked = subprocess.run([path, "--help"], capture_output=True, text=True, env=environment)
-        assert asked.returncode == 0 and told in asked.stdout
-    wrong = subprocess.run(
-        [RECIPES / recipe / "preprocess.sh", "large"], capture_output=True, text=True, env=environment
-    )
-    assert wrong.returncode == 2 and wrong.stderr == (
-        "preprocess: 'large' is no argument of preprocess.sh; see preprocess.sh --help\n"
-    )
