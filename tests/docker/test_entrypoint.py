@@ -6,9 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from recipes.published.rows import Machines
-from recipes.published.train import read_options
 
+from recipes.translation.machines import Machines
+from recipes.translation.train import read_machines
 from tests.docker.image import DOCKER, ROOT
 
 RECIPE = "recipes/ptb_awd_lstm/train.sh"
@@ -63,7 +63,7 @@ def test_command_takes_the_place_of_the_shell(commands: Path) -> None:
 
 def test_script_of_a_recipe_is_found_from_any_folder(commands: Path) -> None:
     result = enter(commands, RECIPE, "small_funnel", "-epochs", "1")
-    assert result.stdout == "python -m recipes.common.model_runs train ptb_awd_lstm small_funnel -epochs 1\n"
+    assert result.stdout == "python -m recipes ptb_awd_lstm train small_funnel -epochs 1\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["help"], ["--help"]])
@@ -120,22 +120,22 @@ def test_language_models_go_through_torchrun(commands: Path) -> None:
     result = enter(commands, "distributed", "lm_train", "-config", "a.yaml", **where)
     assert result.stdout == f"{launcher}lm.train.command -config a.yaml\n"
     result = enter(commands, "distributed", RECIPE, "small_funnel", **where)
-    assert result.stdout == f"{launcher}recipes.common.model_runs train ptb_awd_lstm small_funnel\n"
+    assert result.stdout == f"{launcher}recipes ptb_awd_lstm train small_funnel\n"
 
 
 def test_recipe_of_a_published_translation_model(commands: Path) -> None:
     where = {"NODES": "2", "NODE_RANK": "1", "GPUS_PER_NODE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "7"}
     result = enter(commands, "distributed", "recipes/wmt14_ende/train.sh", "row", "-seed", "3", **where)
     words = result.stdout.split()
-    assert words[:6] == ["python", "-m", "recipes.published.train", "wmt14_ende", "row", "-seed"]
-    machines, rest = read_options(words[5:], gpus=9)
+    assert words[:6] == ["python", "-m", "recipes", "wmt14_ende", "train", "row"]
+    machines, rest = read_machines(words[6:], gpus=9)
     assert machines == Machines(4, 2, 1, "a", 7) and rest == ["-seed", "3"]
 
 
 def test_recipe_of_a_translation_model(commands: Path) -> None:
     result = enter(commands, "distributed", TRANSLATION_RECIPE, "funnel", GPUS_PER_NODE="2")
     assert result.stdout.startswith(
-        "python -m recipes.multi30k_ende.train funnel -world_size 2 -gpu_ranks 0 1 "
+        "python -m recipes multi30k_ende train funnel -world_size 2 -gpu_ranks 0 1 "
     )
     result = enter(commands, "distributed", TRANSLATION_RECIPE, "funnel", NODES="2", MASTER_ADDR="a")
     assert result.returncode == 2
@@ -165,6 +165,10 @@ def test_impossible_numbers_are_refused(commands: Path, variables: dict[str, str
 
 def test_language_model_recipes_know_torchrun() -> None:
     """`distributed` tells the recipes apart by this word."""
-    scripts = [path for path in ROOT.glob("recipes/*/train.sh") if "model_runs" in path.read_text()]
+    scripts = [
+        path
+        for path in ROOT.glob("recipes/*/train.sh")
+        if (path.parent / "rows.yaml").read_text().count("kind: language_model")
+    ]
     assert scripts
     assert all("TORCHRUN" in path.read_text() for path in scripts)

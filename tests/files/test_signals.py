@@ -26,9 +26,8 @@ MODULES = [
     "shared_embeddings.cli.main",
 ]
 MODULES += [
-    "recipes.quickstart.run",
-    "recipes.common.model_runs",
-    "recipes.smoke",
+    "recipes.quickstart.corpus",
+    "recipes",
     "benchmarks.preprocessing",
 ]
 
@@ -67,7 +66,7 @@ def test_programs_that_import_the_library_keep_their_signals(tmp_path: Path) -> 
         ("python /usr/bin/onmt_translate -src x", "onmt_translate"),
         ("python -u bin/lm_eval", "lm_eval"),
         ("python -X dev -m lm.train.command -config y", "lm.train.command"),
-        ("python -W error -m recipes.smoke", "recipes.smoke"),
+        ("python -W error -m recipes smoke", "recipes"),
         ("python -m pytest -m lm.train.command", None),
         ("python bin/pytest -m lm", None),
         ("python train.py -m nmt.cli", None),

@@ -3,59 +3,59 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import pytest
 
+import recipes.__main__
 from recipes.common.errors import run_main
+from recipes.quickstart import corpus
 from tests.malformed.harness import ABSENT, Case, Command, complaints, option_cases, other_cases
 
 # Options that name files or folders that are read.
-READ = ("--settings", "--grid", "--vectors", "--pairs", "--readme")
+READ = ("--settings", "--vectors", "--pairs", "--readme")
 FOLDERS = ("--results", "--runs")
-FREE = ("--seed",)
-# What comes before the options, by module; those of `ROWS` take a row, and options of other commands.
-WITH_OPTIONS: dict[str, list[str]] = {
-    "recipes.common.comparison": ["--results", "none", "--readme", "none"],
-    "recipes.common.headline_table": ["--results", "none", "--readme", "none"],
-    "recipes.common.sizes": ["none", "--vocabulary", "5"],
-    "recipes.common.table": ["--results", "none", "--readme", "none"],
-    "recipes.glove_reconstruction.preprocess": ["--smoke"],
-    "recipes.glove_reconstruction.report": [],
-    "recipes.glove_reconstruction.train": [],
-    "recipes.multi30k_ende.preprocess": [],
-    "recipes.published.coverage": [],
-    "recipes.published.preprocess": ["wmt14_ende"],
-    "recipes.quickstart.corpus": ["--source", "en", "--target", "de", "--output", "none"],
-    "recipes.quickstart.run": [],
-    "recipes.report.__main__": [],
-    "recipes.smoke": [],
-}
-ROWS: dict[str, list[str]] = {
-    "recipes.common.headline_runs": ["train", "agnews_headline"],
-    "recipes.common.model_runs": ["train", "ptb_awd_lstm"],
-    "recipes.multi30k_ende.evaluate": [],
-    "recipes.multi30k_ende.train": [],
-    "recipes.published.evaluate": ["wmt14_ende"],
-    "recipes.published.train": ["wmt14_ende"],
-}
+FREE = ("--seed", "--grid")
+# What comes before the options; those of `ROWS` take a row, and options of other commands.
+WITH_OPTIONS: list[list[str]] = [
+    ["list"],
+    ["table", "quickstart"],
+    ["sizes", "multi30k_ende", "--vocabulary", "5"],
+    ["coverage"],
+    ["report"],
+    ["smoke"],
+    ["glove_reconstruction", "preprocess", "--smoke"],
+    ["glove_reconstruction", "eval"],
+    ["glove_reconstruction", "train"],
+    ["multi30k_ende", "preprocess"],
+    ["wmt14_ende", "preprocess"],
+    ["quickstart", "run"],
+]
+CORPUS = ["--source", "en", "--target", "de", "--output", "none"]
+ROWS: list[list[str]] = [
+    ["agnews_headline", "train"],
+    ["ptb_awd_lstm", "train"],
+    ["ptb_awd_lstm", "eval"],
+    ["multi30k_ende", "eval"],
+    ["wmt14_ende", "train"],
+]
 
 
 class ParsedError(BaseException):
     """The command line is read; the work after it must not run."""
 
 
-def entry(module: str) -> Callable[[], Any]:
-    """A recipe's entry point, as its script calls it."""
-    return partial(run_main, module, importlib.import_module(module).main)
+def entry(module: ModuleType = recipes.__main__) -> Callable[[], Any]:
+    """An entry point, as scripts call it."""
+    return partial(run_main, "recipes", module.main)
 
 
-def options_of(module: str, head: list[str]) -> list[argparse.Action]:
+def options_of(module: ModuleType, head: list[str]) -> list[argparse.Action]:
     """The options of an entry point, from the parser that its arguments go through."""
     parsers: list[argparse.ArgumentParser] = []
 
@@ -65,7 +65,7 @@ def options_of(module: str, head: list[str]) -> list[argparse.Action]:
 
     with (
         mock.patch.object(argparse.ArgumentParser, "parse_known_args", stop),
-        mock.patch("sys.argv", [module, *head]),
+        mock.patch("sys.argv", ["recipes", *head]),
         pytest.raises(ParsedError),
     ):
         entry(module)()
@@ -86,19 +86,28 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
 
 
-@pytest.mark.parametrize("module", WITH_OPTIONS)
-def test_options_of_recipes(module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    head = WITH_OPTIONS[module]
+@pytest.mark.parametrize("head", [*WITH_OPTIONS, CORPUS], ids=" ".join)
+def test_options_of_recipes(head: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = corpus if head == CORPUS else recipes.__main__
     actions = options_of(module, head)
-    command = Command(module, entry(module), {}, head=head, inputs=READ, folders=FOLDERS, free=FREE)
+    command = Command(" ".join(head), entry(module), {}, head=head, inputs=READ, folders=FOLDERS, free=FREE)
     named = [action for action in actions if not {*action.option_strings} & {*head}]
     cases = [*option_cases(command, named), *other_cases(command, tmp_path)]
     assert not wrong(command, tmp_path, cases, capsys)
 
 
-@pytest.mark.parametrize("module", ROWS)
-def test_rows_of_recipes(module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    head = ROWS[module]
-    command = Command(module, entry(module), {}, head=head)
+@pytest.mark.parametrize("head", ROWS, ids=" ".join)
+def test_rows_of_recipes(head: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = Command(" ".join(head), entry(), {}, head=head)
     rows = ("none", "a\0b", "../train", ABSENT, "x" * 5000, "common", "--no_such_option", "", ".")
     assert not wrong(command, tmp_path, [Case(row[:20], [*head, row]) for row in rows], capsys)
+
+
+def test_tasks_steps_and_commands_that_are_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = Command("recipes", entry(), {})
+    heads = (["none"], ["a\0b", "train"], ["../lm", "train"], ["x" * 5000], ["common", "train"], ["--no"])
+    heads += (["ptb_awd_lstm"], ["ptb_awd_lstm", "fly"], ["ptb_awd_lstm", ""], ["quickstart", "train"], [""])
+    cases = [Case(" ".join(head)[:20], head) for head in heads if head != [""]]
+    assert not wrong(command, tmp_path, cases, capsys)

@@ -4,60 +4,38 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from recipes.common.config import Row, read_row, row_names
-from recipes.common.evaluation import read_trained
-from recipes.common.model_rows import ModelRow, read_model_row
-from recipes.common.model_rows import Recipe as ModelRecipe
-from recipes.common.model_smoke import SmokeModelRecipe, smoke_model_row, write_smoke_corpus
-from recipes.published import smoke as published
-from recipes.published import train as published_training
-from recipes.published.settings import classes_file, read_settings
 
 import shared_embeddings as se
 from lm.data.corpus import prepare
 from lm.data.datasets import SOURCES
+from recipes import __main__ as command
 from recipes import smoke
-from recipes.common import model_runs
 from recipes.common.errors import UserError, run_main
-from recipes.common.recipe import Recipe
-from recipes.common.results import is_smoke, read_results
+from recipes.common.recipe import RECIPES, find_recipe, parse_row, recipe_names, step_module
 from recipes.common.smoke import (
     CLASSES,
     FIT_STEPS,
     SMOKE,
     WORDS,
-    SmokeRecipe,
+    classes_file,
     generated_vocabulary,
     generated_words,
-    parse,
-    smoke_row,
 )
-from recipes.multi30k_ende import train as multi30k
+from recipes.language_model.smoke import write_smoke_corpus
 from recipes.quickstart import run as quickstart
 from recipes.report.collect import of_runs
+from recipes.translation.evaluate import read_trained
+from recipes.translation.preprocess import smoke_settings
+from recipes.translation.settings import read_settings
 
-NAMES = smoke.recipe_names()
+NAMES = recipe_names()
 LANGUAGE_MODELS = ("ptb_awd_lstm", "wikitext2_awd_lstm", "wikitext103_lstm", "wikitext103_transformer_xl")
 TRANSLATION = ("iwslt_pten", "wmt14_ende", "wmt14_enfr")
-WITH_ROWS = [name for name in NAMES if (smoke.RECIPES / name / "configs").is_dir() and name != "quickstart"]
-
-
-def any_row(name: str, row: str) -> Row | ModelRow:
-    """A row as it is, of a recipe of any kind."""
-    folder = smoke.RECIPES / name
-    if name in LANGUAGE_MODELS:
-        return read_model_row(ModelRecipe(folder), row)
-    return read_row(folder / "configs", row)
-
-
-def small(row: Row | ModelRow) -> Row | ModelRow:
-    """A row as ``--smoke`` has it."""
-    return smoke_model_row(row) if isinstance(row, ModelRow) else smoke_row(row)
-
+RECIPE = find_recipe("quickstart")
+WITH_ROWS = [name for name in NAMES if find_recipe(name).rows and name != "quickstart"]
 
 # Which recipes and rows
 
@@ -66,7 +44,7 @@ def test_every_folder_with_scripts_and_a_readme_is_a_recipe(tmp_path: Path) -> N
     assert {*LANGUAGE_MODELS, *TRANSLATION, "multi30k_ende", "glove_reconstruction", "quickstart"} <= set(
         NAMES
     )
-    assert not {"common", "published", "report"} & set(NAMES)
+    assert not {"common", "papers", "report", "translation", "language_model"} & set(NAMES)
     for name, files in {
         "new": ("README.md", "train.sh"),
         "common": ("a.sh",),
@@ -75,42 +53,31 @@ def test_every_folder_with_scripts_and_a_readme_is_a_recipe(tmp_path: Path) -> N
         (tmp_path / name).mkdir()
         for file in files:
             (tmp_path / name / file).touch()
-    assert smoke.recipe_names(tmp_path) == ["new"]
+    assert recipe_names(tmp_path) == ["new"]
     assert smoke.chosen([], tmp_path) == smoke.chosen(["new"], tmp_path) == [tmp_path / "new"]
     with pytest.raises(UserError, match="no recipe 'told'; there are: new"):
         smoke.chosen(["told"], tmp_path)
 
 
 @pytest.mark.parametrize("name", WITH_ROWS)
-def test_first_row_compresses_and_starts_from_nothing(name: str) -> None:
-    folder = smoke.RECIPES / name
-    found = smoke.rows_to_run(folder)[0]
-    assert found in row_names(folder / "configs")
-    row = any_row(name, found)
-    assert row.embedding["method"] != "standard" and row.distill is None and row.fit is None
-
-
-@pytest.mark.parametrize("name", WITH_ROWS)
-def test_rows_of_each_way_to_start_from_another_stand_behind_it(name: str) -> None:
-    found = smoke.rows_to_run(smoke.RECIPES / name)
-    assert len(found) == len(set(found))
-    ways = set()
-    for number, row in enumerate(any_row(name, row_name) for row_name in found):
-        ways |= {way for way, start in (("fit", row.fit), ("distill", row.distill)) if start is not None}
-        for start in (row.fit, row.distill):
-            assert start is None or start["teacher"] in found[:number]
-    files = [(smoke.RECIPES / name / "configs" / f"{row}.yaml").read_text()
-             for row in row_names(smoke.RECIPES / name / "configs")]  # fmt: skip
-    assert ways == {way for way in ("fit", "distill") if any(f"\n{way}: " in text for text in files)}
+def test_rows_that_start_from_another_come_after_it(name: str) -> None:
+    rows = find_recipe(name).rows
+    found = [rows[each] for each in smoke.rows_to_run(RECIPES / name)]
+    assert len(found) == len({row.name for row in found})
+    assert found[0].embedding["method"] != "standard" and found[0].teacher is None
+    for number, row in enumerate(found):
+        assert row.teacher is None or row.teacher in [each.name for each in found[:number]]
+    for way in smoke.STARTS:
+        assert any(getattr(row, way) for row in found) == any(getattr(row, way) for row in rows.values())
 
 
 def test_scripts_are_called_in_order_with_a_row_where_there_are_rows() -> None:
     def told(name: str) -> list[list[str]]:
-        folder = smoke.RECIPES / name
+        folder = RECIPES / name
         found = smoke.commands(folder, smoke.rows_to_run(folder))
         return [[Path(script).name, *rest] for script, *rest in found]
 
-    rows = smoke.rows_to_run(smoke.RECIPES / "ptb_awd_lstm")
+    rows = smoke.rows_to_run(RECIPES / "ptb_awd_lstm")
     assert told("ptb_awd_lstm") == [
         ["preprocess.sh", SMOKE],
         *([script, row, SMOKE] for row in rows for script in ("train.sh", "eval.sh")),
@@ -123,13 +90,11 @@ def test_scripts_are_called_in_order_with_a_row_where_there_are_rows() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_scripts_and_readme_tell_of_the_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert SMOKE in (smoke.RECIPES / name / "README.md").read_text(encoding="utf-8")
-    for script, *_ in smoke.commands(smoke.RECIPES / name, []):
-        found = re.search(r" -m (recipes\.\S+) (.*)\"\$@\"$", Path(script).read_text(), re.MULTILINE)
-        assert found, script
-        module, arguments = importlib.import_module(found[1]), found[2].split()
+    assert SMOKE in (RECIPES / name / "README.md").read_text(encoding="utf-8")
+    for script, *_ in smoke.commands(RECIPES / name, []):
+        recipe, step = find_recipe(name), Path(script).stem
         with pytest.raises(SystemExit) as ended:
-            module.main([*arguments, "--help"])
+            importlib.import_module(step_module(recipe, step)).main(recipe, ["--help"])
         assert ended.value.code == 0 and SMOKE in capsys.readouterr().out, script
 
 
@@ -146,7 +111,8 @@ def recipe(folder: Path, **scripts: str) -> Path:
     return folder
 
 
-RESULTS = "mkdir -p $RUNS/small/smoke/row; echo '{}' > $RUNS/small/smoke/row/results.json"
+RECORD = '{"row": "%s", "config": {}, "counts": {}, "metrics": {}, "data_checksum": ""}'
+RESULTS = f"mkdir -p $RUNS/small/smoke; echo '{RECORD % 'x'}' > $RUNS/small/smoke/results.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -155,9 +121,9 @@ RESULTS = "mkdir -p $RUNS/small/smoke/row; echo '{}' > $RUNS/small/smoke/row/res
         ({"eval": RESULTS}, None),
         ({"train": "echo first; echo no option $1 >&2; exit 2"},
          "train.sh --smoke ended with status 2:\nfirst\nno option --smoke"),
-        ({}, "wrote no results.json below its folder smoke"),
+        ({}, "wrote no results.jsonl below its folder smoke"),
         ({"eval": f"{RESULTS}; mkdir $RUNS/small/data"},
-         "wrote data beside its folder smoke, where real runs lie"),
+         "wrote data beside its folder smoke, where real runs are"),
         ({"preprocess": "test -z $DATA_DIR", "eval": RESULTS}, None),
         ({"preprocess": "exit 3", "train": "touch $RUNS/trained", "eval": RESULTS},
          "preprocess.sh --smoke ended with status 3:"),
@@ -172,28 +138,33 @@ def test_outcome_tells_what_went_wrong(
     outcome = smoke.run_recipe(recipe(tmp_path / "small", **scripts), runs)
     assert (outcome.recipe, outcome.rows, outcome.fault) == ("small", [], fault)
     assert not (runs / "trained").exists()
-    line = smoke.tell(outcome).splitlines()[0]
+    line = smoke.describe(outcome).splitlines()[0]
     assert re.fullmatch(r"small +\d+ s  (ok|failed)", line) and line.endswith("ok") == (fault is None)
 
 
-def test_every_row_has_results_of_its_own(tmp_path: Path) -> None:
-    folder = recipe(tmp_path / "small", train="mkdir -p $RUNS/small/smoke/$1",
-                    eval="test $1 = fitted || echo '{}' > $RUNS/small/smoke/$1/results.json")  # fmt: skip
-    (folder / "configs").mkdir()
-    for name, start in {
-        "fitted": "fit: {teacher: table}",
-        "funnel": "",
-        "table": "",
-        "trained": "distill: {teacher: table}",
-    }.items():
-        text = f"embedding: {{method: {'standard' if name == 'table' else 'funnel'}}}\n{start}\n"
-        (folder / "configs" / f"{name}.yaml").write_text(text)
+ROWS = """
+kind: translation
+groups: {common: {}}
+rows:
+  fitted: {embedding: {method: funnel}, fit: {teacher: table}}
+  funnel: {embedding: {method: funnel}}
+  table: {embedding: {method: standard}}
+  trained: {embedding: {method: funnel}, distill: {teacher: table}}
+"""
+
+
+def test_every_row_has_a_result_of_its_own(tmp_path: Path) -> None:
+    record = RECORD.replace('"', '\\"') % "$1"
+    line = f'echo "{record}" >> $RUNS/small/smoke/results.jsonl'
+    folder = recipe(tmp_path / "small", train="mkdir -p $RUNS/small/smoke",
+                    eval=f"test $1 = fitted || {line}")  # fmt: skip
+    (folder / "rows.yaml").write_text(ROWS)
     runs = tmp_path / "runs"
     runs.mkdir()
     outcome = smoke.run_recipe(folder, runs)
     assert outcome.rows == ["funnel", "table", "fitted", "trained"]
-    assert outcome.fault == "wrote no results.json below its folder smoke/fitted"
-    assert smoke.tell(outcome).splitlines()[0].endswith("failed  funnel, table, fitted, trained")
+    assert outcome.fault == "wrote no result of fitted"
+    assert smoke.describe(outcome).splitlines()[0].endswith("failed  funnel, table, fitted, trained")
 
 
 def test_script_that_is_not_there_and_one_that_does_not_end(
@@ -229,113 +200,96 @@ def test_list_has_the_names_alone(capsys: pytest.CaptureFixture[str]) -> None:
 # Runs of their own
 
 
-def test_runs_and_results_lie_apart_from_real_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_and_results_are_apart_from_real_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNS", str(tmp_path))
-    assert SmokeRecipe("multi30k_ende").home == Recipe("multi30k_ende").home / "smoke"
-    folder = smoke.RECIPES / "ptb_awd_lstm"
-    assert SmokeModelRecipe(folder).home == ModelRecipe(folder).home / "smoke"
-    assert SmokeModelRecipe(folder).name == "ptb_awd_lstm"
-    for place in ("ptb_awd_lstm/smoke/row", "ptb_awd_lstm/row"):
-        (tmp_path / place).mkdir(parents=True)
-        (tmp_path / place / "results.json").write_text("{}")
-    assert [name for _, name in of_runs(tmp_path)] == [f"{tmp_path.name}/ptb_awd_lstm/row/results.json"]
-    with pytest.raises(UserError, match=f"{tmp_path}/ptb_awd_lstm/row/results.json: not a results file"):
-        read_results(tmp_path)
-    (tmp_path / "ptb_awd_lstm/row/results.json").unlink()
-    assert read_results(tmp_path) == []
-    # A folder of runs may lie below one of this name.
-    assert not is_smoke(tmp_path / "smoke" / "row", tmp_path / "smoke")
+    recipe = find_recipe("multi30k_ende")
+    assert recipe.smoke().home == recipe.home / "smoke" and recipe.smoke().name == recipe.name
+    for place in (recipe.home, recipe.smoke().home):
+        place.mkdir(parents=True)
+        (place / "results.jsonl").write_text("")
+    assert [recipe for _, recipe in of_runs(tmp_path)] == ["multi30k_ende"]
 
 
 def test_option_chooses_the_recipe_and_leaves_the_others() -> None:
-    real = Recipe("multi30k_ende")
-    recipe, row, options = parse(real, "usage", ["uncle_4x", "-seed", "3", SMOKE])
-    assert type(recipe) is SmokeRecipe and recipe.name == real.name and options == ["-seed", "3"]
-    assert row.train["train_steps"] == 4
-    recipe, row, options = parse(real, "usage", ["uncle_4x", "-seed", "3"])
-    assert type(recipe) is Recipe and row == read_row(real.folder / "configs", "uncle_4x")
-
-
-FITTED, DISTILLED = "small_funnel_fitted", "small_funnel_distilled"
+    real = find_recipe("multi30k_ende")
+    recipe, row, options = parse_row(real, "usage", ["uncle_4x", "-seed", "3", SMOKE])
+    assert recipe == real.smoke() and options == ["-seed", "3"] and row.train["train_steps"] == 4
+    recipe, row, options = parse_row(real, "usage", ["uncle_4x", "-seed", "3"])
+    assert recipe == real and row == real.row("uncle_4x")
 
 
 @pytest.mark.parametrize(
-    ("main", "arguments"),
+    ("name", "row_name"),
     [
-        (model_runs.main, ["train", "ptb_awd_lstm", FITTED]),
-        (model_runs.main, ["train", "ptb_awd_lstm", DISTILLED]),
-        (multi30k.main, ["funnel_4x_fitted"]),
-        (multi30k.main, ["funnel_4x_distilled"]),
-        (published_training.main, ["iwslt_pten", "distilled_table3_distilled"]),
+        ("ptb_awd_lstm", "small_funnel_fitted"),
+        ("ptb_awd_lstm", "small_funnel_distilled"),
+        ("multi30k_ende", "funnel_4x_fitted"),
+        ("multi30k_ende", "funnel_4x_distilled"),
+        ("iwslt_pten", "distilled_table3_distilled"),
     ],
 )
-def test_missing_data_and_then_a_missing_teacher_are_told_with_the_command(
-    main: Callable[[Sequence[str]], None],
-    arguments: list[str],
+def test_missing_data_and_then_a_missing_teacher_are_reported_with_the_command(
+    name: str,
+    row_name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The command says --smoke where that was asked for, and does not where it was not."""
+    """The command has --smoke where that was asked for, and does not where it was not."""
     monkeypatch.setenv("RUNS", str(tmp_path))
-    *_, name, row_name = ["multi30k_ende", *arguments]
-    row = any_row(name, row_name)
-    teacher = (row.fit or row.distill or {})["teacher"]
+    teacher = find_recipe(name).row(row_name).teacher
+    main = command.main
     for options, folder in (([SMOKE], tmp_path / name / "smoke"), ([], tmp_path / name)):
-        if name not in TRANSLATION:
-            assert run_main("train", main, [*arguments, *options]) == 2
-            error = capsys.readouterr().err
-            assert error.endswith(" ".join(["", f"recipes/{name}/preprocess.sh", *options]) + "\n")
-            assert error.count("\n") == 1
-        (folder / "data").mkdir(parents=True)
-        (folder / "data" / "data.json").write_text('{"source": "a", "target": "b", "checksum": "c"}')
-        assert run_main("train", main, [*arguments, *options]) == 2
+        assert run_main("train", main, [name, "train", row_name, *options]) == 2
+        error = capsys.readouterr().err
+        pieces = ["spm32k"] if name in TRANSLATION else []
+        assert error.endswith(" ".join(["", f"recipes/{name}/preprocess.sh", *pieces, *options]) + "\n")
+        assert error.count("\n") == 1
+        data = folder.joinpath("data", *pieces)
+        data.mkdir(parents=True)
+        (data / "data.json").write_text('{"source": "a", "target": "b", "checksum": "c", "vocabulary": 3}')
+        assert run_main("train", main, [name, "train", row_name, *options]) == 2
         error = capsys.readouterr().err
         assert f"{row_name} starts from {teacher}" in error and error.count("\n") == 1
-        assert error.endswith(" ".join(["", f"recipes/{name}/train.sh", teacher, *options]) + "\n")
+        assert error.endswith(" ".join(["", f"recipes/{name}/train.sh", str(teacher), *options]) + "\n")
 
 
 def test_missing_training_is_told_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNS", str(tmp_path))
-    for recipe, command in (
-        (Recipe("multi30k_ende"), "recipes/multi30k_ende/{} standard"),
-        (SmokeRecipe("multi30k_ende"), "recipes/multi30k_ende/{} standard --smoke"),
+    for recipe, script in (
+        (find_recipe("multi30k_ende"), "recipes/multi30k_ende/{} standard"),
+        (find_recipe("multi30k_ende").smoke(), "recipes/multi30k_ende/{} standard --smoke"),
     ):
-        row = read_row(recipe.folder / "configs", "standard")
-        missing = command.replace(" standard", "").format("preprocess.sh")
+        row = recipe.row("standard")
+        missing = script.replace(" standard", "").format("preprocess.sh")
         with pytest.raises(UserError, match=f"no prepared data; run {missing}$"):
-            read_trained(recipe, row, recipe.data)
+            read_trained(recipe, row)
         recipe.data.mkdir(parents=True)
         (recipe.data / "data.json").write_text('{"checksum": "c"}')
-        with pytest.raises(UserError, match=f"not trained to the end; run {command.format('train.sh')}$"):
-            read_trained(recipe, row, recipe.data)
+        with pytest.raises(UserError, match=f"not trained to the end; run {script.format('train.sh')}$"):
+            read_trained(recipe, row)
 
 
-def test_classes_of_published_rows_are_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RUNS", str(tmp_path))
-    name = "wmt14_ende"
-    settings = published.smoke_settings(read_settings(smoke.RECIPES / name / "data.yaml"))
+def test_classes_of_published_rows_are_made() -> None:
+    recipe = find_recipe("wmt14_ende")
+    settings = smoke_settings(read_settings(recipe.folder / "data.yaml"))
     made = {classes_file(number) for pieces in settings.pieces.values() for number in pieces.classes}
     assert made == {classes_file(CLASSES)}
-    configs = smoke.RECIPES / name / "configs"
-    taking = [row for row in row_names(configs) if "classes" in read_row(configs, row).embedding]
+    taking = [row for row in recipe.smoke().rows.values() if "classes" in row.embedding]
     assert taking
-    for row_name in taking:
-        _, row, _ = published.parse(Recipe(name), "usage", [row_name, SMOKE])
+    for row in taking:
         assert row.embedding["classes"] in made and row.embedding["num_classes"] == CLASSES
-        _, row, _ = published.parse(Recipe(name), "usage", [row_name])
-        assert row == read_row(configs, row_name)
 
 
 def test_quickstart_is_short_where_nothing_else_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RUNS", str(tmp_path))
-    asked = quickstart.parse([SMOKE])
+    asked = quickstart.parse(RECIPE, [SMOKE])
     assert asked.output == tmp_path / "quickstart" / "smoke" and asked.rows == "standard,funnel"
     assert asked.steps == 20 and asked.train < 1000
-    assert quickstart.parse([SMOKE, "--steps", "3"]).steps == 3
-    usual = quickstart.parse([])
+    assert quickstart.parse(RECIPE, [SMOKE, "--steps", "3"]).steps == 3
+    usual = quickstart.parse(RECIPE, [])
     assert usual.output == tmp_path / "quickstart" and usual.steps is usual.rows is None
 
 
@@ -344,8 +298,10 @@ def test_quickstart_is_short_where_nothing_else_is_asked_for(
 
 @pytest.mark.parametrize("name", WITH_ROWS)
 def test_every_row_keeps_its_method_and_fits_a_small_vocabulary(name: str) -> None:
-    for row_name in row_names(smoke.RECIPES / name / "configs"):
-        before, after = any_row(name, row_name), small(any_row(name, row_name))
+    recipe = find_recipe(name)
+    small = recipe.smoke().rows
+    for before in recipe.rows.values():
+        after = small[before.name]
         width = after.train.get("embedding_dim") or after.train["word_vec_size"]
         old, embedding = before.embedding, after.embedding
         assert embedding.keys() == old.keys() and embedding["method"] == old["method"]
