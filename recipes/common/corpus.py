@@ -1,4 +1,4 @@
-"""Parallel text files: reading, writing, and refusing what does not fit together."""
+"""Parallel text files: reading, writing, and checking that sides fit together."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def check_pairs(sides: dict[str, list[str]]) -> None:
-    """Refuse sides of unequal length, and empty ones.
+    """Check that sides have equal lengths and are not empty.
 
     Args:
         sides: the lines of each side, by the name to report.
     """
     counts = {name: len(lines) for name, lines in sides.items()}
     if len(set(counts.values())) != 1:
-        told = ", ".join(f"{name} has {count} lines" for name, count in counts.items())
-        raise UserError(f"the sides differ in length: {told}")
+        listed = ", ".join(f"{name} has {count} lines" for name, count in counts.items())
+        raise UserError(f"the sides differ in length: {listed}")
     if not all(counts.values()):
         raise UserError(f"no sentences in {' and '.join(counts)}")
 

@@ -58,9 +58,9 @@ def locate(folder: Path, references: int) -> Files:
     found = {name: _first(folder, candidates) for name, candidates in places.items()}
     missing = [name for name, path in found.items() if path is None]
     if missing:
-        told = "; ".join(f"{name}: {' or '.join(places[name])}" for name in missing)
+        listed = "; ".join(f"{name}: {' or '.join(places[name])}" for name in missing)
         raise UserError(
-            f"{folder}: {len(missing)} of {len(places)} files are missing ({told}; each may end in .gz); "
+            f"{folder}: {len(missing)} of {len(places)} files are missing ({listed}; each may end in .gz); "
             "the texts are licensed, see recipes/gigaword_headline/README.md"
         )
     paths = {name: path for name, path in found.items() if path is not None}
@@ -96,6 +96,6 @@ def check_lengths(lines: Mapping[Path, int], wanted: int | None = None) -> None:
         UserError: names all of them.
     """
     if len({*lines.values(), *([] if wanted is None else [wanted])}) > 1:
-        told = ", ".join(f"{path} has {number}" for path, number in lines.items())
+        listed = ", ".join(f"{path} has {number}" for path, number in lines.items())
         also = "as many in each" if wanted is None else f"{wanted} in each"
-        raise UserError(f"{told} lines; wanted {also}; make them again")
+        raise UserError(f"{listed} lines; wanted {also}; make them again")

@@ -77,14 +77,14 @@ def table(summary: Sequence[Record], source: Mapping[str, Any], dimensions: int)
 def _rho(name: str) -> Callable[[Record], str]:
     """Rho of one set, with its standard deviation over several seeds."""
 
-    def tell(record: Record) -> str:
+    def describe(record: Record) -> str:
         found = record["metrics"]["similarity"][name]
         if found is None:
             return "undefined"
         spread = f" ± {found['std']:.3f}" if record["metrics"]["seeds"] > 1 else ""
         return f"{found['mean']:.3f}{spread}"
 
-    return tell
+    return describe
 
 
 def _source_record(source: Mapping[str, Any], summary: Sequence[Record], dimensions: int) -> Record:

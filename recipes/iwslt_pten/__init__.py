@@ -1,1 +1,1 @@
-"""Scripts, data and published rows of this task; the code is in `recipes.published`."""
+"""Scripts, data and rows of this task; the code is in `recipes.translation`."""

@@ -1,4 +1,4 @@
-"""What sentences are about: facts that belong to no language, and how a language says each kind of them."""
+"""Facts that do not depend on a language, and how a language expresses each kind of them."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def clean(text: str) -> str:
 
 
 class Speech:
-    """How one language says the things that the corpus is made of.
+    """How one language expresses the facts that the corpus is made of.
 
     Every method takes plain values and returns cleaned text. ``language`` is a CLDR name: ``de``, ``pt-BR``.
 

@@ -1,4 +1,4 @@
-"""What the report says, part by part."""
+"""The parts of the report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Task:
 
     @property
     def quality(self) -> str | None:
-        """The measure that its models are judged by: of its results, or else of the papers' figures."""
+        """The measure that its models are judged by: of its results, or of the papers' figures."""
         keys = dict.fromkeys(key for line in self.measured for key in line.measured)
         return chosen(keys) or chosen(dict.fromkeys(key for line in self.lines for key in line.paper))
 
@@ -82,11 +82,11 @@ def _introduction(tasks: Sequence[Task]) -> list[Block]:
     ]
     if measured == 0:
         return [*blocks, Paragraph("There are no results yet: none of the rows below was run.")]
-    told = f"{measured} of {rows} rows were run; the others say “{NOT_RUN}”. "
+    summary = f"{measured} of {rows} rows were run; the others say “{NOT_RUN}”. "
     return [
         *blocks,
         Paragraph(
-            f"{told}Each number of ours comes from a results file that an evaluation has written; none is "
+            f"{summary}Each number of ours comes from a results file that an evaluation has written; none is "
             "typed. Over several seeds a number is the mean ± the standard deviation."
         ),
     ]
@@ -120,12 +120,12 @@ def _extremes(task: Task, key: str, known: Measure) -> list[str]:
     others = [line for line in there if line.method != "standard"]
     sign = -1 if known.higher_is_better else 1
     best = min(others, key=lambda line: sign * line.measured[key].mean, default=None)
-    cells = [line.measured[key].tell(known.decimals) for line in plain[:1]]
+    cells = [line.measured[key].describe(known.decimals) for line in plain[:1]]
     if not cells:
         cells = [NOT_RUN if any(is_baseline(line.row) for line in task.lines) else NONE]
     if best is None:
         return [*cells, NOT_RUN]
-    return [*cells, f"{best.measured[key].tell(known.decimals)} ({best.row}, {_compression(best)})"]
+    return [*cells, f"{best.measured[key].describe(known.decimals)} ({best.row}, {_compression(best)})"]
 
 
 def _compression(line: Line) -> str:
@@ -248,12 +248,12 @@ def _results(task: Task) -> Table:
         counts = line.counts
         sizes = [millions(counts[name]) if name in counts else NONE for name in ("embedding", "total")]
         scores = [
-            line.measured[key].tell(known.decimals) if key in line.measured else NONE
+            line.measured[key].describe(known.decimals) if key in line.measured else NONE
             for key, known in titles.items()
         ]
         cells = [line.row, *scores[:1], sizes[0], _compression(line).removesuffix(" smaller"), sizes[1]]
-        told = describe_options({"config": line.config})
-        rows.append([*cells, *scores[1:], _minutes(line), line.method, told])
+        summary = describe_options({"config": line.config})
+        rows.append([*cells, *scores[1:], _minutes(line), line.method, summary])
     return Table(columns, rows)
 
 

@@ -13,22 +13,22 @@ _VALIDATION = re.compile(r"\bValidation perplexity: (\S+)")
 
 
 def validation_curve(run: Path) -> Curve:
-    """Validation perplexity by step: of ``tensorboard/`` where a run has it, else of ``train.log``.
+    """Validation perplexity by step: from ``tensorboard/`` where a run has it, otherwise from ``train.log``.
 
-    A training that was resumed tells some steps twice; the later one counts.
+    A resumed training has some steps twice; the later value counts.
 
     Args:
         run: folder of the run.
 
     Returns:
-        (step, perplexity), the first step first; empty where nothing is told.
+        (step, perplexity), the first step first; empty where there is none.
     """
     points = _of_events(run / "tensorboard") or _of_log(run / "train.log")
     return sorted(points.items())
 
 
 def _of_events(folder: Path) -> dict[int, float]:
-    """What event files of TensorBoard tell; nothing where there are none or they cannot be read."""
+    """The values in event files of TensorBoard; empty if there are none or they cannot be read."""
     if not any(folder.glob("*tfevents*")):
         return {}
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
@@ -42,7 +42,7 @@ def _of_events(folder: Path) -> dict[int, float]:
 
 
 def _of_log(path: Path) -> dict[int, float]:
-    """What the log of ``onmt_train`` tells; nothing where there is none."""
+    """The values in the log of ``onmt_train``; empty if there is none."""
     points: dict[int, float] = {}
     step = 0
     try:

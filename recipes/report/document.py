@@ -76,7 +76,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Details:
-    """Blocks that are folded away below a line that says what they are."""
+    """Blocks that are folded below a summary line."""
 
     summary: str
     blocks: Sequence[Block]

@@ -1,4 +1,4 @@
-"""What models are judged by: the measures of results files, their mean over seeds, and how they are told."""
+"""The measures of results, their mean over seeds, and how they are printed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Spread(NamedTuple):
     deviation: float | None
     runs: int
 
-    def tell(self, decimals: int) -> str:
+    def describe(self, decimals: int) -> str:
         """Mean, deviation and number of runs."""
         if self.deviation is None:
             return f"{self.mean:.{decimals}f}"

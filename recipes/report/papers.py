@@ -64,7 +64,7 @@ def comparison(lines: Sequence[Line]) -> Table:
 
 
 def _printed_only(lines: Sequence[Line], sizes: Sequence[str], keys: Sequence[str]) -> Table:
-    """A table of a paper none of whose rows was run: a single column says so."""
+    """A table of a paper without any row that was run; a single column shows that."""
     titles = [_SIZES[key] for key in sizes] + [known.title for key in keys if (known := measure(key))]
     columns = ["row of the paper", *(f"{title}: paper" for title in titles), "ours", "our config"]
     rows = []
@@ -100,7 +100,7 @@ def _measures(line: Line, key: str) -> list[str]:
     assert known is not None
     spread = of_paper(key, line.measured)
     theirs = NONE if printed is None else f"{printed:.{known.decimals}f}"
-    ours = NOT_RUN if spread is None else spread.tell(known.decimals)
+    ours = NOT_RUN if spread is None else spread.describe(known.decimals)
     if spread is None or printed is None:
         return [theirs, ours, NONE]
     return [theirs, ours, f"{spread.mean - printed:+.{known.decimals}f}"]

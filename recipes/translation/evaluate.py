@@ -61,8 +61,8 @@ def evaluate(recipe: Recipe, row: Row, options: list[str]) -> None:
         metrics = metrics or dict(scores)
         if row.data:
             metrics[test] = scores
-        told = f"BLEU {scores['bleu']:.1f}, chrF {scores['chrf']:.1f}, {speed:.0f} tokens/s"
-        print(f"{row.name}, {test}: {told}", flush=True)
+        scores_text = f"BLEU {scores['bleu']:.1f}, chrF {scores['chrf']:.1f}, {speed:.0f} tokens/s"
+        print(f"{row.name}, {test}: {scores_text}", flush=True)
     write_evaluation(recipe, row, trained, metrics, options)
 
 

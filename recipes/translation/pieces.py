@@ -43,9 +43,9 @@ def learn_sentencepiece(texts: Sequence[Path], model: Path, pieces: Pieces, sent
             minloglevel=2,
         )
     except RuntimeError as error:
-        told = str(error).strip().splitlines()[-1]
+        reason = str(error).strip().splitlines()[-1]
         raise UserError(
-            f"SentencePiece cannot learn {pieces.size} pieces ({told}); give more text"
+            f"SentencePiece cannot learn {pieces.size} pieces ({reason}); give more text"
         ) from error
     with replacing(model) as temporary:
         temporary.write_bytes(learned.getvalue())

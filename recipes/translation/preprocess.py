@@ -79,14 +79,14 @@ class Preparation:
                 outputs=outputs,
                 settings={"member": [located.texts.source, located.texts.target]},
             )
-        told = {"corpora": [located.texts.name for located in corpora], "clean": self._cleaning()}
+        settings = {"corpora": [located.texts.name for located in corpora], "clean": self._cleaning()}
         run_step(
             "text",
             self.stamps,
             partial(self._write_shards, corpora),
             inputs=[path for located in corpora for path in located.files],
             outputs=[self.folder / TEXT / "shards.json"],
-            settings=told,
+            settings=settings,
         )
 
     def _cleaning(self) -> list[float]:
@@ -152,10 +152,10 @@ class Preparation:
         learn: Callable[[], None] = partial(subwords.learn, texts, model, pieces.size)
         if pieces.kind == "sentencepiece":
             learn = partial(splitting.learn_sentencepiece, texts, model, pieces, self.settings.sentences)
-        told = {"kind": pieces.kind, "size": pieces.size, "model": pieces.model}
-        told["sentences"] = str(self.settings.sentences)
+        settings = {"kind": pieces.kind, "size": pieces.size, "model": pieces.model}
+        settings["sentences"] = str(self.settings.sentences)
         learn = partial(in_own_process, learn)
-        run_step(f"{name}-learn", self.stamps, learn, inputs=texts, outputs=[model], settings=told)
+        run_step(f"{name}-learn", self.stamps, learn, inputs=texts, outputs=[model], settings=settings)
         split = partial(self._split_into_pieces, name, model)
         for_each(self.processes, split, [*self.test_files(origin), *texts], name)
         for language in self.settings.languages:
