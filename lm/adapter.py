@@ -31,7 +31,7 @@ from shared_embeddings.checkpoints.adapter import (
 from shared_embeddings.checkpoints.agreement import Probe
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.storage import packed_as
-from shared_embeddings.checkpoints.tensors import holds_strings
+from shared_embeddings.checkpoints.tensors import contains_strings
 from shared_embeddings.checkpoints.token_counts import count_words
 from shared_embeddings.errors import UserError
 from shared_embeddings.sizing.accounting import distinct_state
@@ -44,7 +44,7 @@ class Adapter:
 
     def sniff(self, path: Path) -> bool:
         """Whether a file looks like a checkpoint of ``lm_train``."""
-        return holds_strings(path, FORMAT)
+        return contains_strings(path, FORMAT)
 
     def read(self, path: Path) -> CheckpointModel:
         """Read a model.

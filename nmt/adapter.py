@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared_embeddings.checkpoints.tensors import holds_strings
+from shared_embeddings.checkpoints.tensors import contains_strings
 
 if TYPE_CHECKING:
     from nmt.compression import CheckpointModel
@@ -17,7 +17,7 @@ class Adapter:
 
     def sniff(self, path: Path) -> bool:
         """Return whether a file looks like a checkpoint of OpenNMT-py."""
-        return holds_strings(path, "opt", "vocab")
+        return contains_strings(path, "opt", "vocab")
 
     def read(self, path: Path) -> CheckpointModel:
         """Read a model.

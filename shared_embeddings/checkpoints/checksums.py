@@ -148,7 +148,7 @@ def load_safetensors(path: str | os.PathLike[str], name: str) -> dict[str, Tenso
         name: its name, for messages.
 
     Raises:
-        UserError: it is truncated, or its tensors are not what was written.
+        UserError: it is truncated, or its tensors do not match its checksum.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

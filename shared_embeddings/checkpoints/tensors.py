@@ -22,17 +22,17 @@ _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # The type of a part of a checkpoint: its description for messages, and a test.
 Kind = tuple[str, Callable[[Any], bool]]
 
-# How a file of ``torch.save`` begins that is no zip archive: the format before torch 1.6.
+# The first bytes of ``torch.save``'s format before torch 1.6, which is not a zip archive.
 _LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-# `holds_strings` searches so many bytes of a pickle at most, a block at a time.
+# The maximum number of bytes of a pickle that `contains_strings` searches, and the size of its blocks.
 _SEARCHED_BYTES, _BLOCK = 2**26, 2**20
 _NOT_AN_ARCHIVE = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, EOFError)
 
 
-def holds_strings(path: Path, *texts: str) -> bool:
-    """Whether a file of ``torch.save`` holds all of some strings, such as the keys of a checkpoint.
+def contains_strings(path: Path, *texts: str) -> bool:
+    """Whether a file of ``torch.save`` contains all given strings, such as the keys of a checkpoint.
 
-    Only its pickle is searched, up to a fixed size: nothing is unpickled and no tensor is read.
+    Searches its pickle up to a fixed size, without unpickling or reading tensors.
     """
     missing = {b"X" + len(text).to_bytes(4, "little") + text.encode() for text in texts}
     longest = max(map(len, missing))
@@ -46,7 +46,7 @@ def holds_strings(path: Path, *texts: str) -> bool:
 
 
 def _pickle_blocks(path: Path) -> Iterator[bytes]:
-    """The first bytes of the pickle in a file of ``torch.save``, in blocks; nothing for any other file."""
+    """The first bytes of the pickle in a file of ``torch.save``, in blocks; none for other files."""
     if not path.is_file():
         return
     with contextlib.suppress(OSError, *_NOT_AN_ARCHIVE), contextlib.ExitStack() as opened:
@@ -74,14 +74,14 @@ def mapped(path: str | os.PathLike[str]) -> Any:
 
 
 def unreadable(name: str, error: BaseException, program: str) -> UserError:
-    """The complaint about a file that ``torch.load`` cannot read.
+    """The error for a file that ``torch.load`` cannot read.
 
     Args:
-        name: of the file.
-        error: what was raised.
-        program: that should have written the file.
+        name: the name of the file.
+        error: the error of ``torch.load``.
+        program: the program that should have written the file.
     """
-    # Of a pickle that may hold code, torch says how to run it.
+    # torch's message for a pickle that may contain code recommends running it.
     has_code = isinstance(error, pickle.UnpicklingError)
     reason = "damaged, or it could run code" if has_code else first_line(error)
     return UserError(

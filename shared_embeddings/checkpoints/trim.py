@@ -195,7 +195,7 @@ def trim(model: Path, texts: Texts, output: Path, keep: Keep = Keep()) -> TrimRe
 
 
 def _map_files(output: Path, vocabularies: Sequence[Vocabulary], is_folder: bool) -> dict[str, Path]:
-    """The file for the ids of each vocabulary: in a model's folder, or beside its file."""
+    """The file for the ids of each vocabulary: in a model's folder, or next to its file."""
     if is_folder:
         return {vocabulary.name: output / "ids.tsv" for vocabulary in vocabularies}
     names = [vocabulary.name for vocabulary in vocabularies]

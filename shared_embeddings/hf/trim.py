@@ -257,7 +257,7 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def _check_tokens(file: TokenizerFile, tokenizer: Any, rows: int) -> None:
-    """Raise ValueError unless the tokenizer is that of its file, and the model has a row for every token."""
+    """Raise ValueError unless the tokenizer matches its file and the model has a row for every token."""
     last = max(file.tokens)
     if last >= rows:
         raise ValueError(
@@ -268,7 +268,7 @@ def _check_tokens(file: TokenizerFile, tokenizer: Any, rows: int) -> None:
         odd = sorted(tokenizer.get_vocab(with_added_tokens=True).items() ^ file.ids.items())[0]
         raise ValueError(
             f"token {odd[0]!r}: is not the same in {TOKENIZER} and in the tokenizer that transformers loads; "
-            "write both anew with save_pretrained"
+            "write both again with save_pretrained"
         )
 
 

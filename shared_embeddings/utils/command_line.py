@@ -104,16 +104,15 @@ def run(
         message = explain(error)
         if message is None or os.environ.get(TRACEBACK_VARIABLE):
             raise
-        _settle_output()
+        _flush_output()
         print(f"{program}: {message}", file=sys.stderr)
         return USER_ERROR
 
 
 def run_module(program: str, module: str, explain: Explain = explain, advice: str = NO_PARTIAL_FILES) -> None:
-    """Run ``main(arguments)`` of a module as a command, see `run`, and leave with its exit status.
+    """Run ``main(arguments)`` of a module as a command, see `run`, and exit with its status.
 
-    The module is imported after signals are handled, so a package that it needs and that is not installed is
-    reported like any other error.
+    The module is imported inside `run`, so that a missing package is reported like any other error.
     """
 
     def main(arguments: Sequence[str]) -> int | None:
@@ -136,7 +135,7 @@ def drop_output() -> None:
     os.close(nowhere)
 
 
-def _settle_output() -> None:
+def _flush_output() -> None:
     """Flush stdout; drop output that cannot be written, so that Python does not fail again at exit."""
     try:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Optional dependencies: which extra of this package installs a module, and what to do when it is missing."""
+"""Optional dependencies: which extra of this package installs a module, and the advice if it is missing."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ OPENNMT = (
 
 
 def missing_module(name: str) -> str | None:
-    """How to install a module that cannot be imported, in one line; None for a module of no extra.
+    """How to install a missing module, in one line; None for a module that is in no extra.
 
     Args:
-        name: of the module, as in `ModuleNotFoundError.name`.
+        name: the module, as in `ModuleNotFoundError.name`.
     """
     top = name.partition(".")[0]
     if top == "onmt":

@@ -13,6 +13,7 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 from lm import cli
+from shared_embeddings.utils import command_line
 from tests.lm.command_line import one_line, write_corpus, write_model
 
 
@@ -26,7 +27,7 @@ def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     module.main = main  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(sys, "argv", ["lm_fail"])
-    cli._run("lm_fail", module.__name__)
+    command_line.run_module("lm_fail", module.__name__, cli._explain)
 
 
 NO_COMPILER = BackendCompilerFailed(print, RuntimeError("No working C++ compiler found"), None)
