@@ -1,5 +1,7 @@
-# Every target first sets up .venv if it is missing or out of date. PYTHON=python3.12 chooses the interpreter.
+# Every target first sets up .venv if it is missing or out of date. PYTHON=python3.12 chooses the interpreter, CPU=1
+# the CPU build of torch.
 PYTHON ?=
+CPU ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
 RECIPES ?=
@@ -13,8 +15,8 @@ BIN := .venv/bin
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
 
-setup: ## create .venv with the pinned packages (every other target does this first)
-	@PYTHON="$(PYTHON)" scripts/setup.sh
+setup: ## create .venv with the pinned packages (every other target does this first; CPU=1: torch for CPUs)
+	@PYTHON="$(PYTHON)" TORCH_BUILD="$(if $(CPU),cpu)" scripts/setup.sh
 
 demo: setup ## train, run and compare several small translators, about five minutes on two cores
 	@PATH="$(CURDIR)/$(BIN):$$PATH" recipes/quickstart/run.sh

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Install the pinned packages, OpenNMT-py and this project into an environment: the steps of `make setup` and of the images.
 # usage: scripts/install.sh PYTHON [STEP ...]     STEP: installer packages torch opennmt project, in this order; else all of them
+# TORCH_BUILD chooses a build of torch of download.pytorch.org: cpu, cu128, ... Without it, the package index decides.
 # Packages come from wherever pip is configured to take them; all but torch and its CUDA libraries have to have a known SHA-256.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
@@ -38,7 +39,12 @@ torch() {
     if pip show torch >/dev/null 2>&1; then
         quiet=(--quiet)
     fi
-    pip install "${quiet[@]}" --requirement requirements/torch.txt
+    if [ -z "${TORCH_BUILD:-}" ]; then
+        pip install "${quiet[@]}" --requirement requirements/torch.txt
+        return
+    fi
+    pip install "${quiet[@]}" --extra-index-url "https://download.pytorch.org/whl/$TORCH_BUILD" \
+        "$(sed -n "s/^torch==.*/&+$TORCH_BUILD/p" requirements/torch.txt)"
 }
 
 opennmt() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Set up .venv in the repository root: pinned packages, OpenNMT-py, then this project. Does nothing if it is up to date.
-# PYTHON=python3.12 chooses the interpreter. Packages come from wherever pip is configured to take them.
+# PYTHON=python3.12 chooses the interpreter, TORCH_BUILD=cpu a build of torch (see install.sh). Packages come from wherever pip is configured to take them.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 # These settings would install packages outside .venv.
@@ -51,7 +51,8 @@ if [ -n "${PYTHON:-}" ]; then
     wanted=$(version "$python")
 fi
 # OpenNMT-py reinstalled by hand overwrites this project's commands.
-if [ -f $stamp ] && [ "$wanted" = "$present" ] && [ "$(cat $stamp)" = "$(fingerprint)" ] &&
+torch_version=$("$venv/bin/python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null || true)
+if [ -f $stamp ] && [[ $torch_version == *"${TORCH_BUILD:+"+$TORCH_BUILD"}" ]] && [ "$wanted" = "$present" ] && [ "$(cat $stamp)" = "$(fingerprint)" ] &&
     grep -qs "from nmt.cli import" $venv/bin/onmt_train; then
     exit 0
 fi

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -20,7 +21,9 @@ CALLS = {
 }
 
 
-def install(folder: Path, *steps: str, failing: str = "pip show torch") -> tuple[list[str], int, str]:
+def install(
+    folder: Path, *steps: str, failing: str = "pip show torch", build: str = ""
+) -> tuple[list[str], int, str]:
     """What pip is told to install, the exit code, and stderr; `failing` is the call that does not work."""
     python = folder / "python"
     python.write_text(
@@ -31,7 +34,8 @@ def install(folder: Path, *steps: str, failing: str = "pip show torch") -> tuple
     )
     python.chmod(0o755)
     command = ["bash", str(SCRIPT), str(python), *steps]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    environment = {**os.environ, "TORCH_BUILD": build}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     lines = (folder / "calls").read_text().splitlines() if (folder / "calls").exists() else []
     prefix = "-m pip --disable-pip-version-check "
     assert all(line.startswith(prefix) for line in lines)
@@ -51,6 +55,12 @@ def test_one_step(tmp_path: Path, step: str) -> None:
 def test_torch_that_is_there_is_checked_quietly(tmp_path: Path) -> None:
     calls, status, _ = install(tmp_path, "torch", failing="nothing")
     assert (calls, status) == ([CALLS["torch"].replace("install", "install --quiet", 1)], 0)
+
+
+def test_build_of_torch_can_be_chosen(tmp_path: Path) -> None:
+    pin = (ROOT / "requirements" / "torch.txt").read_text().splitlines()[-1]
+    wanted = f"install --extra-index-url https://download.pytorch.org/whl/cu128 {pin}+cu128"
+    assert install(tmp_path, "torch", build="cu128") == ([wanted], 0, "")
 
 
 def test_nothing_follows_a_step_that_failed(tmp_path: Path) -> None:
