@@ -64,9 +64,10 @@ class Report:
         passed = time.monotonic() - self._begin
         left = passed * (1 - done) / max(done - self._start, 1e-9)
         distance = f" reconstruction {values['reconstruction']:.5f}" if "reconstruction" in values else ""
+        time_left = tqdm.format_interval(min(left, 1e9))
         self.line(
             f"step {step} epoch {epoch:.2f} loss {values['loss']:.6f} ppl {perplexity(values['loss']):.2f} "
-            f"lr {values['rate']:.4g}{distance} | {values['speed']:,.0f} tokens/s, {format_time(left)} left"
+            f"lr {values['rate']:.4g}{distance} | {values['speed']:,.0f} tokens/s, {time_left} left"
         )
         self._bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
         for name, value in values.items():
@@ -132,10 +133,3 @@ class Speed:
 def perplexity(loss: float) -> float:
     """``exp(loss)``, infinite where that is too large to be told."""
     return math.exp(loss) if loss < 700 else math.inf
-
-
-def format_time(seconds: float) -> str:
-    """A duration as ``h:mm:ss`` or ``m:ss``."""
-    minutes, rest = divmod(int(min(seconds, 1e9) + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

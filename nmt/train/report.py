@@ -61,7 +61,7 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
         if self.total_steps > 0:
             done = max(1, step - self.first_step)
             left = (self.total_steps - step) * (time.time() - self.start_time) / done
-            self.log(f"{step / self.total_steps:.0%} done, about {format_time(left)} left")
+            self.log(f"{step / self.total_steps:.0%} done, about {tqdm.format_interval(left)} left")
         if self.distillation is not None:
             self._report_reconstruction(step, self.distillation.take_mean())
         return result
@@ -71,10 +71,3 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
         self.log(f"reconstruction loss: {loss:.5f}")
         if self.tensorboard_writer is not None:
             self.tensorboard_writer.add_scalar("progress/reconstruction", loss, step)
-
-
-def format_time(seconds: float) -> str:
-    """Return a duration as ``h:mm:ss`` or ``m:ss``."""
-    minutes, rest = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

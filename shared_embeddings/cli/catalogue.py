@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import textwrap
 import typing
 
 import torch
@@ -14,7 +15,8 @@ from shared_embeddings.options import OptionError, describe_type
 from shared_embeddings.registry import build, expected_count, method_class, methods, options
 from shared_embeddings.utils.command_line import Parser
 
-# What `build` takes beside options, and this command in another way or not at all.
+_WIDTH, _INDENT = 100, " " * 6
+# Arguments of `build` that are not options of a method.
 _NO_OPTIONS = ("num_embeddings", "embedding_dim", "words")
 
 
@@ -38,7 +40,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def describe_methods() -> str:
-    """Every registered method with its paper and its options, their types and defaults, one option a line."""
+    """Every registered method with its paper and its options: their types, defaults and descriptions."""
     lines = []
     for method in methods():
         lines.append(f"{method}: {method_class(method).idea} ({method_class(method).paper})")
@@ -46,6 +48,9 @@ def describe_methods() -> str:
         hints = typing.get_type_hints(option_class)
         for field in dataclasses.fields(option_class):
             lines.append(f"  {field.name}: {describe_type(hints[field.name])}{_default(field)}")
+            lines += textwrap.wrap(
+                field.metadata["description"], _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT
+            )
     return "\n".join(lines)
 
 
