@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from shared_embeddings.errors import UserError
 
@@ -118,11 +120,22 @@ def _stand_in(package: str, members: dict[str, object]) -> None:
     sys.modules[package] = module
 
 
-def provide_missing_packages() -> None:
-    """Let OpenNMT-py be imported without pyonmttok and fasttext, which it imports whether it needs them or
-    not.
+class _LazySpacy(importlib.abc.MetaPathFinder):
+    """Finds spaCy so that importing it, which takes a second, waits until an attribute of it is read."""
 
-    What really needs them says so when it is asked for.
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """The specification of spaCy if it is installed; None for other modules."""
+        spec = importlib.machinery.PathFinder.find_spec(name) if name == "spacy" else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+        return spec
+
+
+def provide_missing_packages() -> None:
+    """Let OpenNMT-py be imported without pyonmttok and fasttext, and without the second that spaCy takes.
+
+    OpenNMT-py imports all three even if it does not need them. Features that need a missing package fail with
+    an error that names it.
     """
     needed = ("Tokenizer", "set_random_seed", "BPELearner", "SentencePieceLearner")
     refusals = {
@@ -132,6 +145,7 @@ def provide_missing_packages() -> None:
     _stand_in("pyonmttok", {"Vocab": Vocab, "build_vocab_from_tokens": build_vocab_from_tokens, **refusals})
     language = _refuse("the clean transform", "fasttext", "leave it out")
     _stand_in("fasttext", {"load_model": language})
+    sys.meta_path.insert(0, _LazySpacy())
 
 
 def read_vocabulary(path: str, minimum_count: int) -> list[str]:

@@ -49,6 +49,6 @@ def _importing(name: str, original: Any) -> list[Any]:
     """Return the loaded modules of OpenNMT that have ``original`` under its name."""
     return [
         module
-        for module in list(sys.modules.values())
-        if getattr(module, "__name__", "").startswith("onmt") and module.__dict__.get(name) is original
+        for place, module in list(sys.modules.items())
+        if place.startswith("onmt") and module.__dict__.get(name) is original
     ]

@@ -18,6 +18,7 @@ class Stop(Exception):
     """Ends training."""
 
 
+@pytest.mark.slow
 def test_batches_in_parts_count_once_and_a_run_that_resumes_goes_on_counting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

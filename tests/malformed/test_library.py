@@ -68,7 +68,7 @@ def of(name: str, folder: Path) -> Command:
     read += ["target-text", "validation", "validation-source", "validation-target"]
     return Command(
         f"shared-embeddings {name}",
-        cli.main,
+        cli,
         options[name],
         head=[name],
         least={"--seed": 0, "--keep-first": 0},

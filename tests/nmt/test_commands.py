@@ -662,6 +662,7 @@ def test_missing_packages_are_replaced(tmp_path: Path) -> None:
         "from nmt.patches import table as upstream\n"
         "upstream.install()\n"
         "import pyonmttok, onmt.transforms.clean as clean\n"
+        "assert 'spacy.language' not in sys.modules\n"
         "print(pyonmttok.build_vocab_from_tokens(['a'])(['a']))\n"
         "for call in (pyonmttok.Tokenizer, clean.fasttext.load_model):\n"
         "    try:\n"
