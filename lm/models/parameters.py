@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shared_embeddings as se
 from lm.models.interface import LanguageModel
-from shared_embeddings.sizing.accounting import count_parameters, stored_bits
+from shared_embeddings.sizing.accounting import count_parameters, parameter_table, stored_bits
 
 
 def count_model(model: LanguageModel) -> dict[str, int | float]:
@@ -36,7 +36,7 @@ def count_model(model: LanguageModel) -> dict[str, int | float]:
     }
 
 
-def parameter_table(model: LanguageModel) -> str:
+def describe_parameters(model: LanguageModel) -> str:
     """The lines that training prints first: what the embedding is, what is tied, and the counts."""
     counts = count_model(model)
     embedding = model.embedding
@@ -45,10 +45,4 @@ def parameter_table(model: LanguageModel) -> str:
     rows = [(f"embedding, {names[key]}", counts[key]) for key in names if counts[key]]
     rows += [("rest", counts["rest"]), ("total", counts["total"])]
     rows.append(("with a plain table", counts["dense_total"]))
-    lines = [f"Embedding, {tied}: {embedding.method} {embedding.options}", "Parameters:"]
-    lines += [f"  {name:<28}{int(number):>14,}" for name, number in rows]
-    lines.append(
-        f"  compression of the embedding: {counts['compression']:.2f} (a plain table: "
-        f"{counts['dense_embedding']:,})"
-    )
-    return "\n".join(lines)
+    return parameter_table(f"Embedding, {tied}: {embedding.method} {embedding.options}", rows, counts)

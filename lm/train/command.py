@@ -14,7 +14,7 @@ import yaml
 from lm import models
 from lm.checkpoint import load_state, peek, read_checkpoint, save_model
 from lm.data.corpus import load_corpus
-from lm.models.parameters import parameter_table
+from lm.models.parameters import describe_parameters
 from lm.train.config import Configuration, parse
 from lm.train.config_help import help_text
 from lm.train.distillation import prepare_student
@@ -107,7 +107,7 @@ def _train(config: Configuration, group: Group) -> None:
     trainer = Trainer(config, model.train(), corpus.train, corpus.valid, group, reconstruction)
     if last.exists():
         restore_run(last, trainer, settings, checksum)
-    lines = [*lines, parameter_table(model), _beginning(trainer, len(words))]
+    lines = [*lines, describe_parameters(model), _beginning(trainer, len(words))]
     _run(trainer, lines, words, settings, checksum)
 
 

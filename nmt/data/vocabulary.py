@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from shared_embeddings.checkpoints.token_counts import split_count
 from shared_embeddings.errors import UserError
 
 UNKNOWN = "<unk>"
@@ -159,11 +160,11 @@ def read_vocabulary(path: str, minimum_count: int) -> list[str]:
         UserError: the file is missing or empty, or a line cannot be read (its number is named).
     """
     lines = _read_lines(path)
-    if _split_count(lines[0]) is None:
+    if split_count(lines[0]) is None:
         return lines
     tokens = []
     for number, line in enumerate(lines, 1):
-        entry = _split_count(line)
+        entry = split_count(line)
         if entry is None:
             raise UserError(
                 f"vocabulary {path}: line {number} is {line!r}, wanted a token, a tab and its count; "
@@ -175,13 +176,13 @@ def read_vocabulary(path: str, minimum_count: int) -> list[str]:
     return tokens
 
 
-def read_counts(path: str) -> dict[str, int]:
+def vocabulary_counts(path: str) -> dict[str, int]:
     """Return the count of every token of a vocabulary file; nothing where it holds no counts.
 
     Raises:
         UserError: as in `read_vocabulary`.
     """
-    entries = [_split_count(line) for line in _read_lines(path)]
+    entries = [split_count(line) for line in _read_lines(path)]
     return dict(entry for entry in entries if entry is not None)
 
 
@@ -207,12 +208,3 @@ def _read_lines(path: str) -> list[str]:
     if not lines:
         raise UserError(f"vocabulary {path}: is empty; make it with onmt_build_vocab")
     return lines
-
-
-def _split_count(line: str) -> tuple[str, int] | None:
-    """Return token and count of a line, or ``None`` where it is not made of the two."""
-    for separator in ("\t", " "):
-        token, found, count = line.rpartition(separator)
-        if found and token and count.isdigit():
-            return token, int(count)
-    return None

@@ -22,7 +22,7 @@ from nmt.model.plan import (
     words_of,
 )
 from shared_embeddings.errors import UserError
-from shared_embeddings.sizing.accounting import distinct_state
+from shared_embeddings.sizing.accounting import distinct_state, parameter_table
 
 # The side that an option of its own describes; `embedding` describes the target beside others.
 _SIDES = {"src_embedding": "source", "output_embedding": "output"}
@@ -273,17 +273,12 @@ def _stored_bits(lookup: nn.Module) -> int:
     return 32 * sum(parameter.numel() for parameter in lookup.parameters())
 
 
-def parameter_table(model: nn.Module) -> str:
+def describe_parameters(model: nn.Module) -> str:
     """Return the lines that training prints first: what is tied to what, and the parameter counts."""
     counts = count_model(model)
     rows = [(name, counts[name]) for name in ("embedding", "output", "encoder", "decoder", "total")]
     rows.append(("with plain tables", counts["dense_total"]))
-    lines = ["Embeddings: " + "; ".join(_describe_ties(model)), "Parameters:"]
-    lines += [f"  {name:<18}{int(number):>14,}" for name, number in rows]
-    lines.append(
-        f"  the embedding is {counts['compression']:.2f} times smaller than {counts['dense_embedding']:,}"
-    )
-    return "\n".join(lines)
+    return parameter_table("Embeddings: " + "; ".join(_describe_ties(model)), rows, counts)
 
 
 def _describe_ties(model: Any) -> list[str]:

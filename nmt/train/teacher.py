@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from nmt.checkpoint.checkpoint import build_from_checkpoint
-from nmt.data.vocabulary import SENTENCE_MARKS, read_counts
+from nmt.data.vocabulary import SENTENCE_MARKS, vocabulary_counts
 from nmt.model.embeddings import (
     is_position_encoding,
     output_bias,
@@ -208,7 +208,7 @@ def _copy_network(model: nn.Module, teacher: Teacher) -> None:
 
 def token_counts(words: list[str], vocabulary: str) -> Tensor | None:
     """Return how often each word occurs ``(V,)``, or ``None`` where the vocabulary file does not say."""
-    counts = read_counts(vocabulary)
+    counts = vocabulary_counts(vocabulary)
     return completed(words, counts, SENTENCE_MARKS) if counts else None
 
 

@@ -23,7 +23,7 @@ from nmt.checkpoint.checkpoint import whole_steps
 from nmt.checkpoint.files import building_from
 from nmt.data.batches import ResumableBatches, TrackedBatches
 from nmt.data.loading import QuietLoader, end_workers
-from nmt.model.embeddings import broadcast_parameters, parameter_table
+from nmt.model.embeddings import broadcast_parameters, describe_parameters
 from nmt.model.plan import OPTION_NAMES, read_plan
 from nmt.patches import table as upstream
 from nmt.summarization.length_control import check_same_positions
@@ -76,7 +76,7 @@ def run(opt: Namespace, device_id: int, record: dict[str, Any] | None = None) ->
         model = train_single.build_model(model_opt, opt, vocabs, checkpoint, device_id)
     distilled = prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)
     broadcast_parameters(model)
-    logger.info(parameter_table(model))
+    logger.info(describe_parameters(model))
     with building_from(opt.train_from):
         optim = _build_optimizer(opt, model, checkpoint)
     first_step = optim.training_step - 1

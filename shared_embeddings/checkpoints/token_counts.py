@@ -26,17 +26,18 @@ def read_counts(path: Path) -> dict[str, int]:
     """
     counts: dict[str, int] = {}
     for number, line in enumerate(text_lines(path), 1):
-        word, separator, count = _split(line)
-        if not word or not separator or not count.isdecimal() or len(count) > _MOST_DIGITS:
+        entry = split_count(line)
+        if entry is None:
             raise ValueError(
                 f"token counts {path}: line {number} is {line[:60]!r}, expected a word, a tab and its count; "
                 "fix it, or pass the text itself with --text"
             )
+        word, count = entry
         if word in counts:
             raise ValueError(
                 f"token counts {path}: line {number} repeats the word {word[:60]!r}; merge its counts"
             )
-        counts[word] = int(count)
+        counts[word] = count
     if not counts:
         raise ValueError(f"token counts {path}: the file is empty; write a word and its count on every line")
     return counts
@@ -101,7 +102,10 @@ def text_lines(path: Path) -> Iterator[str]:
                 raise ValueError(f"{path}: line {number} is not UTF-8 text; convert it") from error
 
 
-def _split(line: str) -> tuple[str, str, str]:
-    """A word, the separator, and its count."""
-    parts = line.rpartition("\t")
-    return parts if parts[1] else line.rpartition(" ")
+def split_count(line: str) -> tuple[str, int] | None:
+    """A word and its count, separated by a tab or a space; None for any other line."""
+    for separator in ("\t", " "):
+        word, found, count = line.rpartition(separator)
+        if found and word and "\t" not in word and count.isdecimal() and len(count) <= _MOST_DIGITS:
+            return word, int(count)
+    return None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shared_embeddings.checkpoints.token_counts import split_count
 from shared_embeddings.classes.sizes import describe_sizes, draw_sizes
 from shared_embeddings.classes.skipgram import Path, train_word_vectors
 from shared_embeddings.classes.word_classes import WordClasses, class_of_unseen
@@ -81,7 +82,8 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
         raise ValueError(f"vocabulary {path}: is empty; wanted one word per line")
     first_line: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
-        word = _without_count(line.rstrip("\r"))
+        entry = split_count(line.rstrip("\r"))
+        word = line.rstrip("\r") if entry is None else entry[0]
         if not word:
             raise ValueError(f"vocabulary {path}: line {number} has no word; remove it")
         if word in first_line:
@@ -210,12 +212,3 @@ def _write(made: WordClasses, output: Path, figure: Path | None) -> str:
     if figure is not None:
         lines.append(f"figure: {figure}")
     return "\n".join([*lines, f"classes: {output}"])
-
-
-def _without_count(line: str) -> str:
-    """The word of a line of a vocabulary file."""
-    for separator in ("\t", " "):
-        word, found, count = line.rpartition(separator)
-        if found and count.isdigit():
-            return word
-    return line

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -60,3 +60,19 @@ def _buffers_with_bits(module: nn.Module, store: str) -> Iterator[tuple[Tensor, 
 def _bits_in_memory(name: str, buffer: Tensor) -> int:
     """The size of a buffer that nothing more is known about."""
     return buffer.numel() * buffer.element_size() * 8
+
+
+def parameter_table(title: str, rows: Sequence[tuple[str, float]], counts: Mapping[str, float]) -> str:
+    """The parameter counts that training prints first.
+
+    Args:
+        title: what the embeddings are.
+        rows: names and numbers of parameters.
+        counts: ``compression`` and ``dense_embedding``, the size of a plain table.
+    """
+    lines = [title, "Parameters:", *(f"  {name:<28}{int(number):>14,}" for name, number in rows)]
+    lines.append(
+        f"  compression of the embedding: {counts['compression']:.2f} (a plain table: "
+        f"{counts['dense_embedding']:,})"
+    )
+    return "\n".join(lines)

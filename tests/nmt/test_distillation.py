@@ -15,7 +15,7 @@ import torch
 import shared_embeddings as se
 from nmt.checkpoint.checkpoint import build_from_checkpoint, read_weights
 from nmt.checkpoint.files import read_checkpoint, save_checkpoint
-from nmt.data.vocabulary import read_counts
+from nmt.data.vocabulary import vocabulary_counts
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from nmt.train.distillation import parse_distillation
 from nmt.train.teacher import DistillationLoss, token_counts
@@ -322,7 +322,7 @@ def test_words_are_counted(host: Host) -> None:
     words = ["<unk>", "<blank>", "<s>", "</s>", "a", "b", "averyunlikelytoken0"]
     assert token_counts(words, str(path)).tolist() == [1, 1, 7, 7, 7, 2, 1]  # type: ignore[union-attr]
     assert token_counts(words, str(host.write("bare", ["a", "b"]))) is None
-    assert read_counts(str(path)) == {"a": 7, "b": 2}
+    assert vocabulary_counts(str(path)) == {"a": 7, "b": 2}
 
 
 @pytest.mark.parametrize(

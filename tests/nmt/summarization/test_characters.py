@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt.data.vocabulary import read_counts, read_vocabulary
+from nmt.data.vocabulary import read_vocabulary, vocabulary_counts
 from nmt.summarization.characters import join_characters, split_text
 from tests.nmt.conftest import Host
 from tests.nmt.summarization.running import refused, run
@@ -60,7 +60,7 @@ def test_vocabulary_of_both_sides(tmp_path: Path) -> None:
     assert output.read_text(encoding="utf-8").split("\n")[:-1] == entries
     assert read_vocabulary(str(output), 1) == [entry.split("\t")[0] for entry in entries]
     assert read_vocabulary(str(output), 2) == ["a"]
-    assert read_counts(str(output))["5"] == 1
+    assert vocabulary_counts(str(output))["5"] == 1
 
 
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
