@@ -84,7 +84,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     for number, line in enumerate(lines, 1):
         entry = split_count(line.rstrip("\r"))
         word = line.rstrip("\r") if entry is None else entry[0]
-        if not word:
+        if not word or word.startswith("\t"):
             raise ValueError(f"vocabulary {path}: line {number} has no word; remove it")
         if word in first_line:
             raise ValueError(
