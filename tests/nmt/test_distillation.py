@@ -82,7 +82,7 @@ def test_student_starts_from_the_teacher(embedding: Any, trained: Trained, host:
     _, teacher = trained(embedding=embedding)
     log = host.folder / "log"
     student = distilled(host, teacher, PROJECTIVE, log_file=str(log), **STILL)
-    assert "left out" not in log.read_text()
+    assert "dropped" not in log.read_text()
     kept = build_from_checkpoint(str(student))[0].generator.embedding.output_bias()
     if embedding is None:
         torch.testing.assert_close(kept[2:], weights(teacher)["generator.bias"][2:], rtol=0, atol=1e-6)
