@@ -107,11 +107,10 @@ def write_evaluation(
 
     run = recipe.home / row.name
     counts = describe_checkpoint(run / AVERAGED)
-    del counts["config"]  # all options of training, most of them defaults
-    used = trained.training["settings"]
-    train = {
-        name: value for name, value in used.items() if name not in ("embedding", "embedding_distillation")
-    }
+    options_of_model = counts.pop("config")
+    # The row's options as the model has them; most others are defaults, and the rest is in train_options.
+    used = trained.training["settings"].keys() - {"embedding", "embedding_distillation"}
+    train = {name: options_of_model[name] for name in sorted(used) if name in options_of_model}
     given = {"train": train, "train_options": trained.training["options"], "eval_options": options}
     settings = {name: value for name, value in row.settings().items() if name != "train"}
     write_result(
