@@ -41,7 +41,7 @@ def parse(*arguments: Any, **options: Any) -> Namespace:
 
 
 def _command(function: Callable[[], None], advice: str = NO_PARTIAL_FILES) -> Callable[[], None]:
-    """Make a command of a function: seams in place, mistakes of the user as one line and exit status 2.
+    """Make a command of a function: patches applied, mistakes of the user as one line and exit status 2.
 
     Args:
         function: the command.
@@ -49,9 +49,9 @@ def _command(function: Callable[[], None], advice: str = NO_PARTIAL_FILES) -> Ca
     """
 
     def main(arguments: Sequence[str]) -> None:
-        from nmt.patches import table as upstream
+        from nmt.patches.table import apply_patches
 
-        upstream.install()
+        apply_patches()
         function()
 
     @functools.wraps(function)

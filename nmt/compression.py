@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.checkpoint.checkpoint import build_from_checkpoint, write_apart
+from nmt.checkpoint.build import build_from_checkpoint
+from nmt.checkpoint.checkpoint import write_apart
 from nmt.checkpoint.files import save_checkpoint, split_generator
 from nmt.checkpoint.parts import safetensors_of
 from nmt.data.transforms import kept_files

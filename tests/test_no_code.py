@@ -42,13 +42,13 @@ from safetensors.torch import load_file, save_file
 
 from lm import cli as lm_cli
 from nmt.checkpoint.files import read_checkpoint
-from nmt.patches import table as upstream
+from nmt.patches.table import apply_patches
 from shared_embeddings.cli.main import main
 from tests.lm import runs
 from tests.nmt.conftest import Host, run
 from tests.traps import Trap
 
-upstream.install()
+apply_patches()
 
 import onmt.bin.build_vocab  # noqa: E402
 import onmt.bin.train  # noqa: E402

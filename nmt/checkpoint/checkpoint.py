@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from nmt.checkpoint.files import (
-    building_from,
     joined_generator,
     peek,
     read_checkpoint,
@@ -262,46 +261,3 @@ def strip_checkpoint(path: str) -> dict[str, Any]:
 def without_teacher(options: Namespace) -> Namespace:
     """Return the options of a model without the teacher that it learned from, which it can do without."""
     return Namespace(**{**vars(options), OPTION: None}) if hasattr(options, OPTION) else options
-
-
-def build_from_checkpoint(path: str) -> tuple[nn.Module, dict[str, Any], Namespace, dict[str, Any]]:
-    """Return the model of a checkpoint on the CPU in evaluation mode, its vocabularies, options and the
-    checkpoint.
-
-    Raises:
-        UserError: the checkpoint cannot be read or does not fit its own options.
-    """
-    import onmt.model_builder
-    from onmt.inputters.inputter import dict_to_vocabs
-    from onmt.utils.parse import ArgumentParser
-
-    from nmt.patches import table as upstream
-
-    upstream.install()
-    checkpoint = onmt.model_builder.load_checkpoint(path)
-    with building_from(path):
-        options = ArgumentParser.ckpt_model_opts(checkpoint["opt"])
-        ArgumentParser.update_model_opts(options)
-        vocabs = dict_to_vocabs(checkpoint["vocab"])
-        model = onmt.model_builder.build_base_model(options, vocabs)
-        if "model" in checkpoint:
-            parts = {name: dict(checkpoint.get(name) or {}) for name in ("model", "generator")}
-            model.load_state_dict(parts)
-        else:
-            model.load_safe_state_dict(path.removesuffix(".pt"))
-    return model.eval(), vocabs, options, checkpoint
-
-
-def describe_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the step, parameter counts (see `nmt.model.embeddings.count_model`) and options of a checkpoint.
-
-    Raises:
-        UserError: the checkpoint cannot be read or does not fit its own options.
-    """
-    from nmt.model.embeddings import count_model
-
-    model, _, options, checkpoint = build_from_checkpoint(os.fspath(path))
-    config = {name: value for name, value in vars(options).items() if not name.startswith("_")}
-    optimiser = checkpoint.get("optim") or {}
-    step = optimiser.get("training_step")
-    return {"step": None if step is None else step - 1, **count_model(model), "config": config}

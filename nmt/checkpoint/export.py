@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import shared_embeddings as se
-from nmt.checkpoint.checkpoint import build_from_checkpoint
+from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.files import save_checkpoint, write_atomically
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from nmt.model.plan import OPTION_NAMES

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from nmt.checkpoint.parts import safetensors_of
+from nmt.model.plan import parse_text
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import check_input, replacing_all
 from shared_embeddings.utils.path_options import Given, PathOption, check_paths
@@ -91,8 +93,6 @@ def check_new_model(
 
 def _weights_beside(given: Given) -> list[str]:
     """Return the safetensors beside those of some paths that are checkpoints."""
-    from nmt.checkpoint.checkpoint import safetensors_of
-
     paths = [given] if isinstance(given, (str, os.PathLike)) else given or ()
     found: list[str] = []
     for given_path in paths:
@@ -105,8 +105,6 @@ def _weights_beside(given: Given) -> list[str]:
 
 def _corpora(opt: Namespace) -> dict[str, tuple[PathOption, Given]]:
     """Return the files of the option ``data``, by where they stand in it."""
-    from nmt.model.plan import parse_text
-
     corpora = parse_text("data", getattr(opt, "data", None) or "{}", "{corpus: {path_src: train.en}}")
     if not isinstance(corpora, dict):
         return {}

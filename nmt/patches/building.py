@@ -1,4 +1,4 @@
-"""How models are built: with shared embeddings, positions that know the length, and quick dropout."""
+"""Patches of model building: shared embeddings, length control, fast dropout, long sentences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared_embeddings.layers.dropout import Dropout
 
 
 def with_shared_embeddings(original: Any) -> Any:
-    """Build the model with plain, untied tables, and put the planned embeddings in their place."""
+    """Build the model with plain, untied tables, then replace them by the configured embeddings."""
 
     def build_base_model(model_opt: Namespace, vocabs: dict[str, Any]) -> nn.Module:
         plan = read_plan(model_opt)
@@ -34,7 +34,7 @@ def with_shared_embeddings(original: Any) -> Any:
 
 
 def with_length_control(original: Any) -> Any:
-    """Give the decoder positions that know the length of the output, where the options ask for them."""
+    """Insert length-controlled positions into the decoder if the options ask for them."""
 
     def build_base_model(model_opt: Namespace, vocabs: dict[str, Any]) -> nn.Module:
         length_control.check_positions(model_opt)
@@ -45,8 +45,8 @@ def with_length_control(original: Any) -> Any:
     return build_base_model
 
 
-def with_quick_dropout(original: Any) -> Any:
-    """Let all layers drop by way of masks that a CPU draws quickly; torch's own take a sixth of its time."""
+def with_fast_dropout(original: Any) -> Any:
+    """Replace ``nn.Dropout``, whose masks take a sixth of the training time on CPUs."""
 
     def build_base_model(model_opt: Namespace, vocabs: dict[str, Any]) -> nn.Module:
         model: nn.Module = original(model_opt, vocabs)
@@ -59,10 +59,8 @@ def with_quick_dropout(original: Any) -> Any:
     return build_base_model
 
 
-def with_own_initialisation(original: Any) -> Any:
-    """Let the shared embeddings of a new model initialise themselves after the host has initialised
-    everything.
-    """
+def with_embedding_initialization(original: Any) -> Any:
+    """Initialize the shared embeddings of a new model after OpenNMT-py has initialized everything."""
 
     def build_model(
         model_opt: Namespace, opt: Namespace, vocabs: Any, checkpoint: Any, device_id: int
@@ -76,7 +74,7 @@ def with_own_initialisation(original: Any) -> Any:
 
 
 def with_growing_table(original: Any) -> Any:
-    """Extend the sinusoids when a sentence is longer than their table."""
+    """Extend the sinusoids when a sentence is longer than their table; OpenNMT-py fails."""
 
     def forward(self: Any, emb: Tensor, step: int | None = None) -> Tensor:
         needed = (step or 0) + emb.size(1)
@@ -90,7 +88,5 @@ def with_growing_table(original: Any) -> Any:
 
 
 def _is_concatenated(table: Tensor) -> bool:
-    """Say whether a table ``(T, 1, D)`` has its sines first; interleaved ones have a cosine of 0 in
-    column 1.
-    """
+    """Whether a table ``(T, 1, D)`` has all sines first; interleaved tables have cos(0) in column 1."""
     return table.size(-1) > 2 and float(table[0, 0, 1]) == 0.0

@@ -1,4 +1,4 @@
-"""How checkpoints are written and read: tied tensors once, all at once, without running code."""
+"""Patches of checkpoints: tied tensors stored once, atomic writing, reading without running code."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.utils.interrupts import RESUME, signals_delayed
 
 
-def loading_ties_once(original: Any) -> Any:
-    """Load models with shared embeddings from checkpoints that hold each tensor once.
+def with_unique_tensors(original: Any) -> Any:
+    """Load models with shared embeddings, whose checkpoints have each tensor once.
 
-    Those with a copy generator as well, whose tensors upstream looks for under other names than it writes.
+    Also models with copy generators, whose tensors OpenNMT-py saves under other names than it loads.
     """
 
     def load_state_dict(
@@ -50,28 +50,24 @@ def loading_ties_once(original: Any) -> Any:
     return load_state_dict
 
 
-def loading_safetensors(original: Any) -> Any:
-    """Load weights that lie apart, from one file or several."""
-
-    def load_safe_state_dict(
-        self: Any,
-        model_path: str,
-        precision: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-        strict: bool = True,
-        offset: int = 0,
-    ) -> None:
-        body, head = split_generator(fill_aliases(self, read_safetensors(f"{model_path}.pt")))
-        parts = {"model": body, "generator": head}
-        self.load_state_dict(
-            parts, precision=precision, device=torch.device(device), strict=strict, offset=offset
-        )
-
-    return load_safe_state_dict
+def load_safe_state_dict(
+    self: Any,
+    model_path: str,
+    precision: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    strict: bool = True,
+    offset: int = 0,
+) -> None:
+    """Load weights from one safetensors file or several; OpenNMT-py finds numbered ones only."""
+    body, head = split_generator(fill_aliases(self, read_safetensors(f"{model_path}.pt")))
+    parts = {"model": body, "generator": head}
+    self.load_state_dict(
+        parts, precision=precision, device=torch.device(device), strict=strict, offset=offset
+    )
 
 
-def reading_safely(original: Any) -> Any:
-    """Verify a checkpoint, and say clearly what is wrong with one that upstream cannot read."""
+def with_verification(original: Any) -> Any:
+    """Verify checkpoints, and turn errors while reading them into one line."""
 
     def load_checkpoint(ckpt_path: str | None) -> dict[str, Any] | None:
         if not ckpt_path:
@@ -83,8 +79,8 @@ def reading_safely(original: Any) -> Any:
     return load_checkpoint
 
 
-def reading_vectors_safely(original: Any) -> Any:
-    """Say clearly what is wrong with pretrained vectors that cannot be read; no code of theirs runs."""
+def with_safe_vectors(original: Any) -> Any:
+    """Read pretrained vectors without running code, and turn errors into one line."""
 
     def load_pretrained_vectors(self: Any, emb_file: str | None) -> None:
         if emb_file:
@@ -95,8 +91,8 @@ def reading_vectors_safely(original: Any) -> Any:
     return load_pretrained_vectors
 
 
-def fitting_its_options(original: Any) -> Any:
-    """Say clearly when a checkpoint is none of the model that its options describe."""
+def with_model_errors(original: Any) -> Any:
+    """Turn the errors of a checkpoint that does not match its own options into one line."""
 
     def load_test_model(opt: Any, device_id: int = 0, model_path: str | None = None) -> Any:
         path = opt.models[0] if model_path is None else model_path
@@ -106,8 +102,8 @@ def fitting_its_options(original: Any) -> Any:
     return load_test_model
 
 
-def saving_atomically(original: Any) -> Any:
-    """Write a checkpoint all at once, with the state that an exact resumption needs."""
+def with_atomic_saving(original: Any) -> Any:
+    """Write checkpoints atomically, with the state for exact resumption."""
 
     def save(self: Any, step: int, model: nn.Module) -> tuple[str | None, str | None]:
         partial = getattr(self.model_opt, "lora_layers", None) or getattr(
@@ -138,16 +134,16 @@ def saving_atomically(original: Any) -> Any:
 
 
 def _written(model: nn.Module, saved: dict[str, Any], base: str, save_format: str) -> tuple[str, str | None]:
-    """Write the checkpoint of one step, whatever signals come, and return its files.
+    """Write the checkpoint of one step without interruption by signals, and return its files.
 
     Raises:
-        UserError: it cannot be written, as on a full disk.
+        UserError: the checkpoint cannot be written, for example because the disk is full.
     """
     try:
         with signals_delayed():
             return write_step(model, saved, base, save_format)
     except OSError as error:
         raise UserError(
-            f"save_model: {base} cannot be written ({error.strerror or error}); the checkpoints that were "
-            f"saved before are unchanged; make room on the disk and {RESUME}"
+            f"save_model: {base} cannot be written ({error.strerror or error}); earlier checkpoints are "
+            f"unchanged; make room on the disk and {RESUME}"
         ) from error

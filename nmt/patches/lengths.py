@@ -1,4 +1,4 @@
-"""How the decoder learns of the lengths that its outputs are to have."""
+"""Patches that pass desired output lengths to the decoder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from nmt.summarization import length_control
 from nmt.summarization.positions import LengthControlledPositions
 
 
-def asking_desired_lengths(original: Any) -> Any:
-    """Ask for the lengths of a batch before it is translated."""
+def with_desired_lengths(original: Any) -> Any:
+    """Set the desired lengths of a batch before it is translated."""
 
     def translate_batch(self: Any, batch: dict[str, Any], attn_debug: bool) -> Any:
         length_control.ask_desired_lengths(self, batch)
@@ -20,8 +20,8 @@ def asking_desired_lengths(original: Any) -> Any:
     return translate_batch
 
 
-def asking_target_lengths(original: Any) -> Any:
-    """Ask for the lengths of the targets before a batch is trained."""
+def with_target_lengths(original: Any) -> Any:
+    """Set the lengths of the targets as desired lengths before a training step."""
 
     def forward(self: Any, src: Tensor, tgt: Tensor, *args: Any, **kwargs: Any) -> Any:
         length_control.ask_target_lengths(self, tgt)
@@ -30,8 +30,8 @@ def asking_target_lengths(original: Any) -> Any:
     return forward
 
 
-def starting_with_lengths(original: Any) -> Any:
-    """Start a decoding with the lengths that the batch asked for."""
+def with_initial_lengths(original: Any) -> Any:
+    """Start decoding with the desired lengths of the batch."""
 
     def init_state(self: Any, src: Any, enc_out: Any, enc_final_hs: Any) -> None:
         original(self, src, enc_out, enc_final_hs)
@@ -42,8 +42,8 @@ def starting_with_lengths(original: Any) -> Any:
     return init_state
 
 
-def with_lengths_following(original: Any) -> Any:
-    """Repeat, reorder and drop lengths as the other rows of a decoder's state."""
+def with_mapped_lengths(original: Any) -> Any:
+    """Repeat, reorder and drop lengths like the other rows of the decoder state."""
 
     def map_state(self: Any, change: Any) -> None:
         original(self, change)
@@ -55,6 +55,6 @@ def with_lengths_following(original: Any) -> Any:
 
 
 def _positions_of(decoder: Any) -> LengthControlledPositions | None:
-    """Return the positions of a decoder that know the length, where it has such."""
+    """The length-controlled positions of a decoder, or None."""
     positions = getattr(decoder.embeddings.make_embedding, "pe", None)
     return positions if isinstance(positions, LengthControlledPositions) else None

@@ -1,4 +1,4 @@
-"""How a log file is written."""
+"""Patch of the log file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 
 def with_failing_log(original: Any) -> Any:
-    """Let a log file that cannot be written, raise its error; it is only printed otherwise."""
+    """Raise errors of writing the log file; OpenNMT-py only prints them."""
 
     def init_logger(*args: Any, **kwargs: Any) -> Any:
         logger = original(*args, **kwargs)
@@ -21,7 +21,7 @@ def with_failing_log(original: Any) -> Any:
 
 
 def _raise_again(record: logging.LogRecord) -> NoReturn:
-    """Raise the error of a handler that could not write a record."""
+    """Raise the error that a log handler has caught."""
     error = sys.exc_info()[1]
     assert error is not None
     raise error

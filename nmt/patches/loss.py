@@ -1,4 +1,4 @@
-"""How the loss of a shared output layer is computed."""
+"""Patch of the loss of a shared output layer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from nmt.model.embeddings import SharedGenerator
 
 
 def with_chunked_loss(original: Any) -> Any:
-    """Compute the loss of a shared output layer without building all scores at once.
+    """Compute the loss of a shared output layer without materializing all scores.
 
-    Losses that need the scores themselves (language model priors, sparsemax, alignment, coverage) go
-    upstream's way.
+    Losses that need the scores (language model priors, sparsemax, alignment, coverage) use OpenNMT-py's code.
     """
 
     def forward(

@@ -1,4 +1,4 @@
-"""Options that `nmt.patches.table` adds to those of OpenNMT."""
+"""Patches that add options to the commands of OpenNMT-py."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from nmt.train.runs import CHOICES
 
 
 def with_embedding_options(original: Any) -> Any:
-    """Add the options of shared embeddings, their distillation and length control to those of a model."""
+    """Add the model options of shared embeddings, distillation and length control."""
 
     def model_opts(parser: Any) -> None:
         original(parser)
         group = parser.add_argument_group("Shared embeddings")
         help_texts = {
-            "embedding": "Embedding of source, target and (with share_decoder_embeddings) output, as "
-            "a mapping",
-            "src_embedding": "Embedding of the source, where it differs",
-            "tgt_embedding": "Embedding of the target, where it differs",
-            "output_embedding": "Embedding of an output layer of its own (without share_decoder_embeddings)",
+            "embedding": "Embedding of source, target and (with share_decoder_embeddings) output, a mapping",
+            "src_embedding": "Embedding of the source if different",
+            "tgt_embedding": "Embedding of the target if different",
+            "output_embedding": "Embedding of a separate output layer (without share_decoder_embeddings)",
         }
         for name in OPTION_NAMES:
             text = f"{help_texts[name]}, such as '{EXAMPLE}'; `shared-embeddings methods` lists them all"
@@ -32,8 +31,7 @@ def with_embedding_options(original: Any) -> Any:
             f"-{distillation.OPTION}",
             default=None,
             metavar="MAPPING",
-            help=f"Start from a trained model and fit the embedding to its table, such as "
-            f"'{distillation.EXAMPLE}'",
+            help=f"Start from a trained model and fit the embedding to its table: '{distillation.EXAMPLE}'",
         )
         length_control.add_model_options(parser)
 
@@ -41,7 +39,7 @@ def with_embedding_options(original: Any) -> Any:
 
 
 def with_training_options(original: Any) -> Any:
-    """Add the options for mixed precision, and for a run that is there, to those of training."""
+    """Add the training options for mixed precision and for existing runs."""
 
     def add_train_general_opts(parser: Any) -> None:
         original(parser)
@@ -51,8 +49,7 @@ def with_training_options(original: Any) -> Any:
             "-autocast",
             choices=["none", "bf16"],
             default="none",
-            help="Run matrix products in bfloat16, on a GPU or CPU that is quick at it; parameters, sums and "
-            "optimiser stay in 32 bits",
+            help="Run matrix products in bfloat16; parameters, reductions and optimizer stay in float32",
         )
         group = parser.add_argument_group("Resuming")
         group.add_argument(
@@ -60,15 +57,15 @@ def with_training_options(original: Any) -> Any:
             "-resume",
             choices=CHOICES,
             default="auto",
-            help="What happens to a run that save_model holds already: auto resumes it when its settings are "
-            "the same, never fails, overwrite removes its checkpoints and begins",
+            help="If save_model already has a run: auto resumes it if its settings are the same, never "
+            "fails, overwrite deletes its checkpoints and starts over",
         )
 
     return add_train_general_opts
 
 
 def with_length_options(original: Any) -> Any:
-    """Add the desired lengths to the options of translation."""
+    """Add the translation options for desired lengths."""
 
     def translate_opts(parser: Any) -> None:
         original(parser)
@@ -78,15 +75,15 @@ def with_length_options(original: Any) -> Any:
 
 
 def with_transforms_of_checkpoint(original: Any) -> Any:
-    """Let ``-transforms`` of a translation be left to the checkpoint, or be none."""
+    """Make the transforms of a translation default to the checkpoint's, and add ``none``."""
 
     def translate_opts(parser: Any) -> None:
         original(parser)
         (action,) = (action for action in parser._actions if action.dest == "transforms")
         action.choices = [name for name in action.choices if name not in NEEDING_TARGETS] + [NONE]
         action.help = (
-            "Transforms of the source, undone on the output; by default those of the model's training. "
-            f"{NONE}: the text is in tokens."
+            "Transforms of the source, undone on the output (default: those of the training). "
+            f"{NONE}: the text is tokenized."
         )
 
     return translate_opts

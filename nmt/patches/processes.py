@@ -1,4 +1,4 @@
-"""How several processes train together, on GPUs or on a CPU over gloo."""
+"""Patches of training with several processes, on GPUs or over gloo on CPUs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from shared_embeddings.utils.interrupts import leave_to_parent
 
 
-def only_with_cuda(original: Any) -> Any:
-    """Several processes may train on a CPU over gloo: ranks alone do not mean that there is a GPU."""
+def with_cpu_ranks(original: Any) -> Any:
+    """Train ranks on the CPU if the backend is gloo and there is no GPU."""
 
     def use_gpu(opt: Namespace) -> bool:
         on_cpu = getattr(opt, "gpu_backend", "") == "gloo" and not torch.cuda.is_available()
@@ -23,8 +23,8 @@ def only_with_cuda(original: Any) -> Any:
     return use_gpu
 
 
-def configuring_any_device(original: Any) -> Any:
-    """Choose the GPU of a process where there is one, and seed everything."""
+def on_any_device(original: Any) -> Any:
+    """Set the GPU of a process if there is one, and seed all generators."""
 
     def configure_process(opt: Namespace, device_id: int) -> None:
         if device_id >= 0 and not torch.cuda.is_available():
@@ -36,7 +36,7 @@ def configuring_any_device(original: Any) -> Any:
 
 
 def with_batches_on_device(original: Any) -> Any:
-    """Keep batches on the CPU where there is no GPU."""
+    """Keep batches on the CPU if there is no GPU."""
 
     def build_dynamic_dataset_iter(*args: Any, device_id: int = -1, **kwargs: Any) -> Any:
         return original(*args, device_id=device_id if torch.cuda.is_available() else -1, **kwargs)
@@ -44,30 +44,26 @@ def with_batches_on_device(original: Any) -> Any:
     return build_dynamic_dataset_iter
 
 
-def gathering_on_any_device(original: Any) -> Any:
-    """Gather Python objects over whichever backend there is."""
-
-    def all_gather_list(data: Any, max_size: int = 4096) -> list[Any]:
-        del max_size  # a limit of upstream's buffers only
-        results: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(results, data)
-        return results
-
-    return all_gather_list
+def all_gather_list(data: Any, max_size: int = 4096) -> list[Any]:
+    """Gather Python objects over any backend; OpenNMT-py needs a GPU and a maximum size."""
+    del max_size
+    results: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(results, data)
+    return results
 
 
-def summing_gradients(original: Any) -> Any:
-    """Add up the gradients of several processes; each is divided by the tokens of all of them already."""
+def without_rescaling(original: Any) -> Any:
+    """Sum the gradients of all processes: their losses are already divided by the tokens of all of them."""
 
     def all_reduce(tensors: list[Tensor], rescale_denom: float, buffer_size: int = 104857600) -> None:
-        del rescale_denom  # the number of processes, by which upstream divides once more
+        del rescale_denom  # the number of processes
         original(tensors, 1.0, buffer_size)
 
     return all_reduce
 
 
-def leaving_signals_to_parent(original: Any) -> Any:
-    """Let a process that counts or writes words end without a word when the command is stopped."""
+def with_signals_ignored(original: Any) -> Any:
+    """End processes that count or write words silently when the command is stopped."""
 
     def start(*args: Any) -> Any:
         leave_to_parent()

@@ -1,4 +1,4 @@
-"""What `nmt.patches.table` puts in place of OpenNMT's searches and copy attention: sentence by sentence.
+"""Patches of search and of copy attention, which order rows sentence by sentence.
 
 Axes: ``B`` hypotheses of all sentences, ``T`` target words, ``S`` source words, ``C`` different words of a
 source, ``V`` vocabulary.
@@ -14,8 +14,8 @@ from torch import Tensor
 from nmt.model import copying
 
 
-def with_copied_words(original: Any) -> Any:
-    """Give the batches what a copy generator needs, which upstream does in training only."""
+def with_copy_inputs(original: Any) -> Any:
+    """Add the inputs of copy generators to the batches; OpenNMT-py does this in training only."""
 
     def translate(self: Any, infer_iter: Any) -> Any:
         infer_iter.copy = self.translator.copy_attn
@@ -24,8 +24,8 @@ def with_copied_words(original: Any) -> Any:
     return translate
 
 
-def with_copied_words_of_requests(original: Any) -> Any:
-    """Give the sentences that a server is sent what a copy generator needs; others pass it over."""
+def with_copy_inputs_of_requests(original: Any) -> Any:
+    """Add the inputs of copy generators to the requests of a server."""
 
     def textbatch_to_tensor(vocabs: dict[str, Any], batch: list[dict[str, Any]], *args: Any) -> Any:
         return original(vocabs, [_addcopykeys(vocabs, example) for example in batch], *args)
@@ -33,48 +33,27 @@ def with_copied_words_of_requests(original: Any) -> Any:
     return textbatch_to_tensor
 
 
-def copying_by_sentence(original: Any) -> Any:
-    """Mix the words of each sentence's own source in, whatever the number of sentences."""
-    del original
-    return copying.mixed_probabilities
+def unbottle(self: Any, rows: Tensor, sentences: int) -> Tensor:
+    """Split the rows of a batch by sentence."""
+    return rows.view(sentences, -1, rows.size(1))
+
+
+def collapse_copy_scores(scores: Tensor, batch: dict[str, Any], vocabulary: Any) -> Tensor:
+    """Add the scores of copied words to those of the same words in the vocabulary, for statistics."""
+    sources = batch["src_ex_vocab"]
+    copies = [copying.copies_of(words, vocabulary, scores.device) for words in sources]
+    return copying.collapsed(scores, copies)
+
+
+def coverage_loss(self: Any, attention: Tensor, coverage: Tensor, targets: Tensor) -> Tensor:
+    """Compute the weighted coverage loss of each sentence over its own previous words."""
+    is_word = targets.ne(self.padding_idx).view(attention.shape[:2])
+    loss: Tensor = self.lambda_coverage * copying.coverage_loss(attention, coverage, is_word)
+    return loss
 
 
 def with_sentences_first(original: Any) -> Any:
-    """Take the rows of a batch apart by sentences."""
-    del original
-
-    def unbottle(self: Any, rows: Tensor, sentences: int) -> Tensor:
-        return rows.view(sentences, -1, rows.size(1))
-
-    return unbottle
-
-
-def collapsing_by_sentence(original: Any) -> Any:
-    """Count copies of words of the vocabulary as these words, in the statistics of training."""
-    del original
-
-    def collapse_copy_scores(scores: Tensor, batch: dict[str, Any], vocabulary: Any) -> Tensor:
-        sources = batch["src_ex_vocab"]
-        copies = [copying.copies_of(words, vocabulary, scores.device) for words in sources]
-        return copying.collapsed(scores, copies)
-
-    return collapse_copy_scores
-
-
-def covering_by_sentence(original: Any) -> Any:
-    """Compare the attention of each word with that of the words before it, and weigh it as asked."""
-    del original
-
-    def compute_coverage_loss(self: Any, attention: Tensor, coverage: Tensor, targets: Tensor) -> Tensor:
-        is_word = targets.ne(self.padding_idx).view(attention.shape[:2])
-        loss: Tensor = self.lambda_coverage * copying.coverage_loss(attention, coverage, is_word)
-        return loss
-
-    return compute_coverage_loss
-
-
-def attending_by_sentence(original: Any) -> Any:
-    """Put the sentences first, where upstream stacks the attention step by step; copy no padding."""
+    """Return attention with the sentence axis first, as other decoders do, and none on padding."""
 
     def forward(
         self: Any, tgt: Tensor, enc_out: Tensor, src_len: Tensor | None = None, **kwargs: Any
@@ -88,8 +67,8 @@ def attending_by_sentence(original: Any) -> Any:
     return forward
 
 
-def knowing_the_search(original: Any) -> Any:
-    """Keep at hand the search of a batch, which knows the sentences left of it, and what they copy."""
+def with_search_state(original: Any) -> Any:
+    """Store the search of a batch, which has the unfinished sentences, and the words that they can copy."""
 
     def translate_batch_with_strategy(self: Any, batch: dict[str, Any], strategy: Any) -> Any:
         self.search = strategy
@@ -101,8 +80,8 @@ def knowing_the_search(original: Any) -> Any:
     return translate_batch_with_strategy
 
 
-def copying_in_search(original: Any) -> Any:
-    """Give hypotheses, or whole targets to be scored, the words of their own source."""
+def with_copied_words(original: Any) -> Any:
+    """Let hypotheses, and targets to be scored, copy words of their own source."""
 
     def decode_and_generate(
         self: Any,
@@ -123,7 +102,7 @@ def copying_in_search(original: Any) -> Any:
         asked = {"return_attn": self.global_scorer.has_cov_pen or return_attn}
         hidden, attentions = self.model.decoder(known, enc_out, src_len=src_len, step=step, **asked)
         attention = attentions["copy"]  # (B, T, S)
-        # An ensemble's states have no other way to be of one step.
+        # Ensembles have hidden states of one step without a time axis.
         rows = hidden.squeeze(1) if step is not None else hidden.flatten(0, 1)
         mixed = self.model.generator(rows, attention.flatten(0, 1), src_map)
         mixed = mixed.view(len(src_map), -1, mixed.size(1))  # (B, T, V + C)
@@ -134,8 +113,8 @@ def copying_in_search(original: Any) -> Any:
     return decode_and_generate
 
 
-def with_length_of_sentence(original: Any) -> Any:
-    """Give each sentence the length of its own source; upstream keeps one for each hypothesis."""
+def with_length_per_sentence(original: Any) -> Any:
+    """Use the source length of each sentence; OpenNMT-py has one per hypothesis but indexes by sentence."""
 
     def beams_non_finished(self: Any, i: int, *args: Any) -> bool:
         of_hypotheses = self.src_len
@@ -148,8 +127,8 @@ def with_length_of_sentence(original: Any) -> Any:
     return beams_non_finished
 
 
-def forbidding_in_beams(original: Any) -> Any:
-    """Let the repetitions that are forbidden go with their sentences."""
+def with_blocking_per_beam(original: Any) -> Any:
+    """Drop the blocked n-grams of finished sentences."""
 
     def update_finished(self: Any) -> None:
         before = self.batch_offset.tolist()
@@ -167,8 +146,8 @@ def forbidding_in_beams(original: Any) -> Any:
     return update_finished
 
 
-def forbidding_single_words(original: Any) -> Any:
-    """Forbid to repeat a word, where upstream takes the whole sentence for the words before it."""
+def with_blocked_words(original: Any) -> Any:
+    """Block repeated words with ``block_ngram_repeat: 1``; OpenNMT-py blocks the wrong ones."""
 
     def block_ngram_repeats(self: Any, log_probs: Tensor) -> None:
         if self.block_ngram_repeat != 1:
@@ -180,8 +159,8 @@ def forbidding_single_words(original: Any) -> Any:
     return block_ngram_repeats
 
 
-def remembering_what_was_said(original: Any) -> Any:
-    """Forbid repetitions in greedy search, too."""
+def with_blocked_ngrams(original: Any) -> Any:
+    """Block repeated n-grams in greedy search, too."""
 
     def advance(self: Any, log_probs: Tensor, attn: Tensor) -> None:
         original(self, log_probs, attn)
@@ -190,8 +169,8 @@ def remembering_what_was_said(original: Any) -> Any:
     return advance
 
 
-def forbidding_in_greedy_search(original: Any) -> Any:
-    """Let the repetitions that are forbidden go with their sentences."""
+def with_blocking_per_sentence(original: Any) -> Any:
+    """Drop the blocked n-grams of finished sentences."""
 
     def update_finished(self: Any) -> None:
         original(self)
@@ -201,8 +180,8 @@ def forbidding_in_greedy_search(original: Any) -> Any:
     return update_finished
 
 
-def covering_words(original: Any) -> Any:
-    """Ask for coverage of words only: padding has no attention, and its logarithm is minus infinity."""
+def without_padding(original: Any) -> Any:
+    """Exclude padding from the coverage penalty: it has no attention, and log 0 is minus infinity."""
 
     def coverage_wu(self: Any, coverage: Tensor, beta: float = 0.0) -> Tensor:
         penalty: Tensor = original(self, coverage.masked_fill(coverage == 0.0, 1.0), beta)

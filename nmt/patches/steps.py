@@ -1,4 +1,4 @@
-"""What a model learns about the progress of its training."""
+"""Patch of the training step."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import shared_embeddings as se
 
 
-def with_updates_reported(original: Any) -> Any:
-    """Tell shared embeddings how many updates are done, before the batches of the next one."""
+def with_update_counts(original: Any) -> Any:
+    """Set the number of optimizer updates in shared embeddings before every step."""
 
     def _maybe_update_dropout(self: Any, step: int) -> None:
         original(self, step)
-        # Upstream counts the update that is being made.
+        # OpenNMT-py counts from 1.
         se.set_updates(self.model, step - 1)
 
     return _maybe_update_dropout

@@ -1,4 +1,4 @@
-"""How training stops early, see `nmt.train.stopping`; a trainer without ``stopping`` is upstream's."""
+"""Patches that stop training, see `nmt.train.stopping`; they affect trainers with ``stopping`` only."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from shared_embeddings.utils.interrupts import Interrupted
 
 
-def leaving_the_end_to_all(original: Any) -> Any:
-    """Do not let the first rank, which alone validates, leave the others waiting for it."""
+def with_stop_of_all_ranks(original: Any) -> Any:
+    """Let the first rank, the only one that validates, stop early together with the others."""
 
     def has_stopped(self: Any) -> bool:
         self.ends = original(self)
@@ -20,8 +20,8 @@ def leaving_the_end_to_all(original: Any) -> Any:
     return has_stopped
 
 
-def ending_together(original: Any) -> Any:
-    """End the batches of all ranks after the same step; upstream then saves that step."""
+def with_same_last_step(original: Any) -> Any:
+    """End the batches of all ranks after the same step, which OpenNMT-py then saves."""
 
     def accum_batches(self: Any, iterator: Any) -> Iterator[Any]:
         batches = original(self, iterator)
@@ -36,10 +36,10 @@ def ending_together(original: Any) -> Any:
     return accum_batches
 
 
-def with_validation_cut_short(original: Any) -> Any:
-    """Save at a signal that comes during a validation, which may be long, and do not finish it.
+def with_interruptible_validation(original: Any) -> Any:
+    """At a signal during a validation, which may be long, save and stop at once.
 
-    With early stopping it is finished, because what follows depends on it.
+    With early stopping, the validation finishes because training depends on its result.
     """
 
     def validate(self: Any, *args: Any, **kwargs: Any) -> Any:

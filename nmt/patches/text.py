@@ -1,4 +1,4 @@
-"""How text is read."""
+"""Patches of transforms and of reading text."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line
 
 
-def only_with_features(original: Any) -> Any:
-    """Take a line as it is where no features are asked for; upstream refuses the mark that separates them."""
+def with_optional_features(original: Any) -> Any:
+    """Allow the feature separator in text without features, where OpenNMT-py raises an error."""
 
     def parse_features(line: str, n_feats: int = 0, defaults: Any = None) -> tuple[str, list[str] | None]:
         if n_feats == 0:
@@ -31,60 +31,56 @@ def only_with_features(original: Any) -> Any:
     return parse_features
 
 
-def with_clear_needs(original: Any) -> Any:
-    """Say what the transform `clean` lacks: fasttext, or the model of it that upstream downloads."""
+def with_fasttext_errors(original: Any) -> Any:
+    """Report when the transform `clean` lacks fasttext or cannot download its model."""
 
     def warm_up(self: Any, vocabs: Any = None) -> None:
         needed = onmt.transforms.clean.fasttext
         if needed.__spec__.origin is None:
-            needed.load_model()  # a stand-in, which refuses
+            needed.load_model()  # a stub, which raises an error
         try:
             original(self, vocabs)
         except urllib.error.URLError as error:
             folder = os.path.dirname(onmt.transforms.clean.__file__)
             raise UserError(
                 f"transforms: clean: its language model lid.176.ftz cannot be downloaded ({error.reason}); "
-                f"put the file into {folder}, or leave the transform out"
+                f"put the file into {folder} or remove the transform"
             ) from error
 
     return warm_up
 
 
-def reading_literals(original: Any) -> Any:
-    """Read the options of pyonmttok as plain values; upstream evaluates them as Python."""
-
-    def validate_options(cls: Any, opts: Namespace) -> None:
-        TokenizerTransform._validate_options(opts)
-        for name in NAMES:
-            setattr(opts, name, parse_tokenizer(name, getattr(opts, name)))
-
-    return classmethod(validate_options)
+def validate_tokenizer_options(cls: Any, opts: Namespace) -> None:
+    """Parse the options of pyonmttok as literals; OpenNMT-py evaluates them as Python code."""
+    TokenizerTransform._validate_options(opts)
+    for name in NAMES:
+        setattr(opts, name, parse_tokenizer(name, getattr(opts, name)))
 
 
-def with_readable_subwords(original: Any) -> Any:
-    """Say which files make no subwords; the libraries below end the process, or raise what they like."""
+def with_subword_errors(original: Any) -> Any:
+    """Name the subword files that cannot be used; some libraries end the process instead."""
 
     def warm_up(self: Any, vocabs: Any = None) -> None:
-        said = io.StringIO()
+        printed = io.StringIO()
         try:
-            with contextlib.redirect_stderr(said):
+            with contextlib.redirect_stderr(printed):
                 original(self, vocabs)
         except UserError:
             raise
         except (SystemExit, *UNREADABLE) as error:
-            reason = first_line(ValueError(said.getvalue()) if isinstance(error, SystemExit) else error)
+            reason = first_line(ValueError(printed.getvalue()) if isinstance(error, SystemExit) else error)
             given = [getattr(self.opts, name, None) for name in SUBWORD_FILES]
             files = " and ".join(dict.fromkeys(str(path) for path in given if path)) or "these options"
             raise UserError(
-                f"transforms: subwords cannot be made with {files} ({reason}); take the files that the data "
-                "were made with"
+                f"transforms: subwords cannot be made with {files} ({reason}); use the files of the "
+                "training data"
             ) from error
 
     return warm_up
 
 
-def with_installed_languages(original: Any) -> Any:
-    """Load installed models of spaCy alone: it imports whatever package its name is, and reads any folder."""
+def with_installed_spacy_models(original: Any) -> Any:
+    """Load installed spaCy models only; spaCy itself imports packages of any name and reads any folder."""
 
     def warm_up(self: Any, vocabs: Any = None) -> None:
         installed = sorted(entry.name for entry in entry_points(group="spacy_models"))
@@ -92,16 +88,16 @@ def with_installed_languages(original: Any) -> Any:
             given = getattr(self.opts, name)
             if given not in installed:
                 raise UserError(
-                    f"{name}: {given!r} is no installed model of spaCy; wanted one of "
-                    f"{', '.join(installed) or 'them, of which there is none'}"
+                    f"{name}: {given!r} is not an installed spaCy model; "
+                    f"installed: {', '.join(installed) or 'none'}"
                 )
         original(self, vocabs)
 
     return warm_up
 
 
-def undoing_last_first(original: Any) -> Any:
-    """Undo the transforms of a text from the last that was applied to the first."""
+def in_reverse_order(original: Any) -> Any:
+    """Undo the transforms of a text in reverse order."""
 
     def apply_reverse(self: Any, translated: Any) -> Any:
         for transform in reversed(self.transforms):
@@ -111,8 +107,8 @@ def undoing_last_first(original: Any) -> Any:
     return apply_reverse
 
 
-def keeping_every_line(original: Any) -> Any:
-    """Translate a line of which the transforms leave nothing as an unknown word; upstream drops it."""
+def with_empty_lines(original: Any) -> Any:
+    """Translate lines that are empty after the transforms as an unknown word; OpenNMT-py drops them."""
 
     def batch_apply(self: Any, batch: Any, is_train: bool = False, **kwargs: Any) -> Any:
         batch = original(self, batch, is_train=is_train, **kwargs)

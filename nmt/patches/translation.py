@@ -1,4 +1,4 @@
-"""How a translator is built, and what it writes."""
+"""Patches of the translator and its output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nmt.summarization import length_control
 
 
 def with_checked_options(original: Any) -> Any:
-    """Check that a model and this machine have what the options ask for; tell the translator its lengths."""
+    """Check the options against the model and the machine, and pass desired lengths to the translator."""
 
     def build_translator(opt: Namespace, *args: Any, **kwargs: Any) -> Any:
         check_gpu(opt)
@@ -32,17 +32,15 @@ def with_checked_options(original: Any) -> Any:
 
 
 class Score(float):
-    """A number that also answers as a tensor of one element does; upstream's writer expects that."""
+    """A float with the method `item` of tensors, which OpenNMT-py's writer calls."""
 
     def item(self) -> float:
-        """Return the number."""
+        """The number."""
         return float(self)
 
 
 def with_written_scores(original: Any) -> Any:
-    """Let ``-with_score`` write the scores of beam search, which are numbers, as well as those of greedy
-    search.
-    """
+    """Make ``-with_score`` write the scores of beam search, which are floats, too."""
 
     def from_batch(self: Any, translation_batch: Any) -> Any:
         translations = original(self, translation_batch)

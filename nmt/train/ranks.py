@@ -22,6 +22,7 @@ from onmt.utils.parse import ArgumentParser
 from tqdm import tqdm
 
 from nmt.data.loading import signals_blocked
+from nmt.train import training
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.interrupts import RESUME, SIGNALS, Interrupted, handled_by
 from shared_embeddings.utils.peers import lost_group
@@ -92,10 +93,8 @@ def be_rank(
     tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a killed process leaves behind
     status = 0
     try:
-        from nmt.patches import table as upstream
-
         onmt.utils.distributed.multi_init(opt, device_id)
-        upstream.run_training_process(opt, device_id, run)
+        training.run_process(opt, device_id, run)
     except Interrupted as error:
         status = error.status
     except BaseException as error:
@@ -131,10 +130,8 @@ def train(opt: Namespace, run: dict[str, Any], lock: int | None, explain: Explai
         lock: the file descriptor of the run's lock.
 
     Raises:
-        Interrupted, UserError, RuntimeError: see `run_ranks` and `nmt.train.training.run`.
+        Interrupted, UserError, RuntimeError: see `run_ranks` and `nmt.train.training.train`.
     """
-    from nmt.patches import table as upstream
-
     ArgumentParser.validate_train_opts(opt)
     ArgumentParser.update_model_opts(opt)
     ArgumentParser.validate_model_opts(opt)
@@ -142,7 +139,7 @@ def train(opt: Namespace, run: dict[str, Any], lock: int | None, explain: Explai
     if opt.world_size > 1:
         run_ranks(opt, run, lock, explain)
     else:
-        upstream.run_training_process(opt, 0 if opt.gpu_ranks else -1, run)
+        training.run_process(opt, 0 if opt.gpu_ranks else -1, run)
 
 
 def run_ranks(opt: Namespace, run: dict[str, Any], lock: int | None, explain: Explain) -> None:

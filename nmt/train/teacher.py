@@ -11,7 +11,7 @@ from onmt.utils.logging import logger
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.checkpoint.checkpoint import build_from_checkpoint
+from nmt.checkpoint.build import build_from_checkpoint
 from nmt.data.vocabulary import SENTENCE_MARKS, vocabulary_counts
 from nmt.model.embeddings import (
     is_position_encoding,

@@ -10,13 +10,14 @@ from argparse import Namespace
 from typing import Any
 
 import numpy as np
+import onmt.utils.logging
 import torch
 from onmt import train_single
 from onmt.constants import CorpusTask
 from onmt.inputters import dynamic_iterator
 from onmt.inputters.text_corpus import get_corpora
 from onmt.transforms import make_transforms
-from onmt.utils.logging import init_logger, logger
+from onmt.utils.logging import logger
 from onmt.utils.optimizers import Optimizer
 
 from nmt.checkpoint.checkpoint import whole_steps
@@ -25,7 +26,7 @@ from nmt.data.batches import ResumableBatches, TrackedBatches
 from nmt.data.loading import QuietLoader, end_workers
 from nmt.model.embeddings import broadcast_parameters, describe_parameters
 from nmt.model.plan import OPTION_NAMES, read_plan
-from nmt.patches import table as upstream
+from nmt.patches.table import apply_patches
 from nmt.summarization.length_control import check_same_positions
 from nmt.train.distillation import asked_options, resume_distillation
 from nmt.train.finite import check_finite
@@ -49,7 +50,18 @@ def keep_freed_memory() -> None:
         mallopt(parameter, value)
 
 
-def run(opt: Namespace, device_id: int, record: dict[str, Any] | None = None) -> None:
+def run_process(opt: Namespace, device_id: int, record: dict[str, Any] | None = None) -> None:
+    """Apply the patches, as spawned processes need, train, and leave the process group; see `train`.
+
+    Without leaving the group, torch may abort at exit if other processes have already gone.
+    """
+    apply_patches()
+    train(opt, device_id, record)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None:
     """Train in this process.
 
     Args:
@@ -63,7 +75,7 @@ def run(opt: Namespace, device_id: int, record: dict[str, Any] | None = None) ->
         Interrupted: training was asked to stop; the last whole step is saved.
     """
     train_single.configure_process(opt, device_id)
-    init_logger(opt.log_file)
+    onmt.utils.logging.init_logger(opt.log_file)
     if not torch.cuda.is_available():
         keep_freed_memory()
     with building_from(opt.train_from):
@@ -100,7 +112,7 @@ def run(opt: Namespace, device_id: int, record: dict[str, Any] | None = None) ->
     valid = train_single.build_dynamic_dataset_iter(
         opt, transforms_cls, vocabs, task=CorpusTask.VALID, copy=opt.copy_attn, device_id=device_id
     )
-    init_logger(opt.log_file)  # upstream drops the log file when it opens a corpus
+    onmt.utils.logging.init_logger(opt.log_file)  # upstream drops the log file when it opens a corpus
     saver.resume_state = lambda: gather_resume_state(trainer, batches)
     with building_from(opt.train_from):
         restore_state(trainer, resume)
@@ -156,12 +168,18 @@ def _build_trainer(
     trainer = train_single.build_trainer(opt, device_id, model, vocabs, optim, model_saver=saver)
     if opt.autocast == "bf16":
         device = next(model.parameters()).device
-        upstream.autocast_model(model, (trainer.train_loss, trainer.valid_loss), device)
+        _autocast(device, model, trainer.train_loss, trainer.valid_loss)
     if trainer.earlystopper is not None:
         # Upstream's default scorers are global.
         stopper = trainer.earlystopper
         stopper.early_stopping_scorers = [type(scorer)() for scorer in stopper.early_stopping_scorers]
     return trainer
+
+
+def _autocast(device: torch.device, *modules: Any) -> None:
+    """Run modules under bfloat16 autocast, with a new context per call because contexts cache weights."""
+    for module in modules:
+        module.forward = torch.autocast(device.type, torch.bfloat16)(module.forward)
 
 
 def _build_report(opt: Namespace, trainer: Any, first_step: int, loss: Any) -> ProgressReport:

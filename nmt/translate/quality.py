@@ -20,7 +20,7 @@ from sacrebleu.metrics import BLEU
 from torch import nn
 
 from nmt.data.batches import check_parallel
-from nmt.patches import table as upstream
+from nmt.patches.table import apply_patches
 from nmt.translate.translation import read_lines, translate_file
 from shared_embeddings.checkpoints.quality import Quality
 from shared_embeddings.errors import UserError
@@ -50,7 +50,7 @@ def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path, subword
     check_parallel("validation", {"source": os.fspath(source), "target": os.fspath(target)})
     wanted = read_lines(os.fspath(target))
     _check_joined(target, wanted, subwords)
-    upstream.install()
+    apply_patches()
     with tempfile.TemporaryDirectory() as folder:
         output = os.path.join(folder, "translation")
         asked = ["-model", os.fspath(checkpoint), "-src", os.fspath(source), "-output", output]

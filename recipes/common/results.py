@@ -43,7 +43,7 @@ def write_result(
         folder: of the file, usually that of the recipe's runs.
         row: name of the row.
         config: the settings that decide about the outcome; what they leave out has its default.
-        counts: parameter counts, as `nmt.describe_checkpoint` gives them.
+        counts: parameter counts, as `nmt.checkpoint.build.describe_checkpoint` gives them.
         metrics: scores with their signatures, speed, training time.
         data_checksum: SHA-256 over the data.
         extra: anything else, for instance ``peak_memory_mib``.

@@ -185,7 +185,7 @@ def evaluate(model: Model, translating: Job, machine: Machine) -> None:
     # These import torch, which takes seconds: only once there is something to evaluate.
     import torch
 
-    from nmt import describe_checkpoint
+    from nmt.checkpoint.build import describe_checkpoint
 
     checkpoint = model.checkpoint()
     assert checkpoint is not None

@@ -103,7 +103,7 @@ def write_evaluation(
     recipe: Recipe, row: Row, trained: Trained, metrics: dict[str, Any], options: list[str]
 ) -> None:
     """Write the result of a row: its `metrics`, and what is known about its training."""
-    from nmt import describe_checkpoint
+    from nmt.checkpoint.build import describe_checkpoint
 
     run = recipe.home / row.name
     counts = describe_checkpoint(run / AVERAGED)

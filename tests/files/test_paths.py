@@ -134,9 +134,9 @@ def test_options_of_upstream_that_speak_of_files_are_known(command: str) -> None
     import importlib
 
     from nmt.options import paths
-    from nmt.patches import table as upstream
+    from nmt.patches.table import apply_patches
 
-    upstream.install()
+    apply_patches()
     parser = importlib.import_module(f"onmt.bin.{command}")._get_parser()
     known = {*paths.TRANSLATE, *paths.TRAIN, *NO_FILES, "config", "save_config", "src_vocab", "tgt_vocab"}
     of_training = {"save_model", "tensorboard_log_dir", "override_opts", "tensorboard"}

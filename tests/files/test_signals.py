@@ -96,9 +96,9 @@ def test_nothing_is_reported_once_all_is_done(monkeypatch: pytest.MonkeyPatch) -
 def test_processes_that_count_words_leave_signals_to_their_parent() -> None:
     import onmt.bin.build_vocab
 
-    from nmt.patches import table as upstream
+    from nmt.patches.table import apply_patches
 
-    upstream.install()
+    apply_patches()
     before = {number: signal.getsignal(number) for number in early_signals.SIGNALS}
     try:
         signal.signal(signal.SIGTERM, lambda number, frame: None)

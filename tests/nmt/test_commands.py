@@ -23,7 +23,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nmt.checkpoint.checkpoint import build_from_checkpoint, describe_checkpoint, read_weights
+from nmt.checkpoint.build import build_from_checkpoint, describe_checkpoint
+from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.export import dense_checkpoint
 from nmt.checkpoint.files import read_checkpoint, write_atomically
 from nmt.model.embeddings import shared_embeddings_of
@@ -331,11 +332,12 @@ def train_two(host: Host, folder: Path, **options: Any) -> list[torch.Tensor]:
     script = folder / "worker.py"
     script.write_text(
         "import sys, torch\n"
-        "from nmt.patches import table as upstream\n"
+        "from nmt.patches.table import apply_patches\n"
+        "from nmt.train import training\n"
         "from onmt.utils.parse import ArgumentParser\n"
         "import onmt.bin.train, onmt.utils.distributed as distributed\n"
         "rank = int(sys.argv.pop(1))\n"
-        "upstream.install()\n"
+        "apply_patches()\n"
         "opt = onmt.bin.train._get_parser().parse_args()\n"
         "ArgumentParser.validate_train_opts(opt); ArgumentParser.update_model_opts(opt)\n"
         "opt.seed += rank\n"
@@ -344,7 +346,7 @@ def train_two(host: Host, folder: Path, **options: Any) -> list[torch.Tensor]:
         "build = single.build_model\n"
         "single.build_model = lambda *a: kept.append(build(*a)) or kept[0]\n"
         "distributed.multi_init(opt, rank)\n"
-        "upstream.run_training_process(opt, rank)\n"
+        "training.run_process(opt, rank)\n"
         "assert not torch.distributed.is_initialized()\n"
         "parts = [p.detach().flatten() for p in kept[0].parameters()]\n"
         f"torch.save(torch.cat(parts), r'{folder}/rank%d' % rank)\n"
@@ -615,7 +617,7 @@ def test_upstream_tests_pass_with_the_seams(tmp_path: Path) -> None:
     """OpenNMT's own tests (those that need no data of its repository), with every seam in place."""
     import onmt
 
-    (tmp_path / "conftest.py").write_text("from nmt.patches import table as upstream\nupstream.install()\n")
+    (tmp_path / "conftest.py").write_text("from nmt.patches.table import apply_patches\napply_patches()\n")
     folder = Path(onmt.__file__).parent / "tests"
     for name in [*UPSTREAM_TESTS, "utils_for_tests.py"]:
         shutil.copy(folder / name, tmp_path / name)
@@ -659,8 +661,8 @@ def test_missing_packages_are_replaced(tmp_path: Path) -> None:
         "find = importlib.util.find_spec\n"
         "hidden = ('pyonmttok', 'fasttext')\n"
         "importlib.util.find_spec = lambda name, *rest: None if name in hidden else find(name, *rest)\n"
-        "from nmt.patches import table as upstream\n"
-        "upstream.install()\n"
+        "from nmt.patches.table import apply_patches\n"
+        "apply_patches()\n"
         "import pyonmttok, onmt.transforms.clean as clean\n"
         "assert 'spacy.language' not in sys.modules\n"
         "print(pyonmttok.build_vocab_from_tokens(['a'])(['a']))\n"

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import shared_embeddings as se
-from nmt.checkpoint.checkpoint import build_from_checkpoint
+from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.files import read_checkpoint
 from nmt.checkpoint.parts import WEIGHTS
 from nmt.compression import CheckpointModel

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from nmt.checkpoint.checkpoint import describe_checkpoint, read_weights
+from nmt.checkpoint.build import describe_checkpoint
+from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.files import read_checkpoint
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from tests.nmt.conftest import Host, run

@@ -16,7 +16,7 @@ from onmt.utils.loss import LossCompute
 from nmt.checkpoint.checkpoint import read_weights
 from nmt.data.vocabulary import Vocab
 from nmt.model.copying import collapsed, copies_of, coverage_loss, over_words
-from nmt.patches import table as upstream
+from nmt.patches.table import apply_patches
 from tests.nmt.conftest import MODEL, WORDS, Host
 from tests.nmt.test_compression import UNTIED
 
@@ -34,7 +34,7 @@ FEW = 12
 @pytest.fixture(autouse=True)
 def seams() -> None:
     """Upstream as the commands find it."""
-    upstream.install()
+    apply_patches()
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from nmt.checkpoint.checkpoint import build_from_checkpoint, describe_checkpoint, read_weights
+from nmt.checkpoint.build import build_from_checkpoint, describe_checkpoint
+from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.export import dense_checkpoint
 from nmt.checkpoint.files import read_checkpoint
 from nmt.model.embeddings import shared_embeddings_of, words_module

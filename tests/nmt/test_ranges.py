@@ -16,7 +16,7 @@ import torch
 
 from nmt.options.ranges import RANGES, check_ranges, names
 from nmt.options.sizes import check_memory, check_model_sizes
-from nmt.patches import table as upstream
+from nmt.patches.table import apply_patches
 from shared_embeddings.errors import UserError
 from tests.nmt.conftest import MODEL, Host
 
@@ -28,7 +28,7 @@ WITHOUT_BOUNDS: dict[str, str] = {}
 
 def actions() -> list[Any]:
     """All options of the three commands."""
-    upstream.install()
+    apply_patches()
     return [action for module in PARSERS for action in module._get_parser()._actions]
 
 
@@ -93,7 +93,7 @@ def test_bounds(name: str, right: list[Any], wrong: list[Any]) -> None:
 
 def sized(**changed: Any) -> Namespace:
     """The options of a small Transformer, some changed, as upstream completes them."""
-    upstream.install()
+    apply_patches()
     opt = onmt.bin.train._get_parser().parse_known_args(["-data", "d", "-src_vocab", "v"])[0]
     vars(opt).update({**MODEL, "share_embeddings": False, "share_decoder_embeddings": False, **changed})
     onmt.bin.train.ArgumentParser.update_model_opts(opt)

@@ -12,7 +12,7 @@ import torch
 from onmt.translate.beam_search import BeamSearch
 from onmt.translate.penalties import PenaltyBuilder
 
-from nmt.patches import table as upstream
+from nmt.patches.table import apply_patches
 from tests.nmt.conftest import Host
 from tests.nmt.test_training import METHODS
 
@@ -99,7 +99,7 @@ def _repeats(line: str, size: int) -> bool:
 
 def test_attention_is_as_long_as_the_source_of_its_sentence() -> None:
     """The second of two sentences, of two hypotheses each, whose sources have 3 and 9 words."""
-    upstream.install()
+    apply_patches()
     search = SimpleNamespace(
         beam_size=2,
         ratio=0.0,
@@ -117,7 +117,7 @@ def test_attention_is_as_long_as_the_source_of_its_sentence() -> None:
 
 
 def test_padding_wants_no_coverage() -> None:
-    upstream.install()
+    apply_patches()
     penalty = PenaltyBuilder("wu", "none").coverage_penalty
     coverage = torch.tensor([[0.5, 0.25, 2.0, 0.0]])
     # -(log 0.5 + log 0.25 + log 1), and nothing of the place that nothing attends to.

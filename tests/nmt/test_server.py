@@ -18,11 +18,11 @@ import pytest
 from flask.testing import FlaskClient
 
 from nmt.checkpoint.files import read_checkpoint
-from nmt.patches import table as upstream
+from nmt.patches.table import apply_patches
 from tests.nmt.conftest import Host
 from tests.nmt.test_transforms import Subwords
 
-upstream.install()
+apply_patches()
 
 from nmt.translate.server import Limits, make_app  # noqa: E402
 from nmt.translate.server_models import read_models  # noqa: E402

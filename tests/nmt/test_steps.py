@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nmt.checkpoint.checkpoint import build_from_checkpoint, is_whole, read_weights, whole_steps, write_apart
+from nmt.checkpoint.build import build_from_checkpoint
+from nmt.checkpoint.checkpoint import is_whole, read_weights, whole_steps, write_apart
 from nmt.checkpoint.files import read_checkpoint, remove_leftovers
 from shared_embeddings.errors import UserError
 from tests.altered import offsets

@@ -17,12 +17,12 @@ from onmt.utils.loss import LossCompute
 from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.files import read_checkpoint
 from nmt.data.batches import TrackedBatches
-from nmt.patches import table as upstream
+from nmt.patches.table import apply_patches
 from nmt.train.runs import differences
 from shared_embeddings.utils.files import locked
 from tests.nmt.conftest import Host, run
 
-upstream.install()  # before a test puts something in front of a seam
+apply_patches()  # before a test puts something in front of a seam
 
 Refusal = Callable[..., str]
 FUNNEL = {"method": "funnel", "rank": 4}

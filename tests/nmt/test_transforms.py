@@ -15,7 +15,7 @@ import torch
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from nmt.checkpoint.checkpoint import build_from_checkpoint
+from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.files import read_checkpoint
 from nmt.translate.quality import bleu
 from shared_embeddings.cli.main import main

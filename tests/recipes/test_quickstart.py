@@ -48,7 +48,7 @@ print("Tokens per second: 123.4")
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of stand-ins for OpenNMT's commands, which the driver uses."""
-    nmt = pytest.importorskip("nmt")
+    build = pytest.importorskip("nmt.checkpoint.build")
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, code in FAKE_COMMANDS.items():
@@ -56,7 +56,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.write_text(f"#!{sys.executable}\nimport os, sys, yaml, zipfile\n{code}")
         path.chmod(0o755)
     monkeypatch.setattr(run, "_command", lambda name: str(folder / name))
-    monkeypatch.setattr(nmt, "describe_checkpoint", lambda path: dict(COUNTS))
+    monkeypatch.setattr(build, "describe_checkpoint", lambda path: dict(COUNTS))
     return folder
 
 

@@ -13,7 +13,7 @@ import torch
 from onmt.modules.embeddings import PositionalEncoding
 from onmt.translate.translation_server import ServerModel
 
-from nmt.checkpoint.checkpoint import build_from_checkpoint
+from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.files import read_checkpoint, save_checkpoint
 from nmt.model.embeddings import shared_embeddings_of
 from nmt.summarization.length_control import positions_of
@@ -230,9 +230,9 @@ def test_server(counting: tuple[Host, Path]) -> None:
 
 def server_answer(checkpoint: Path, **options: Any) -> str:
     """What OpenNMT's server makes of ``w1`` with a model and its options."""
-    from nmt.patches import table as upstream
+    from nmt.patches.table import apply_patches
 
-    upstream.install()
+    apply_patches()
     settings = {"models": [str(checkpoint)], "gpu": -1, "beam_size": 2, **options}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["onmt_server"])
