@@ -1,4 +1,4 @@
-"""What the command lines of language models have in common."""
+"""Options shared by the commands for language models."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from shared_embeddings.errors import UserError
 
 
 def chosen_device(name: str) -> str:
-    """The device that ``auto``, ``cpu`` or ``cuda`` stands for.
+    """Resolve ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
-        UserError: there is no such device.
+        UserError: the device is not available.
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("device is cuda, but torch sees none; use cpu")
+        raise UserError("device is cuda, but torch finds no CUDA device; use cpu")
     return name
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """Add the option that `chosen_device` reads."""
+    """Add the option -device, see `chosen_device`."""
     parser.add_argument(
-        "-device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (default: auto)"
+        "-device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: auto)"
     )

@@ -1,4 +1,4 @@
-"""Checkpoints: plain values and tensors only, written all at once, read without running code."""
+"""Checkpoints of plain values and tensors, written atomically and read without running code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VERSION = 1
 
 
 def _is_config(value: Any) -> bool:
-    """Whether a value has the form of a flat configuration."""
+    """Whether a value is a flat configuration."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         return False
     embedding = value.get("embedding")
@@ -47,22 +47,22 @@ def _is_config(value: Any) -> bool:
 
 
 _PARTS: dict[str, Kind] = {
-    "config": ("the settings of a model and its embedding", _is_config),
+    "config": ("the configuration of a model and its embedding", _is_config),
     "words": ("a list of words", is_words),
-    "model": ("dense tensors by their names", is_state),
-    "training": ("the state of a run, or None", lambda value: value is None or isinstance(value, dict)),
+    "model": ("dense tensors by name", is_state),
+    "training": ("a training state or None", lambda value: value is None or isinstance(value, dict)),
 }
 
 
 class Trained(NamedTuple):
-    """What a checkpoint holds.
+    """A loaded checkpoint.
 
     Attributes:
-        model: in evaluation mode.
-        words: the vocabulary, in the order of the ids.
-        config: the flat configuration; its embedding names no files.
-        training: what it takes to go on training, or None.
-        packing: how its weights are stored, None for plain ones.
+        model: the model in evaluation mode.
+        words: the vocabulary in the order of the ids.
+        config: the flat configuration; its embedding refers to no files.
+        training: the training state, or None.
+        packing: storage format of the weights; None for plain tensors.
     """
 
     model: LanguageModel
@@ -79,15 +79,15 @@ def save_model(
     config: Mapping[str, Any],
     training: Mapping[str, Any] | None,
 ) -> None:
-    """Write a checkpoint, completely or not at all.
+    """Write a checkpoint atomically.
 
     Args:
-        path: the file.
-        model: its parameters and buffers are written, each tensor once.
-        words: the vocabulary, in the order of the ids.
-        config: the flat configuration; files that its embedding names are replaced by what they said, and
-            options that a fit to a teacher has chosen are put in.
-        training: what it takes to go on training, in plain values and tensors; None for the model only.
+        path: output file.
+        model: model whose distinct tensors are saved.
+        words: the vocabulary in the order of the ids.
+        config: the flat configuration. File options of its embedding are replaced by their contents, and
+            options chosen by a fit to a teacher are added.
+        training: training state of plain values and tensors; None for the model only.
     """
     settings = {**config, "embedding": _rebuilding(config, model.embedding)}
     save_state(path, distinct_state(model), words, settings, training)
@@ -100,14 +100,14 @@ def save_state(
     config: Mapping[str, Any],
     training: Mapping[str, Any] | None,
 ) -> None:
-    """Write the checkpoint of a model of which only the tensors are at hand; see `save_model`.
+    """Write a checkpoint from tensors; see `save_model`.
 
     Args:
-        path: the file.
-        state: of `distinct_state`, which may be packed.
-        words: the vocabulary, in the order of the ids.
-        config: the flat configuration; its embedding names no files.
-        training: as for `save_model`.
+        path: output file.
+        state: result of `distinct_state`, optionally packed.
+        words: the vocabulary in the order of the ids.
+        config: the flat configuration; its embedding refers to no files.
+        training: see `save_model`.
     """
     content = {
         "format": FORMAT,
@@ -125,7 +125,7 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:
     """Read a checkpoint and build its model on `device`.
 
     Raises:
-        UserError: the file is missing, truncated, of something else, or does not fit itself.
+        UserError: the file is missing, truncated, unsupported or inconsistent.
     """
     content = read_checkpoint(path)
     config, words = content["config"], content["words"]
@@ -141,10 +141,10 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint on the CPU, its weights unpacked; ``packing`` says how they are stored.
+    """Read a checkpoint to the CPU and unpack its weights; ``packing`` is their storage format.
 
     Raises:
-        UserError: the file is missing, truncated, or of something else.
+        UserError: the file is missing, truncated or unsupported.
     """
     content = _identified(path, lambda: torch.load(path, map_location="cpu", weights_only=True))
     _check_structure(path, content)
@@ -158,10 +158,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def peek(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint as it is stored, without reading or verifying its tensors.
+    """Read a checkpoint without loading or verifying its tensors.
 
     Raises:
-        UserError: the file is missing, truncated, or of something else.
+        UserError: the file is missing, truncated or unsupported.
     """
     content = _identified(path, lambda: mapped(path))
     _check_structure(path, content)
@@ -169,62 +169,62 @@ def peek(path: Path) -> dict[str, Any]:
 
 
 def _identified(path: Path, load: Callable[[], Any]) -> dict[str, Any]:
-    """What `load` gives for a file, which must say that it is of lm_train.
+    """Call `load` for a file, which must be a checkpoint of lm_train.
 
     Raises:
-        UserError: the file is missing, truncated, or of something else.
+        UserError: the file is missing, truncated or unsupported.
     """
     if not os.path.isfile(path):
         raise UserError(f"checkpoint {path}: no such file; check the path")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of kinds of files that it then refuses
+            warnings.simplefilter("ignore")  # torch warns about some files before it fails
             content = load()
     except UNREADABLE as error:
         raise unreadable(f"checkpoint {path}", error, "lm_train") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UserError(f"checkpoint {path}: is of another program; take one that lm_train wrote")
+        raise UserError(f"checkpoint {path}: was not written by lm_train; use a checkpoint of lm_train")
     return content
 
 
 def _check_structure(path: Path, content: dict[str, Any]) -> None:
-    """Raise `UserError` for a checkpoint of another version, or with a part missing or malformed."""
+    """Raise `UserError` if a checkpoint has another version, or a part is missing or malformed."""
     if content.get("version") != VERSION:
         raise UserError(
-            f"checkpoint {path}: has version {content.get('version')}, this program reads {VERSION}; use the "
-            "program that wrote it"
+            f"checkpoint {path}: has version {content.get('version')}, but this program reads {VERSION}; use "
+            "the program that wrote it"
         )
     for part in _PARTS:
         if part not in content:
-            raise UserError(f"checkpoint {path}: has no {part}; take one that lm_train wrote")
+            raise UserError(f"checkpoint {path}: has no {part}; use a checkpoint written by lm_train")
     check_parts(content, _PARTS, f"checkpoint {path}")
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Load what `distinct_state` gave into a model of the same configuration; `path` names it in errors.
+    """Load the result of `distinct_state` into a model; `path` is for error messages.
 
     Raises:
-        UserError: a tensor is missing, left over, or of another shape.
+        UserError: a tensor is missing, unexpected, or has another shape.
     """
     own = distinct_state(model)
     odd = sorted(own.keys() ^ state.keys())
     if odd:
         where = "only in the model" if odd[0] in own else "only in the checkpoint"
         raise UserError(
-            f"checkpoint {path}: is of another model ({odd[0]} is {where}); use its own configuration"
+            f"checkpoint {path}: belongs to another model ({odd[0]} is {where}); use its configuration"
         )
     for name, tensor in state.items():
         if tensor.shape != own[name].shape:
             raise UserError(
-                f"checkpoint {path}: is of another model ({name} is {tuple(tensor.shape)}, wanted is "
-                f"{tuple(own[name].shape)}); use its own configuration and vocabulary"
+                f"checkpoint {path}: belongs to another model ({name} is {tuple(tensor.shape)}, expected "
+                f"{tuple(own[name].shape)}); use its configuration and vocabulary"
             )
-    # Names that share a tensor with one of these are filled with it.
+    # strict=False: aliases of these tensors are not in the state.
     model.load_state_dict(dict(state), strict=False)
 
 
 def _rebuilding(config: Mapping[str, Any], embedding: se.SharedEmbedding) -> dict[str, Any]:
-    """Settings with which the embedding can be built from the checkpoint and no other file."""
+    """Settings to build the embedding without other files."""
     settings = config["embedding"]
     is_fitted = config.get("embedding_distillation") is not None
     if not is_fitted and not any(name in settings for name in se.file_options(embedding.method)):

@@ -1,4 +1,4 @@
-"""The states of all random number generators as plain values, for checkpoints."""
+"""States of all random number generators as plain values, for checkpoints."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-# Seeds are below it: torch takes twice as many, and what counts on from a seed has the rest.
+# Seeds must be below this. torch allows twice as many; the rest is for seeds derived by counting up.
 SEEDS = 2**63
 
 
 def random_states() -> dict[str, Any]:
-    """The states of Python's, NumPy's and torch's generators, and of the current CUDA device's."""
+    """The states of the generators of Python, NumPy, torch and the current CUDA device."""
     name, keys, *rest = np.random.get_state(legacy=True)
     return {
         "python": generator_state(random._inst),  # type: ignore[attr-defined]
@@ -24,7 +24,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: dict[str, Any]) -> None:
-    """Put all generators where `random_states` found them."""
+    """Restore the states returned by `random_states`."""
     restore_generator(random._inst, states["python"])  # type: ignore[attr-defined]
     name, keys, *rest = states["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
@@ -34,12 +34,12 @@ def restore_random_states(states: dict[str, Any]) -> None:
 
 
 def generator_state(generator: random.Random) -> list[Any]:
-    """The state of one of Python's generators as plain values."""
+    """The state of a Python generator as plain values."""
     version, numbers, gauss = generator.getstate()
     return [version, list(numbers), gauss]
 
 
 def restore_generator(generator: random.Random, state: list[Any]) -> None:
-    """Put one of Python's generators where `generator_state` found it."""
+    """Restore a state returned by `generator_state`."""
     version, numbers, gauss = state
     generator.setstate((version, tuple(numbers), gauss))

@@ -1,4 +1,4 @@
-"""Settings as people give them: a YAML file and ``-key value`` on the command line."""
+"""Settings from a YAML file and from ``-key value`` on the command line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from shared_embeddings.utils.reading import parse_yaml, read_yaml
 
 
 def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
-    """The mapping that ``-config FILE -key value …`` stands for; the command line goes before the file.
+    """Parse ``-config FILE -key value …``; the command line overrides the file.
 
     Raises:
-        UserError: an argument that is no key, a key without a value or with two, or a file that cannot be
-            read.
+        UserError: an argument is not a key, a key has no value or is repeated, or the file cannot be read.
     """
     given: dict[str, Any] = {}
     path = None
@@ -31,7 +30,7 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
                 raise UserError(f"'{key}' has no value; write -{key} VALUE")
             value = rest.pop(0)
         if key in given or (key == "config" and path is not None):
-            raise UserError(f"'{key}' is given twice on the command line; give it once")
+            raise UserError(f"'{key}' is repeated on the command line; remove one")
         if key == "config":
             path = Path(value)
         else:
@@ -40,12 +39,12 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The mapping in a configuration file.
+    """Read the mapping in a configuration file.
 
     Raises:
-        UserError: the file is missing, is no text, or holds no mapping.
+        UserError: the file is missing or not a YAML mapping.
     """
     content = read_yaml(path, "config")
     if not isinstance(content, dict):
-        raise UserError(f"config {path}: holds no mapping; write one 'key: value' per line")
+        raise UserError(f"config {path}: is not a mapping; write one 'key: value' per line")
     return content

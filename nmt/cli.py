@@ -1,6 +1,6 @@
-"""OpenNMT-py's commands, with shared embeddings: the same names, options and files.
+"""The commands of OpenNMT-py with shared embeddings.
 
-See `shared_embeddings.utils.command_line.run` for what they print and return when something goes wrong.
+See `shared_embeddings.utils.command_line.run` for their errors and exit statuses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shared_embeddings.utils.command_line import (
 from shared_embeddings.utils.interrupts import RESUME
 from shared_embeddings.utils.path_options import PathOption
 
-# How words begin that are in no vocabulary file: transforms put them in, or they fill up the last multiple.
+# Prefixes of words that are not in vocabulary files: placeholders of transforms, and vocabulary padding.
 NOT_IN_FILES = ("｟", "averyunlikelytoken")
 
 
@@ -41,11 +41,11 @@ def parse(*arguments: Any, **options: Any) -> Namespace:
 
 
 def _command(function: Callable[[], None], advice: str = NO_PARTIAL_FILES) -> Callable[[], None]:
-    """Make a command of a function: patches applied, mistakes of the user as one line and exit status 2.
+    """Create a command from a function: applies the patches and reports user errors in one line.
 
     Args:
         function: the command.
-        advice: what an interruption's line says at its end.
+        advice: end of the message on interruption.
     """
 
     def main(arguments: Sequence[str]) -> None:
@@ -62,17 +62,15 @@ def _command(function: Callable[[], None], advice: str = NO_PARTIAL_FILES) -> Ca
 
 
 def _explain(error: BaseException) -> str | None:
-    """What a user reads about an error; upstream reports wrong options as assertions and ValueErrors."""
-    told = _told_by_another_process(error)
+    """The message of a user error; OpenNMT-py raises AssertionError and ValueError for options."""
+    told = _error_of_another_process(error)
     if told is not None or isinstance(error, (AssertionError, ValueError)):
         return error_line(told or error)
     return explain(error)
 
 
-def _told_by_another_process(error: BaseException) -> UserError | None:
-    """Return the mistake of the user that a spawned process, or a worker of a data loader, hands over as the
-    text of a traceback, which ends with what was raised first. A worker's has the type of that.
-    """
+def _error_of_another_process(error: BaseException) -> UserError | None:
+    """Return the user error in the traceback text of a spawned process or a data loader worker."""
     text = str(error)
     found = re.findall(r"^[\w.]*(?:User|Option|Document|Storage)Error: (.*)$", text, re.MULTILINE)
     if (
@@ -85,7 +83,7 @@ def _told_by_another_process(error: BaseException) -> UserError | None:
 
 
 def _check_data(opt: Namespace) -> dict[str, dict[str, Any]]:
-    """Check the corpora that the option ``data`` names; returns them.
+    """Check and return the corpora of the option ``data``.
 
     Raises:
         UserError: see `nmt.data.batches.check_corpora`.
@@ -99,13 +97,13 @@ def _check_data(opt: Namespace) -> dict[str, dict[str, Any]]:
 
 
 def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
-    """Check everything that can be known before training starts; embedding options become mappings.
+    """Validate the options of a training; embedding options become mappings.
 
     Returns:
         the corpora of the option ``data``.
 
     Raises:
-        UserError: names the option, what is wrong with it, and what to do.
+        UserError: an option is invalid.
     """
     from onmt.utils.parse import ArgumentParser
 
@@ -144,7 +142,7 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     ArgumentParser.update_model_opts(sizes)
     if plan is not None:
         check_combinations(plan, sizes)
-    if not opt.train_from:  # else the checkpoint's own sizes and embedding are used
+    if not opt.train_from:  # otherwise the checkpoint determines sizes and embedding
         ArgumentParser.validate_model_opts(sizes)
         check_model_sizes(sizes)
         vocabs = _new_vocabularies(opt)
@@ -159,12 +157,12 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
 
 
 def _new_vocabularies(opt: Namespace) -> dict[str, Any]:
-    """The vocabularies of a model that is trained from scratch, as upstream builds them a little later."""
+    """The vocabularies of a new model."""
     from onmt.inputters import build_vocab
     from onmt.transforms import get_specials, get_transforms_cls
     from onmt.utils.parse import ArgumentParser
 
-    # Upstream's check writes what it has read into the options.
+    # This check modifies the options.
     prepared = copy.deepcopy(opt)
     ArgumentParser.validate_prepare_opts(prepared)
     specials = get_specials(prepared, get_transforms_cls(prepared._all_transform))
@@ -172,13 +170,13 @@ def _new_vocabularies(opt: Namespace) -> dict[str, Any]:
 
 
 def _check_same_words(opt: Namespace, found: dict[str, Any]) -> None:
-    """Refuse vocabulary files that lack words of the checkpoint that training goes on from.
+    """Check that the vocabulary files have all words of the checkpoint to train from.
 
-    Upstream takes the checkpoint's own words, so that texts of another vocabulary would read ``<unk>`` only.
-    The files may hold more words: those of a model that was trimmed, for instance.
+    OpenNMT-py uses the checkpoint's vocabulary, so that other words would become ``<unk>``. The files may
+    have more words, for example if the model was trimmed.
 
     Raises:
-        UserError: names a side, and a word of the checkpoint that the files lack.
+        UserError: a word is missing.
     """
     vocabs = _new_vocabularies(opt)
     for side in ("src", "tgt"):
@@ -187,13 +185,13 @@ def _check_same_words(opt: Namespace, found: dict[str, Any]) -> None:
         if lacking:
             raise UserError(
                 f"{side}_vocab: lacks {len(lacking)} of the {len(words)} words of the checkpoint "
-                f"{opt.train_from}, such as {lacking[0]!r}; give the vocabulary that it was trained with"
+                f"{opt.train_from}, such as {lacking[0]!r}; use the vocabulary that it was trained with"
             )
 
 
 @functools.partial(_command, advice=RESUME)
 def train() -> None:
-    """``onmt_train``: train a translation model, or resume the run that is there."""
+    """``onmt_train``: train a translation model, or resume its training."""
     import onmt.bin.train
     from onmt.utils.logging import init_logger, logger
 
@@ -205,7 +203,7 @@ def train() -> None:
         start = runs.begin(opt, runs.settings_of(opt, corpora))
         init_logger(opt.log_file)
         if start.resumes and runs.is_finished(opt):
-            logger.info(f"{opt.train_from} is the end of its run: nothing left to train")
+            logger.info(f"{opt.train_from} is the end of its run: nothing to do")
             return
         if start.resumes:
             logger.info(f"Resuming the run that saved {opt.train_from}")
@@ -236,9 +234,7 @@ def translate() -> None:
 
 @_command
 def build_vocab() -> None:
-    """``onmt_build_vocab``: count the tokens of the training data; the files appear when they are
-    complete.
-    """
+    """``onmt_build_vocab``: count the tokens of the training data."""
     import onmt.bin.build_vocab
     import onmt.bin.train
 
@@ -273,7 +269,7 @@ def average_models() -> None:
         "-output", "-o", "--output", type=PathOption.NEW_FILE, required=True, help="checkpoint to write"
     )
     parser.add_argument("-fp32", "-f", "--fp32", action="store_true", help="store in single precision")
-    parser.add_argument("-force", "--force", action="store_true", help="replace a file that is there")
+    parser.add_argument("-force", "--force", action="store_true", help="overwrite an existing file")
     opt = parse(parser)
     models = list(map(str, opt.models))
     check_new_model(models, opt.output, PathOption.NEW_FILE, opt.force)
@@ -282,7 +278,7 @@ def average_models() -> None:
 
 @_command
 def release_model() -> None:
-    """``onmt_release_model``: keep what translation needs only, or export to CTranslate2."""
+    """``onmt_release_model``: keep only what translation needs, or export to CTranslate2."""
     from nmt.checkpoint.checkpoint import strip_checkpoint
     from nmt.checkpoint.export import export_ctranslate2
     from nmt.checkpoint.files import save_checkpoint
@@ -305,7 +301,7 @@ def release_model() -> None:
         choices=["int8", "int16", "float16", "int8_float16"],
         help="for CTranslate2",
     )
-    parser.add_argument("-force", "--force", action="store_true", help="replace what is there")
+    parser.add_argument("-force", "--force", action="store_true", help="overwrite existing output")
     opt = parse(parser)
     model, output = str(opt.model), str(opt.output)
     if opt.format == "ctranslate2":
@@ -313,7 +309,7 @@ def release_model() -> None:
         export_ctranslate2(model, output, opt.quantization)
         return
     if opt.quantization:
-        raise UserError("quantization: has an effect with --format ctranslate2 only; remove it")
+        raise UserError("quantization: needs --format ctranslate2; remove it")
     check_new_model([model], output, PathOption.NEW_FILE, opt.force)
     save_checkpoint(strip_checkpoint(model), output)
 

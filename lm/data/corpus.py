@@ -1,7 +1,7 @@
-"""Corpora as memory-mapped files of token ids: making them in bounded memory, and opening them.
+"""Corpora as memory-mapped files of token ids: written in bounded memory, and loaded.
 
 A corpus is a folder with ``train.npy``, ``valid.npy`` and ``test.npy`` (one-dimensional, int32),
-``vocabulary.tsv`` and ``data.json``, which describes them and is written last.
+``vocabulary.tsv`` and ``data.json``, which describes them.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ DESCRIPTION = "data.json"
 FORMAT = "shared-embeddings-corpus"
 VERSION = 1
 DTYPE = np.dtype("<i4")
-_BLOCK = 1 << 22  # tokens that are looked at together
+_BLOCK = 1 << 22  # tokens checked at a time
 
 Texts = Mapping[str, Sequence[Path]]
 
 
 class Corpus(NamedTuple):
-    """A corpus that `prepare` made.
+    """A corpus written by `prepare`.
 
     Attributes:
-        train, valid, test: ``(N,)`` int32 token ids, mapped from the disk and read-only.
+        train, valid, test: ``(N,)`` int32 token ids, read-only memory maps.
         vocabulary: of the training text.
         description: the content of ``data.json``, see `prepare`.
     """
@@ -53,10 +53,10 @@ class Corpus(NamedTuple):
 
 
 class Published(NamedTuple):
-    """What is known of a corpus beforehand.
+    """Published sizes of a corpus.
 
     Attributes:
-        tokens: number of tokens of every split, one ``<eos>`` for every line included.
+        tokens: number of tokens of each split, including one ``<eos>`` per line.
         types: V of the training text without limits.
     """
 
@@ -73,28 +73,27 @@ def prepare(
     published: Published | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Make a corpus of texts, reading each twice and never holding one in memory.
+    """Convert texts to a corpus. Each text is read twice, in blocks.
 
-    Nothing is done when the folder holds it already, unharmed, from the same texts and settings; where it is
-    damaged it is made again.
+    Returns early if the folder already has an intact corpus of the same texts and settings.
 
     Args:
         texts: the files of each of `SPLITS`.
-        folder: gets the corpus.
-        name: what it is called in results.
-        limits: of the vocabulary.
-        lower: whether to put all words into lower case.
+        folder: output folder.
+        name: name of the corpus in results.
+        limits: limits of the vocabulary.
+        lower: whether to lowercase all words.
         published: sizes that the texts must have.
-        force: replace a corpus of other texts or settings, and whatever else has the names of its files.
+        force: overwrite other files with the names of the outputs.
 
     Returns:
         The content of ``data.json``: ``name``, ``settings``, ``sources`` (checksums of the texts), ``tokens``
-        and ``unknown`` (tokens that are ``<unk>``) of each split, ``types`` (V), ``files`` (the checksum of
-        each), and ``checksum``, SHA-256 over the latter.
+        and ``unknown`` (number of ``<unk>``) of each split, ``types`` (V), ``files`` (their checksums), and
+        ``checksum``, the SHA-256 of ``files``.
 
     Raises:
-        UserError: `folder` is a file or holds other files of these names, or a text cannot be read, is one of
-            these files, has fewer than two tokens, or not the published size.
+        UserError: `folder` is a file or has other files with the names of the outputs; or a text cannot be
+            read, is one of the outputs, has fewer than two tokens, or does not have its published size.
     """
     inputs = {f"-{split}": (PathOption.FILE, texts[split]) for split in SPLITS}
     outputs = [folder / file for file in (*_files(), DESCRIPTION)]
@@ -109,7 +108,7 @@ def prepare(
     }
     found = _read_description(folder)
     is_own = found is not None and all(found.get(key) == value for key, value in made_from.items())
-    if found is not None and is_own and _is_unharmed(found, folder):
+    if found is not None and is_own and _is_intact(found, folder):
         return found
     check_paths({**inputs, "-output": (PathOption.NEW_FILE, outputs)}, force or is_own)
     counts, tokens = _count(texts, lower)
@@ -136,24 +135,24 @@ def prepare(
 
 
 def load_corpus(folder: Path) -> Corpus:
-    """Open a corpus; its files are mapped, not read into memory, and no code in them is run.
+    """Memory-map a corpus, without running code from its files.
 
     Raises:
-        UserError: the folder or a file is missing, foreign, damaged or of another version.
+        UserError: the folder or a file is missing, damaged, unsupported or from another version.
     """
     if not folder.is_dir():
-        raise UserError(f"data {folder}: no such folder; make it with lm_prepare")
+        raise UserError(f"data {folder}: no such folder; create it with lm_prepare")
     description = _read_description(folder)
     if description is None:
         raise UserError(
-            f"data {folder}: no {DESCRIPTION} of a finished lm_prepare of this version; run lm_prepare"
+            f"data {folder}: has no valid {DESCRIPTION} of this version of lm_prepare; run lm_prepare"
         )
     for file, checksum in description["files"].items():
         path = folder / file
         if not path.is_file():
             raise UserError(f"data {folder}: {file} is missing; run lm_prepare again")
         if sha256(path) != checksum:
-            raise UserError(f"data {folder}: {file} is not what lm_prepare wrote; run lm_prepare again")
+            raise UserError(f"data {folder}: {file} was changed after lm_prepare; run lm_prepare again")
     vocabulary = Vocabulary.load(folder / VOCABULARY)
     tokens = {split: read_tokens(folder / f"{split}.npy") for split in SPLITS}
     for split in SPLITS:
@@ -162,14 +161,14 @@ def load_corpus(folder: Path) -> Corpus:
 
 
 def _check_tokens(path: Path, tokens: np.ndarray, number: int, words: int) -> None:
-    """Check once, a block at a time, what training would run into later.
+    """Check the number and the range of token ids, one block at a time.
 
     Raises:
-        UserError: there are not so many tokens as described, or one is no id of a word.
+        UserError: the number of tokens is not the described one, or a token is not in the vocabulary.
     """
     if len(tokens) != number:
         raise UserError(
-            f"{path}: {len(tokens)} tokens, but {DESCRIPTION} says {number}; make it with lm_prepare"
+            f"{path}: {len(tokens)} tokens, but {DESCRIPTION} says {number}; run lm_prepare again"
         )
     for begin in range(0, number, _BLOCK):
         block = tokens[begin : begin + _BLOCK]
@@ -177,28 +176,28 @@ def _check_tokens(path: Path, tokens: np.ndarray, number: int, words: int) -> No
         if len(odd):
             raise UserError(
                 f"{path}: token {begin + odd[0]} is {block[odd[0]]}, but the vocabulary has the ids 0 to "
-                f"{words - 1}; make it with lm_prepare"
+                f"{words - 1}; run lm_prepare again"
             )
 
 
 def read_tokens(path: Path) -> np.ndarray:
-    """``(N,)`` the int32 token ids of one file, mapped from the disk.
+    """Memory-map the int32 token ids ``(N,)`` of one file.
 
     Raises:
-        UserError: the file is missing, cut short, or of another kind.
+        UserError: the file is missing, truncated, or not a token file.
     """
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except (*UNREADABLE, SyntaxError) as error:
-        raise UserError(f"{path}: no token file ({first_line(error)}); make it with lm_prepare") from error
+        raise UserError(f"{path}: not a token file ({first_line(error)}); run lm_prepare") from error
     if not isinstance(tokens, np.ndarray) or tokens.dtype != DTYPE or tokens.ndim != 1:
         kind = f"{tokens.dtype} of shape {tokens.shape}" if isinstance(tokens, np.ndarray) else "an archive"
-        raise UserError(f"{path}: {kind}; wanted int32 of shape (N,); make it with lm_prepare")
+        raise UserError(f"{path}: {kind}; expected int32 of shape (N,); run lm_prepare")
     return tokens
 
 
 def _count(texts: Texts, lower: bool) -> tuple[Counter[str], dict[str, int]]:
-    """How often each word of the training text occurs, and the number of tokens of every split."""
+    """Count each word of the training text, and the tokens of each split."""
     counts: Counter[str] = Counter()
     tokens = dict.fromkeys(SPLITS, 0)
     with _progress("counting", texts) as progress:
@@ -217,7 +216,7 @@ def _count(texts: Texts, lower: bool) -> tuple[Counter[str], dict[str, int]]:
 def _write_tokens(
     texts: Texts, places: Mapping[str, Path], vocabulary: Vocabulary, tokens: Mapping[str, int], lower: bool
 ) -> dict[str, int]:
-    """Write the token file of every split to its place; returns how many of its tokens are ``<unk>``."""
+    """Write the token file of each split; returns how many of its tokens are ``<unk>``."""
     unknown = dict.fromkeys(SPLITS, 0)
     with _progress("writing", texts) as progress:
         for split in SPLITS:
@@ -229,20 +228,20 @@ def _write_tokens(
                     for words in word_blocks(path, lower, progress.update):
                         ids = map(vocabulary.index.get, words, repeat(vocabulary.unk))
                         block = np.fromiter(ids, DTYPE, len(words))  # type: ignore[arg-type]
-                        file.write(block.data)  # reports a full disk as such, which tofile does not
+                        file.write(block.data)  # tofile reports a full disk with another error
                         written += len(block)
                         unknown[split] += int(np.count_nonzero(block == vocabulary.unk))
                 if written != tokens[split]:
-                    raise UserError(f"the {split} text has changed while it was read; run again")
+                    raise UserError(f"the {split} text changed while it was read; run lm_prepare again")
     return unknown
 
 
 def _check_published(name: str, published: Published, tokens: Mapping[str, int], types: int | None) -> None:
-    """Refuse texts that are not the published ones; `types` is ``None`` where limits have changed it."""
+    """Raise `UserError` for texts without the published sizes; `types` is None if limits changed it."""
     for split in SPLITS:
         if tokens[split] != published.tokens[split]:
             raise UserError(
-                f"{name}: the {split} text has {tokens[split]:,} tokens, the published one "
+                f"{name}: the {split} text has {tokens[split]:,} tokens, the published text "
                 f"{published.tokens[split]:,}; replace the file by the original"
             )
     if types is not None and types != published.types:
@@ -253,7 +252,7 @@ def _check_published(name: str, published: Published, tokens: Mapping[str, int],
 
 
 def _progress(what: str, texts: Texts) -> Any:
-    """A bar over the bytes of all texts, on a terminal."""
+    """A progress bar over the bytes of all texts."""
     size = sum(path.stat().st_size for split in SPLITS for path in texts[split])
     return tqdm(total=size, desc=what, unit="B", unit_scale=True, disable=not sys.stderr.isatty())
 
@@ -288,7 +287,7 @@ def _read_description(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_complete(content: Mapping[str, Any]) -> bool:
-    """Whether a description has all that `prepare` writes."""
+    """Whether a description has everything that `prepare` writes."""
     files = content.get("files")
     if not isinstance(files, dict) or sorted(files) != sorted(_files()):
         return False
@@ -304,8 +303,8 @@ def _is_complete(content: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_unharmed(found: Mapping[str, Any], folder: Path) -> bool:
-    """Whether the files of a corpus are those of its description."""
+def _is_intact(found: Mapping[str, Any], folder: Path) -> bool:
+    """Whether the files of a corpus match its description."""
     return all(
         (folder / file).is_file() and sha256(folder / file) == found["files"][file] for file in _files()
     )

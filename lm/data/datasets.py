@@ -1,4 +1,4 @@
-"""Well-known corpora: found below $DATA_DIR or downloaded, as torchtext's dataset classes lay them out."""
+"""Well-known corpora, located in $DATA_DIR or downloaded, in the layout of torchtext's dataset classes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.utils.download import download, verify
 
 _WIKITEXT = "https://wikitext.smerity.com"
-# Of the archives at their first address: "download_checksums" in datasets/wikitext/dataset_infos.json of
-# huggingface/datasets; python/mlx/data/datasets/wikitext.py of ml-explore/mlx-data has the same.
+# From "download_checksums" in datasets/wikitext/dataset_infos.json of huggingface/datasets; the same values
+# are in python/mlx/data/datasets/wikitext.py of ml-explore/mlx-data.
 _WIKITEXT_SHA256 = {
     "wikitext-2-v1.zip": "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
     "wikitext-103-v1.zip": "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
@@ -27,15 +27,14 @@ class Source(NamedTuple):
     """Where a corpus comes from.
 
     Attributes:
-        dataset: torchtext's class, which knows folders and extracts archives. (Its own downloading neither
-            notices a server's refusal nor stops waiting, and its addresses of WikiText are dead.)
-        folder: where it is looked for below $DATA_DIR; torchtext's folders are tried after it.
-        urls: what to download.
-        files: name of each split's text.
-        sha256: checksums of downloads and texts, by name. Those of the texts in an archive are not known: the
-            published sizes tell them.
+        dataset: torchtext's class, which has the folders and extracts archives. (Its downloads ignore HTTP
+            errors and have no timeout, and its URLs of WikiText are dead.)
+        folder: searched below $DATA_DIR before torchtext's folders.
+        urls: files to download.
+        files: file name of each split.
+        sha256: known checksums of downloads and texts, by name; texts in archives are checked by size.
         published: sizes as in Mikolov et al. (2010) for PTB and Merity et al. (2017) for WikiText, with one
-            ``<eos>`` for every line.
+            ``<eos>`` per line.
     """
 
     dataset: str
@@ -83,22 +82,21 @@ SOURCES = {
 
 
 def locate(name: str, data_dir: Path | None, downloads: Path) -> dict[str, list[Path]]:
-    """The texts of each split of a corpus of `SOURCES`, downloaded if need be.
+    """Locate the texts of each split of a corpus of `SOURCES`, downloading them if necessary.
 
     Args:
-        name: of the corpus.
-        data_dir: looked in first, and never written to: $DATA_DIR.
-        downloads: looked in next; downloaded files go there.
+        name: name of the corpus.
+        data_dir: searched first, never written to ($DATA_DIR).
+        downloads: searched next, and the target of downloads.
 
     Raises:
-        UserError: no such corpus, no such `data_dir`, or a download that is not the archive that it should
-            be.
-        DownloadError: no connection, or a file with another checksum.
+        UserError: the corpus or `data_dir` does not exist, or a download is not the expected archive.
+        DownloadError: the download failed or has another checksum.
     """
     if name not in SOURCES:
-        raise UserError(f"dataset {name!r} is unknown; it may be {', '.join(SOURCES)}")
+        raise UserError(f"dataset {name!r} is unknown; choose one of {', '.join(SOURCES)}")
     if data_dir is not None and not data_dir.is_dir():
-        raise UserError(f"DATA_DIR is {data_dir}: no such folder; set it to a folder of corpora, or unset it")
+        raise UserError(f"DATA_DIR is {data_dir}: no such folder; set it to a folder of corpora or unset it")
     source = SOURCES[name]
     dataset = _dataset(source)
     for folder in [*_candidates(data_dir, source, dataset), *_candidates(downloads, source, dataset)]:
@@ -106,7 +104,7 @@ def locate(name: str, data_dir: Path | None, downloads: Path) -> dict[str, list[
         if all(path.is_file() for path in paths.values()):
             break
     else:
-        print(f"{name}: not found below {data_dir or downloads}; downloading it to {downloads}", flush=True)
+        print(f"{name}: not found in {data_dir or downloads}; downloading it to {downloads}", flush=True)
         folder = _download(source, dataset, downloads)
         paths = {split: folder / file for split, file in source.files.items()}
     for path in paths.values():
@@ -115,40 +113,40 @@ def locate(name: str, data_dir: Path | None, downloads: Path) -> dict[str, list[
 
 
 def _dataset(source: Source) -> Any:
-    """torchtext's class; it is imported here because that takes a while."""
+    """torchtext's class, imported here because that is slow."""
     import torchtext.datasets
 
     return getattr(torchtext.datasets, source.dataset)
 
 
 def _candidates(root: Path | None, source: Source, dataset: Any) -> list[Path]:
-    """Folders below `root` that the texts may be in."""
+    """Folders below `root` that may have the texts."""
     if root is None:
         return []
     return [root / source.folder, root / dataset.name / dataset.dirname, root]
 
 
 def _download(source: Source, dataset: Any, downloads: Path) -> Path:
-    """Download and extract; the folder of the texts appears when all of them are complete."""
+    """Download and extract atomically; returns the folder of the texts."""
     workspace = downloads / f".{dataset.name}.partial"
     inside = workspace / dataset.name
     needed = ", ".join(source.files.values())
-    advice = f"without the download, put {needed} into $DATA_DIR/{source.folder} and run again"
+    advice = f"to skip the download, put {needed} into $DATA_DIR/{source.folder} and run again"
     for url in source.urls:
         archive = inside / url.rsplit("/", 1)[-1]
-        # A killed run has left complete files only.
+        # `download` is atomic: a file of a killed run is complete.
         if not archive.is_file():
             download(url, archive, source.sha256.get(archive.name), advice)
-    # Nothing is left to download for torchtext: it extracts.
+    # torchtext finds the downloads and only extracts them.
     addressed: Any = type(dataset.__name__, (dataset,), {"urls": list(source.urls)})
     try:
         addressed.download(str(workspace), check=str(workspace / "absent"))
         missing = [file for file in source.files.values() if not (inside / dataset.dirname / file).is_file()]
         if missing:
-            raise zipfile.BadZipFile(f"there is no {missing[0]} in it")
+            raise zipfile.BadZipFile(f"it has no {missing[0]}")
     except (zipfile.BadZipFile, zlib.error) as error:
         shutil.rmtree(workspace)
-        raise UserError(f"{source.urls[0]}: not the archive that it should be ({error}); {advice}") from error
+        raise UserError(f"{source.urls[0]}: not the expected archive ({error}); {advice}") from error
     for archive in inside.glob("*.zip"):
         archive.unlink()
     target = downloads / dataset.name

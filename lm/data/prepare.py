@@ -1,4 +1,4 @@
-"""The command ``lm_prepare``: texts to token files and a vocabulary."""
+"""The command ``lm_prepare``: converts texts to token files and a vocabulary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared_embeddings.utils.path_options import PathOption
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Turn texts into token files and a vocabulary, for lm_train."""
+    """Convert texts to token files and a vocabulary for lm_train."""
     parser = Parser("lm_prepare", description=main.__doc__)
     for split in SPLITS:
         parser.add_argument(
@@ -31,36 +31,37 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "-split",
         metavar="TRAIN,VALID,TEST",
-        help="-train alone is divided by lines, at random, into these fractions, with the parts in texts/ of "
-        f"-output (default: {DEFAULT})",
+        help="split the lines of -train at random into these fractions and save them to texts/ in -output "
+        f"(default without -valid and -test: {DEFAULT})",
     )
-    parser.add_argument("-seed", type=int, metavar="S", help="of -split (default: 1)")
+    parser.add_argument("-seed", type=int, metavar="S", help="random seed of -split (default: 1)")
     parser.add_argument(
-        "-dataset", choices=list(SOURCES), help="instead: a corpus from $DATA_DIR or from the network"
+        "-dataset", choices=list(SOURCES), help="use this corpus from $DATA_DIR or download it"
     )
     parser.add_argument(
         "-downloads",
         type=PathOption.FOLDER,
         metavar="DIR",
-        help="where downloads go (default: DIR/downloads in -output)",
+        help="folder for downloads (default: downloads/ in -output)",
     )
-    parser.add_argument(
-        "-output", type=PathOption.FOLDER, required=True, metavar="DIR", help="folder for the prepared corpus"
-    )
+    parser.add_argument("-output", type=PathOption.FOLDER, required=True, metavar="DIR", help="output folder")
     parser.add_argument(
         "-min_frequency",
         type=int,
         default=1,
         metavar="N",
-        help="rarer words become <unk> (default: %(default)s)",
+        help="replace rarer words by <unk> (default: %(default)s)",
     )
     parser.add_argument(
-        "-max_size", type=int, metavar="N", help="words at most, <unk> and <eos> included (default: no limit)"
+        "-max_size",
+        type=int,
+        metavar="N",
+        help="maximum vocabulary size with <unk>, <eos> (default: none)",
     )
     parser.add_argument(
-        "-force", "--force", action="store_true", help="replace another corpus that is in the folder"
+        "-force", "--force", action="store_true", help="overwrite another corpus in the folder"
     )
-    parser.add_argument("-lower", action="store_true", help="put the texts into lower case")
+    parser.add_argument("-lower", action="store_true", help="lowercase the texts")
     options = parser.parse_args(list(arguments))
     limits = _limits(options)
     name, texts, published = _texts(options)
@@ -69,33 +70,33 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _texts(options: argparse.Namespace) -> tuple[str, Texts, Published | None]:
-    """Name and texts of the corpus that the command line asks for, and its sizes where they are published."""
+    """Name and texts of the requested corpus, and its published sizes if known."""
     texts = {split: getattr(options, split) for split in SPLITS}
     given = [f"-{split}" for split in SPLITS if texts[split]]
     for name in ("split", "seed"):
         if getattr(options, name) is not None and given != ["-train"]:
-            raise UserError(f"-{name} divides the text of -train alone; leave it out, or the other texts")
+            raise UserError(f"-{name} needs -train without other texts; remove it or the other texts")
     if options.dataset:
         if given:
-            raise UserError(f"{' and '.join(given)} given beside -dataset; leave out one or the other")
+            raise UserError(f"{' and '.join(given)} cannot be combined with -dataset; remove one of them")
         data_dir = os.environ.get("DATA_DIR")
         downloads = options.downloads or options.output / "downloads"
         found = locate(options.dataset, Path(data_dir) if data_dir else None, downloads)
         return options.dataset, found, SOURCES[options.dataset].published
     if options.downloads:
-        raise UserError("-downloads given without -dataset; it would have no effect")
+        raise UserError("-downloads has no effect without -dataset; remove it")
     if given == ["-train"]:
         return options.train[0].stem, _split(options), None
     missing = [f"-{split}" for split in SPLITS if not texts[split]]
     if missing:
         raise UserError(
-            f"{' and '.join(missing)} not given; name a text for each split, -train alone, or a -dataset"
+            f"{' and '.join(missing)} missing; give a text for each split, only -train, or -dataset"
         )
     return options.train[0].stem, texts, None
 
 
 def _split(options: argparse.Namespace) -> Texts:
-    """The parts of the one text that is given."""
+    """Split the training text."""
     seed = 1 if options.seed is None else options.seed
     if seed < 0:
         raise UserError(f"-seed is {seed}; it must be at least 0")
@@ -105,7 +106,7 @@ def _split(options: argparse.Namespace) -> Texts:
 
 
 def describe(description: dict[str, Any], folder: Path) -> str:
-    """What a prepared corpus holds, in one line for each split and one for the vocabulary."""
+    """Summary of a corpus: one line per split and one for the vocabulary."""
     lines = []
     for split in SPLITS:
         tokens, unknown = description["tokens"][split], description["unknown"][split]
@@ -114,7 +115,7 @@ def describe(description: dict[str, Any], folder: Path) -> str:
 
 
 def _limits(options: argparse.Namespace) -> Limits:
-    """The limits of the vocabulary that the command line sets."""
+    """The requested limits of the vocabulary."""
     if options.min_frequency < 1:
         raise UserError(f"-min_frequency is {options.min_frequency}; it must be at least 1")
     if options.max_size is not None and options.max_size < 3:

@@ -1,4 +1,4 @@
-"""Dividing texts by lines into a training, a validation and a test text, at random but reproducibly."""
+"""Reproducible random splits of texts by lines into training, validation and test text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT = "0.9,0.05,0.05"
 
 
 class Fractions(NamedTuple):
-    """The share of the lines that each split gets; together 1."""
+    """The fraction of lines in each split; they sum to 1."""
 
     train: float
     valid: float
@@ -31,7 +31,7 @@ class Fractions(NamedTuple):
         """Read ``TRAIN,VALID,TEST``.
 
         Raises:
-            UserError: there are not three numbers above 0 whose sum is 1.
+            UserError: the text is not three positive numbers that sum to 1.
         """
         try:
             found = cls(*map(float, text.split(",")))
@@ -39,23 +39,23 @@ class Fractions(NamedTuple):
             raise UserError(f"-split is {text!r}; give three fractions, such as {DEFAULT}") from None
         if not (min(found) > 0 and math.isclose(sum(found), 1, abs_tol=1e-6)):  # NaN, too, fails this way
             raise UserError(
-                f"-split is {text!r}; the fractions must be above 0 with a sum of 1, as {DEFAULT}"
+                f"-split is {text!r}; the fractions must be above 0 and sum to 1, such as {DEFAULT}"
             )
         return found
 
     def lines(self, total: int) -> dict[str, int]:
-        """How many of `total` lines each split gets: at least one, rounded; training has the rest.
+        """The number of lines of each split out of `total`: rounded, at least one; the rest is for training.
 
         Raises:
             UserError: there are fewer than three lines.
         """
         if total < len(SPLITS):
             raise UserError(
-                f"{total} lines cannot be divided into {len(SPLITS)} texts; give a longer text, or one for "
-                "each split"
+                f"{total} lines cannot be split into {len(SPLITS)} texts; give a longer text or one for each "
+                "split"
             )
         counts = {"valid": max(1, round(self.valid * total)), "test": max(1, round(self.test * total))}
-        for split in sorted(counts, key=lambda name: -counts[name]):  # rounding up may leave none to train on
+        for split in sorted(counts, key=lambda name: -counts[name]):  # keep a line for training
             counts[split] = min(counts[split], total - 1 - (sum(counts.values()) - counts[split]))
         return {"train": total - sum(counts.values()), **counts}
 
@@ -63,22 +63,20 @@ class Fractions(NamedTuple):
 def split_texts(
     paths: Sequence[Path], folder: Path, fractions: Fractions, seed: int, force: bool = False
 ) -> dict[str, Path]:
-    """Write the lines of texts into one text per split; each has its lines in their old order.
-
-    The same lines and seed give the same parts. Takes one byte of memory for every line.
+    """Split the lines of texts at random, keeping their order. Uses one byte of memory per line.
 
     Args:
-        paths: the texts, as if one followed the other.
-        folder: gets ``train.txt``, ``valid.txt`` and ``test.txt``, all three or none.
-        fractions: how many lines go where.
-        seed: of the random choice.
-        force: replace other texts that have these names.
+        paths: the texts, which are concatenated.
+        folder: output folder of ``train.txt``, ``valid.txt`` and ``test.txt``, written atomically.
+        fractions: fraction of lines in each split.
+        seed: random seed.
+        force: overwrite other texts with these names.
 
     Returns:
         The path of each split's text.
 
     Raises:
-        UserError: there are too few lines, a text cannot be read, is not UTF-8, or would be replaced.
+        UserError: there are too few lines; or a text cannot be read, is not UTF-8, or would be overwritten.
     """
     outputs = {split: folder / f"{split}.txt" for split in SPLITS}
     for path in paths:
@@ -98,16 +96,16 @@ def split_texts(
 
 
 def _check_same(new: Sequence[Path], old: Sequence[Path]) -> None:
-    """Raise `UserError` for the first of the `old` texts that is there and is not as the `new` one."""
+    """Raise `UserError` if one of the `old` texts exists and differs from the `new` one."""
     for written, path in zip(new, old):
         if path.exists() and sha256(path) != sha256(written):
             raise UserError(
-                f"-output: {path} is another text; add -force to replace it, or name another folder"
+                f"-output: {path} exists with other lines; use -force to overwrite it, or another folder"
             )
 
 
 def _count_lines(path: Path) -> int:
-    """The number of lines of a text; UserError where it is not UTF-8."""
+    """The number of lines of a text; raises `UserError` if it is not UTF-8."""
     number = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -119,7 +117,7 @@ def _count_lines(path: Path) -> int:
 
 
 def _distribute(paths: Sequence[Path], outputs: Sequence[Path], parts: np.ndarray) -> None:
-    """Write line i of the texts into ``outputs[parts[i]]``; byte order marks are dropped."""
+    """Write line i of the texts to ``outputs[parts[i]]`` without byte order marks."""
     number = 0
     with ExitStack() as stack:
         files = [stack.enter_context(path.open("wb")) for path in outputs]

@@ -1,4 +1,4 @@
-"""A corpus as parallel columns of text, read segment by segment.
+"""A corpus as columns of text for truncated backpropagation through time.
 
 Axes: ``B`` columns of this process, ``T`` tokens of a segment, ``N`` tokens of the corpus.
 """
@@ -15,20 +15,20 @@ from shared_embeddings.errors import UserError
 class Stream:
     """The columns of one process.
 
-    The corpus is cut into ``world_size * batch_size`` contiguous columns of equal length, the remainder
-    dropped, and process `rank` has columns ``rank * batch_size`` and following: together, the processes see
-    what one process would see with a batch that is `world_size` times as large.
+    The corpus is split into ``world_size * batch_size`` contiguous columns of equal length, dropping the
+    remainder. Process `rank` has `batch_size` of them, starting at ``rank * batch_size``, so that all
+    processes together have the same batches as one process with the total batch size.
 
     Attributes:
-        length: tokens of a column; it has ``length - 1`` targets.
+        length: tokens per column, with ``length - 1`` targets.
     """
 
     def __init__(self, tokens: np.ndarray, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
-        """Take the share of process `rank` of `tokens` ``(N,)``, without copying them.
+        """Create views of the columns of process `rank` in `tokens` ``(N,)``.
 
         Raises:
-            UserError: a batch size below 1, or too few tokens for two in every column.
-            ValueError: no such rank.
+            UserError: the batch size is below 1, or there are fewer than two tokens per column.
+            ValueError: `rank` is out of range.
         """
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
@@ -38,8 +38,8 @@ class Stream:
         self.length = len(tokens) // columns
         if self.length < 2:
             raise UserError(
-                f"{len(tokens)} tokens are too few for {columns} columns of at least 2; lower batch_size, or "
-                "give more text"
+                f"{len(tokens)} tokens are too few for {columns} columns of at least 2; lower batch_size or "
+                "use a longer text"
             )
         share = tokens[: columns * self.length].reshape(columns, self.length)
         self._columns = share[rank * batch_size : (rank + 1) * batch_size]
@@ -47,18 +47,16 @@ class Stream:
     def segment(
         self, position: int, length: int, device: torch.device | str = "cpu"
     ) -> tuple[Tensor, Tensor]:
-        """Inputs and targets ``(B, T)`` after `position` tokens of every column, as int64.
-
-        Target t is the token after input t.
+        """Return inputs and targets ``(B, T)``, int64; target t is the token after input t.
 
         Args:
-            position: number of tokens consumed before, from 0 to ``self.length - 2``.
-            length: T; the last segment of the columns may be shorter.
-            device: where the tensors go.
+            position: tokens of each column already consumed, from 0 to ``self.length - 2``.
+            length: T; the last segment may be shorter.
+            device: device of the tensors.
 
         Raises:
-            UserError: a length below 1.
-            ValueError: a position outside the columns.
+            UserError: `length` is below 1.
+            ValueError: `position` is out of range.
         """
         if length < 1:
             raise UserError(f"sequence_length is {length}; it must be at least 1")

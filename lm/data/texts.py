@@ -1,4 +1,4 @@
-"""Reading texts of any size in bounded memory, as words."""
+"""Reads texts of any size as words, in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ BLOCK_BYTES = 1 << 18
 def word_blocks(
     path: Path, lower: bool = False, progress: Callable[[int], object] | None = None
 ) -> Iterator[list[str]]:
-    """The words of a UTF-8 text in blocks, each line closed by ``<eos>``.
+    """Yield blocks of the words of a UTF-8 text, with ``<eos>`` after each line.
 
-    White space (Unicode's) separates words, line feeds alone end lines; the last line needs none. A byte
-    order mark is dropped. A line may be longer than memory, a word may not.
+    Unicode whitespace separates words, and line feeds end lines. Byte order marks are dropped. Lines may be
+    longer than memory, words may not.
 
     Args:
         path: the text.
-        lower: whether to put it into lower case.
-        progress: told the number of bytes after each block.
+        lower: whether to lowercase the text.
+        progress: called with the number of bytes of each block.
 
     Raises:
-        UserError: the text cannot be read, or is not UTF-8.
+        UserError: the text cannot be read or is not UTF-8.
     """
     rest, line_ended = "", True
     for text in _decoded_blocks(path, progress):
@@ -40,12 +40,12 @@ def word_blocks(
 
 
 def _words(text: str, lower: bool) -> list[str]:
-    """The words of some text, ``<eos>`` for every line feed."""
+    """Split a text into words, with ``<eos>`` for each line feed."""
     return (text.lower() if lower else text).replace("\n", f" {EOS} ").split()
 
 
 def _decoded_blocks(path: Path, progress: Callable[[int], object] | None) -> Iterator[str]:
-    """The characters of the file, some at a time and never none."""
+    """Yield non-empty blocks of the characters of a file."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     consumed = 0
     try:

@@ -1,6 +1,6 @@
-"""What a language model that is compressed predicts, in a text or in what it writes itself.
+"""Predictions of a language model before and after compression, on a text or on its own samples.
 
-Axes: ``B`` texts side by side, ``T`` tokens of each, ``V`` vocabulary.
+Axes: ``B`` parallel texts, ``T`` tokens of each, ``V`` vocabulary.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from lm.models import LanguageModel
 from shared_embeddings.checkpoints.agreement import PREDICTIONS, Predictions, Probe, names_of, sampled_lines
 from shared_embeddings.errors import UserError
 
-# Texts that the model writes or reads side by side.
+# Texts in a batch.
 _TEXTS = 20
 
 
 def probe(model: LanguageModel, words: Sequence[str], texts: Sequence[Path] | None, seed: int) -> Probe:
-    """What a model predicts after every word of lines of texts, or of what it writes itself.
+    """Prepare to compare the predictions of a model on lines of texts, or on samples from the model.
 
     Args:
-        model: is changed later.
-        words: its words, in the order of their ids.
-        texts: in words; None to let the model write.
-        seed: of the choice of lines, or of the words that the model chooses.
+        model: the model, which is compressed later.
+        words: its words in the order of their ids.
+        texts: tokenized texts; None to sample from the model.
+        seed: seed for choosing lines or sampling.
 
     Raises:
-        UserError: the model's scores are no numbers, or the texts have no words.
+        UserError: the scores of the model are not finite, or the texts have no words.
     """
     vocabulary = Vocabulary(words, [0] * len(words))
     if texts is None:
-        ids = _written(model, vocabulary.eos, seed)
-        how = f"{ids.numel():,} tokens that it wrote itself; --text names real ones"
+        ids = _sampled(model, vocabulary.eos, seed)
+        how = f"{ids.numel():,} tokens sampled from the model; use --text for real ones"
     else:
         ids = _read(vocabulary, texts, seed)
         how = f"{ids.numel():,} tokens of {names_of(texts)}"
@@ -45,7 +45,7 @@ def probe(model: LanguageModel, words: Sequence[str], texts: Sequence[Path] | No
 
 
 def _read(vocabulary: Vocabulary, texts: Sequence[Path], seed: int) -> Tensor:
-    """The ids ``(B, T)`` of lines of texts, one line after the other."""
+    """The ids ``(B, T)`` of lines of texts."""
     lines = map(vocabulary.encode, sampled_lines(texts, seed))
     ids = list(chain.from_iterable(lines))[:PREDICTIONS]
     columns = min(_TEXTS, len(ids))
@@ -53,8 +53,8 @@ def _read(vocabulary: Vocabulary, texts: Sequence[Path], seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def _written(model: LanguageModel, eos: int, seed: int) -> Tensor:
-    """The ids ``(B, T)`` of texts that a model writes; every word is drawn from its probabilities."""
+def _sampled(model: LanguageModel, eos: int, seed: int) -> Tensor:
+    """The ids ``(B, T)`` of texts sampled from a model."""
     draw = torch.Generator().manual_seed(seed)
     written = [torch.full((_TEXTS,), eos)]
     with evaluating(model):
@@ -64,14 +64,14 @@ def _written(model: LanguageModel, eos: int, seed: int) -> Tensor:
             state = output.state
             probabilities = model.embedding.log_prob(output.hidden[:, -1]).float().exp()  # (B, V)
             if not probabilities.isfinite().all():
-                raise UserError("the model's scores are no numbers: its training diverged; take another one")
+                raise UserError("the model scores are not finite: training diverged; use another checkpoint")
             written.append(torch.multinomial(probabilities, 1, generator=draw)[:, 0])
     return torch.stack(written, dim=1)
 
 
 @torch.no_grad()
 def _predictions(model: LanguageModel, ids: Tensor) -> Predictions:
-    """What a model predicts after every token of texts ``(B, T)``."""
+    """The predictions of a model after each token of texts ``(B, T)``."""
     with evaluating(model):
         hidden = model(ids, model.initial_state(len(ids))).hidden
         return Predictions.of(hidden.flatten(0, 1), model.embedding.log_prob)

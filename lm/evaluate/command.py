@@ -1,4 +1,4 @@
-"""The command ``lm_eval``: the perplexity of a trained model on a text, in a stated context."""
+"""The command ``lm_eval``: computes the perplexity of a trained model on a text."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Measured(NamedTuple):
     """What came out.
 
     Attributes:
-        plain: the model on its own.
-        mixed: the model with the pointer, or None without one.
-        seconds: how long it took.
+        plain: score of the model.
+        mixed: score with the cache pointer, if any.
+        seconds: duration.
     """
 
     plain: Score
@@ -45,12 +45,12 @@ class Measured(NamedTuple):
 
     @property
     def last(self) -> Score:
-        """The score of all that was asked for."""
+        """The score with the pointer if there is one."""
         return self.mixed or self.plain
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure the perplexity of a trained model on every token of a text but the first."""
+    """Compute the perplexity of a trained model on all tokens of a text but the first."""
     options = _parser().parse_args(list(arguments))
     reading = Reading(options.target_length, options.context_length, options.chunk_length, options.batch_size)
     reading.check()
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> None:
     memory = set_memory(trained.model, {name: getattr(options, name) for name in MEMORY_OPTIONS})
     measured = measure(trained.model, text.tokens, reading, pointer)
     metrics = {
-        **described(measured, words),
+        **metrics_of(measured, words),
         **({} if pointer is None else {"pointer": pointer.plain()}),
         "unknown": text.unknown,
         **reading._asdict(),
@@ -91,69 +91,72 @@ def _parser() -> Parser:
     """The command line."""
     parser = Parser("lm_eval", description=main.__doc__)
     add = parser.add_argument
-    add("-model", type=PathOption.FILE, required=True, metavar="FILE", help="checkpoint of lm_train")
+    add("-model", type=PathOption.FILE, required=True, metavar="FILE", help="checkpoint written by lm_train")
     add(
         "-data",
         type=PathOption.SOURCE,
         required=True,
         metavar="PATH",
-        help="folder of lm_prepare, or a UTF-8 text",
+        help="folder written by lm_prepare, or a UTF-8 text",
     )
-    add("-split", choices=SPLITS, help="which text of the folder (default: test)")
-    add("-target_length", type=int, default=70, metavar="N", help="tokens read at a time (default: 70)")
+    add("-split", choices=SPLITS, help="split of the folder (default: test)")
+    add("-target_length", type=int, default=70, metavar="N", help="tokens per segment (default: 70)")
     add(
         "-context_length",
         type=int,
         default=0,
         metavar="N",
-        help="unscored tokens before a chunk (default: 0)",
+        help="unscored context tokens before each chunk (default: 0)",
     )
-    add("-chunk_length", type=int, metavar="N", help="targets of a chunk (default: one chunk of all)")
-    add(
-        "-batch_size", type=int, default=1, metavar="N", help="chunks side by side (default: 1); no influence"
-    )
+    add("-chunk_length", type=int, metavar="N", help="targets per chunk (default: all in one chunk)")
+    add("-batch_size", type=int, default=1, metavar="N", help="chunks per batch (default: 1)")
     add(
         "-memory_length",
         type=int,
         metavar="N",
-        help="positions remembered (Transformer-XL; default: as trained)",
+        help="memory length (Transformer-XL; default: as in training)",
     )
     add(
         "-clamp_length",
         type=int,
         metavar="N",
-        help="longest distance told apart (Transformer-XL; as trained)",
+        help="maximum distance (Transformer-XL; default: as in training)",
     )
-    add("-same_length", action="store_const", const=True, help="all words see equally far (Transformer-XL)")
+    add(
+        "-same_length",
+        action="store_const",
+        const=True,
+        help="same context for all words (Transformer-XL)",
+    )
     add(
         "-pointer",
         metavar="YAML",
-        help="cache pointer beside the model, such as '{window: 500, theta: 1.0, lambda: 0.1}'",
+        help="also evaluate with a cache pointer, such as '{window: 500, theta: 1.0, lambda: 0.1}'",
     )
-    add("-words", type=int, metavar="N", help="also tell the perplexity per word, for a text of N words")
+    add("-words", type=int, metavar="N", help="also report the perplexity per word of a text with N words")
     add(
         "-reference",
         type=PathOption.FILE,
         metavar="FILE",
-        help="the same for the words and line ends of this text",
+        help="the same with the number of words and line ends of this text",
     )
-    add("-output", type=PathOption.NEW_FILE, metavar="FILE", help="write results.json here")
-    add("-force", "--force", action="store_true", help="replace the file of -output")
+    add("-output", type=PathOption.NEW_FILE, metavar="FILE", help="write the results to this JSON file")
+    add("-force", "--force", action="store_true", help="overwrite -output")
     add_device(parser)
     return parser
 
 
 def set_memory(model: LanguageModel, wanted: dict[str, int | None]) -> dict[str, int]:
-    """Set how far a model remembers, where that was asked for; gives what holds now.
+    """Change the memory settings of a model where requested; returns the settings in effect.
 
     Raises:
-        UserError: the model has no such setting, or cannot have such a value.
+        UserError: the model has no such setting, or the value is out of range.
     """
     for name, value in wanted.items():
         if value is None:
             continue
         if not hasattr(model, name):
-            raise UserError(f"{name} is {value}, but {type(model).__name__} has no {name}; leave it out")
+            raise UserError(f"{name} is {value}, but {type(model).__name__} has no {name}; remove it")
         least = 0 if name == "memory_length" else 1
         if value < least:
             raise UserError(f"{name} is {value}, but it must be at least {least}; raise it")
@@ -164,10 +167,10 @@ def set_memory(model: LanguageModel, wanted: dict[str, int | None]) -> dict[str,
 def measure(
     model: LanguageModel, tokens: np.ndarray, reading: Reading, pointer: PointerOptions | None
 ) -> Measured:
-    """Score a text, and take the time.
+    """Score a text and measure the time.
 
     Raises:
-        UserError: the loss is no finite number.
+        UserError: the loss is not finite.
     """
     begin = time.monotonic()
     progress = sys.stderr.isatty()
@@ -178,13 +181,13 @@ def measure(
     measured = Measured(plain, mixed, time.monotonic() - begin)
     if not math.isfinite(plain.perplexity):
         raise UserError(
-            f"the loss is {plain.nats / plain.tokens} nats per token: training diverged; take another model"
+            f"the loss is {plain.nats / plain.tokens} nats per token: training diverged; use another model"
         )
     return measured
 
 
-def described(measured: Measured, words: int | None) -> dict[str, Any]:
-    """The numbers of ``results.json``."""
+def metrics_of(measured: Measured, words: int | None) -> dict[str, Any]:
+    """The metrics for ``results.json``."""
     numbers: dict[str, Any] = {
         "perplexity": measured.plain.perplexity,
         "nats": measured.plain.nats,
@@ -199,23 +202,23 @@ def described(measured: Measured, words: int | None) -> dict[str, Any]:
 
 
 def peak_memory(device: str) -> float:
-    """The most memory that this process has held on `device`, in MiB."""
+    """Peak memory of this process on `device` in MiB."""
     if device == "cuda":
         return round(torch.cuda.max_memory_allocated() / 2**20, 1)
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
 
 
 def _report(text: Text, metrics: dict[str, Any]) -> str:
-    """What people read."""
+    """The printed report."""
     settings = ("target_length", "context_length", "chunk_length", *MEMORY_OPTIONS)
     context = ", ".join(f"{name} {metrics[name]}" for name in settings if metrics.get(name) is not None)
     lines = [f"{text.name}: {metrics['tokens']:,} targets, {context}"]
-    lines.append(f"of its tokens, {text.unknown / len(text.tokens):.2%} ({text.unknown:,}) are <unk>")
+    lines.append(f"<unk>: {text.unknown:,} tokens ({text.unknown / len(text.tokens):.2%})")
     lines.append(f"perplexity {metrics['perplexity']:.2f}")
     if "pointer" in metrics:
         lines.append(f"with the pointer {metrics['pointer']}: perplexity {metrics['pointer_perplexity']:.2f}")
     if "words" in metrics:
-        lines.append(f"per word, of {metrics['words']:,} words: perplexity {metrics['word_perplexity']:.2f}")
+        lines.append(f"per word ({metrics['words']:,} words): perplexity {metrics['word_perplexity']:.2f}")
     lines.append(f"{metrics['tokens_per_second']:,.0f} tokens per second")
     return "\n".join(lines)
 

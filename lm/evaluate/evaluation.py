@@ -1,10 +1,10 @@
-"""Perplexity of a text, every token but the first scored exactly once, with a stated context.
+"""Perplexity of a text: every token but the first is scored exactly once, with a defined context.
 
-A text of n tokens has n - 1 targets. They are cut into chunks, and the model reads each chunk from its
-initial state on, in segments, with the state carried over from one segment to the next. What a target is
-predicted from therefore depends on its chunk alone and never on how many chunks go side by side.
+The n - 1 targets of a text of n tokens are split into chunks. The model reads each chunk in segments,
+starting from its initial state and carrying the state over between segments. The context of a target depends
+on its chunk only, not on the batch size.
 
-Axes: ``B`` chunks side by side, ``T`` tokens of a segment, ``S`` width of the hidden states that are scored.
+Axes: ``B`` chunks in a batch, ``T`` tokens of a segment, ``S`` score_dim.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Score(NamedTuple):
-    """How well a text was predicted.
+    """Score of a text.
 
     Attributes:
-        nats: the sum of the negative natural log-probabilities of all targets.
-        tokens: the number of targets.
+        nats: total negative log-likelihood of the targets.
+        tokens: number of targets.
     """
 
     nats: float
@@ -42,7 +42,7 @@ class Score(NamedTuple):
         return self.perplexity_per(self.tokens)
 
     def perplexity_per(self, units: int) -> float:
-        """``exp(nats / units)``: per word of a text of `units` words whose tokens are smaller pieces."""
+        """``exp(nats / units)``, for example per word of a text in subwords."""
         try:
             return math.exp(self.nats / units)
         except OverflowError:
@@ -50,14 +50,13 @@ class Score(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How a text is read.
+    """How a text is split.
 
     Attributes:
-        target_length: tokens of a segment; beyond it the model knows what its state holds.
-        context_length: how many tokens a chunk is given, unscored, before the one that its first target is
-            predicted from; fewer at the beginning of the text.
-        chunk_length: targets of a chunk; None for one chunk of all.
-        batch_size: chunks side by side; of no influence on the result.
+        target_length: tokens per segment.
+        context_length: unscored tokens before each chunk; fewer at the beginning of the text.
+        chunk_length: targets per chunk; None for a single chunk.
+        batch_size: chunks per batch; does not affect the result.
     """
 
     target_length: int = 70
@@ -66,7 +65,7 @@ class Reading(NamedTuple):
     batch_size: int = 1
 
     def check(self) -> None:
-        """Raise `UserError` for a length that no text can be read with."""
+        """Raise `UserError` for values out of range."""
         least = {"target_length": 1, "context_length": 0, "chunk_length": 1, "batch_size": 1}
         for name, value in self._asdict().items():
             if value is not None and value < least[name]:
@@ -74,13 +73,13 @@ class Reading(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """What the model has read at a time.
+    """A segment that the model has read.
 
     Attributes:
-        hidden: ``(B, T, S)`` hidden states to be scored.
-        targets: ``(B, T)`` the tokens that follow.
-        is_scored: ``(B, T)`` which of them count: neither context nor padding.
-        is_first: whether the chunks begin here.
+        hidden: ``(B, T, S)`` hidden states.
+        targets: ``(B, T)`` next tokens.
+        is_scored: ``(B, T)`` False for context and padding.
+        is_first: whether this is the first segment of its chunks.
     """
 
     hidden: Tensor
@@ -99,16 +98,16 @@ def evaluate(
     batch_size: int = 1,
     progress: bool = True,
 ) -> Score:
-    """Score every token of a text but the first.
+    """Score all tokens of a text but the first.
 
     Args:
-        model: is in ``eval()`` meanwhile.
+        model: the model, which is in evaluation mode during the call.
         tokens: ``(n,)`` word ids; may be a memory map.
         target_length, context_length, chunk_length, batch_size: see `Reading`.
-        progress: whether to show how far it is.
+        progress: whether to show a progress bar.
 
     Raises:
-        UserError: a text of fewer than two tokens, or an impossible length.
+        UserError: the text has fewer than two tokens, or a length is out of range.
     """
     reading = Reading(target_length, context_length, chunk_length, batch_size)
     nats = 0.0
@@ -121,17 +120,14 @@ def evaluate(
 def read(
     model: LanguageModel, tokens: np.ndarray, reading: Reading, progress: bool = True
 ) -> Iterator[Segment]:
-    """Let the model read a text; gives one segment after the other.
+    """Yield the segments of a text with the hidden states of a model.
 
     Raises:
-        UserError: a text of fewer than two tokens, or an impossible length.
+        UserError: the text has fewer than two tokens, or a length is out of range.
     """
     reading.check()
     if len(tokens) < 2:
-        raise UserError(
-            f"the text has {len(tokens)} tokens, but at least 2 are needed: one to begin with and one to "
-            "predict; give a longer text"
-        )
+        raise UserError(f"the text has {len(tokens)} tokens, but at least 2 are needed; use a longer text")
     device = next(model.parameters()).device
     spans = chunk_spans(len(tokens), reading)
     with tqdm(total=len(tokens) - 1, unit="tok", desc="evaluating", disable=not progress) as bar:
@@ -147,14 +143,14 @@ def read(
 
 
 def target_losses(model: LanguageModel, segment: Segment) -> Tensor:
-    """The negative log-probabilities ``(n,)``, in float64, of the targets of a segment that count."""
+    """Negative log-likelihoods ``(n,)``, float64, of the scored targets of a segment."""
     hidden, targets = segment.hidden[segment.is_scored], segment.targets[segment.is_scored]
     return model.embedding.cross_entropy(hidden, targets, reduction="none").double()
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into ``eval()``, and back into the mode that it was in."""
+    """Switch a model to evaluation mode temporarily."""
     was_training = model.training
     model.eval()
     try:
@@ -164,12 +160,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class Span(NamedTuple):
-    """What is read of a text for one chunk: the tokens from `start` on predict those from ``start + 1`` on.
+    """The input tokens of one chunk.
 
     Attributes:
-        start: index of the first token that is read.
-        length: how many are read, context and all.
-        context: how many of them are context.
+        start: index of the first token.
+        length: number of tokens, including the context.
+        context: number of context tokens.
     """
 
     start: int
@@ -188,9 +184,9 @@ def chunk_spans(size: int, reading: Reading) -> list[Span]:
 
 
 def _cut(tokens: np.ndarray, batch: list[Span], offset: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, targets, and which of them count, all ``(B, T)``, of the chunks' tokens from `offset` on.
+    """Ids, targets and `Segment.is_scored`, all ``(B, T)``, of the chunks' tokens starting at `offset`.
 
-    Chunks that have ended are filled up with word 0, which comes after all that counts.
+    Shorter chunks are padded with word 0.
     """
     width = min(length, max(span.length for span in batch) - offset)
     ids = torch.zeros(len(batch), width, dtype=torch.int64)

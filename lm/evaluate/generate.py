@@ -1,4 +1,4 @@
-"""The command ``lm_generate``: text written by a trained model."""
+"""The command ``lm_generate``: generates text with a trained model."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ SEPARATOR = "---"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write text with a trained model: words between spaces, a line end wherever the model ends a line."""
+    """Generate text with a trained model: words separated by spaces, and a line feed for each <eos>."""
     parser = Parser("lm_generate", description=main.__doc__)
     add = parser.add_argument
-    add("-model", type=PathOption.FILE, required=True, metavar="FILE", help="checkpoint of lm_train")
-    add("-prompt", default="", metavar="TEXT", help="words to go on from (default: the beginning of a line)")
-    add("-length", type=int, default=100, metavar="N", help="words to write (default: 100)")
-    add("-temperature", type=float, default=1.0, metavar="X", help="0 for the best word (default: 1)")
-    add("-top_k", type=int, metavar="K", help="draw from the K best words (default: from all)")
-    add("-seed", type=int, default=1, metavar="S", help="of the random numbers (default: 1)")
-    add("-samples", type=int, default=1, metavar="N", help="texts to write, '---' in between (default: 1)")
-    add("-allow_unknown", action="store_true", help="let the model write <unk>")
+    add("-model", type=PathOption.FILE, required=True, metavar="FILE", help="checkpoint written by lm_train")
+    add("-prompt", default="", metavar="TEXT", help="words to continue (default: start of a line)")
+    add("-length", type=int, default=100, metavar="N", help="words to generate (default: 100)")
+    add("-temperature", type=float, default=1.0, metavar="X", help="0 for greedy decoding (default: 1)")
+    add("-top_k", type=int, metavar="K", help="sample from the K best words (default: from all)")
+    add("-seed", type=int, default=1, metavar="S", help="random seed (default: 1)")
+    add("-samples", type=int, default=1, metavar="N", help="texts to generate, separated by --- (default: 1)")
+    add("-allow_unknown", action="store_true", help="allow <unk> in the output")
     add_device(parser)
     options = parser.parse_args(list(arguments))
     if options.samples < 1:
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     except UnicodeEncodeError:
         raise UserError(f"prompt {options.prompt!r} is not UTF-8; convert it") from None
     if options.samples > 1 and options.temperature == 0:
-        raise UserError("samples has no effect with temperature 0: all texts would be the same; leave it out")
+        raise UserError("samples has no effect with temperature 0: all texts would be the same; remove it")
     trained = load_model(options.model, chosen_device(options.device))
     vocabulary = Vocabulary(trained.words, [0] * len(trained.words))
     prompt = encode_prompt(options.prompt, vocabulary)
@@ -54,29 +54,29 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def encode_prompt(prompt: str, vocabulary: Vocabulary) -> list[int]:
-    """Ids of the words of a prompt after a line end, as the beginning of a line has one in front of it.
+    """Ids of a prompt, starting with ``<eos>`` like every line.
 
-    Words that the model does not know become ``<unk>``, and a note on stderr says which.
+    Unknown words become ``<unk>`` with a warning on stderr.
     """
     words = prompt.replace("\n", f" {EOS} ").split()
     unknown = [word for word in words if word not in vocabulary.index]
     if unknown:
         print(
-            f"lm_generate: the model does not know {', '.join(dict.fromkeys(unknown))}: read as <unk>",
+            f"lm_generate: unknown words are read as <unk>: {', '.join(dict.fromkeys(unknown))}",
             file=sys.stderr,
         )
     return [vocabulary.eos, *(vocabulary.index.get(word, vocabulary.unk) for word in words)]
 
 
 def write(prompt: Iterable[str], words: Iterable[str]) -> None:
-    """Print a prompt and the words after it as they come, a line end for every ``<eos>``."""
-    at_line_begin = True
+    """Print a prompt and the generated words as they arrive, with a line feed for each ``<eos>``."""
+    at_line_start = True
     for part in (prompt, words):
         for word in part:
-            text = "\n" if word == EOS else word if at_line_begin else f" {word}"
+            text = "\n" if word == EOS else word if at_line_start else f" {word}"
             print(text, end="", flush=True)
-            at_line_begin = word == EOS
-    if not at_line_begin:
+            at_line_start = word == EOS
+    if not at_line_start:
         print()
 
 

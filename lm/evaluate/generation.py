@@ -1,4 +1,4 @@
-"""Writing text with a language model, one word at a time.
+"""Text generation with a language model.
 
 Axes: ``B`` = 1 text, ``V`` vocabulary.
 """
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Sampling(NamedTuple):
-    """How a word is chosen.
+    """Sampling options.
 
     Attributes:
-        temperature: log-probabilities are divided by it; at 0 the most probable word is taken.
-        top_k: only so many of the most probable words may be chosen; None for all.
-        forbidden: words that are never chosen.
+        temperature: divides the log-probabilities; 0 for greedy decoding.
+        top_k: sample from the `top_k` most probable words; None for all.
+        forbidden: ids of words that are never generated.
     """
 
     temperature: float = 1.0
@@ -32,29 +32,29 @@ class Sampling(NamedTuple):
     forbidden: tuple[int, ...] = ()
 
     def check(self) -> None:
-        """Raise `UserError` for a value with which nothing can be chosen, or which has no effect."""
+        """Raise `UserError` for values that are out of range or have no effect."""
         if not 0.0 <= self.temperature < float("inf"):
             raise UserError(f"temperature is {self.temperature}, but it must be a number of at least 0")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k is {self.top_k}, but it must be at least 1; raise it")
         if self.top_k is not None and self.temperature == 0:
-            raise UserError("top_k has no effect with temperature 0; give one of them")
+            raise UserError("top_k has no effect with temperature 0; remove one of them")
 
 
 def generate(
     model: LanguageModel, prompt: Sequence[int], length: int, sampling: Sampling, seed: int
 ) -> Iterator[int]:
-    """Give the words that the model puts after the prompt, each as soon as it is chosen.
+    """Yield the ids of generated words.
 
     Args:
-        model: is in ``eval()`` meanwhile.
+        model: the model, which is in evaluation mode during generation.
         prompt: word ids, at least one.
-        length: how many words to write.
-        sampling: how they are chosen.
-        seed: of the random numbers; the same seed gives the same words.
+        length: number of words to generate.
+        sampling: sampling options.
+        seed: random seed.
 
     Raises:
-        UserError: a length or a way of choosing that is impossible, or scores that are no numbers.
+        UserError: an option is out of range, or the scores of the model are not finite.
     """
     sampling.check()
     if length < 1:
@@ -66,7 +66,7 @@ def generate(
 def _words(
     model: LanguageModel, prompt: Sequence[int], length: int, sampling: Sampling, generator: torch.Generator
 ) -> Iterator[int]:
-    """What `generate` gives, with random numbers of `generator`."""
+    """See `generate`."""
     device = next(model.parameters()).device
     with evaluating(model):
         state = model.initial_state(1)
@@ -83,26 +83,26 @@ def _next_word(model: LanguageModel, ids: Tensor, state: State) -> tuple[Tensor,
     output = model(ids, state)
     log_probs = model.embedding.log_prob(output.hidden[0, -1]).float().cpu()
     if log_probs.isnan().any():
-        raise UserError("the model's scores are no numbers (nan): its training diverged; take another one")
+        raise UserError("the scores of the model are NaN: training diverged; use another checkpoint")
     return log_probs, output.state
 
 
 def choose(log_probs: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """A word drawn from log-probabilities ``(V,)`` in the way that is asked for.
+    """Sample a word from log-probabilities ``(V,)``.
 
     Raises:
-        UserError: all words are forbidden.
+        UserError: no word is allowed.
     """
     log_probs = log_probs.clone()
     log_probs[list(sampling.forbidden)] = -torch.inf
     if not log_probs.isfinite().any():
-        raise UserError("no word is left to choose: the vocabulary has none that may be written")
+        raise UserError("no word can be generated: the vocabulary has only forbidden words")
     if sampling.temperature == 0:
         return int(log_probs.argmax())
     if sampling.top_k is not None and sampling.top_k < len(log_probs):
         best = log_probs.topk(sampling.top_k).indices
         log_probs = torch.full_like(log_probs, -torch.inf).index_copy_(0, best, log_probs[best])
-    # The highest is subtracted first: a small temperature would take all of them out of range.
+    # Subtracting the maximum avoids overflow with small temperatures.
     temperature = max(sampling.temperature, torch.finfo(log_probs.dtype).tiny)
     weights = ((log_probs - log_probs.max()) / temperature).exp()
     return int(torch.multinomial(weights, 1, generator=generator))

@@ -1,4 +1,4 @@
-"""The perplexity of a language model that is compressed, as ``lm_eval`` measures it with its own defaults."""
+"""Perplexity of a compressed language model, as ``lm_eval`` computes it by default."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from shared_embeddings.checkpoints.quality import Quality
 
 
 def perplexity(model: LanguageModel, words: Sequence[str], path: Path) -> Quality:
-    """The perplexity of every token of a text but the first.
+    """Compute the perplexity of a text.
 
     Args:
-        model: in which memory it has, as trained.
-        words: its words, in the order of their ids.
-        path: a text in words, or a folder of ``lm_prepare``, of which the validation text is taken.
+        model: the model, with the memory settings of training.
+        words: its words in the order of their ids.
+        path: a tokenized text, or a folder written by ``lm_prepare``, whose validation text is used.
 
     Raises:
-        shared_embeddings.errors.UserError: no such text, another vocabulary, or a text that is too short.
+        shared_embeddings.errors.UserError: the text is missing, too short, or has another vocabulary.
     """
     text = read_data(path, "valid" if path.is_dir() else None, words)
     reading = Reading()
     score = evaluate(model, text.tokens, *reading)
     how = (
-        f"{text.name}: {score.tokens:,} targets, {text.unknown:,} tokens <unk>, read {reading.target_length} "
-        "at a time"
+        f"{text.name}: {score.tokens:,} targets, {text.unknown:,} <unk>, segments of {reading.target_length} "
+        "tokens"
     )
     return Quality("perplexity", score.perplexity, how)

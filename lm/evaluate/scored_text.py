@@ -1,4 +1,4 @@
-"""Texts to evaluate a model on, in its own word ids."""
+"""Texts to evaluate a model on, as ids of its vocabulary."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shared_embeddings.utils.files import sha256
 
 
 class Text(NamedTuple):
-    """What is evaluated on.
+    """A text to evaluate on.
 
     Attributes:
-        tokens: ``(n,)`` word ids of the model.
-        name: for people.
-        split: of the corpus; None for a file.
-        unknown: how many of the tokens are ``<unk>``.
+        tokens: ``(n,)`` word ids.
+        name: description for reports.
+        split: split of the corpus; None for a file.
+        unknown: number of ``<unk>``.
         checksum: SHA-256 of the data.
     """
 
@@ -34,15 +34,15 @@ class Text(NamedTuple):
 
 
 def read_data(path: Path, split: str | None, known: Sequence[str]) -> Text:
-    """A text in the ids of a model: one split of a prepared corpus, or a file of words.
+    """Read one split of a corpus, or a tokenized text, as word ids of a model.
 
     Args:
-        path: the folder of the corpus, or the file.
-        split: of the corpus; None for its test text, and for a file.
-        known: the model's words, in the order of their ids.
+        path: folder of the corpus, or the file.
+        split: split of the corpus (default: test); None for a file.
+        known: words of the model in the order of their ids.
 
     Raises:
-        UserError: there is no such text, it is of another vocabulary, or it is too short.
+        UserError: the text is missing, too short, or has another vocabulary.
     """
     if path.is_dir():
         corpus = load_corpus(path)
@@ -52,46 +52,46 @@ def read_data(path: Path, split: str | None, known: Sequence[str]) -> Text:
         unknown = corpus.description["unknown"][split]
         return Text(tokens, f"{split} text of {path}", split, unknown, corpus.description["checksum"])
     if split is not None:
-        raise UserError(f"split is {split}, but {path} is no folder of lm_prepare; leave -split out")
+        raise UserError(f"split is {split}, but {path} is not a folder written by lm_prepare; remove -split")
     vocabulary = Vocabulary(known, [0] * len(known))
     blocks = [np.empty(0, np.int32)]
     for words in word_blocks(path):
         blocks.append(np.array([vocabulary.index.get(word, vocabulary.unk) for word in words], np.int32))
     tokens = np.concatenate(blocks)
     if len(tokens) < 2:
-        raise UserError(f"{path}: {len(tokens)} tokens, but at least 2 are needed; give a longer text")
+        raise UserError(f"{path}: {len(tokens)} tokens, but at least 2 are needed; use a longer text")
     unknown = int(np.count_nonzero(tokens == vocabulary.unk))
     return Text(tokens, str(path), None, unknown, sha256(path))
 
 
 def _check_same_words(path: Path, words: Sequence[str], known: Sequence[str]) -> None:
-    """Raise `UserError` unless the vocabulary of a corpus is the model's."""
+    """Raise `UserError` if the vocabulary of a corpus is not the model's."""
     if list(words) != list(known):
         differing = next(
             (i for i, (a, b) in enumerate(zip(words, known)) if a != b), min(len(words), len(known))
         )
         raise UserError(
-            f"data {path}: its vocabulary ({len(words):,} words) is not the model's ({len(known):,} words): "
-            f"they differ from word {differing} on; use the folder that the model was trained on, or a text"
+            f"data {path}: its vocabulary ({len(words):,} words) differs from the model's ({len(known):,} "
+            f"words) at word {differing}; use the corpus that the model was trained on, or a text file"
         )
 
 
 def number_of_words(words: int | None, reference: Path | None) -> int | None:
-    """The words that a loss is to be shared out among; None when that was not asked for.
+    """The number of words for the perplexity per word; None if not requested.
 
     Args:
-        words: their number.
-        reference: a text whose words and line ends are counted.
+        words: the number.
+        reference: text whose words and line ends are counted.
 
     Raises:
-        UserError: both are given, or there are no words.
+        UserError: both are given, or the number is 0.
     """
     if words is not None and reference is not None:
-        raise UserError("words and reference both say how many words there are; give one of them")
+        raise UserError("words and reference both set the number of words; remove one of them")
     if reference is not None:
         words = sum(len(block) for block in word_blocks(reference))
         if words < 1:
-            raise UserError(f"{reference}: it has no words; give the text in words")
+            raise UserError(f"{reference} has no words; use another text")
     if words is not None and words < 1:
         raise UserError(f"words is {words}, but it must be at least 1; raise it")
     return words

@@ -1,7 +1,7 @@
-"""What every language model offers to training, evaluation and generation, and the kinds by name.
+"""The interface of language models, and their registry.
 
-Axes: ``B`` batch, ``T`` time, ``V`` vocabulary, ``D`` width of the word vectors, ``S`` width of the hidden
-states that are scored, ``L`` layers that share a tensor of the state.
+Axes: ``B`` batch, ``T`` time, ``V`` vocabulary, ``D`` width of the word vectors, ``S`` score_dim, ``L``
+layers that share a tensor of the state.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 
-# What a model carries from one segment of the text to the next, cut off from gradients. The batch is axis 1
-# of every tensor: (L, B, ...).
+# The detached state that a model carries over to the next segment. All tensors have the shape (L, B, ...).
 State = tuple[Tensor, ...]
 
 
 class Output(NamedTuple):
-    """What a model makes of a segment.
+    """Output of a model for a segment.
 
     Attributes:
         hidden: ``(B, T, S)``, for the embedding's `logits` and `cross_entropy`.
-        state: the state after the segment, cut off from gradients.
-        penalty: a scalar to add to the mean loss per token in training; zero in evaluation.
+        state: the detached state after the segment.
+        penalty: scalar to add to the mean loss per token in training; zero in evaluation.
     """
 
     hidden: Tensor
@@ -33,16 +32,13 @@ class Output(NamedTuple):
 
 
 class LanguageModel(nn.Module):
-    """A model of the next word; the embedding is its input and, tied to it, its output.
-
-    A model of a class is built from an embedding and the options of the class, and then `reset_parameters`
-    gives it its first parameters: ``lm.models.build`` does both.
+    """A language model whose input and output layers are a shared embedding; see ``lm.models.build``.
 
     Attributes:
-        kind: the registered name.
-        options_class: the frozen dataclass of its options; one of them is `embedding_dim`.
-        embedding: the words, on both sides.
-        options: the checked options.
+        kind: registered name.
+        options_class: frozen dataclass of options, including `embedding_dim`.
+        embedding: input and output layer.
+        options: the validated options.
     """
 
     kind: ClassVar[str]
@@ -54,15 +50,15 @@ class LanguageModel(nn.Module):
         self.options = options
 
     def initial_state(self, batch_size: int) -> State:
-        """The state before the first word of each of `batch_size` (B) texts."""
+        """The state at the beginning of `batch_size` (B) texts."""
         raise NotImplementedError
 
     def forward(self, ids: Tensor, state: State) -> Output:
-        """Read word ids ``(B, T)`` on from `state`; the hidden state at t predicts the word at t + 1."""
+        """Read word ids ``(B, T)``, continuing from `state`; hidden state t predicts word t + 1."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew from torch's random numbers, those of the embedding by its own rule."""
+        """Initialize all parameters, including those of the embedding."""
         raise NotImplementedError
 
 
@@ -72,11 +68,11 @@ REGISTERED: dict[str, type[LanguageModel]] = {}
 
 
 def register(kind: str, options_class: type) -> Callable[[ModelClass], ModelClass]:
-    """Class decorator: make a model class known as `kind`, with `options_class` as its options."""
+    """Class decorator: register a model class as `kind` with its options dataclass."""
 
     def add(model_class: ModelClass) -> ModelClass:
         if kind in REGISTERED:
-            raise ValueError(f"two language models are registered as '{kind}': rename one")
+            raise ValueError(f"a language model '{kind}' is already registered")
         model_class.kind = kind
         model_class.options_class = options_class
         REGISTERED[kind] = model_class

@@ -1,4 +1,4 @@
-"""Where the parameters of a language model are, beside the same model with plain tied tables."""
+"""Parameter counts of a language model, compared to the same model with plain tied tables."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from shared_embeddings.sizing.accounting import count_parameters, parameter_tabl
 
 
 def count_model(model: LanguageModel) -> dict[str, int | float]:
-    """Count parameters by role, each tensor once.
+    """Count parameters by role; tied tensors count once.
 
     Returns:
-        Of the embedding: ``input`` and ``output`` (what one side has alone), ``shared`` (what both use),
-        ``embedding`` (their sum). ``rest``, ``total``, ``stored_bits`` of the model; ``dense_embedding`` (a
-        plain V x D table for both sides) and ``dense_total``; ``compression``, dense over ours.
+        For the embedding: ``input`` and ``output`` (used on one side only), ``shared`` (used on both sides)
+        and ``embedding`` (their sum). For the model: ``rest``, ``total`` and ``stored_bits``. For comparison:
+        ``dense_embedding`` (a tied V x D table), ``dense_total`` and ``compression`` (dense_embedding over
+        embedding).
     """
     embedding = model.embedding
     counts = embedding.counts()
@@ -37,10 +38,10 @@ def count_model(model: LanguageModel) -> dict[str, int | float]:
 
 
 def describe_parameters(model: LanguageModel) -> str:
-    """The lines that training prints first: what the embedding is, what is tied, and the counts."""
+    """The report of the embedding and the parameter counts that training prints first."""
     counts = count_model(model)
     embedding = model.embedding
-    tied = "input = output" if counts["shared"] else "input and output apart"
+    tied = "input = output" if counts["shared"] else "input and output not tied"
     names = {"input": "input only", "output": "output only", "shared": "input and output"}
     rows = [(f"embedding, {names[key]}", counts[key]) for key in names if counts[key]]
     rows += [("rest", counts["rest"]), ("total", counts["total"])]

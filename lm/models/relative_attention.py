@@ -1,7 +1,7 @@
-"""Attention by relative position over a segment and a memory (Dai et al., 2019, section 3.3).
+"""Relative attention over a segment and its memory (Dai et al., 2019, section 3.3).
 
-Axes: ``B`` batch, ``T`` positions of the segment, ``M`` positions of the memory before it, ``K`` = M + T
-keys, ``D`` model dimension, ``H`` heads, ``C`` width of a head.
+Axes: ``B`` batch, ``T`` positions of the segment, ``M`` positions of the memory, ``K`` = M + T
+keys, ``D`` model dimension, ``H`` heads, ``C`` head dimension.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 
 class Geometry(NamedTuple):
-    """How the positions of a segment lie to those that they may see; the same for all layers.
+    """Position encodings and attention mask of a segment; the same for all layers.
 
     Attributes:
-        encodings: ``(K + 1, D)`` sinusoids of the distances K - 1, …, 0, and of -1, which is never seen.
-        hidden_keys: ``(T, K)``, True where a query must not see a key.
+        encodings: ``(K + 1, D)`` sinusoids of the distances K - 1, …, 0, and -1, which is always masked.
+        hidden_keys: ``(T, K)``, True where a query must not attend to a key.
     """
 
     encodings: Tensor
@@ -26,7 +26,7 @@ class Geometry(NamedTuple):
 
 
 def sinusoids(distances: Tensor, dim: int) -> Tensor:
-    """The encodings R ``(n, D)`` of distances ``(n,)``: sines in the first half, cosines in the second."""
+    """Encodings R ``(n, D)`` of distances ``(n,)``: sines in the first half, cosines in the second."""
     rates = 10000.0 ** (-torch.arange(0, dim, 2, device=distances.device, dtype=torch.float32) / dim)
     angles = torch.outer(distances.float(), rates)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
@@ -40,11 +40,11 @@ def geometry(
     reach: int | None = None,
     clamp: int | None = None,
 ) -> Geometry:
-    """The geometry of `length` (T) positions after `memory` (M) remembered ones.
+    """Geometry of `length` (T) positions after `memory` (M) positions.
 
     Args:
-        reach: how far back a position sees; None for as far as there are keys.
-        clamp: the distance from which on all distances look the same; None for none.
+        reach: maximum attention distance; None for no limit.
+        clamp: larger distances are treated as this one; None for no limit.
     """
     keys = memory + length
     distances = torch.arange(keys - 1, -2, -1, device=device)
@@ -56,14 +56,14 @@ def geometry(
 
 
 def by_key(scores: Tensor) -> Tensor:
-    """Scores by distance ``(..., T, K + 1)`` as scores by key ``(..., T, K)``, without a copy.
+    """Convert scores by distance ``(..., T, K + 1)`` to scores by key ``(..., T, K)``, without a copy.
 
-    Row i of `scores` is for the distances K - 1, …, 0, -1. Entry (i, j) of the result is for the distance of
-    query i and key j; where that is negative, it is of no account.
+    The columns of `scores` have distances K - 1, …, 0, -1. Entry (i, j) of the result is the score of the
+    distance of query i and key j, and undefined for negative distances.
     """
     length, columns = scores.shape[-2:]
     keys = columns - 1
-    # Each row starts one distance later than the one before, so that rows of K entries fall into place.
+    # Each row starts one distance later than the row before, so rows of K entries are aligned.
     aligned = scores.flatten(-2)[..., length - 1 : length - 1 + length * keys]
     return aligned.unflatten(-1, (length, keys))
 
@@ -71,8 +71,8 @@ def by_key(scores: Tensor) -> Tensor:
 class RelativeAttention(nn.Module):
     """Multi-head attention with the four terms of section 3.3.
 
-    The score of query i and key j is ``(q_i + u) . k_j + (q_i + v) . W_R R_{i - j}``, over sqrt(C): content,
-    position, and a global bias u for content and v for position, which all layers share.
+    The score of query i and key j is ``(q_i + u) . k_j + (q_i + v) . W_R R_{i - j}``, over sqrt(C): content
+    and position terms, with biases u and v that are shared by all layers.
 
     Parameters: `query` ``(H C, D)``, `key_value` ``(2 H C, D)``, `position` (W_R) ``(H C, D)`` and `output`
     ``(D, H C)``, without biases.
@@ -92,10 +92,10 @@ class RelativeAttention(nn.Module):
     def forward(
         self, hidden: Tensor, context: Tensor, geometry: Geometry, content_bias: Tensor, position_bias: Tensor
     ) -> Tensor:
-        """What the positions ``(B, T, D)`` gather from their context ``(B, K, D)``, as ``(B, T, D)``.
+        """Attend from positions ``(B, T, D)`` to their context ``(B, K, D)``; returns ``(B, T, D)``.
 
         Args:
-            context: memory and segment, the segment last.
+            context: memory followed by the segment.
             content_bias: u ``(H, C)``.
             position_bias: v ``(H, C)``.
         """
@@ -103,7 +103,7 @@ class RelativeAttention(nn.Module):
         query = self.query(hidden).unflatten(-1, heads)
         key, value = self.key_value(context).unflatten(-1, (2, *heads)).permute(2, 0, 3, 1, 4)
         encodings = self.position(geometry.encodings).unflatten(-1, heads)
-        # Biases take the queries' type, which is the narrower one under autocast.
+        # Queries have a narrower dtype than the biases under autocast.
         by_content = (query + content_bias.to(query.dtype)).transpose(1, 2)
         by_position = (query + position_bias.to(query.dtype)) * self.head_dim**-0.5
         scores = by_key(torch.einsum("bthc,khc->bhtk", by_position, encodings))

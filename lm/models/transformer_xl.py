@@ -1,4 +1,4 @@
-"""Transformer-XL: attention over the segment and a memory of earlier ones (Dai et al., 2019)."""
+"""Transformer-XL: attention over a segment and a memory of earlier segments (Dai et al., 2019)."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from shared_embeddings.options import (
     require_probability,
 )
 
-# The published code draws all weights of the network with this standard deviation.
+# Standard deviation of all initial weights in the published code.
 _WEIGHT_STD = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerXLOptions:
-    """Options of `transformer_xl`; the defaults are the published ones for WikiText-103 (the "base" model).
+    """Options of `transformer_xl`; defaults are the published ones for WikiText-103 ("base" model).
 
     Attributes:
-        embedding_dim: D, the width of the embedding and of the layers; even.
-        num_layers: layers of attention and feed-forward net.
-        num_heads: H, heads of the attention.
-        head_dim: C, width of a head; H times C need not be D.
-        feed_forward_dim: inner width of the feed-forward nets.
-        dropout: of word vectors, position encodings, both results of a layer, inside the feed-forward net and
-            of the last hidden states.
-        attention_dropout: of the attention weights.
-        norm: layer normalisation behind each residual connection ("post") or in front of each net ("pre",
-            without one behind the last layer, as published).
-        memory_length: M, how many positions of earlier segments each layer remembers; 0 for none.
-        same_length: every position sees itself and the `memory_length` positions before it, no more; without
-            it, later positions of a segment see further back than earlier ones.
-        clamp_length: distances above it count as this one; null for none.
+        embedding_dim: D, width of the embedding and the layers; even.
+        num_layers: number of layers.
+        num_heads: H, number of attention heads.
+        head_dim: C, dimension of a head; H times C may differ from D.
+        feed_forward_dim: inner width of the feed-forward networks.
+        dropout: dropout of word vectors, position encodings, both outputs of a layer, inside the feed-forward
+            networks, and of the last hidden states.
+        attention_dropout: dropout of the attention weights.
+        norm: layer normalization after each residual connection ("post") or before each sublayer ("pre",
+            without a final one, as published).
+        memory_length: M, number of positions of earlier segments in the memory of each layer.
+        same_length: let every position attend to the `memory_length` positions before it only; otherwise,
+            later positions of a segment have a longer context than earlier ones.
+        clamp_length: treat larger distances as this one; null for no limit.
     """
 
     embedding_dim: int = 410
@@ -72,12 +72,12 @@ class TransformerXLOptions:
             require_probability(name, getattr(self, name))
         require(
             self.embedding_dim % 2 == 0,
-            f"option 'embedding_dim' is {self.embedding_dim}, but sinusoids need an even one; add 1",
+            f"option 'embedding_dim' is {self.embedding_dim}, but sinusoids need an even number",
         )
 
 
 class PostNormLayer(nn.Module):
-    """Attention and a feed-forward net, a normalisation behind each residual connection."""
+    """Attention and feed-forward network with layer normalization after each residual connection."""
 
     def __init__(self, options: TransformerXLOptions) -> None:
         super().__init__()
@@ -99,21 +99,21 @@ class PostNormLayer(nn.Module):
     def forward(
         self, hidden: Tensor, memory: Tensor, places: Geometry, content_bias: Tensor, position_bias: Tensor
     ) -> Tensor:
-        """The next layer's input ``(B, T, D)`` from this one's ``(B, T, D)`` and its memory ``(B, M, D)``."""
+        """Map inputs ``(B, T, D)`` and memory ``(B, M, D)`` to outputs ``(B, T, D)``."""
         context = torch.cat([memory, hidden], dim=1)
         gathered = self.attention(hidden, context, places, content_bias, position_bias)
         hidden = self.attention_norm(hidden + self.dropout(gathered))
-        normalised: Tensor = self.feed_forward_norm(hidden + self.feed_forward(hidden))
-        return normalised
+        normalized: Tensor = self.feed_forward_norm(hidden + self.feed_forward(hidden))
+        return normalized
 
 
 class PreNormLayer(PostNormLayer):
-    """Attention and a feed-forward net, a normalisation in front of each."""
+    """Attention and feed-forward network with layer normalization before each."""
 
     def forward(
         self, hidden: Tensor, memory: Tensor, places: Geometry, content_bias: Tensor, position_bias: Tensor
     ) -> Tensor:
-        """As in `PostNormLayer`."""
+        """See `PostNormLayer`."""
         context = self.attention_norm(torch.cat([memory, hidden], dim=1))
         queries = context[:, memory.size(1) :]
         hidden = hidden + self.dropout(self.attention(queries, context, places, content_bias, position_bias))
@@ -123,18 +123,17 @@ class PreNormLayer(PostNormLayer):
 
 @register("transformer_xl", TransformerXLOptions)
 class TransformerXL(LanguageModel):
-    """A stack of attention layers, each of which also sees its own input for earlier segments.
+    """Attention layers that also attend to the memory of their inputs in earlier segments.
 
-    The state has one tensor ``(m, B, D)`` for each layer, the m <= M last inputs of that layer; it starts
-    empty and grows. No gradient flows into it (section 3.2). `memory_length`, `same_length` and
-    `clamp_length` may be set anew between segments, as is done for evaluation.
+    The state has one detached tensor ``(m, B, D)`` per layer with the last m <= M inputs of the layer; it is
+    empty at first. `memory_length`, `same_length` and `clamp_length` may be changed between segments.
 
     Args:
-        embedding: of D dimensions; must score D, too.
-        options: the sizes.
+        embedding: embedding with score_dim D.
+        options: the options.
 
     Raises:
-        OptionError: the embedding scores hidden states of another width than D.
+        OptionError: score_dim is not D.
     """
 
     def __init__(self, embedding: se.SharedEmbedding, options: TransformerXLOptions) -> None:
@@ -142,8 +141,8 @@ class TransformerXL(LanguageModel):
         dim = options.embedding_dim
         if embedding.score_dim != dim:
             raise OptionError(
-                f"transformer_xl: the {embedding.method} embedding scores {embedding.score_dim} dimensions, "
-                f"but the layers end in {dim}; project them with its option 'output_projection: true'"
+                f"transformer_xl: the {embedding.method} embedding has score_dim {embedding.score_dim}, "
+                f"but the layers have {dim} dimensions; set its option 'output_projection: true'"
             )
         self.memory_length = options.memory_length
         self.same_length = options.same_length
@@ -155,12 +154,12 @@ class TransformerXL(LanguageModel):
         self.dropout = Dropout(options.dropout)
 
     def initial_state(self, batch_size: int) -> State:
-        """An empty memory ``(0, B, D)`` for each layer."""
+        """An empty memory ``(0, B, D)`` per layer."""
         empty = self.content_bias.new_empty(0, batch_size, self.embedding.embedding_dim)
         return (empty,) * len(self.layers)
 
     def forward(self, ids: Tensor, state: State) -> Output:
-        """As in the base class."""
+        """See the base class."""
         dim = self.embedding.embedding_dim
         hidden = self.dropout(self.embedding(ids) * dim**0.5)
         reach = self.memory_length if self.same_length else None
@@ -173,7 +172,7 @@ class TransformerXL(LanguageModel):
         return Output(self.dropout(hidden), tuple(memories), hidden.new_zeros(()))
 
     def reset_parameters(self) -> None:
-        """Weights and the biases u and v normal with std 0.02, other biases zero, as published."""
+        """Initialize weights and biases u, v from N(0, 0.02²) and other biases with 0, as published."""
         for module in self.layers.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=_WEIGHT_STD)
@@ -186,9 +185,9 @@ class TransformerXL(LanguageModel):
         self.embedding.reset_parameters()
 
     def _remember(self, memory: Tensor, hidden: Tensor) -> Tensor:
-        """The last M of a layer's remembered inputs ``(m, B, D)`` and its new ones ``(B, T, D)``."""
+        """Append new inputs ``(B, T, D)`` of a layer to its memory ``(m, B, D)`` and keep the last M."""
         new = hidden.detach().transpose(0, 1)
         new = new[max(0, new.size(0) - self.memory_length) :]
         kept = min(memory.size(0), self.memory_length - new.size(0))
-        # A copy, so that no more than the memory itself stays alive or goes into a checkpoint.
+        # torch.cat copies, which releases the memory of older inputs.
         return torch.cat([memory[memory.size(0) - kept :], new])

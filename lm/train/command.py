@@ -1,4 +1,4 @@
-"""The command ``lm_train``: train a language model, or go on where its run stopped."""
+"""The command ``lm_train``: trains a language model, or resumes its training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lm.train.config_help import help_text
 from lm.train.distillation import prepare_student
 from lm.train.distributed import Group, joined, local_rank
 from lm.train.loop import Trainer
-from lm.train.progress import Report, Silence
+from lm.train.progress import NoReport, Report
 from lm.train.resuming import restore_run, save_run
 from lm.yaml_input import from_arguments
 from shared_embeddings.errors import UserError
@@ -36,8 +36,8 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command.
 
     Raises:
-        UserError: a mistake in the settings or the data, or training that diverged.
-        Interrupted: training was asked to stop; the same command resumes.
+        UserError: the settings or the data are invalid, or training diverged.
+        Interrupted: a signal stopped training; the same command resumes it.
     """
     if {"-h", "-help", "--help"} & set(arguments):
         print(help_text())
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
         with joined(config.training.device) as group:
             train(config, group)
     except (UserError, OptionError):
-        # The processes of a machine make the same mistake: one of them says so.
+        # All processes have the same error: one of them reports it.
         if local_rank():
             sys.exit(USER_ERROR)
         raise
@@ -58,24 +58,24 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def train(config: Configuration, group: Group) -> None:
-    """Train in this process, from the beginning or from last.pt in the folder of the run.
+    """Train in this process, from scratch or from last.pt in the output folder.
 
     Raises:
         UserError, Interrupted: see `main`.
-        BlockingIOError: another training writes into that folder.
+        BlockingIOError: another process trains in this folder.
     """
     folder = Path(config.training.output_dir)
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"output_dir {folder}: is a file, but it must be a folder; give another path")
+        raise UserError(f"output_dir {folder}: is a file; choose another path")
     with _working_in(folder) if group.is_first else nullcontext():
         _train(config, group)
 
 
 @contextmanager
 def _working_in(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run, and clear away at both ends what killed processes have left.
+    """Hold the lock of a run, and remove leftovers of killed processes before and after.
 
-    A folder that was made for the lock goes again when nothing else comes into it.
+    If the folder is new and stays empty, it is removed again.
     """
     files, lock = [folder / name for name in (LAST, BEST, CONFIG)], folder / ".lock"
     is_new = not folder.exists()
@@ -90,31 +90,31 @@ def _working_in(folder: Path) -> Iterator[None]:
 
 
 def _train(config: Configuration, group: Group) -> None:
-    """Build the model or restore the run, and train it; see `train`."""
+    """Build the model or restore the run, then train; see `train`."""
     options, settings = config.training, config.flat()
     corpus = load_corpus(Path(options.data))
     words, checksum = corpus.vocabulary.words, corpus.description["checksum"]
     last = Path(options.output_dir) / LAST
     embedding = options.embedding
     if options.embedding_distillation is not None and last.exists():
-        embedding = peek(last)["config"]["embedding"]  # with the options that the fit has chosen
+        embedding = peek(last)["config"]["embedding"]  # including options chosen by the fit
     torch.manual_seed(options.seed)
     model = models.build(options.model, words, embedding, config.model_options()).to(group.device)
     reconstruction, lines = prepare_student(model, options, corpus.vocabulary, group, not last.exists())
     if options.init_from is not None and not last.exists():
-        _start_from(Path(options.init_from), model, words)
+        _init_from(Path(options.init_from), model, words)
     torch.manual_seed(options.seed + group.rank)  # dropout differs between processes
     trainer = Trainer(config, model.train(), corpus.train, corpus.valid, group, reconstruction)
     if last.exists():
         restore_run(last, trainer, settings, checksum)
-    lines = [*lines, describe_parameters(model), _beginning(trainer, len(words))]
+    lines = [*lines, describe_parameters(model), _start_line(trainer, len(words))]
     _run(trainer, lines, words, settings, checksum)
 
 
 def _run(
     trainer: Trainer, lines: Sequence[str], words: list[str], settings: dict[str, Any], checksum: str
 ) -> None:
-    """Train to the end, and write what comes of it into the folder of the run.
+    """Run the training loop and write checkpoints and logs.
 
     Raises:
         UserError, Interrupted: see `main`.
@@ -123,7 +123,7 @@ def _run(
     last, best = folder / LAST, folder / BEST
     if is_first:
         write_text(folder / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
-    report = Report(folder, trainer.step, trainer.total_tokens, trainer.tokens) if is_first else Silence()
+    report = Report(folder, trainer.step, trainer.total_tokens, trainer.tokens) if is_first else NoReport()
     for line in lines:
         report.line(line)
 
@@ -141,18 +141,18 @@ def _run(
         raise
     except OSError as error:
         raise UserError(
-            f"output_dir {folder}: cannot be written ({error.strerror or error}); what was saved before is "
+            f"output_dir {folder}: cannot be written ({error.strerror or error}); earlier checkpoints are "
             f"unchanged; make room on the disk and {RESUME}"
         ) from error
     finally:
         report.close()
 
 
-def _start_from(path: Path, model: models.LanguageModel, words: Sequence[str]) -> None:
-    """Give a new model the parameters of a checkpoint.
+def _init_from(path: Path, model: models.LanguageModel, words: Sequence[str]) -> None:
+    """Initialize a model with the parameters of a checkpoint.
 
     Raises:
-        UserError: it cannot be read, has other words, or is of another model.
+        UserError: the checkpoint cannot be read, or has other words or another model.
     """
     content = read_checkpoint(path)
     if content["words"] != list(words):
@@ -163,10 +163,10 @@ def _start_from(path: Path, model: models.LanguageModel, words: Sequence[str]) -
     load_state(model, content["model"], path)
 
 
-def _beginning(trainer: Trainer, words: int) -> str:
-    """One line about where training begins."""
+def _start_line(trainer: Trainer, words: int) -> str:
+    """One line about the start of training."""
     tokens = (trainer.stream.length - 1) * trainer.options.batch_size * trainer.group.world_size
-    where = f"goes on after step {trainer.step}" if trainer.step else "begins"
+    where = f"resumes after step {trainer.step}" if trainer.step else "starts"
     place = f"processes: {trainer.group.world_size}, on {trainer.group.device.type}"
     return f"Training {where}: {tokens:,} tokens per epoch, {words:,} words, {place}"
 

@@ -1,6 +1,6 @@
-"""Embedding distillation: a language model that begins where a trained one with the full table has ended.
+"""Embedding distillation: training a compressed language model from a trained one with a full table.
 
-What does not depend on this host is in `shared_embeddings.fitting.distillation`.
+The model-independent part is in `shared_embeddings.fitting.distillation`.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from shared_embeddings.fitting.distillation import (
 def prepare_student(
     model: LanguageModel, options: TrainingOptions, vocabulary: Vocabulary, group: Group, is_new: bool
 ) -> tuple[Reconstruction | None, list[str]]:
-    """Let a new model begin where its teacher ended, and freeze what is to be frozen, in a resumed one, too.
+    """Initialize a new model from its teacher, and freeze parameters as requested.
 
     Args:
-        model: built as `options` say, on its device; a new one gets another embedding where that is fitted.
-        options: of training.
-        vocabulary: the words of the model, which must be the teacher's, and how often each occurs.
-        group: the processes that train together; all fit alike, and the first shows a bar.
-        is_new: whether the model is not of a checkpoint of its own.
+        model: model on its device; its embedding may be replaced by a fitted one.
+        options: training options.
+        vocabulary: words of the model and the teacher, and their counts.
+        group: the training processes.
+        is_new: False when training resumes.
 
     Returns:
-        What the reconstruction loss needs, None where there is no teacher or alpha is 0; lines for the log.
+        The reconstruction loss, or None without a teacher or with alpha 0; and lines for the log.
 
     Raises:
-        UserError: the teacher cannot be read, or has other words, or another kind or width.
-        OptionError: its network has other tensors, or the embedding cannot be fitted.
+        UserError: the teacher cannot be read, or has another vocabulary, architecture or width.
+        OptionError: the network of the teacher has other tensors, or the embedding cannot be fitted.
     """
     if options.embedding_distillation is None:
         return None, []
@@ -72,7 +72,7 @@ def _read_teacher(path: str, model: LanguageModel, words: Sequence[str]) -> Trai
     """The teacher on the CPU.
 
     Raises:
-        UserError: it cannot be read, has other words, or its table is of another shape.
+        UserError: it cannot be read, or has another vocabulary or width.
     """
     try:
         teacher = load_model(Path(path))
@@ -93,11 +93,11 @@ def _read_teacher(path: str, model: LanguageModel, words: Sequence[str]) -> Trai
 
 
 def _copy_from(model: LanguageModel, teacher: Trained, path: str) -> None:
-    """Copy every tensor that is no part of the embedding from the teacher.
+    """Copy all tensors outside the embedding from the teacher.
 
     Raises:
-        UserError: the teacher is of another kind.
-        OptionError: names the first tensor that does not fit, or that only one of the two has.
+        UserError: the teacher has another architecture.
+        OptionError: a tensor is missing in one model or has another shape.
     """
     if teacher.model.kind != model.kind:
         raise UserError(
@@ -108,15 +108,15 @@ def _copy_from(model: LanguageModel, teacher: Trained, path: str) -> None:
     widths = [each.embedding.score_dim for each in (teacher.model, model)]
     if widths[0] != widths[1]:
         remedy = (
-            f"the teacher's embedding scores {widths[0]} dimensions, this {model.embedding.method} embedding "
-            f"{widths[1]}, so the last layer does not fit; choose options that score {widths[0]}, or "
+            f"the teacher's embedding has score_dim {widths[0]}, this {model.embedding.method} embedding "
+            f"{widths[1]}, so the last layers differ; choose options with score_dim {widths[0]}, or "
             "network_start: random"
         )
     copy_network(_network(model), _network(teacher.model), path, remedy)
 
 
 def _network(model: LanguageModel) -> dict[str, Tensor]:
-    """The tensors of a model, but for its embedding's, by name."""
+    """The tensors of a model outside its embedding, by name."""
     inner = {id(tensor) for tensor in model.embedding.state_dict(keep_vars=True).values()}
     state = model.state_dict(keep_vars=True)
     return {name: tensor.detach() for name, tensor in state.items() if id(tensor) not in inner}
@@ -130,11 +130,7 @@ def _fit(
     group: Group,
     steps: int | None,
 ) -> list[str]:
-    """Replace the embedding of a model by one that is fitted to the teacher's table, in `steps` if given.
-
-    Returns:
-        Lines about it.
-    """
+    """Replace the embedding of a model by one fitted to the teacher's table; returns lines for the log."""
     settings: dict[str, Any] = dict(options.embedding)
     old = teacher.model.embedding
     bias = old.output_bias() if old.has_linear_scores else None
@@ -155,7 +151,7 @@ def _fit(
     if bias is not None:
         lines += copy_output_bias(fitted, bias)
     elif old.output_bias() is not None:
-        lines.append("The teacher's output bias is left out: it belongs to a softmax of two steps")
+        lines.append("The teacher's output bias is not used: it belongs to a two-step softmax")
     return lines
 
 

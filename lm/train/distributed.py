@@ -1,4 +1,4 @@
-"""The processes that train one model together: one alone, or those that torchrun started."""
+"""The process group of a training: a single process, or those started by torchrun."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from shared_embeddings.errors import UserError
 
 @dataclass(frozen=True)
 class Group:
-    """This process among those that train together.
+    """This process and its group.
 
     Attributes:
-        device: where this process computes.
-        rank: its number; the process with rank 0 writes and prints.
-        world_size: how many there are.
+        device: device of this process.
+        rank: its rank; rank 0 writes and prints.
+        world_size: number of processes.
     """
 
     device: torch.device
@@ -31,11 +31,11 @@ class Group:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes and prints."""
+        """Whether this process writes and prints."""
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes in the order of their ranks, in every process."""
+        """The values of all processes by rank, in every process."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -47,10 +47,7 @@ class Group:
         return float(self.gather(value)[0])
 
     def largest(self, value: int) -> Callable[[], int]:
-        """Ask for the largest value of all processes; gives a function that waits for the answer.
-
-        Until it is called, the processes compute on.
-        """
+        """Start computing the maximum over all processes; returns a function that waits for it."""
         if self.world_size == 1:
             return lambda: value
         found = torch.tensor(value, device=self.device)
@@ -71,19 +68,19 @@ class Group:
 
 
 def local_rank() -> int:
-    """The number of this process among those of its machine."""
+    """The rank of this process on its machine."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 @contextmanager
 def joined(device: str) -> Iterator[Group]:
-    """The group of this process while it works: that of torchrun's variables, or one process alone.
+    """Join the process group of torchrun, or create a group of one process.
 
     Args:
-        device: "cpu", "cuda", or "auto" for CUDA where there is a device.
+        device: "cpu", "cuda", or "auto" (CUDA if available).
 
     Raises:
-        UserError: there is no CUDA device, or not one for every process of this machine.
+        UserError: there are fewer CUDA devices than processes on this machine.
     """
     place = _device(device)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -106,7 +103,7 @@ def _device(wanted: str) -> torch.device:
         return torch.device("cpu")
     if local_rank() >= available:
         raise UserError(
-            f"device is {wanted}, but torch finds {available} CUDA devices for process {local_rank()} of "
-            "this machine; start fewer processes, or set device: cpu"
+            f"device is {wanted}, but torch finds {available} CUDA devices for local rank {local_rank()}; "
+            "start fewer processes or set device: cpu"
         )
     return torch.device("cuda", local_rank())

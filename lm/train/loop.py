@@ -1,4 +1,4 @@
-"""The training of a language model, from any point of it on.
+"""The training loop of a language model.
 
 Axes: ``B`` columns of text of this process, ``T`` tokens of a segment.
 """
@@ -34,22 +34,22 @@ class Trainer:
     """One process of a training run.
 
     Args:
-        config: all settings.
-        model: on its device.
-        train: the training text ``(N,)`` as word ids.
-        valid: the validation text, likewise.
-        group: the processes that train together.
-        reconstruction: of the teacher's table, the loss beside the cross entropy; or None.
+        config: the configuration.
+        model: model on its device.
+        train: word ids ``(N,)`` of the training text.
+        valid: word ids of the validation text.
+        group: the training processes.
+        reconstruction: reconstruction loss of the teacher's table, or None.
 
     Attributes:
-        step: optimizer steps so far.
-        epoch: whole passes through the data.
-        position: tokens of every column that this pass has read.
-        scores: nats per token of every validation.
-        states: the model's state for every part of a batch.
-        averages: of the parameters, once the optimizer asks for them.
-        lengths: draws the lengths of segments; alike in all processes.
-        window: nats and tokens since the last line of the log ``(2,)``, of this process.
+        step: number of optimizer steps.
+        epoch: number of complete epochs.
+        position: tokens of each column read in this epoch.
+        scores: validation losses in nats per token.
+        states: model state of each part of a batch.
+        averages: averaged parameters, once averaging has started.
+        lengths: random generator of segment lengths, the same in all processes.
+        window: nats and tokens of this process since the last log line ``(2,)``.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class Trainer:
 
     @property
     def epochs(self) -> float:
-        """Passes through the data, with their fraction."""
+        """Number of epochs, including fractions."""
         return self.epoch + self.position / (self.stream.length - 1)
 
     @property
     def done(self) -> float:
-        """The share of training that is done."""
+        """Fraction of training that is done."""
         if self.options.steps is not None:
             return self.step / self.options.steps
         assert self.options.epochs is not None
@@ -96,19 +96,19 @@ class Trainer:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the wanted length is reached, or validation has stalled for too long."""
+        """Whether training is complete or early stopping applies."""
         patience = self.options.patience
         return self.done >= 1 or (patience is not None and is_stalled(self.scores, patience))
 
     @property
     def tokens(self) -> int:
-        """Tokens that all processes together have read."""
+        """Tokens read by all processes together."""
         columns = self.options.batch_size * self.group.world_size
         return round(self.epochs * (self.stream.length - 1)) * columns
 
     @property
     def total_tokens(self) -> int:
-        """About how many tokens all processes together will read."""
+        """Approximate number of tokens of the whole training over all processes."""
         columns = self.options.batch_size * self.group.world_size
         if self.options.steps is not None:
             return self.options.steps * self.options.sequence_length * columns
@@ -116,15 +116,15 @@ class Trainer:
         return self.options.epochs * (self.stream.length - 1) * columns
 
     def run(self, report: Report, save: Callable[[], None], save_best: Callable[[], None]) -> None:
-        """Train to the end.
+        """Run the training loop.
 
         Args:
-            report: hears of it.
-            save: stores all that it takes to resume from here; called in every process.
-            save_best: stores the model, whose averaged parameters are in place, after its best validation.
+            report: receives progress.
+            save: saves the state for resumption; called in all processes.
+            save_best: saves the model, with averaged parameters in place, after its best validation.
 
         Raises:
-            UserError: the loss or a parameter is no finite number any more; nothing is saved then.
+            UserError: the loss or a parameter is not finite; the state is not saved.
             Interrupted: a process was asked to stop; `output_dir` was called after the last whole step.
         """
         speed = Speed(self.tokens)
@@ -151,20 +151,20 @@ class Trainer:
                     raise Interrupted(number)
 
     def check_finite(self) -> None:
-        """Raise `UserError` unless losses since the last line of the log and all parameters are finite."""
+        """Raise `UserError` if a parameter or the loss since the last log line is not finite."""
         loss = self.group.mean(self.window)[0]
         parameters = all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters)
         if not parameters or not bool(torch.isfinite(loss)):
             what = "a parameter is not finite" if bool(torch.isfinite(loss)) else f"the loss is {float(loss)}"
             raise UserError(
-                f"{what} at step {self.step}; what was saved before is unchanged; lower learning_rate or "
-                "max_grad_norm and train into another folder, with init_from to begin with what was saved"
+                f"{what} at step {self.step}; earlier checkpoints are unchanged; lower learning_rate or "
+                "max_grad_norm and train with another output_dir, optionally with init_from"
             )
 
     # One step.
 
     def _train_step(self) -> tuple[float, Tensor]:
-        """Follow the gradient of one segment; gives the learning rate and the gradient's norm."""
+        """Train on one segment; returns the learning rate and the gradient norm."""
         options = self.options
         length = options.sequence_length
         if options.random_bptt:
@@ -184,7 +184,7 @@ class Trainer:
         return rate, norm
 
     def _rate(self, length: int) -> float:
-        """The learning rate of the next step, for segments of `length` tokens."""
+        """The learning rate of the next step, for a segment of `length` tokens."""
         options = self.options
         rate = self.optimizer_options.learning_rate
         rate *= self.schedule.factor(Progress(self.done, self.epochs, self.scores))
@@ -195,11 +195,11 @@ class Trainer:
         return float(rate)
 
     def _backward(self, ids: Tensor, targets: Tensor) -> None:
-        """Add up the gradients of the parts of a batch ``(B, T)``, and go on to their next states."""
+        """Accumulate the gradients of the parts of a batch ``(B, T)`` and update their states."""
         parts = self.options.grad_accum_steps
         for part, (part_ids, part_targets) in enumerate(zip(ids.chunk(parts), targets.chunk(parts))):
             is_last = part == parts - 1
-            with nullcontext() if is_last else self._without_exchange():
+            with nullcontext() if is_last else self._no_sync():
                 with self.autocast():
                     loss, cross_entropy, state = self._loss(part_ids, part_targets, *self.states[part])
                 (loss / parts).backward()
@@ -208,7 +208,7 @@ class Trainer:
             self.window += torch.stack([cross_entropy.double() * tokens, self.window.new_tensor(tokens)])
 
     def _advance(self, length: int) -> None:
-        """Move on in the data, to the beginning of the next pass where this one is over."""
+        """Advance in the data, starting the next epoch at the end."""
         self.step += 1
         self.position += length
         self._last_tokens = length * self.options.batch_size * self.group.world_size
@@ -217,29 +217,28 @@ class Trainer:
             self.states = self._fresh_states()
 
     def _fresh_states(self) -> list[State]:
-        """The states of all parts of a batch before the first word."""
+        """The initial states of all parts of a batch."""
         part_size = self.options.batch_size // self.options.grad_accum_steps
         return [self.model.initial_state(part_size) for _ in range(self.options.grad_accum_steps)]
 
     def autocast(self) -> AbstractContextManager[None]:
-        """The precision of forward passes."""
+        """Context for the precision of forward passes."""
         if self.options.precision == "fp32":
             return nullcontext()
         return torch.autocast(self.group.device.type, torch.bfloat16)
 
     def _wrapped_loss(self) -> nn.Module:
-        """The loss, compiled and shared with the other processes as wanted."""
+        """The loss, compiled and wrapped for data parallelism as configured."""
         loss: nn.Module = SegmentLoss(self.model, self.reconstruction)
         if self.options.compile:
             loss = torch.compile(loss)  # type: ignore[assignment]
         if self.group.world_size == 1:
             return loss
-        # A band of rare words that a segment has none of takes no part in its loss, and the processes differ
-        # in which bands these are: so each has to look for the parameters that it will have no gradients of.
+        # Clusters of rare words get no gradient from segments without their words.
         return DistributedDataParallel(loss, find_unused_parameters=True, broadcast_buffers=False)
 
-    def _without_exchange(self) -> AbstractContextManager[None]:
-        """Keep gradients in this process for now."""
+    def _no_sync(self) -> AbstractContextManager[None]:
+        """Context without gradient synchronization."""
         if isinstance(self._loss, DistributedDataParallel):
             return self._loss.no_sync()
         return nullcontext()
@@ -247,12 +246,12 @@ class Trainer:
     # Between steps.
 
     def _start_averaging_if_due(self) -> None:
-        """Begin with the averages when the optimizer says so."""
+        """Start averaging when the optimizer requires it."""
         if self.averages is None and self.optimizer_options.starts_averaging(self.scores):
             self.averages = Averages(self.parameters)
 
     def _figures(self, rate: float, norm: Tensor, speed: Speed) -> dict[str, float]:
-        """What the log says of the steps since its last line; see `Report.training`."""
+        """Metrics since the last log line; see `Report.training`."""
         self.check_finite()
         nats, tokens = self.group.mean(self.window).tolist()
         self.window.zero_()
@@ -263,12 +262,12 @@ class Trainer:
         return figures
 
     def _validation_is_due(self) -> bool:
-        """Whether this step ends training, an epoch, or the steps between two validations."""
+        """Whether to validate after this step."""
         every = self.options.evaluate_every
         return self.is_finished or (self.position == 0 if every is None else self.step % every == 0)
 
     def _validate(self, report: Report, save_best: Callable[[], None]) -> None:
-        """Score the validation text with the averaged parameters where there are any."""
+        """Evaluate on the validation text, with averaged parameters if there are any."""
         self.check_finite()
         with self.evaluated_parameters():
             parts = self.options.valid_batch_size
@@ -282,7 +281,7 @@ class Trainer:
                     batch_size=parts,
                     progress=report.is_terminal,
                 )
-            # All processes go by the same score, to the last bit.
+            # All processes use bitwise the same score.
             loss = self.group.from_first(score.nats / score.tokens)
             if not math.isfinite(loss):
                 raise UserError(f"the validation loss is {loss} at step {self.step}; lower learning_rate")
@@ -295,13 +294,13 @@ class Trainer:
                 save_best()
 
     def evaluated_parameters(self) -> AbstractContextManager[None]:
-        """Have the parameters that are evaluated and stored as the model in it: the averaged ones, if any."""
+        """Context with the averaged parameters, if any, in the model."""
         return nullcontext() if self.averages is None else self.averages.in_place()
 
     def _asked_to_stop(self) -> int:
-        """The number of the signal that asked any process to stop, or 0.
+        """The number of a signal that any process has received, or 0.
 
-        Several processes learn of it one step later, all after the same step.
+        With several processes, the answer is one step late, so that all stop after the same step.
         """
         asked = self.group.largest(self._interrupts.received or 0)
         if self.group.world_size == 1:

@@ -1,4 +1,4 @@
-"""What language models are trained to make small.
+"""The training loss of language models.
 
 Axes: ``B`` columns of text, ``T`` tokens of a segment.
 """
@@ -12,11 +12,11 @@ from shared_embeddings.fitting.distillation import Reconstruction
 
 
 class SegmentLoss(nn.Module):
-    """A model and its training loss in one module, so that what wraps it sees one forward pass.
+    """A model and its training loss in one module, for compilation and data parallelism.
 
     Args:
-        model: on its device.
-        reconstruction: of the table of the model's teacher, or None.
+        model: the model.
+        reconstruction: reconstruction loss of the teacher's table, or None.
     """
 
     def __init__(self, model: LanguageModel, reconstruction: Reconstruction | None = None) -> None:
@@ -25,12 +25,12 @@ class SegmentLoss(nn.Module):
         self.reconstruction = reconstruction
 
     def forward(self, ids: Tensor, targets: Tensor, *state: Tensor) -> tuple[Tensor, Tensor, State]:
-        """The loss to minimise, the mean cross entropy in nats, and the next state.
+        """Return the loss, the mean cross entropy in nats, and the next state.
 
         Args:
             ids: ``(B, T)``.
-            targets: ``(B, T)``, the words that follow.
-            state: the model's.
+            targets: ``(B, T)``, next words.
+            state: state of the model.
         """
         output = self.model(ids, state)
         cross_entropy = self.model.embedding.cross_entropy(output.hidden, targets)

@@ -1,4 +1,4 @@
-"""Optimizers, averages of the parameters, and the lengths of segments.
+"""Optimizers, parameter averaging, and segment lengths.
 
 AWD-LSTM is Merity et al., "Regularizing and Optimizing LSTM Language Models" (2018).
 """
@@ -18,11 +18,11 @@ from shared_embeddings.options import require, require_at_least, require_probabi
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerOptions:
-    """What every optimizer has.
+    """Options of all optimizers.
 
     Attributes:
-        learning_rate: size of a step.
-        weight_decay: what is added to the gradient, as a share of the parameters themselves.
+        learning_rate: base learning rate.
+        weight_decay: L2 penalty.
     """
 
     learning_rate: float
@@ -35,11 +35,11 @@ class OptimizerOptions:
         require_at_least("weight_decay", self.weight_decay, 0)
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of these parameters: plain gradient descent unless a subclass has another."""
+        """Build the optimizer (default: SGD)."""
         return torch.optim.SGD(parameters, self.learning_rate, weight_decay=self.weight_decay)
 
     def starts_averaging(self, scores: Sequence[float]) -> bool:
-        """Whether the parameters are averaged from now on, after validations that gave `scores`."""
+        """Whether averaging starts now, given the validation losses so far."""
         return False
 
 
@@ -48,7 +48,7 @@ class SGDOptions(OptimizerOptions):
     """Stochastic gradient descent.
 
     Attributes:
-        momentum: share of the last step that is kept in the next.
+        momentum: momentum factor.
     """
 
     momentum: float = 0.0
@@ -59,7 +59,7 @@ class SGDOptions(OptimizerOptions):
         require_probability("momentum", self.momentum)
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Gradient descent with momentum."""
+        """Build the optimizer."""
         return torch.optim.SGD(
             parameters, self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
         )
@@ -67,20 +67,20 @@ class SGDOptions(OptimizerOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ASGDOptions(OptimizerOptions):
-    """Gradient descent whose model is the mean of the parameters over all steps: the finetune stage."""
+    """Averaged SGD: the model is the mean of the parameters over all steps (finetuning of AWD-LSTM)."""
 
     def starts_averaging(self, scores: Sequence[float]) -> bool:
-        """Always: averaging begins with the first step."""
+        """Averaging starts with the first step."""
         return True
 
 
 @dataclasses.dataclass(frozen=True)
 class NTASGDOptions(OptimizerOptions):
-    """Gradient descent that averages the parameters once validation has stalled (Algorithm 1).
+    """Non-monotonically triggered averaged SGD (AWD-LSTM, Algorithm 1).
 
     Attributes:
-        nonmono: averaging starts when a validation is worse than the best of all but the `nonmono`
-            validations right before it.
+        nonmono: averaging starts when a validation is worse than the best one before the last `nonmono`
+            validations.
     """
 
     nonmono: int = 5
@@ -91,7 +91,7 @@ class NTASGDOptions(OptimizerOptions):
         require_at_least("nonmono", self.nonmono, 0)
 
     def starts_averaging(self, scores: Sequence[float]) -> bool:
-        """Whether the latest validation has stalled, see `is_stalled`."""
+        """Whether validation has stalled, see `is_stalled`."""
         return is_stalled(scores, self.nonmono)
 
 
@@ -100,8 +100,8 @@ class AdamOptions(OptimizerOptions):
     """Adam (Kingma & Ba, 2015).
 
     Attributes:
-        betas: decay rates of the means of the gradient and of its square.
-        eps: what is added to the root of the second mean.
+        betas: decay rates of the first and second moments.
+        eps: term added to the denominator.
     """
 
     betas: tuple[float, ...] = (0.9, 0.999)
@@ -117,7 +117,7 @@ class AdamOptions(OptimizerOptions):
         require(self.eps > 0, f"option 'eps' is {self.eps}, but it must be above 0; raise it")
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Adam with these rates."""
+        """Build the optimizer."""
         return torch.optim.Adam(
             parameters,
             self.learning_rate,
@@ -136,28 +136,25 @@ OPTIMIZERS: dict[str, type] = {
 
 
 def is_stalled(scores: Sequence[float], nonmono: int) -> bool:
-    """Whether the last score is worse than the best one before the `nonmono` scores that precede it.
-
-    This is the condition of AWD-LSTM's Algorithm 1; lower scores are better.
-    """
+    """Whether the last loss is worse than the best one before the `nonmono` previous ones (Algorithm 1)."""
     earlier = scores[: max(0, len(scores) - 1 - nonmono)]
     return bool(earlier) and scores[-1] > min(earlier)
 
 
 def draw_length(base: int, generator: random.Random) -> int:
-    """The length of a segment: `base`, or half of it with probability 0.05, plus normal noise; at least 5.
+    """Draw a segment length: `base`, or half of it with probability 0.05, plus Gaussian noise (section 4.1).
 
-    From AWD-LSTM, section 4.1, with the numbers of section 5; below 5, `base` is itself the shortest length.
+    The minimum is 5, or `base` if it is smaller.
     """
     mean = base if generator.random() < 0.95 else base / 2
     return max(min(5, base), int(generator.gauss(mean, 5)))
 
 
 class Averages:
-    """The means of parameters over the steps since averaging began (AWD-LSTM, Algorithm 1).
+    """Means of the parameters since averaging started (AWD-LSTM, Algorithm 1).
 
     Attributes:
-        steps: over how many steps the means go.
+        steps: number of averaged steps.
     """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
@@ -167,13 +164,13 @@ class Averages:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the parameters after one more step into the means."""
+        """Update the means after a step."""
         self.steps += 1
         torch._foreach_lerp_(self._means, [p.detach() for p in self._parameters], 1.0 / self.steps)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the means into the model, and the parameters back afterwards; no change before a step."""
+        """Context with the means in place of the parameters."""
         if self.steps == 0:
             yield
             return
@@ -185,17 +182,17 @@ class Averages:
             self._write(current)
 
     def current(self) -> list[Tensor]:
-        """Copies of the parameters as they are in the model now."""
+        """Copies of the current parameters."""
         return [parameter.detach().clone() for parameter in self._parameters]
 
     def load(self, steps: int, parameters: Sequence[Tensor]) -> None:
-        """Take what is in the model as the means over `steps` steps, and put `parameters` in their place."""
+        """Use the parameters in the model as means over `steps` steps, then load `parameters`."""
         self.steps = steps
         self._means = self.current()
         self._write(parameters)
 
     @torch.no_grad()
     def _write(self, values: Sequence[Tensor]) -> None:
-        """Copy values into the model."""
+        """Copy values to the parameters."""
         for parameter, value in zip(self._parameters, values, strict=True):
             parameter.copy_(value)

@@ -1,4 +1,4 @@
-"""What training tells: a bar on a terminal, lines on stdout and in train.log, curves for TensorBoard."""
+"""Progress of training: a progress bar, log lines on stdout and in train.log, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tqdm import tqdm
 
 
 class Report:
-    """The report of one run, by the process that writes; see `Silence` for the others.
+    """Reports the progress of a run, in the first process; the others use `NoReport`.
 
     Args:
-        folder: gets ``train.log`` (appended to) and ``tensorboard/``.
-        first_step: the step that this process begins after.
-        total_tokens: about how many tokens this run is in all.
-        done_tokens: about how many of them were read before.
+        folder: folder of ``train.log``, which is appended to, and ``tensorboard/``.
+        first_step: number of steps before this process.
+        total_tokens: approximate number of tokens of the run.
+        done_tokens: approximate number of tokens before this process.
     """
 
     def __init__(self, folder: Path, first_step: int, total_tokens: int, done_tokens: int) -> None:
@@ -40,7 +40,7 @@ class Report:
         self._start = done_tokens / max(total_tokens, 1)
 
     def line(self, text: str) -> None:
-        """Write lines to stdout and to the log."""
+        """Write a line to stdout and the log."""
         print(text, file=self._log, flush=True)
         if self.is_terminal:
             tqdm.write(text, file=sys.stdout)
@@ -48,39 +48,38 @@ class Report:
             print(text, flush=True)
 
     def tokens(self, number: int) -> None:
-        """Advance the bar."""
+        """Advance the progress bar."""
         self._bar.update(number)
 
     def training(self, step: int, epoch: float, values: Mapping[str, float], done: float) -> None:
-        """One line about the steps since the last one.
+        """Report the steps since the last line.
 
         Args:
-            step: the last of them.
-            epoch: passes through the data so far.
-            values: ``loss`` (nats per token), ``rate`` (of learning), ``norm`` (of gradients), ``speed``
-                (tokens per second); ``reconstruction`` (of the teacher's table) where there is such a loss.
-            done: share of training that is done.
+            step: number of steps.
+            epoch: number of epochs.
+            values: ``loss`` (nats per token), ``rate`` (learning rate), ``norm`` (gradient norm), ``speed``
+                (tokens per second), and optionally ``reconstruction`` (loss of the teacher's table).
+            done: fraction of training that is done.
         """
         passed = time.monotonic() - self._begin
-        left = passed * (1 - done) / max(done - self._start, 1e-9)
+        left = tqdm.format_interval(min(passed * (1 - done) / max(done - self._start, 1e-9), 1e9))
         distance = f" reconstruction {values['reconstruction']:.5f}" if "reconstruction" in values else ""
-        time_left = tqdm.format_interval(min(left, 1e9))
         self.line(
             f"step {step} epoch {epoch:.2f} loss {values['loss']:.6f} ppl {perplexity(values['loss']):.2f} "
-            f"lr {values['rate']:.4g}{distance} | {values['speed']:,.0f} tokens/s, {time_left} left"
+            f"lr {values['rate']:.4g}{distance} | {values['speed']:,.0f} tokens/s, {left} left"
         )
         self._bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
         for name, value in values.items():
             self._writer.add_scalar(f"train/{name}", value, step)
 
     def validation(self, step: int, loss: float, best: float, averaged: int) -> None:
-        """One line about a validation.
+        """Report a validation.
 
         Args:
-            step: after which step.
+            step: number of steps.
             loss: nats per token.
-            best: the lowest loss so far, this one included.
-            averaged: over how many steps the evaluated parameters are averaged; 0 when they are not.
+            best: lowest loss so far, including this one.
+            averaged: number of averaged steps; 0 without averaging.
         """
         note = f", averaged over {averaged} steps" if averaged else ""
         place = "the best so far" if loss <= best else f"best {perplexity(best):.2f}"
@@ -89,47 +88,47 @@ class Report:
         self._writer.add_scalar("valid/perplexity", perplexity(loss), step)
 
     def close(self) -> None:
-        """Close the bar and the files."""
+        """Close the progress bar and the files."""
         self._bar.close()
         self._writer.close()
         self._log.close()
 
 
-class Silence(Report):
-    """The report of a process that leaves writing to another."""
+class NoReport(Report):
+    """Report of a process that does not write."""
 
     def __init__(self) -> None:
         self.is_terminal = False
 
     def line(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def tokens(self, number: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def training(self, step: int, epoch: float, values: Mapping[str, float], done: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def validation(self, step: int, loss: float, best: float, averaged: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Speed:
-    """Tokens per second since the last time that it was asked for."""
+    """Measures tokens per second."""
 
     def __init__(self, tokens: int) -> None:
         self._begin, self._tokens = time.monotonic(), tokens
 
     def lap(self, tokens: int) -> float:
-        """The speed up to now, after `tokens` in all."""
+        """The speed since the last call, given the total number of tokens."""
         seconds, read = time.monotonic() - self._begin, tokens - self._tokens
         self._begin, self._tokens = time.monotonic(), tokens
         return read / max(seconds, 1e-9)
 
 
 def perplexity(loss: float) -> float:
-    """``exp(loss)``, infinite where that is too large to be told."""
+    """``exp(loss)``, or infinity on overflow."""
     return math.exp(loss) if loss < 700 else math.inf

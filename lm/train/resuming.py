@@ -1,4 +1,4 @@
-"""Storing all that it takes to go on training, and taking it up again."""
+"""Saving and restoring the complete state of training."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from shared_embeddings.checkpoints.tensors import Kind, check_optimizer, check_p
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line
 
-_SHOWN = 8  # settings that an error names
+_SHOWN = 8  # maximum number of changed settings in an error
 
 
 def _is_count(value: Any) -> bool:
-    """Whether a value is a whole number of at least 0."""
+    """Whether a value is a non-negative integer."""
     return type(value) is int and value >= 0
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value is a text."""
+    """Whether a value is a string."""
     return isinstance(value, str)
 
 
 def _is_averages(value: Any) -> bool:
-    """Whether a value is None, or has the form of averaged parameters."""
+    """Whether a value is None or averaged parameters."""
     if value is None:
         return True
     return (
@@ -41,7 +41,7 @@ def _is_averages(value: Any) -> bool:
 
 
 def _is_process(value: Any) -> bool:
-    """Whether a value has the form of what one process has beside the model."""
+    """Whether a value is the state of one process."""
     if not isinstance(value, dict) or not {"random", "states", "window"} <= value.keys():
         return False
     states = value["states"]
@@ -52,7 +52,7 @@ def _is_process(value: Any) -> bool:
     )
 
 
-# What `save_run` stores beside the model.
+# The parts of the training state that `save_run` stores.
 PARTS: dict[str, Kind] = {
     "settings": (
         "settings by their names",
@@ -108,18 +108,18 @@ def save_run(
 
 
 def restore_run(path: Path, trainer: Trainer, settings: Mapping[str, Any], corpus_checksum: str) -> None:
-    """Put a trainer where `save_run` found it.
+    """Restore the state saved by `save_run`.
 
     Raises:
-        UserError: the file cannot be read, or is of a run with other settings, data or processes.
+        UserError: the file cannot be read, or its run has other settings, data or processes.
     """
     content = read_checkpoint(path)
     saved = content["training"]
     if saved is None:
-        raise UserError(f"checkpoint {path}: holds a model only; give another folder as 'output_dir'")
+        raise UserError(f"checkpoint {path}: has a model only; choose another output_dir")
     lacking = next((part for part in PARTS if part not in saved), None)
     if lacking is not None:
-        raise UserError(f"checkpoint {path}: its 'training' has no {lacking}; take one that lm_train wrote")
+        raise UserError(f"checkpoint {path}: its 'training' has no {lacking}; use one written by lm_train")
     check_parts(saved, PARTS, f"checkpoint {path}: training")
     _check_same(path, saved, settings, corpus_checksum, trainer.group.world_size)
     load_state(trainer.model, content["model"], path)
@@ -127,13 +127,13 @@ def restore_run(path: Path, trainer: Trainer, settings: Mapping[str, Any], corpu
         _restore(trainer, saved)
     except (*UNREADABLE, AttributeError) as error:
         raise UserError(
-            f"checkpoint {path}: its 'training' does not fit the model ({first_line(error)}); take another "
-            "one, or train from the start in another folder"
+            f"checkpoint {path}: its 'training' does not match the model ({first_line(error)}); use another "
+            "one, or train from scratch with another output_dir"
         ) from error
 
 
 def _restore(trainer: Trainer, saved: Mapping[str, Any]) -> None:
-    """Put all but the model where `save_run` found it; an error of torch where that does not fit."""
+    """Restore everything but the model; raises errors of torch if the state does not match."""
     if saved["averages"] is not None:
         trainer.averages = Averages(trainer.parameters)
         trainer.averages.load(saved["averages"]["steps"], saved["averages"]["parameters"])
@@ -144,12 +144,12 @@ def _restore(trainer: Trainer, saved: Mapping[str, Any]) -> None:
     restore_generator(trainer.lengths, saved["lengths"])
     own = saved["processes"][trainer.group.rank]
     device = trainer.group.device
-    # Of a memory, the length varies.
+    # The length of memories varies.
     forms = [[(part.dtype, part.dim()) for part in state] for state in trainer.states]
     if forms != [[(part.dtype, part.dim()) for part in state] for state in own["states"]]:
-        raise ValueError("the states of the model have other axes")
+        raise ValueError("the states of the model have another shape")
     if (own["window"].dtype, own["window"].shape) != (trainer.window.dtype, trainer.window.shape):
-        raise ValueError("the window has other axes")
+        raise ValueError("the window has another shape")
     trainer.states = [tuple(part.to(device) for part in state) for state in own["states"]]
     trainer.window = own["window"].to(device)
     restore_random_states(own["random"])
@@ -158,27 +158,27 @@ def _restore(trainer: Trainer, saved: Mapping[str, Any]) -> None:
 def _check_same(
     path: Path, saved: Mapping[str, Any], settings: Mapping[str, Any], corpus_checksum: str, world_size: int
 ) -> None:
-    """Raise `UserError`, with the names, where the run that goes on is not the run that was saved."""
+    """Raise `UserError` if settings, data or processes differ from those of the saved run."""
     before, settings = _without_path(saved["settings"]), _without_path(settings)
     changed = [
-        f"{key} was {before.get(key)!r} and is {settings.get(key)!r}"
+        f"{key} was {before.get(key)!r} and is now {settings.get(key)!r}"
         for key in sorted({*before, *settings} - {*FREE_TO_CHANGE})
         if before.get(key) != settings.get(key)
     ]
     if saved["corpus"] != corpus_checksum:
-        changed.append("the text in 'data' is another one")
+        changed.append("the corpus in 'data' has changed")
     if len(saved["processes"]) != world_size:
-        changed.append(f"it had {len(saved['processes'])} processes and has {world_size}")
+        changed.append(f"it had {len(saved['processes'])} processes and now has {world_size}")
     if changed:
         shown = [*changed[:_SHOWN], *[f"and {len(changed) - _SHOWN} more"] * (len(changed) > _SHOWN)]
         raise UserError(
-            f"{path} is of a run with other settings ({'; '.join(shown)}); change them back to go on, or "
-            "give another folder as 'output_dir'"
+            f"{path} belongs to a run with other settings ({'; '.join(shown)}); change them back to resume, "
+            "or choose another output_dir"
         )
 
 
 def _without_path(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that do not tell where the teacher is: it may have been moved."""
+    """Settings without the path of the teacher, which may have been moved."""
     distillation = settings.get("embedding_distillation")
     if distillation is None:
         return dict(settings)

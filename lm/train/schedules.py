@@ -1,4 +1,4 @@
-"""Learning rates as functions of how far training has come, so that nothing of them has to be stored."""
+"""Learning rate schedules as stateless functions of the progress of training."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shared_embeddings.options import require, require_at_least
 
 
 class Progress(NamedTuple):
-    """How far training has come.
+    """Progress of training.
 
     Attributes:
-        done: the share of all training that is done, from 0 to 1.
-        epochs: passes through the data, with their fraction.
-        scores: what the validations gave so far; lower is better.
+        done: fraction of training that is done.
+        epochs: number of epochs, including fractions.
+        scores: validation losses so far.
     """
 
     done: float
@@ -26,19 +26,19 @@ class Progress(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ConstantOptions:
-    """A learning rate that stays."""
+    """Constant learning rate."""
 
     def factor(self, progress: Progress) -> float:
-        """What the learning rate is multiplied with."""
+        """The factor of the learning rate."""
         return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class CosineOptions:
-    """A learning rate that falls along half a period of the cosine.
+    """Cosine decay.
 
     Attributes:
-        min_lr_ratio: share of the learning rate that is left at the end.
+        min_lr_ratio: final learning rate as a fraction of the base learning rate.
     """
 
     min_lr_ratio: float = 0.0
@@ -51,18 +51,18 @@ class CosineOptions:
         )
 
     def factor(self, progress: Progress) -> float:
-        """What the learning rate is multiplied with."""
+        """The factor of the learning rate."""
         wave = (1 + math.cos(math.pi * min(progress.done, 1.0))) / 2
         return self.min_lr_ratio + (1 - self.min_lr_ratio) * wave
 
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """A learning rate that is divided when given numbers of epochs are over.
+    """Step decay at given epochs.
 
     Attributes:
-        decay_epochs: the epochs after which it is divided.
-        decay_factor: what it is divided by.
+        decay_epochs: epochs after which the learning rate is divided.
+        decay_factor: divisor of the learning rate.
     """
 
     decay_epochs: tuple[float, ...]
@@ -73,17 +73,17 @@ class StepOptions:
         _check_decay(self.decay_factor)
 
     def factor(self, progress: Progress) -> float:
-        """What the learning rate is multiplied with."""
+        """The factor of the learning rate."""
         return float(self.decay_factor ** -sum(progress.epochs >= epoch for epoch in self.decay_epochs))
 
 
 @dataclasses.dataclass(frozen=True)
 class PlateauOptions:
-    """A learning rate that is divided when validation stops improving.
+    """Decay when the validation loss stops improving.
 
     Attributes:
-        decay_factor: what it is divided by.
-        decay_patience: validations in a row without a new best that it is divided after.
+        decay_factor: divisor of the learning rate.
+        decay_patience: number of validations without improvement before the learning rate is divided.
     """
 
     decay_factor: float = 4.0
@@ -95,7 +95,7 @@ class PlateauOptions:
         require_at_least("decay_patience", self.decay_patience, 1)
 
     def factor(self, progress: Progress) -> float:
-        """What the learning rate is multiplied with."""
+        """The factor of the learning rate."""
         best, waited, divisions = math.inf, 0, 0
         for score in progress.scores:
             waited = 0 if score < best else waited + 1
@@ -114,5 +114,5 @@ SCHEDULES: dict[str, type] = {
 
 
 def _check_decay(factor: float) -> None:
-    """Raise `OptionError` unless dividing by `factor` makes a learning rate smaller."""
+    """Raise `OptionError` unless `factor` is above 1."""
     require(factor > 1, f"option 'decay_factor' is {factor}, but it must be above 1; raise it")

@@ -1,6 +1,4 @@
-"""Checkpoints: written all at once with each tied tensor once, read without running code, averaged,
-described.
-"""
+"""Reading, writing and averaging checkpoints."""
 
 from __future__ import annotations
 
@@ -33,9 +31,9 @@ from shared_embeddings.utils.files import replacing_all, save_tensors
 
 
 def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the state of a model in the two parts of OpenNMT's checkpoints: the model, and its generator.
+    """Return the state of a model as the two parts of a checkpoint: model and generator.
 
-    A model with shared embeddings is stored with each tied tensor once; any other as upstream stores it.
+    Models with shared embeddings have each tied tensor once.
     """
     state = unique_state(model) if shared_embeddings_of(model) else model.state_dict()
     return split_generator(state)
@@ -51,7 +49,7 @@ def load_weights(model: nn.Module, body: dict[str, Tensor], head: dict[str, Tens
 
 
 def read_safetensors(path: str) -> dict[str, Tensor]:
-    """Return all tensors that belong to a checkpoint ``NAME.pt`` saved with ``save_format: safetensors``.
+    """Return the tensors of a checkpoint ``NAME.pt`` saved with ``save_format: safetensors``.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -68,11 +66,11 @@ def read_safetensors(path: str) -> dict[str, Tensor]:
 
 
 def packing_of_checkpoint(path: str, checkpoint: dict[str, Any]) -> Packing | None:
-    """Return how the weights of a checkpoint that was read are stored, ``None`` where they are plain.
+    """Return the storage format of the weights of a checkpoint, None for plain tensors.
 
     Args:
-        path: ``NAME.pt``, beside which the weights may lie.
-        checkpoint: what was read from there.
+        path: ``NAME.pt``; the weights may be in a file next to it.
+        checkpoint: its content.
     """
     from safetensors import safe_open
 
@@ -87,7 +85,7 @@ def packing_of_checkpoint(path: str, checkpoint: dict[str, Any]) -> Packing | No
 
 
 def read_weights(path: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-    """Return a checkpoint and the two parts of its weights, in whichever format they are.
+    """Return a checkpoint and the two parts of its weights, in any format.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -99,11 +97,10 @@ def read_weights(path: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str
 
 
 def whole_steps(save_model: str | os.PathLike[str]) -> list[int]:
-    """Return the steps whose checkpoints are complete and whole, in ascending order.
+    """Return the steps with intact checkpoints in ascending order.
 
-    A step is whole when its ``.pt`` has the parts of a checkpoint and, with ``save_format: safetensors``, the
-    weights beside it are its own. Tensors are not read, so this takes milliseconds a step; a byte of a tensor
-    that changed is found when the step is loaded.
+    Checks the structure of the ``.pt`` file and, with ``save_format: safetensors``, the checksum that links
+    it to the weights. Tensors are verified when a checkpoint is loaded.
 
     Args:
         save_model: the option of ``onmt_train``: checkpoints are ``{save_model}_step_N.pt``.
@@ -118,7 +115,7 @@ def whole_steps(save_model: str | os.PathLike[str]) -> list[int]:
 
 
 def is_whole(path: str | os.PathLike[str]) -> bool:
-    """Say whether a checkpoint ``NAME.pt`` is complete and whole, see `whole_steps`."""
+    """Return whether a checkpoint ``NAME.pt`` is intact, see `whole_steps`."""
     try:
         peek(path)
     except UserError:
@@ -129,12 +126,12 @@ def is_whole(path: str | os.PathLike[str]) -> bool:
 def write_step(
     model: nn.Module, saved: dict[str, Any], base: str, save_format: str
 ) -> tuple[str, str | None]:
-    """Write the checkpoint of one step; returns its file, and the file of its weights where they are apart.
+    """Write the checkpoint of one step; returns its file, and the separate file of its weights, if any.
 
     Args:
-        model: its weights are saved.
-        saved: everything else that the checkpoint holds (options, vocabulary, optimiser, …).
-        base: path without ending.
+        model: the model.
+        saved: the other parts of the checkpoint (options, vocabulary, optimizer, …).
+        base: path without suffix.
         save_format: ``pytorch`` or ``safetensors``.
     """
     body, head = split_state(model)
@@ -145,27 +142,27 @@ def write_step(
 
 
 def write_apart(weights: dict[str, Tensor], saved: dict[str, Any], base: str) -> tuple[str, str]:
-    """Write a checkpoint and the safetensors of its weights as one set; returns both files.
+    """Write a checkpoint and the safetensors of its weights atomically; returns both files.
 
     Args:
-        weights: of the model, those of its generator under ``generator.``.
-        saved: everything else that the checkpoint holds.
-        base: path without ending.
+        weights: weights of the model, including those of its generator under ``generator.``.
+        saved: the other parts of the checkpoint.
+        base: path without suffix.
 
     Raises:
-        OSError: one of them cannot be written; neither is there then.
+        OSError: a file cannot be written; none is created.
     """
     target = Path(base)
     pair = [target.with_name(f"{target.name}.pt"), target.with_name(f"{target.name}.safetensors")]
     with replacing_all(pair) as (checkpoint, tensors):
         checksum = save_safetensors(_without_aliases(weights), tensors)
         save_tensors(with_checksum({**saved, WEIGHTS: checksum}), checkpoint)
-        shutil.copymode(checkpoint, tensors)  # safetensors writes for the owner alone
+        shutil.copymode(checkpoint, tensors)  # safetensors restricts permissions to the owner
     return str(pair[0]), str(pair[1])
 
 
 def _without_aliases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous tensors, each storage once, as the safetensors format wants them."""
+    """Return contiguous tensors, each storage once, as the safetensors format requires."""
     seen: set[int] = set()
     distinct = {}
     for name, tensor in weights.items():
@@ -176,16 +173,16 @@ def _without_aliases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:
-    """Return a checkpoint whose floating-point tensors are the means over several checkpoints of one model.
+    """Average the floating-point tensors of checkpoints of one model.
 
-    Integer tensors (such as the filter ids of ALONE) must be equal in all of them.
+    Integer tensors, such as the filter ids of ALONE, must be equal.
 
     Args:
-        paths: read one after the other.
-        fp32: store the means in single precision.
+        paths: the checkpoints.
+        fp32: store the means in float32.
 
     Raises:
-        UserError: the checkpoints hold different tensors, or are of different vocabularies.
+        UserError: the checkpoints have different tensors or vocabularies.
     """
     result: dict[str, Any] = {}
     sums: list[dict[str, Tensor]] = []
@@ -198,7 +195,9 @@ def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:
             kinds = [{name: tensor.dtype for name, tensor in part.items()} for part in parts]
             continue
         if checkpoint["vocab"] != result["vocab"]:
-            raise UserError(f"{path}: has another vocabulary than {paths[0]}; average one model's own")
+            raise UserError(
+                f"{path}: its vocabulary differs from {paths[0]}; average checkpoints of one model"
+            )
         for total, part in zip(sums, parts, strict=True):
             _add_part(total, part, path, paths[0])
     for key, total, dtypes in zip(("model", "generator"), sums, kinds, strict=True):
@@ -207,7 +206,7 @@ def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:
 
 
 def _as_sum(tensor: Tensor) -> Tensor:
-    """Return a tensor that can be added to without loss."""
+    """Return a tensor for exact accumulation."""
     return tensor.double() if tensor.is_floating_point() else tensor.clone()
 
 
@@ -220,7 +219,7 @@ def _add_part(total: dict[str, Tensor], part: dict[str, Tensor], path: str, firs
     if total.keys() != part.keys():
         odd = sorted(total.keys() ^ part.keys())[0]
         raise UserError(
-            f"{path}: is another model than {first} (only one of them has {odd}); average one model's own"
+            f"{path}: differs from {first} (only one of them has {odd}); average checkpoints of one model"
         )
     for name, tensor in part.items():
         if total[name].shape != tensor.shape:
@@ -235,17 +234,14 @@ def _add_part(total: dict[str, Tensor], part: dict[str, Tensor], path: str, firs
 
 
 def _mean(total: Tensor, number: int, fp32: bool, dtype: torch.dtype) -> Tensor:
-    """Return the mean of a sum in the wanted precision."""
+    """Return the mean in the requested precision."""
     if not total.is_floating_point():
         return total
     return (total / number).to(torch.float32 if fp32 else dtype)
 
 
 def strip_checkpoint(path: str) -> dict[str, Any]:
-    """Return a checkpoint with what translation needs only: no optimiser, no position in the data.
-
-    Its weights are packed as they were.
-    """
+    """Return a checkpoint with only what translation needs; its weights stay packed."""
     checkpoint, body, head = read_weights(path)
     packing = packing_of_checkpoint(path, checkpoint)
     body, head = split_generator(packed_as(joined_generator(body, head), packing))
@@ -259,5 +255,5 @@ def strip_checkpoint(path: str) -> dict[str, Any]:
 
 
 def without_teacher(options: Namespace) -> Namespace:
-    """Return the options of a model without the teacher that it learned from, which it can do without."""
+    """Return the options of a model without its teacher."""
     return Namespace(**{**vars(options), OPTION: None}) if hasattr(options, OPTION) else options

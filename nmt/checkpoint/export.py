@@ -1,4 +1,4 @@
-"""Export of translation models with shared embeddings to CTranslate2, by writing out the dense tables."""
+"""Export of translation models with shared embeddings to CTranslate2, with dense tables."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from nmt.summarization.length_control import has_length_control
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import error_line
 
-# What CTranslate2 writes into the folder of a model.
+# Files that CTranslate2 writes.
 OWN_FILES = ("model.bin", "config.json", "*vocabulary.json", "*vocabulary.txt", "*_vocabulary*.txt")
 
 
 @torch.no_grad()
 def dense_checkpoint(path: str) -> dict[str, Any]:
-    """Return a checkpoint of a plain OpenNMT model that computes the same as one with shared embeddings.
+    """Return an equivalent checkpoint of a plain OpenNMT-py model.
 
     Raises:
-        UserError: the checkpoint cannot be read, or its output layer copies words, too.
+        UserError: the checkpoint cannot be read or has copy attention.
     """
     model: Any
     model, _, options, checkpoint = build_from_checkpoint(path)
     if getattr(options, "copy_attn", False):
         raise UserError(
-            f"format: ctranslate2 has no copy attention, as {path} has (copy_attn: true); use format: "
-            "pytorch, and onmt_translate or onmt_server"
+            f"format: ctranslate2 does not support copy attention, which {path} has (copy_attn: true); "
+            "use format: pytorch with onmt_translate or onmt_server"
         )
     shared = shared_embeddings_of(model)
     inner = {id(tensor) for embedding in shared for tensor in embedding.state_dict(keep_vars=True).values()}
@@ -62,33 +62,33 @@ def dense_checkpoint(path: str) -> dict[str, Any]:
 
 
 def _output_layer(embedding: se.SharedEmbedding) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the matrix ``(V, D)`` and the bias ``(V,)`` that turn a decoder state into scores.
+    """Return the matrix ``(V, D)`` and the bias ``(V,)`` of the output layer.
 
     Raises:
-        UserError: no matrix does that.
+        UserError: the output layer is not linear.
     """
     if not embedding.has_linear_scores:
         raise UserError(
-            f"format: ctranslate2 needs one table of scores, but the softmax of '{embedding.method}' takes "
-            "two steps; use format: pytorch, and onmt_translate or onmt_server"
+            f"format: ctranslate2 needs a linear output layer, but '{embedding.method}' has a two-step "
+            "softmax; use format: pytorch with onmt_translate or onmt_server"
         )
     table, bias = embedding.output_table().clone(), embedding.output_bias()
     return table, table.new_zeros(len(table)) if bias is None else bias.clone()
 
 
 def _check_folder(output: str) -> None:
-    """Check that what is in the place of a folder for CTranslate2 is such a folder.
+    """Check that an existing output is a folder with a CTranslate2 model.
 
     Raises:
-        UserError: it is a file, or a folder with other files, which would be lost.
+        UserError: it is a file, or has other files, which would be deleted.
     """
     if os.path.isfile(output):
-        raise UserError(f"output: {output} is a file; CTranslate2 wants a folder, name another one")
+        raise UserError(f"output: {output} is a file, but CTranslate2 needs a folder; choose another one")
     for name in sorted(os.listdir(output)) if os.path.isdir(output) else ():
         if not any(fnmatch(name, own) for own in OWN_FILES):
             raise UserError(
-                f"output: {output} holds {name}, which is no part of a model of CTranslate2 and would be "
-                "lost; name another folder"
+                f"output: {output} has {name}, which does not belong to a CTranslate2 model and would be "
+                "deleted; choose another folder"
             )
 
 
@@ -97,11 +97,11 @@ def export_ctranslate2(path: str, output: str, quantization: str | None) -> None
 
     Args:
         path: checkpoint of a Transformer.
-        output: directory; one that is there already is replaced when the new one is complete.
-        quantization: as CTranslate2 names it, or ``None`` for single precision.
+        output: directory; one that already exists is replaced when the new one is complete.
+        quantization: quantization of CTranslate2; None for float32.
 
     Raises:
-        UserError: the model is one that CTranslate2 does not have.
+        UserError: CTranslate2 does not support the model.
     """
     import tempfile
     from pathlib import Path
@@ -112,11 +112,11 @@ def export_ctranslate2(path: str, output: str, quantization: str | None) -> None
     checkpoint = dense_checkpoint(path)
     if has_length_control(checkpoint["opt"]):
         raise UserError(
-            f"format: ctranslate2 has no positions that know the length of the output, as {path} has "
-            f"(decoder_positions: {' '.join(checkpoint['opt'].decoder_positions)}); use format: pytorch, and "
+            f"format: ctranslate2 does not support length control, which {path} has "
+            f"(decoder_positions: {' '.join(checkpoint['opt'].decoder_positions)}); use format: pytorch with "
             "onmt_translate or onmt_server"
         )
-    # The two names stand for the same attention; CTranslate2 knows the older one only.
+    # Two names of the same attention; CTranslate2 supports the older one.
     if getattr(checkpoint["opt"], "self_attn_type", "") == "scaled-dot-flash":
         checkpoint["opt"].self_attn_type = "scaled-dot"
     with tempfile.TemporaryDirectory() as folder:
@@ -129,4 +129,4 @@ def export_ctranslate2(path: str, output: str, quantization: str | None) -> None
             )
         except (ValueError, NotImplementedError) as error:
             reason = error_line(error)
-            raise UserError(f"{path}: CTranslate2 cannot hold this model: {reason}") from error
+            raise UserError(f"{path}: CTranslate2 does not support this model: {reason}") from error

@@ -1,6 +1,4 @@
-"""Writing files so that an interruption never leaves half of one, and reading checkpoints without running
-code.
-"""
+"""Writing checkpoint files atomically, and reading them without running code."""
 
 from __future__ import annotations
 
@@ -25,31 +23,31 @@ from shared_embeddings.options import OptionError
 from shared_embeddings.utils import files
 from shared_embeddings.utils.files import UNREADABLE, first_line, replacing, save_tensors
 
-# OpenNMT's checkpoints have the tensors of the output layer, whose names begin so, apart from the others.
+# Prefix of the tensors of the output layer, which checkpoints store separately.
 _GENERATOR = "generator."
 
 
 def check_output(option: str, path: str | os.PathLike[str]) -> None:
-    """Refuse a file that could not be written, before the work whose result goes there; makes its folder.
+    """Check that an output file can be written, and create its folder.
 
     Args:
-        option: the name of the option, for messages.
-        path: of the file.
+        option: name of the option, for messages.
+        path: output file.
 
     Raises:
-        UserError: it is a folder, or its own folder cannot be made or written to.
+        UserError: it is a folder, or its folder cannot be created or written to.
     """
     folder = Path(path).parent
     if Path(path).is_dir():
-        raise UserError(f"{option}: {path} is a folder; name a file")
+        raise UserError(f"{option}: {path} is a folder; choose a file")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"{option}: the folder {folder} cannot be made ({error.strerror}); name another one"
+            f"{option}: the folder {folder} cannot be created ({error.strerror}); choose another one"
         ) from error
     if not os.access(folder, os.W_OK):
-        raise UserError(f"{option}: the folder {folder} cannot be written to; name another one")
+        raise UserError(f"{option}: the folder {folder} cannot be written to; choose another one")
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[str], None]) -> None:
@@ -82,18 +80,18 @@ def remove_leftovers(save_model: str) -> None:
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write a checkpoint with its checksum, all at once."""
+    """Write a checkpoint with its checksum atomically."""
     write_atomically(path, lambda name: save_tensors(with_checksum(checkpoint), name))
 
 
 def allow_checkpoint_types() -> None:
-    """Let ``torch.load(weights_only=True)`` read the options that OpenNMT keeps in its checkpoints."""
+    """Allow ``torch.load(weights_only=True)`` to read the options in checkpoints."""
     torch.serialization.add_safe_globals([Namespace])
 
 
 @contextlib.contextmanager
 def reading_checkpoint(path: str) -> Iterator[None]:
-    """Turn whatever goes wrong while a checkpoint is read into one line about its file.
+    """Convert errors while reading a checkpoint to `UserError`.
 
     Raises:
         UserError: the file is missing, truncated, or not a checkpoint of OpenNMT-py.
@@ -113,13 +111,13 @@ def reading_checkpoint(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def building_from(path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Turn what a checkpoint that does not fit itself makes OpenNMT or torch raise into one line about it.
+    """Convert errors due to an inconsistent checkpoint to `UserError`.
 
     Args:
-        path: of the checkpoint; where there is none, nothing changes.
+        path: the checkpoint, if any.
 
     Raises:
-        UserError: names the checkpoint, and what did not fit.
+        UserError: names the checkpoint and the mismatch.
     """
     if not path:
         yield
@@ -134,17 +132,17 @@ def building_from(path: str | os.PathLike[str] | None) -> Iterator[None]:
         raise UserError(f"checkpoint {path}: {error}") from error
     except (*UNREADABLE, AttributeError, ArithmeticError) as error:
         raise UserError(
-            f"checkpoint {path}: its parts do not fit each other ({type(error).__name__}: "
-            f"{first_line(error)}); take another checkpoint"
+            f"checkpoint {path}: its parts are inconsistent ({type(error).__name__}: "
+            f"{first_line(error)}); use another checkpoint"
         ) from error
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read an OpenNMT checkpoint without running code from it, and verify it.
+    """Read and verify a checkpoint without running code from it.
 
     Raises:
-        UserError: the file is missing, truncated, damaged, not a checkpoint of OpenNMT-py, or of another run
-            than the weights beside it.
+        UserError: the file is missing, truncated, damaged or unsupported, or does not match its separate
+            weights.
     """
     name = os.fspath(path)
     with reading_checkpoint(name):
@@ -154,10 +152,10 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def peek(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return a checkpoint as it is stored, without reading or verifying its tensors.
+    """Read a checkpoint without loading or verifying its tensors.
 
     Raises:
-        UserError: as `read_checkpoint`, but for changed tensors.
+        UserError: see `read_checkpoint`.
     """
     name = os.fspath(path)
     with reading_checkpoint(name):
@@ -167,7 +165,7 @@ def peek(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def verify_checkpoint(path: str) -> None:
-    """Check a checkpoint that another function is going to read.
+    """Verify a checkpoint.
 
     Raises:
         UserError: as `read_checkpoint`.
@@ -178,16 +176,15 @@ def verify_checkpoint(path: str) -> None:
 
 
 def with_plain_tensors(path: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint whose model's tensors are plain ones; ``packing`` says how they were stored, where
-    they were not.
+    """Unpack the weights of a checkpoint; ``packing`` is their storage format.
 
     Args:
-        path: of the checkpoint, for messages.
-        checkpoint: as it was read.
+        path: the checkpoint, for messages.
+        checkpoint: its content.
 
     Raises:
-        UserError: tensors hold numbers that are not finite.
-        shared_embeddings.checkpoints.storage.StorageError: they are stored in an unknown format.
+        UserError: tensors are not finite.
+        shared_embeddings.checkpoints.storage.StorageError: the storage format is unknown.
     """
     checkpoint = {name: value for name, value in checkpoint.items() if name != KEY}
     if "model" not in checkpoint:
@@ -202,11 +199,11 @@ def with_plain_tensors(path: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def split_generator(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of a model without its generator's, and the generator's under their own names."""
+    """Split the tensors of a model into those of the body and those of the generator, without its prefix."""
     body = {name: tensor for name, tensor in state.items() if not name.startswith(_GENERATOR)}
     return body, {name.removeprefix(_GENERATOR): state[name] for name in state if name not in body}
 
 
 def joined_generator(body: dict[str, Tensor], head: dict[str, Tensor] | None) -> dict[str, Tensor]:
-    """Return all tensors of a model from the two parts of `split_generator`."""
+    """Join the two parts of `split_generator`."""
     return {**body, **{f"{_GENERATOR}{name}": tensor for name, tensor in (head or {}).items()}}

@@ -18,7 +18,7 @@ SUBWORDS = "subwords"
 
 
 def _is_vocabulary(value: Any) -> bool:
-    """Say whether a value has the form of the vocabularies of both sides."""
+    """Return whether a value has the form of the vocabularies of both sides."""
     if not isinstance(value, dict) or not all(is_words(value.get(side)) for side in ("src", "tgt")):
         return False
     features = value.get("src_feats", [])
@@ -31,7 +31,7 @@ def _is_vocabulary(value: Any) -> bool:
 
 
 def _is_optim(value: Any) -> bool:
-    """Say whether a value is None, or has the form of the state of OpenNMT's optimizer."""
+    """Return whether a value is None, or has the form of the state of OpenNMT's optimizer."""
     if value is None:
         return True
     if not isinstance(value, dict):
@@ -59,7 +59,7 @@ def _is_resume(value: Any) -> bool:
 
 
 def _is_stopping(value: Any) -> bool:
-    """Say whether a value is None, or has the form of the state of early stopping."""
+    """Return whether a value is None, or has the form of the state of early stopping."""
     if value is None:
         return True
     numbers = ("stalled", "current", "status", "best_step")
@@ -72,7 +72,7 @@ def _is_stopping(value: Any) -> bool:
 
 
 def _is_run(value: Any) -> bool:
-    """Say whether a value is None, or has the form of a record of `nmt.train.runs.begin`."""
+    """Return whether a value is None, or has the form of a record of `nmt.train.runs.begin`."""
     settings = value.get("settings") if isinstance(value, dict) else None
     return value is None or (isinstance(settings, dict) and "train_from" in settings)
 
@@ -101,13 +101,13 @@ def check_checkpoint(path: str, checkpoint: Any) -> None:
     """
     if not isinstance(checkpoint, dict):
         raise UserError(
-            f"checkpoint {path}: holds a {type(checkpoint).__name__} and not the parts of a model; take one "
+            f"checkpoint {path}: holds a {type(checkpoint).__name__} and not the parts of a model; use one "
             "that onmt_train wrote"
         )
     missing = [part for part in ("opt", "vocab") if part not in checkpoint]
     if missing:
         raise UserError(
-            f"checkpoint {path}: it has no {' and no '.join(missing)}; take one that onmt_train wrote"
+            f"checkpoint {path}: it has no {' and no '.join(missing)}; use one written by onmt_train"
         )
     check_parts(checkpoint, PARTS, f"checkpoint {path}")
     if "model" not in checkpoint:

@@ -23,7 +23,7 @@ BYTE_ORDER_MARK = "\ufeff"
 
 
 def clean_line(line: str) -> str:
-    """Return a line with each run of white space of any kind (no-break, tab, carriage return) as one
+    """Return a line with each run of whitespace of any kind (no-break, tab, carriage return) as one
     space, and without the mark that some editors put at the start of a text.
     """
     return " ".join(line.removeprefix(BYTE_ORDER_MARK).split())
@@ -61,7 +61,7 @@ def check_parallel(name: str, paths: dict[str, str]) -> int:
             raise UserError(f"data: {name}: {side}: {path} is empty")
     if len(set(counts.values())) > 1:
         sizes = ", ".join(f"{paths[side]} has {number} lines" for side, number in counts.items())
-        raise UserError(f"data: {name}: the sides are not parallel: {sizes}; wanted equally many")
+        raise UserError(f"data: {name}: the sides are not parallel: {sizes}; expected equally many")
     return next(iter(counts.values()))
 
 
@@ -120,7 +120,7 @@ def check_single_texts(corpora: dict[str, dict[str, Any]]) -> None:
 
 
 class CleanCorpus(ParallelCorpus):  # type: ignore[misc]
-    """Parallel text with its white space cleaned; pairs with an empty side are left out."""
+    """Parallel text with its whitespace cleaned; pairs with an empty side are left out."""
 
     def load(self, offset: int = 0, stride: int = 1) -> Iterator[dict[str, Any]]:
         """Yield the examples of every ``stride``-th block of lines from ``offset`` on, as upstream does.
@@ -144,7 +144,7 @@ class CleanCorpus(ParallelCorpus):  # type: ignore[misc]
             logger.warning(f"{self.id}: left out {empty} pairs with an empty side")
 
     def _undecodable(self) -> str:
-        """Say which line of which file is not UTF-8."""
+        """Return which line of which file is not UTF-8."""
         for path in filter(None, (self.src, self.tgt, self.align)):
             with open(path, "rb") as file:
                 for number, line in enumerate(file, 1):
@@ -206,7 +206,7 @@ class ResumableBatches(Batches):
         self.random_shuffler._random_state = _as_state(saved["shuffler"])
 
     def _bucketing(self) -> Iterator[tuple[Any, int]]:
-        """Yield buckets of numericalised examples, and remember the state before each."""
+        """Yield buckets of numericalized examples, and remember the state before each."""
         names = list(self.mixer._iter_datasets())
         drawn, cycle = dict(self.bucket_state["drawn"]), int(self.bucket_state["cycle"])
         streams = {

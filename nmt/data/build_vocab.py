@@ -53,7 +53,7 @@ def _outputs(opt: Namespace) -> dict[str, list[str]]:
     outputs = {side: [getattr(opt, side)] for side in sides}
     if len(sides) > 1 and os.path.realpath(opt.src_vocab) == os.path.realpath(opt.tgt_vocab):
         raise UserError(
-            f"tgt_vocab: {opt.tgt_vocab} is the file of src_vocab, too; name another one, or set "
+            f"tgt_vocab: {opt.tgt_vocab} is the file of src_vocab, too; choose another one, or set "
             "share_vocab: true"
         )
     outputs["src_vocab"] += [f"{opt.src_vocab}_feat{number}" for number in range(opt.n_src_feats)]

@@ -52,7 +52,7 @@ class CorpusOptions:
     langid: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise `OptionError` for a name that is no transform, `UserError` for a number out of range."""
+        """Raise `OptionError` for a name that is not a transform, `UserError` for a number out of range."""
         from onmt.transforms import AVAILABLE_TRANSFORMS
 
         require_at_least("weight", self.weight, 0)
@@ -60,7 +60,7 @@ class CorpusOptions:
         for name in self.transforms or ():
             require(
                 name in AVAILABLE_TRANSFORMS,
-                f"transform {name!r} is unknown; wanted one of {', '.join(sorted(AVAILABLE_TRANSFORMS))}",
+                f"transform {name!r} is unknown; expected one of {', '.join(sorted(AVAILABLE_TRANSFORMS))}",
             )
         check_ranges(Namespace(**dataclasses.asdict(self)))
 

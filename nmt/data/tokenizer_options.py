@@ -60,11 +60,11 @@ def parse_tokenizer(name: str, value: Any) -> dict[str, Any]:
         UserError: names what is no mapping of plain values, or an option that pyonmttok does not have.
     """
     if isinstance(value, str) and len(value) > _LONGEST:
-        raise UserError(f"{name}: has {len(value)} characters; wanted a mapping such as {EXAMPLE}")
+        raise UserError(f"{name}: has {len(value)} characters; expected a mapping such as {EXAMPLE}")
     try:
         found = parse_text(name, value, EXAMPLE)
     except (RecursionError, MemoryError) as error:
-        raise UserError(f"{name}: is nested too deeply; wanted a mapping such as {EXAMPLE}") from error
+        raise UserError(f"{name}: is nested too deeply; expected a mapping such as {EXAMPLE}") from error
     if not isinstance(found, dict):
         raise UserError(f"{name}: {str(value)[:80]!r} is not a mapping; write it like {EXAMPLE}")
     for key, one in found.items():
@@ -90,7 +90,7 @@ def _check(name: str, key: Any, value: Any) -> None:
     if wanted is list:
         fits = fits and all(isinstance(one, str) for one in value)
     if key == "mode" and value not in _MODES:
-        raise UserError(f"{name}: mode is {str(value)[:80]!r}; wanted one of {', '.join(_MODES)}")
+        raise UserError(f"{name}: mode is {str(value)[:80]!r}; expected one of {', '.join(_MODES)}")
     if not fits:
         kind = {bool: "true or false", str: "a text", list: "a list of texts"}[wanted]
-        raise UserError(f"{name}: {key} is {str(value)[:80]!r}; wanted {kind}")
+        raise UserError(f"{name}: {key} is {str(value)[:80]!r}; expected {kind}")

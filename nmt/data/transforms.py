@@ -138,7 +138,7 @@ def _names_by_corpus(options: Mapping[str, Any]) -> dict[str, list[str]]:
     for names in found.values():
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(
-                f"checkpoint: its option transforms is {str(names)[:80]!r}; wanted a list of names"
+                f"checkpoint: its option transforms is {str(names)[:80]!r}; expected a list of names"
             )
     return found
 
@@ -228,7 +228,7 @@ def _fill(opt: Namespace, names: list[str], values: Mapping[str, Any], recorded:
 
 
 def _restricts_alike(options: Mapping[str, Any]) -> bool:
-    """Say whether both sides were trained with the same restriction of their subwords."""
+    """Return whether both sides were trained with the same restriction of their subwords."""
     source, target = (
         (options.get(f"{side}_subword_vocab"), options.get(f"{side}_vocab_threshold"))
         for side in ("src", "tgt")
@@ -291,7 +291,7 @@ def _check_complete(opt: Namespace) -> None:
 
 
 def _in_words(names: list[str], recorded: Recorded, is_asked: bool) -> str:
-    """Say in one line what happens to a text."""
+    """Describe in one line what happens to a text."""
     if not names:
         return ""
     left = {name for names in _names_by_corpus(recorded.options).values() for name in names} - set(APPLIED)

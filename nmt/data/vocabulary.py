@@ -167,8 +167,8 @@ def read_vocabulary(path: str, minimum_count: int) -> list[str]:
         entry = split_count(line)
         if entry is None:
             raise UserError(
-                f"vocabulary {path}: line {number} is {line!r}, wanted a token, a tab and its count; "
-                "make the file again with onmt_build_vocab"
+                f"vocabulary {path}: line {number} is {line!r}, expected a token, a tab and its count; "
+                "create it again with onmt_build_vocab"
             )
         token, count = entry
         if count >= minimum_count:
@@ -193,18 +193,18 @@ def _read_lines(path: str) -> list[str]:
         UserError: the file is missing, empty, or not UTF-8.
     """
     if not Path(path).is_file():
-        raise UserError(f"vocabulary {path}: no such file; make it with onmt_build_vocab")
+        raise UserError(f"vocabulary {path}: no such file; create it with onmt_build_vocab")
     try:
         # "-sig": some editors put a byte order mark at the start.
         lines = Path(path).read_bytes().decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"vocabulary {path}: is not UTF-8 at byte {error.start}; convert it, or make it again with "
+            f"vocabulary {path}: is not UTF-8 at byte {error.start}; convert it, or create it again with "
             "onmt_build_vocab"
         ) from error
     lines = [line.rstrip("\r") for line in lines]
     if lines and lines[-1] == "":
         lines.pop()
     if not lines:
-        raise UserError(f"vocabulary {path}: is empty; make it with onmt_build_vocab")
+        raise UserError(f"vocabulary {path}: is empty; create it with onmt_build_vocab")
     return lines

@@ -144,7 +144,7 @@ def options_without_files(opt: Namespace, model: Any) -> Namespace:
 
 
 def reset_embeddings(model: nn.Module) -> None:
-    """Give every shared embedding its own initialisation; called after the host has initialised the rest."""
+    """Give every shared embedding its own initialization; called after the host has initialized the rest."""
     for embedding in shared_embeddings_of(model):
         embedding.reset_parameters()
 
@@ -159,7 +159,7 @@ def unique_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def is_position_encoding(name: str) -> bool:
-    """Say whether a tensor of an OpenNMT model is a table of sinusoids."""
+    """Return whether a tensor of an OpenNMT model is a table of sinusoids."""
     return name.endswith("make_embedding.pe.pe")
 
 

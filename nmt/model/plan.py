@@ -58,13 +58,13 @@ class EmbeddingPlan:
     output: dict[str, Any] | None = None
 
     def fits(self, other: EmbeddingPlan) -> bool:
-        """Say whether a checkpoint that was trained with `other` holds what this plan asks for."""
+        """Return whether a checkpoint that was trained with `other` holds what this plan asks for."""
         ties = (self.share_inputs, self.share_output) == (other.share_inputs, other.share_output)
         sides = ((self.source, other.source), (self.target, other.target), (self.output, other.output))
         return ties and all(_same(wanted, found) for wanted, found in sides)
 
     def is_scored(self, side: str) -> bool:
-        """Say whether the scores of words come from the embedding of a side."""
+        """Return whether the scores of words come from the embedding of a side."""
         return side == "output" or (side == "target" and self.share_output)
 
     def sides(self) -> dict[str, dict[str, Any]]:
@@ -145,7 +145,7 @@ def parse_settings(name: str, value: Any) -> dict[str, Any] | None:
 
 
 def _same(wanted: dict[str, Any] | None, found: dict[str, Any] | None) -> bool:
-    """Say whether settings ask for the embedding of a checkpoint, which holds the content of files itself."""
+    """Return whether settings match those of a checkpoint, which has the contents of files itself."""
     if wanted is None or found is None or wanted == found or wanted["method"] not in se.methods():
         return wanted == found
     files = se.file_options(wanted["method"])
@@ -188,7 +188,7 @@ def read_plan(opt: Namespace) -> EmbeddingPlan | None:
 
 
 def check_combinations(plan: EmbeddingPlan, opt: Namespace) -> None:
-    """Refuse every combination of options that cannot work with shared embeddings.
+    """Reject every combination of options that cannot work with shared embeddings.
 
     Raises:
         UserError: names the option, why it cannot work, and what to do instead.
@@ -210,7 +210,7 @@ def check_combinations(plan: EmbeddingPlan, opt: Namespace) -> None:
 
 
 def check_sizes(plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> None:
-    """Refuse embeddings that these vocabularies and widths cannot have.
+    """Reject embeddings that these vocabularies and widths cannot have.
 
     Raises:
         UserError: an embedding does not fit the decoder.
@@ -238,7 +238,7 @@ def padding_of(vocabs: dict[str, Any], side: str) -> int | None:
 def _check_side(
     side: str, settings: dict[str, Any], plan: EmbeddingPlan, opt: Namespace, words: list[str]
 ) -> None:
-    """Refuse options of one side that are unknown, without effect, or of the wrong width."""
+    """Reject options of one side that are unknown, without effect, or of the wrong width."""
     embedding = _build_on_meta(side, settings, words, side_width(opt, side), plan.is_scored(side))
     if not plan.is_scored(side):
         return

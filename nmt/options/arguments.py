@@ -122,5 +122,5 @@ STRICTER = {bool: _truth, int: whole_number}
 
 
 def _is_number(text: str) -> bool:
-    """Say whether a piece of a command line is a negative number."""
+    """Return whether a piece of a command line is a negative number."""
     return re.fullmatch(r"-\d+(\.\d+)?", text) is not None

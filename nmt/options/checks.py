@@ -86,7 +86,7 @@ def check_counting(opt: Namespace) -> None:
     """
     check_ranges(opt)
     if opt.n_sample in (0, 1):
-        raise UserError(f"n_sample: {opt.n_sample} is too small; wanted at least 2, or -1 for all lines")
+        raise UserError(f"n_sample: {opt.n_sample} is too small; expected at least 2, or -1 for all lines")
     if opt.learn_subwords and opt.src_subword_type == "none":
         raise UserError("learn_subwords: needs src_subword_type: bpe or sentencepiece; set it")
 

@@ -52,10 +52,10 @@ class Range:
         most = f"{'below' if self.below else 'at most'} {self.most:,}"
         others = "".join(f", or {value}" for value in self.unset)
         if isinstance(number, float) and not math.isfinite(number):
-            return f"{number} is no finite number; wanted {least} and {most}{others}"
+            return f"{number} is not a finite number; expected {least} and {most}{others}"
         if number > self.least:
-            return f"{number} is too large; wanted {most}"
-        return f"{number} is too small; wanted {least}{others}"
+            return f"{number} is too large; expected {most}"
+        return f"{number} is too small; expected {least}{others}"
 
 
 ANY_COUNT = Range()
@@ -238,7 +238,7 @@ def check_ranges(opt: Namespace) -> None:
             continue  # a language model has no encoder
         for value in _values(opt, name):
             if value not in choices:
-                raise UserError(f"{name}: {value!r} is unknown; wanted {' or '.join(filter(None, choices))}")
+                raise UserError(f"{name}: {value!r} is unknown; use {' or '.join(filter(None, choices))}")
 
 
 def _values(opt: Namespace, name: str) -> list[Any]:

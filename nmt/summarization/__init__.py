@@ -13,7 +13,7 @@ Following Takase & Okazaki, "Positional Encoding to Control Output Sequence Leng
    the decoder has OpenNMT's own sinusoids. The length of a training example is the number of its target
    tokens, without the start and the end of the sentence; ``<sp>`` counts as one, as every character does.
 3. Translation. ``onmt_translate -desired_length 75`` for all lines, or ``-desired_lengths FILE`` with one
-   whole number per line of the source, counted as in training. ``-max_length`` (250 by default) has to be at
+   integer per line of the source, counted as in training. ``-max_length`` (250 by default) has to be at
    least one more, for the end of the sentence; OpenNMT's ``-max_length_ratio``, which compares characters
    with subwords of the source, does not apply. ``onmt_server`` takes ``desired_length`` in the ``opt`` of a
    model.

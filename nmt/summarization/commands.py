@@ -12,7 +12,7 @@ from shared_embeddings.errors import UserError
 
 
 def clean_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text with each run of white space as one space; a bar shows how far it is.
+    """Yield the lines of a text with each run of whitespace as one space; a bar shows how far it is.
 
     Raises:
         UserError: there is no such file, or a line is not UTF-8 (its number is named).

@@ -59,17 +59,17 @@ def _length(text: str) -> int:
         argparse.ArgumentTypeError: the text is none.
     """
     if re.fullmatch("[0-9]+", text) is None or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no length; wanted a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is no length; expected a integer of at least 1")
     return int(text)
 
 
 def has_length_control(opt: Namespace) -> bool:
-    """Say whether the options of a model ask for an encoding that knows the length."""
+    """Return whether the options of a model ask for an encoding that knows the length."""
     return any(name in LENGTH_DEPENDENT for name in getattr(opt, OPTION, None) or ())
 
 
 def check_positions(opt: Namespace) -> None:
-    """Refuse positions that the model of these options cannot have.
+    """Reject positions that the model of these options cannot have.
 
     Raises:
         UserError: names the option, why it cannot work, and what to do instead.
@@ -100,7 +100,7 @@ def check_positions(opt: Namespace) -> None:
 
 
 def check_same_positions(opt: Namespace, saved: Namespace) -> None:
-    """Refuse other positions than those of a checkpoint that training goes on from.
+    """Reject other positions than those of a checkpoint that training goes on from.
 
     Raises:
         UserError: names both.
@@ -157,7 +157,7 @@ def read_desired_lengths(opt: Namespace, lines: int) -> int | list[int] | None:
         raise UserError(f"desired_lengths: no such file: {path}")
     texts = Path(path).read_text(encoding="utf-8-sig", errors="replace").splitlines()
     if len(texts) != lines:
-        raise UserError(f"desired_lengths: {path} has {len(texts)} lines, the source {lines}; wanted as many")
+        raise UserError(f"desired_lengths: {path} has {len(texts)} lines, but the source has {lines}")
     lengths = []
     for number, text in enumerate(texts, 1):
         try:

@@ -37,7 +37,7 @@ def stop_words(language: str) -> frozenset[str]:
         found = import_module(f"spacy.lang.{language}.stop_words").STOP_WORDS
     except ImportError:
         raise UserError(
-            f"language: spaCy has no stop words for {language!r}; wanted a code such as en"
+            f"language: spaCy has no stop words for {language!r}; expected a code such as en"
         ) from None
     return frozenset(word for entry in found for word in WORD.findall(entry.lower()))
 
@@ -77,7 +77,7 @@ def rerank(sources: Path, hypotheses: Path, n_best: int, ignored: frozenset[str]
     found, wanted = count_lines(str(hypotheses)), n_best * count_lines(str(sources))
     if found != wanted:
         raise UserError(
-            f"hypotheses: {hypotheses} has {found} lines, wanted {wanted}: {n_best} (n_best) for each "
+            f"hypotheses: {hypotheses} has {found} lines, expected {wanted}: {n_best} (n_best) for each "
             f"line of {sources}"
         )
     candidates = clean_lines(hypotheses)
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("-language", "--language", default="en", help="of the stop words (default: en)")
     options = parser.parse_args(arguments)
     if options.n_best < 1:
-        raise UserError(f"n_best: {options.n_best} is too small; wanted at least 1")
+        raise UserError(f"n_best: {options.n_best} is too small; expected at least 1")
     ignored = stop_words(options.language)
     chosen = rerank(options.source, options.hypotheses, options.n_best, ignored)
     with replacing(options.output) as fresh, fresh.open("w", encoding="utf-8", newline="") as file:

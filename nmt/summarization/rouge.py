@@ -6,7 +6,7 @@ rouge-score matches one candidate with one reference. What the published evaluat
   divided: the program's model average, its default (``-f A``). The jackknife over references of Lin (2004),
   which makes human and automatic summaries comparable, is not taken.
 - **The mean.** Each text weighs the same; F1 is that of each text, not of the mean precision and recall.
-- **DUC 2004, task 1** (``-b 75 -m -n 2 -a``). Candidates are cut to 75 bytes before they are tokenised;
+- **DUC 2004, task 1** (``-b 75 -m -n 2 -a``). Candidates are cut to 75 bytes before they are tokenized;
   references, which have no more in that task, are left alone. A character that the cut would break goes.
 - **Tokens and stems**: see `nmt.summarization.rouge_tokens`.
 """
@@ -52,7 +52,7 @@ class Settings:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what does not fit together.
+        """Reject what does not fit together.
 
         Raises:
             UserError: names the setting.
@@ -132,7 +132,7 @@ class Report:
         return {"signature": self.signature, **asdict(self), "confidence": CONFIDENCE}
 
 
-class _Tokenised:
+class _Tokenized:
     """For rouge-score: texts that are lists of tokens already."""
 
     def tokenize(self, tokens: list[str]) -> list[str]:
@@ -161,13 +161,13 @@ def score_texts(
     """
     grouped = _group(candidates, references)
     stemmer = Stemmer(exceptions or {}) if settings.stemming else None
-    scorer = RougeScorer(list(METRICS), tokenizer=_Tokenised())
+    scorer = RougeScorer(list(METRICS), tokenizer=_Tokenized())
     measured = []
     for candidate, its_references in tqdm(zip(candidates, grouped), total=len(grouped), disable=None):
         text = candidate if settings.cut_bytes is None else cut(candidate, settings.cut_bytes)
         tokens = [tokenize(each, settings.tokens, stemmer) for each in (text, *its_references)]
         measured.append(_measure(scorer, tokens[0], tokens[1:]))
-    scores = _summarise(np.array(measured), settings.seed)
+    scores = _summarize(np.array(measured), settings.seed)
     return Report(settings, len(grouped), max(map(len, grouped)), len(exceptions or {}), scores)
 
 
@@ -211,7 +211,7 @@ def _units(tokens: list[str], width: int) -> int:
     return max(0, len(tokens) - width + 1)
 
 
-def _summarise(measured: NDArray[np.float64], seed: int) -> dict[str, dict[str, Score]]:
+def _summarize(measured: NDArray[np.float64], seed: int) -> dict[str, dict[str, Score]]:
     """Means over texts with bootstrap percentile intervals, of (texts, metrics, measures)."""
     generator = np.random.default_rng(seed)
     texts = len(measured)

@@ -68,13 +68,13 @@ def read_exceptions(paths: Iterable[Path]) -> dict[str, str]:
         for number, line in enumerate(read_texts(path), 1):
             forms = line.split()
             if len(forms) < 2:
-                raise UserError(f"{path}: line {number} is {line!r}; wanted an irregular form and its base")
+                raise UserError(f"{path}: line {number} is {line!r}; expected an irregular form and its base")
             exceptions[forms[0]] = forms[1]
     return exceptions
 
 
 def read_texts(path: Path) -> list[str]:
-    """One text a line; white space at both ends of a line is not part of it.
+    """One text a line; whitespace at both ends of a line is not part of it.
 
     Raises:
         UserError: the file is not there or not UTF-8.

@@ -55,7 +55,7 @@ def parse_distillation(value: Any) -> Distillation | None:
 
 
 def check_new(distillation: Distillation, plan: EmbeddingPlan | None, vocabs: dict[str, Any]) -> None:
-    """Refuse what cannot work for a new model, as far as it shows without building one.
+    """Reject what cannot work for a new model, as far as it shows without building one.
 
     Raises:
         UserError: there is no embedding to distil into or it sets what the fit sets, or the teacher cannot be
@@ -83,7 +83,7 @@ def check_new(distillation: Distillation, plan: EmbeddingPlan | None, vocabs: di
 def check_words(
     distillation: Distillation, plan: EmbeddingPlan, stored: dict[str, Any], vocabs: dict[str, Any]
 ) -> None:
-    """Refuse a teacher with other words, whose vectors would become those of this model's.
+    """Reject a teacher with other words, whose vectors would become those of this model's.
 
     Args:
         distillation: where plain tables are copied, too, all vocabularies have to be the teacher's.

@@ -19,7 +19,7 @@ def check_finite(model: nn.Module, step: int, loss: float = 0.0) -> None:
         loss: the mean of the last steps.
 
     Raises:
-        UserError: the loss or a parameter is no finite number.
+        UserError: the loss or a parameter is not a finite number.
     """
     if not math.isfinite(loss):
         what = f"the loss is {loss}"

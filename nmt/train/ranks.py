@@ -1,4 +1,4 @@
-"""Several training processes of this machine (ranks), and the parent that waits for them."""
+"""Training with several processes on this machine (ranks), and their parent process."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from shared_embeddings.utils.peers import lost_group
 
 Explain = Callable[[BaseException], "str | None"]
 
-GRACE_SECONDS = 5.0  # for ranks to end when one has failed; those that wait for it never do on a GPU
-REQUESTS = 3  # after which ranks that do not end are killed
+GRACE_SECONDS = 5.0  # after one rank has failed; ranks that wait for it hang on GPUs
+REQUESTS = 3  # signals after which ranks are killed
 _POLL_SECONDS = 0.1
 
 
 class Failure(NamedTuple):
-    """Why a rank ended.
+    """Failure of a rank.
 
     Attributes:
-        rank: its number among all ranks.
-        line: for the user; None for an error of ours.
+        rank: global rank.
+        line: message for the user; None for internal errors.
         trace: the traceback.
-        is_lost: whether it only lost its connection to a rank that had gone before.
+        is_lost: whether it only lost the connection to another rank.
     """
 
     rank: int
@@ -51,22 +51,22 @@ class Failure(NamedTuple):
 
 
 class InheritedLock:
-    """The lock of a run, which a spawned process holds as long as its parent or itself lives.
+    """The lock of a run, which is held until both the parent and its ranks have ended.
 
     Args:
-        descriptor: of its file; None on machines that do not hold it.
+        descriptor: file descriptor; None on machines without the lock.
     """
 
     def __init__(self, descriptor: int | None) -> None:
         self.descriptor = descriptor
 
     def __reduce__(self) -> Any:
-        """Hand the descriptor to the process that is being started."""
+        """Duplicate the descriptor for a spawned process."""
         return _inherited, (None if self.descriptor is None else reduction.DupFd(self.descriptor),)
 
 
 def _inherited(descriptor: Any) -> InheritedLock:
-    """Be what `InheritedLock` is in the new process."""
+    """Create the `InheritedLock` of a spawned process."""
     return InheritedLock(None if descriptor is None else descriptor.detach())
 
 
@@ -76,21 +76,21 @@ def _inherited(descriptor: Any) -> InheritedLock:
 def be_rank(
     opt: Namespace, device_id: int, run: dict[str, Any], lock: InheritedLock, explain: Explain, failures: Any
 ) -> None:
-    """Train as one rank; its parent has blocked the signals.
+    """Train as one rank. Signals are blocked at the start.
 
     Args:
-        opt: options, checked by the parser.
-        device_id: number of the rank among those of this machine.
-        run: see `nmt.train.runs.begin`.
-        lock: kept open as long as this process lives.
-        explain: gives the line about an error, or None.
-        failures: queue that gets a `Failure`.
+        opt: validated options.
+        device_id: index of the rank on this machine.
+        run: record of the run, see `nmt.train.runs.begin`.
+        lock: lock of the run.
+        explain: returns the message of a user error, or None.
+        failures: queue for a `Failure`.
     """
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL)  # until there is a step to save
+        signal.signal(number, signal.SIG_DFL)  # until training handles them
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
-    tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a killed process leaves behind
+    tqdm.set_lock(threading.RLock())  # the default semaphore leaks when a process is killed
     status = 0
     try:
         onmt.utils.distributed.multi_init(opt, device_id)
@@ -102,11 +102,11 @@ def be_rank(
         failures.put(_failure(opt.gpu_ranks[device_id], error, explain))
     sys.stdout.flush()
     util._exit_function()  # type: ignore[attr-defined]
-    os._exit(status)  # what torch tears down may wait for ranks that have gone
+    os._exit(status)  # the teardown of torch may wait for other ranks
 
 
 def _stop_with_parent() -> None:
-    """Ask this process to stop once its parent has gone."""
+    """Stop this process when its parent ends."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
@@ -114,7 +114,7 @@ def _stop_with_parent() -> None:
 
 
 def _failure(rank: int, error: BaseException, explain: Explain) -> Failure:
-    """Describe an error for the parent."""
+    """Create the `Failure` for an error."""
     lost = lost_group(error)
     return Failure(rank, lost or explain(error), traceback.format_exc(), lost is not None)
 
@@ -123,11 +123,11 @@ def _failure(rank: int, error: BaseException, explain: Explain) -> Failure:
 
 
 def train(opt: Namespace, run: dict[str, Any], lock: int | None, explain: Explain) -> None:
-    """Train in this process, or in one for each rank of this machine.
+    """Train in this process, or in one process per rank of this machine.
 
     Args:
         opt, run, explain: see `be_rank`.
-        lock: the file descriptor of the run's lock.
+        lock: file descriptor of the lock of the run.
 
     Raises:
         Interrupted, UserError, RuntimeError: see `run_ranks` and `nmt.train.training.train`.
@@ -143,18 +143,18 @@ def train(opt: Namespace, run: dict[str, Any], lock: int | None, explain: Explai
 
 
 def run_ranks(opt: Namespace, run: dict[str, Any], lock: int | None, explain: Explain) -> None:
-    """Train in one process for each rank of this machine.
+    """Train in one process per rank of this machine.
 
-    Signals are passed on to the ranks, which save and end. When one rank fails, the others are ended.
+    Signals are forwarded to the ranks, which save and stop. When a rank fails, the others are stopped.
 
     Args:
         opt, run, explain: see `be_rank`.
-        lock: the file descriptor of the run's lock.
+        lock: file descriptor of the lock of the run.
 
     Raises:
-        Interrupted: training was asked to stop; the ranks have saved the last whole step.
-        UserError: a rank was killed, or failed by a mistake of the user.
-        RuntimeError: a rank failed by a mistake of ours; it has the traceback.
+        Interrupted: a signal stopped training; the ranks have saved the last step.
+        UserError: a rank was killed or failed with a user error.
+        RuntimeError: a rank failed with an internal error; has its traceback.
     """
     context = torch.multiprocessing.get_context("spawn")
     failures = context.SimpleQueue()
@@ -172,24 +172,24 @@ def run_ranks(opt: Namespace, run: dict[str, Any], lock: int | None, explain: Ex
             for rank in ranks:
                 rank.kill()
                 rank.join()
-    told: list[Failure] = []
+    failed_ranks: list[Failure] = []
     while not failures.empty():
-        told.append(failures.get())
+        failed_ranks.append(failures.get())
     for rank in ended:
         is_ours = -rank.exitcode in received or (rank.exitcode == -signal.SIGTERM and rank not in culprits)
         if rank.exitcode < 0 and not is_ours:
             raise UserError(_killed(opt.gpu_ranks[ranks.index(rank)], rank))
-    _raise_first(told)
+    _raise_first(failed_ranks)
     stopped = [number for rank in ended if (number := _signal_of(rank))]
     if stopped or any(rank.exitcode for rank in ranks):
         raise Interrupted((received or stopped or [signal.SIGTERM])[0])
 
 
 def _wait(ranks: list[Any], received: list[int]) -> tuple[list[Any], list[Any]]:
-    """Wait for all ranks, and pass on the signals that are received.
+    """Wait for all ranks and forward signals.
 
     Returns:
-        the ranks that failed first, and all that have ended by themselves.
+        the ranks that failed first, and all ranks that have ended.
     """
     alive, ended, culprits, passed = list(ranks), list[Any](), list[Any](), 0
     deadline = math.inf
@@ -209,35 +209,35 @@ def _wait(ranks: list[Any], received: list[int]) -> tuple[list[Any], list[Any]]:
 
 
 def _has_failed(rank: Any, received: list[int]) -> bool:
-    """Say whether a rank that has ended was neither done nor asked to stop."""
+    """Return whether a rank has failed."""
     return rank.exitcode != 0 and _signal_of(rank) is None and -rank.exitcode not in received
 
 
 def _signal_of(rank: Any) -> int | None:
-    """Return the signal at which a rank has saved and ended."""
+    """Return the signal that stopped a rank, if any."""
     return next((number for number in SIGNALS if rank.exitcode == 128 + number), None)
 
 
 def _send(ranks: list[Any], number: int) -> None:
-    """Send a signal to ranks that are alive."""
+    """Send a signal to running ranks."""
     for rank in ranks:
         if rank.is_alive():
             os.kill(rank.pid, number)
 
 
-def _raise_first(told: list[Failure]) -> None:
-    """Raise why the first rank failed, but for those that have only lost it."""
-    for failure in sorted(told, key=lambda failure: failure.is_lost):
+def _raise_first(failed_ranks: list[Failure]) -> None:
+    """Raise the first failure, preferring those that are not lost connections."""
+    for failure in sorted(failed_ranks, key=lambda failure: failure.is_lost):
         if failure.line is None:
             raise RuntimeError(f"rank {failure.rank} failed\n{failure.trace}")
         raise UserError(failure.line)
 
 
 def _killed(number: int, rank: Any) -> str:
-    """The line about a rank that was killed."""
+    """The message about a killed rank."""
     name = signal.Signals(-rank.exitcode).name
-    hint = ", perhaps for lack of memory" if name == "SIGKILL" else ""
+    hint = ", possibly out of memory" if name == "SIGKILL" else ""
     return (
-        f"rank {number} (process {rank.pid}) was killed by {name}{hint}; the other ranks were ended; "
+        f"rank {number} (process {rank.pid}) was killed by {name}{hint}; the other ranks were stopped; "
         f"{RESUME} from the last checkpoint"
     )

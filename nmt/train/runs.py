@@ -78,7 +78,7 @@ def working_on(opt: Namespace) -> Iterator[int | None]:
 
 
 def leads(opt: Namespace) -> bool:
-    """Say whether this machine has the first rank, which writes the checkpoints."""
+    """Return whether this machine has the first rank, which writes the checkpoints."""
     return opt.world_size <= 1 or 0 in opt.gpu_ranks
 
 
@@ -121,7 +121,7 @@ def begin(opt: Namespace, settings: dict[str, Any]) -> Start:
     if opt.resume == "never":
         raise UserError(
             f"save_model: step {max(found)} of {opt.save_model} is there, and resume is never; set resume: "
-            "auto to resume that run, resume: overwrite to remove it, or name another save_model"
+            "auto to resume that run, resume: overwrite to remove it, or choose another save_model"
         )
     _resume(opt, settings)
     return Start({"settings": settings}, resumes=True)
@@ -133,27 +133,27 @@ def _resume(opt: Namespace, settings: dict[str, Any]) -> None:
     if not whole:
         raise UserError(
             f"save_model: the checkpoints {opt.save_model}_step_*.pt are damaged; set resume: overwrite to "
-            "remove them, or name another save_model"
+            "remove them, or choose another save_model"
         )
     path = f"{opt.save_model}_step_{whole[-1]}.pt"
     before = peek(path).get("run")
     if before is None:
         raise UserError(
             f"save_model: {path} does not tell the settings of its run; give it as train_from to resume it, "
-            "set resume: overwrite to remove it, or name another save_model"
+            "set resume: overwrite to remove it, or choose another save_model"
         )
     changed = differences(before["settings"], settings)
     if changed:
         raise UserError(
             f"save_model: {path} is of a run with other settings ({'; '.join(changed)}); change them back to "
-            "resume it, set resume: overwrite to remove it, or name another save_model"
+            "resume it, set resume: overwrite to remove it, or choose another save_model"
         )
     opt.train_from, opt.reset_optim, opt.update_vocab, opt.override_opts = path, "none", False, False
     settings["train_from"] = before["settings"]["train_from"]
 
 
 def _names_own_step(opt: Namespace) -> bool:
-    """Say whether ``train_from`` is a checkpoint of this very run."""
+    """Return whether ``train_from`` is a checkpoint of this very run."""
     if not opt.train_from:
         return False
     own, given = Path(opt.save_model), Path(opt.train_from)
@@ -173,7 +173,7 @@ def step_files(save_model: str) -> dict[int, list[Path]]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Say which settings of a run were changed that are not free to change.
+    """Return which settings of a run were changed that are not free to change.
 
     Args:
         before: those of the run; options that are newer than it are not compared.
@@ -187,7 +187,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _difference(name: str, before: Any, now: Any) -> list[str]:
-    """Say how two values of one option differ, key by key."""
+    """Describe how two values of one option differ, key by key."""
     if before == now:
         return []
     if isinstance(before, dict) and isinstance(now, dict):
@@ -199,7 +199,7 @@ def _difference(name: str, before: Any, now: Any) -> list[str]:
 
 
 def is_finished(opt: Namespace) -> bool:
-    """Say whether the run that ``train_from`` resumes has nothing left to train."""
+    """Return whether the run that ``train_from`` resumes has nothing left to train."""
     checkpoint = peek(opt.train_from)
     states = checkpoint.get("resume") or []
     stopped = [state["early_stopping"] for state in states if state.get("early_stopping")]

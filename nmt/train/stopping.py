@@ -52,7 +52,7 @@ class Stopping:
         return taken
 
     def agree(self) -> bool:
-        """Say whether any rank wants training to end; every rank has to ask at the same time."""
+        """Return whether any rank wants training to end; every rank has to ask at the same time."""
         asked, ends = self.interrupts.received or 0, bool(getattr(self.stopper, "ends", False))
         if torch.distributed.is_initialized():
             votes = torch.tensor([asked, int(ends)], device=_device_of_group())

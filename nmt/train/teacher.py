@@ -99,7 +99,7 @@ def prepare_student(
     """Let a new model begin where its teacher ended, and freeze what is to be frozen, in a resumed one, too.
 
     Args:
-        model: built, and initialised or loaded; the embeddings of a new one are replaced in it.
+        model: built, and initialized or loaded; the embeddings of a new one are replaced in it.
         opt: of the model, as its checkpoints will hold them; gets the sizes of fitted embeddings.
         vocabs: of the model, which are its teacher's, too.
         is_new: whether it is not from a checkpoint.
@@ -171,7 +171,7 @@ def _fit_embeddings(
 
 
 def _check_table(side: str, embedding: Any, teacher: Teacher) -> None:
-    """Refuse a teacher whose table has another shape.
+    """Reject a teacher whose table has another shape.
 
     Raises:
         UserError: names both shapes.
@@ -230,7 +230,7 @@ def _store_options(opt: Namespace, plan: EmbeddingPlan, fitted: dict[str, se.Sha
 class DistillationLoss:
     """OpenNMT's loss of a batch, with the reconstruction loss beside it (Eq. 6).
 
-    The trainer divides the sum of a batch by what it normalises with. The reconstruction loss is therefore
+    The trainer divides the sum of a batch by what it normalizes with. The reconstruction loss is therefore
     multiplied by the number of target words, so that it stands against the mean cross entropy of a word.
 
     Args:

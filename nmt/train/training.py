@@ -1,6 +1,4 @@
-"""One training process: OpenNMT's parts, with exact resumption and a report of what is tied and how large it
-is.
-"""
+"""One training process: OpenNMT-py's trainer with exact resumption and a report of parameters and ties."""
 
 from __future__ import annotations
 
@@ -41,11 +39,11 @@ M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of mallopt(3) in the G
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep what is freed, because fresh pages cost a CPU training step half of its time."""
+    """Make the C library keep freed memory; page faults take half of the time of training steps on CPUs."""
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
-        return  # another C library: slower, nothing else
+        return  # another C library: slower
     for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_ARENA_MAX, 1)):
         mallopt(parameter, value)
 
@@ -65,14 +63,14 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
     """Train in this process.
 
     Args:
-        opt: options, checked by the parser.
-        device_id: number of the process among those of this machine; -1 for a single process on a CPU.
-        record: what checkpoints tell about their run, see `nmt.train.runs.begin`.
+        opt: validated options.
+        device_id: index of the process on this machine; -1 for a single process on a CPU.
+        record: record of the run for checkpoints, see `nmt.train.runs.begin`.
 
     Raises:
-        UserError: the checkpoint to resume from does not fit the options, the model diverged, or a
+        UserError: the checkpoint to resume from does not match the options, training diverged, or a
             checkpoint cannot be written.
-        Interrupted: training was asked to stop; the last whole step is saved.
+        Interrupted: a signal stopped training; the last step is saved.
     """
     train_single.configure_process(opt, device_id)
     onmt.utils.logging.init_logger(opt.log_file)
@@ -112,7 +110,7 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
     valid = train_single.build_dynamic_dataset_iter(
         opt, transforms_cls, vocabs, task=CorpusTask.VALID, copy=opt.copy_attn, device_id=device_id
     )
-    onmt.utils.logging.init_logger(opt.log_file)  # upstream drops the log file when it opens a corpus
+    onmt.utils.logging.init_logger(opt.log_file)  # OpenNMT-py closes the log file when it opens a corpus
     saver.resume_state = lambda: gather_resume_state(trainer, batches)
     with building_from(opt.train_from):
         restore_state(trainer, resume)
@@ -121,7 +119,7 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
 
 
 def _count_checkpoints(saver: Any, opt: Namespace) -> None:
-    """Let the checkpoints of a run that is resumed count among those that ``keep_checkpoint`` keeps."""
+    """Let ``keep_checkpoint`` count the existing checkpoints of a resumed run."""
     if opt.keep_checkpoint <= 0:
         return
     bases = [f"{opt.save_model}_step_{step}" for step in whole_steps(opt.save_model)]
@@ -131,11 +129,11 @@ def _count_checkpoints(saver: Any, opt: Namespace) -> None:
 
 
 def _build_optimizer(opt: Namespace, model: Any, checkpoint: dict[str, Any] | None) -> Any:
-    """Build the optimizer of a model, from the state in a checkpoint where there is one."""
+    """Build the optimizer, with the state of the checkpoint if it has one."""
     if checkpoint is not None and checkpoint.get("optim") is None:
-        # Compressed, averaged and released models have none; upstream would still take their options.
+        # Compressed, averaged and released models have none.
         logger.info(
-            "The checkpoint has no state of an optimizer: it begins afresh, with the options of this run"
+            "The checkpoint has no optimizer state: creating a new optimizer with the options of this run"
         )
         checkpoint.pop("optim", None)
     optim = Optimizer.from_opt(model, opt, checkpoint=checkpoint)
@@ -145,10 +143,10 @@ def _build_optimizer(opt: Namespace, model: Any, checkpoint: dict[str, Any] | No
 
 
 def _check_same_start(opt: Namespace, first_step: int) -> None:
-    """Check that all ranks begin at the same step, as they do where all machines see the same checkpoints.
+    """Check that all ranks start at the same step.
 
     Raises:
-        UserError: they do not.
+        UserError: they do not, because the machines have different checkpoints.
     """
     if not torch.distributed.is_initialized():
         return
@@ -164,13 +162,13 @@ def _check_same_start(opt: Namespace, first_step: int) -> None:
 def _build_trainer(
     opt: Namespace, device_id: int, model: Any, vocabs: dict[str, Any], optim: Any, saver: Any
 ) -> Any:
-    """Build the trainer of a model, whose early stopping remembers nothing of an earlier run."""
+    """Build the trainer, with new state of early stopping."""
     trainer = train_single.build_trainer(opt, device_id, model, vocabs, optim, model_saver=saver)
     if opt.autocast == "bf16":
         device = next(model.parameters()).device
         _autocast(device, model, trainer.train_loss, trainer.valid_loss)
     if trainer.earlystopper is not None:
-        # Upstream's default scorers are global.
+        # OpenNMT-py's default scorers are global.
         stopper = trainer.earlystopper
         stopper.early_stopping_scorers = [type(scorer)() for scorer in stopper.early_stopping_scorers]
     return trainer
@@ -183,10 +181,10 @@ def _autocast(device: torch.device, *modules: Any) -> None:
 
 
 def _build_report(opt: Namespace, trainer: Any, first_step: int, loss: Any) -> ProgressReport:
-    """Build what reports the progress of a trainer; it stops training that has diverged."""
+    """Build the progress report, which also stops training if it diverges."""
 
     def check(step: int, loss: float) -> None:
-        # With gradient scaling, steps of a loss that overflows are left out.
+        # Gradient scaling skips steps with overflow.
         check_finite(trainer.model, step, 0.0 if trainer.optim.amp else loss)
 
     total_steps = 0 if opt.single_pass else opt.train_steps
@@ -195,10 +193,10 @@ def _build_report(opt: Namespace, trainer: Any, first_step: int, loss: Any) -> P
 
 
 def _train(trainer: Any, batches: TrackedBatches, valid: Any, opt: Namespace) -> None:
-    """Run the training loop, to its end or until it is asked to stop.
+    """Run the training loop.
 
     Raises:
-        Interrupted: see `run`.
+        Interrupted: see `train`.
     """
     trainer.stopping = Stopping(trainer.earlystopper)
     try:
@@ -220,12 +218,12 @@ def _train(trainer: Any, batches: TrackedBatches, valid: Any, opt: Namespace) ->
 
 
 def restore_dropout(model: Any, opt: Namespace, step: int) -> None:
-    """Give a model the dropout that its schedule has reached; upstream changes it only at the step itself.
+    """Set the dropout of a resumed model to that of its schedule; OpenNMT-py only does it at the step itself.
 
     Args:
-        model: a model as it is built, with the first dropout of the schedule.
-        opt: its `dropout`, `attention_dropout` and `dropout_steps`.
-        step: how many steps it has been trained.
+        model: model with the initial dropout.
+        opt: options with `dropout`, `attention_dropout` and `dropout_steps`.
+        step: number of steps.
     """
     reached = [place for place, start in enumerate(opt.dropout_steps) if start <= step]
     if reached and reached[-1] > 0:
@@ -233,15 +231,15 @@ def restore_dropout(model: Any, opt: Namespace, step: int) -> None:
 
 
 def _continues(opt: Namespace) -> bool:
-    """Say whether training goes on where the checkpoint stopped (and not afresh from its weights)."""
+    """Return whether training resumes the checkpoint instead of only using its weights."""
     return bool(opt.train_from) and opt.reset_optim == "none"
 
 
 def _check_same_embedding(opt: Namespace, saved: Namespace) -> None:
-    """Refuse embedding options that differ from those of the checkpoint, which would have no effect.
+    """Check that embedding options do not differ from those of the checkpoint.
 
     Raises:
-        UserError: names both.
+        UserError: they differ.
     """
     wanted, found = read_plan(opt), read_plan(saved)
     asked = [name for name in OPTION_NAMES if getattr(opt, name, None) is not None]
@@ -256,9 +254,7 @@ def _check_same_embedding(opt: Namespace, saved: Namespace) -> None:
 def _build_training_batches(
     opt: Namespace, transforms_cls: Any, vocabs: dict[str, Any], device_id: int, resume: dict[str, Any] | None
 ) -> TrackedBatches:
-    """Build the endless stream of training batches of this process, from a saved position where there is
-    one.
-    """
+    """Build the infinite stream of training batches of this process, starting at a saved position if any."""
     offset, stride = data_share(opt, device_id)
     cpu = torch.device("cpu")
     device = torch.device(device_id) if device_id >= 0 and torch.cuda.is_available() else cpu
@@ -294,16 +290,13 @@ def _build_training_batches(
 
 
 def data_share(opt: Namespace, device_id: int) -> tuple[int, int]:
-    """Return which part of the training data this process reads.
+    """Return the part of the training data that this process reads, and the number of parts.
 
-    Upstream counts the processes of one machine only, so that all machines would read the same examples.
+    OpenNMT-py only counts the processes of one machine, so that all machines would read the same examples.
 
     Args:
-        opt: options, checked by the parser.
-        device_id: number of the process among those of this machine; -1 for a single process on a CPU.
-
-    Returns:
-        The number of this part, from 0 on, and how many parts there are on all machines together.
+        opt: validated options.
+        device_id: index of the process on this machine; -1 for a single process on a CPU.
     """
     if opt.parallel_mode != "data_parallel" or device_id < 0:
         return 0, 1
@@ -311,14 +304,14 @@ def data_share(opt: Namespace, device_id: int) -> tuple[int, int]:
 
 
 def _rank() -> tuple[int, int]:
-    """Return the number of this process and how many there are."""
+    """Return the rank of this process and the number of processes."""
     if torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
 
 
 def gather_resume_state(trainer: Any, batches: TrackedBatches) -> list[dict[str, Any]]:
-    """Return what each process needs, beside weights and optimiser, to go on as if it had not stopped."""
+    """Return the state of each process for exact resumption, other than weights and optimizer."""
     name, keys, *rest = np.random.get_state()
     state = {
         "data": batches.state(),
@@ -336,31 +329,33 @@ def gather_resume_state(trainer: Any, batches: TrackedBatches) -> list[dict[str,
 
 
 def _own_resume_state(checkpoint: dict[str, Any], workers: int) -> dict[str, Any] | None:
-    """Return the part of a checkpoint's resume state that belongs to this process.
+    """Return the resume state of this process in a checkpoint.
 
-    Checkpoints of upstream have none; with another number of processes or loader workers than before, the
-    data begin anew.
+    It is None for checkpoints of OpenNMT-py and after a change of the number of processes. After a change of the
+    number of loader workers, it has no data position.
     """
     states = checkpoint.get("resume")
     rank, world = _rank()
     if not states:
-        logger.warning("The checkpoint does not say where in the data it stopped: the data begin anew")
+        logger.warning("The checkpoint has no data position: starting from the beginning of the data")
         return None
     if len(states) != world:
         logger.warning(
-            f"The checkpoint is of {len(states)} processes, this run has {world}: the data begin anew"
+            f"The checkpoint has {len(states)} processes, this run {world}: starting from the beginning of the data"
         )
         return None
     state = dict(states[rank])
     before = ((checkpoint.get("run") or {}).get("settings") or {}).get("num_workers", workers)
     if before != workers:
-        logger.warning(f"num_workers was {before} and is {workers}: the data begin anew")
+        logger.warning(
+            f"num_workers was {before} and is now {workers}: starting from the beginning of the data"
+        )
         state["data"] = None
     return state
 
 
 def restore_state(trainer: Any, state: dict[str, Any] | None) -> None:
-    """Put random states and early stopping where they were."""
+    """Restore random states and early stopping."""
     if state is None:
         return
     version, numbers, gauss = state["random"]
@@ -374,7 +369,7 @@ def restore_state(trainer: Any, state: dict[str, Any] | None) -> None:
 
 
 def _early_stopping_state(stopper: Any) -> dict[str, Any] | None:
-    """Return the patience left and the best scores as plain data."""
+    """Return the state of early stopping as plain data."""
     if stopper is None:
         return None
     return {
@@ -387,7 +382,7 @@ def _early_stopping_state(stopper: Any) -> dict[str, Any] | None:
 
 
 def _restore_early_stopping(stopper: Any, saved: dict[str, Any]) -> None:
-    """Put the patience and the best scores back."""
+    """Restore the state of early stopping."""
     stopper.stalled_tolerance = saved["stalled"]
     stopper.current_tolerance = saved["current"]
     stopper.status = type(stopper.status)(saved["status"])

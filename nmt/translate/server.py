@@ -134,7 +134,7 @@ def _body(size: int) -> str:
     if (request.content_length or 0) > size:
         raise RequestError(f"the body has {request.content_length} bytes; at most {size} are taken", 413)
     if request.mimetype not in TYPES and not request.mimetype.endswith("+json"):
-        raise RequestError(f"the body is {request.mimetype!r}; wanted application/json")
+        raise RequestError(f"the body is {request.mimetype!r}; expected application/json")
     body = request.stream.read(size + 1)
     if len(body) > size:
         raise RequestError(f"the body has more than {size} bytes", 413)
@@ -187,7 +187,7 @@ def _read_text(number: int, item: dict[str, Any], characters: int) -> Text:
     """
     unknown = sorted(set(item) - set(KEYS))
     if unknown:
-        raise RequestError(f"text {number}: unknown key {unknown[0][:80]!r}; wanted {', '.join(KEYS)}")
+        raise RequestError(f"text {number}: unknown key {unknown[0][:80]!r}; expected {', '.join(KEYS)}")
     if not isinstance(item.get("src"), str):
         raise RequestError(f"text {number}: its src is no text; write it like {EXAMPLE}")
     reference = item.get("ref")
@@ -230,7 +230,7 @@ def bind(host: str, port: int) -> socket.socket:
         UserError: the address is none of this machine, or another program has it.
     """
     if not 0 <= port < 2**16:
-        raise UserError(f"port: {port} is no port; wanted 1 to {2**16 - 1}, or 0 for any that is free")
+        raise UserError(f"port: {port} is no port; expected 1 to {2**16 - 1}, or 0 for any that is free")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
@@ -300,9 +300,9 @@ def serve(options: argparse.Namespace) -> None:
     """
     for name in ("max_bytes", "max_texts", "max_characters"):
         if getattr(options, name) < 1:
-            raise UserError(f"{name}: {getattr(options, name)} is too small; wanted at least 1")
+            raise UserError(f"{name}: {getattr(options, name)} is too small; expected at least 1")
     if options.token and not (options.token.isascii() and options.token.isprintable()):
-        raise UserError("token: has characters that a header cannot have; wanted printable ASCII")
+        raise UserError("token: has characters that a header cannot have; expected printable ASCII")
     root = "/" + options.url_root.strip("./")
     # The address comes first: models take their time to load.
     with bind(options.ip, options.port) as listening:

@@ -256,7 +256,7 @@ def _parse(parser: ArgumentParser, words: list[str], settings: dict[str, Any]) -
             )
         if action.nargs == 0:
             if not isinstance(value, bool):
-                raise UserError(f"opt: {name} is {value!r}; wanted true or false")
+                raise UserError(f"opt: {name} is {value!r}; expected true or false")
             words += [action.option_strings[0]] if value else []
         elif action.nargs in ("+", "*"):
             several = [str(one) for one in (value if isinstance(value, list) else [value])]
@@ -325,7 +325,7 @@ def _check_keys(what: str, content: dict[str, Any], wanted: dict[str, Any]) -> N
         kinds = wanted[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is int):
             kind = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
-            raise UserError(f"{what}: {key} is {str(value)[:80]!r}; wanted {kind}")
+            raise UserError(f"{what}: {key} is {str(value)[:80]!r}; expected {kind}")
 
 
 def _check_model(what: str, settings: dict[str, Any], allow_functions: bool) -> None:
@@ -336,7 +336,7 @@ def _check_model(what: str, settings: dict[str, Any], allow_functions: bool) -> 
     if not all(isinstance(name, str) and name for name in models):
         raise UserError(f"{what}: names no model; write it like {EXAMPLE}")
     if settings.get("on_timeout", "unload") not in ("to_cpu", "unload"):
-        raise UserError(f"{what}: on_timeout is {settings['on_timeout']!r}; wanted to_cpu or unload")
+        raise UserError(f"{what}: on_timeout is {settings['on_timeout']!r}; expected to_cpu or unload")
     for key in FUNCTIONS:
         if settings.get(key) and not allow_functions:
             raise UserError(f"{what}: {key} names Python functions; add --allow_functions to import them")

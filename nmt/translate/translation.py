@@ -18,7 +18,7 @@ from shared_embeddings.utils.files import naming
 
 
 def read_lines(path: str) -> list[str]:
-    """Return the lines of a UTF-8 file with their white space cleaned.
+    """Return the lines of a UTF-8 file with their whitespace cleaned.
 
     Raises:
         UserError: a line is not UTF-8 (its number is named).
