@@ -83,7 +83,7 @@ def _next_word(model: LanguageModel, ids: Tensor, state: State) -> tuple[Tensor,
     output = model(ids, state)
     log_probs = model.embedding.log_prob(output.hidden[0, -1]).float().cpu()
     if log_probs.isnan().any():
-        raise UserError("the scores of the model are NaN: training diverged; use another checkpoint")
+        raise UserError("the model scores are not finite: training diverged; use another checkpoint")
     return log_probs, output.state
 
 

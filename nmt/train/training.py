@@ -311,7 +311,7 @@ def _rank() -> tuple[int, int]:
 
 
 def gather_resume_state(trainer: Any, batches: TrackedBatches) -> list[dict[str, Any]]:
-    """Return the state of each process for exact resumption, other than weights and optimizer."""
+    """Return the state of each process for exact resumption, except weights and optimizer."""
     name, keys, *rest = np.random.get_state()
     state = {
         "data": batches.state(),
@@ -331,25 +331,23 @@ def gather_resume_state(trainer: Any, batches: TrackedBatches) -> list[dict[str,
 def _own_resume_state(checkpoint: dict[str, Any], workers: int) -> dict[str, Any] | None:
     """Return the resume state of this process in a checkpoint.
 
-    It is None for checkpoints of OpenNMT-py and after a change of the number of processes. After a change of the
-    number of loader workers, it has no data position.
+    It is None for checkpoints of OpenNMT-py and after a change of the number of processes. After a change of
+    the number of loader workers, it has no data position.
     """
     states = checkpoint.get("resume")
     rank, world = _rank()
     if not states:
-        logger.warning("The checkpoint has no data position: starting from the beginning of the data")
+        logger.warning("The checkpoint has no data position: starting the data over")
         return None
     if len(states) != world:
         logger.warning(
-            f"The checkpoint has {len(states)} processes, this run {world}: starting from the beginning of the data"
+            f"The checkpoint has {len(states)} processes, this run {world}: starting the data over"
         )
         return None
     state = dict(states[rank])
     before = ((checkpoint.get("run") or {}).get("settings") or {}).get("num_workers", workers)
     if before != workers:
-        logger.warning(
-            f"num_workers was {before} and is now {workers}: starting from the beginning of the data"
-        )
+        logger.warning(f"num_workers was {before} and is now {workers}: starting the data over")
         state["data"] = None
     return state
 

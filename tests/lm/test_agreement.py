@@ -46,7 +46,7 @@ def test_ruin_is_told_from_health(model: Path, capsys: pytest.CaptureFixture[str
         assert line.endswith("): train this model before using it")
         assert found["share"] < 0.5 and found["needs_training"]
         assert line.startswith(f"warning: kept {int(100 * found['share'])}% of the predictions")
-        assert ("60 tokens of test.txt" if source else "1,000 tokens that it wrote itself") in line
+        assert ("60 tokens of test.txt" if source else "1,000 tokens sampled from the model") in line
 
 
 @torch.no_grad()
@@ -101,5 +101,5 @@ def test_a_model_that_diverged_was_not_shown_to_work(
     for parameter in model.parameters():
         torch.nn.init.constant_(parameter, torch.nan)
     for texts in (None, [tmp_path / "corpus" / "test.txt"]):
-        with pytest.raises(ValueError, match="no numbers|are NaN"):
+        with pytest.raises(ValueError, match="not finite|no numbers|are NaN"):
             probe(model, words, texts, 1).predict()

@@ -113,7 +113,7 @@ def test_help_explains_every_key_with_its_default() -> None:
             entry = next(line for line in lines[begin:] if line.startswith(f"  {field.name} ("))
             assert "): " in entry, f"{title}: {field.name} has no meaning"
     assert "  nonmono (5): averaging starts" in help_text()
-    assert "  learning_rate (required): size of a step." in help_text()
+    assert "  learning_rate (required): base learning rate." in help_text()
 
 
 # Files and arguments
@@ -145,8 +145,8 @@ def test_numbers_are_numbers(text: str, number: float) -> None:
     ("content", "word"),
     [
         (None, "no such file"),
-        (b"- 1\n- 2\n", "no mapping"),
-        (b"", "no mapping"),
+        (b"- 1\n- 2\n", "not a mapping"),
+        (b"", "not a mapping"),
         (b"a: [1\n", "YAML"),
         (b"a: 1\na: 2\n", "twice"),
         (b"a: \xff\xfe\n", "UTF-8"),

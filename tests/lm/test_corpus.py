@@ -146,7 +146,7 @@ def test_text_that_changes_under_way_is_refused(
         return counted
 
     monkeypatch.setattr(corpus, "_count", count_then_change)
-    with pytest.raises(UserError, match="train text has changed"):
+    with pytest.raises(UserError, match="train text changed"):
         prepare(texts, tmp_path / "data")
     assert not list((tmp_path / "data").iterdir())
 
@@ -174,7 +174,7 @@ def test_unusable_texts_are_refused(
 
 def test_published_sizes_are_checked(texts: dict[str, list[Path]], tmp_path: Path) -> None:
     tokens = {"train": 9, "valid": 4, "test": 3}
-    with pytest.raises(UserError, match="the test text has 3 tokens, the published one 30"):
+    with pytest.raises(UserError, match="the test text has 3 tokens, the published text 30"):
         prepare(texts, tmp_path / "data", published=Published({**tokens, "test": 30}, 7))
     with pytest.raises(UserError, match="7 words .* published text has 8"):
         prepare(texts, tmp_path / "data", published=Published(tokens, 8))
@@ -218,12 +218,12 @@ def test_vocabulary_without_unk_is_refused(texts: dict[str, list[Path]], tmp_pat
 @pytest.mark.parametrize("content", [None, "", "[]", '{"format": "other"}', '{"files": {}}'])
 def test_folder_of_something_else_is_refused(tmp_path: Path, content: str | None) -> None:
     folder = tmp_path / "data"
-    with pytest.raises(UserError, match="no such folder; make it with lm_prepare"):
+    with pytest.raises(UserError, match="no such folder; create it with lm_prepare"):
         load_corpus(folder)
     folder.mkdir()
     if content is not None:
         write_text(folder / "data.json", content)
-    with pytest.raises(UserError, match="no data.json of a finished lm_prepare"):
+    with pytest.raises(UserError, match="has no valid data.json"):
         load_corpus(folder)
 
 
@@ -240,7 +240,7 @@ def test_corpus_of_another_version_is_refused(texts: dict[str, list[Path]], tmp_
         (np.zeros(3), "float64 of shape"),
         (np.zeros(3, np.int64), "int64"),
         (np.zeros((3, 1), np.int32), "shape"),
-        (np.array([{}], dtype=object), "no token file"),
+        (np.array([{}], dtype=object), "not a token file"),
     ],
 )
 def test_arrays_of_another_kind_are_refused(tmp_path: Path, array: np.ndarray, said: str) -> None:
@@ -252,7 +252,7 @@ def test_arrays_of_another_kind_are_refused(tmp_path: Path, array: np.ndarray, s
 @pytest.mark.parametrize("content", [b"", b"not an array", b"\x93NUMPY\x01\x00"])
 def test_files_without_an_array_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokens.npy").write_bytes(content)
-    with pytest.raises(UserError, match="tokens.npy: no token file"):
+    with pytest.raises(UserError, match="tokens.npy: not a token file"):
         read_tokens(tmp_path / "tokens.npy")
 
 

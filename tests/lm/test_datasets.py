@@ -120,7 +120,7 @@ def wrong_archives(whole: bytes) -> dict[str, bytes]:
     return {"html": b"<html>moved", "other archive": other.getvalue(), "damaged": whole[:-30]}
 
 
-ADVICE = r"without the download, put wiki.train.tokens, .* \$DATA_DIR/wikitext-2"
+ADVICE = r"to skip the download, put wiki.train.tokens, .* \$DATA_DIR/wikitext-2"
 
 
 @pytest.mark.parametrize("content", ["html", "other archive", "damaged"])
@@ -155,7 +155,7 @@ def test_every_download_has_a_checksum() -> None:
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'wikitext' is unknown; it may be ptb, wikitext2, wikitext103"):
+    with pytest.raises(UserError, match="'wikitext' is unknown; choose one of ptb, wikitext2, wikitext103"):
         locate("wikitext", None, tmp_path)
     with pytest.raises(UserError, match="DATA_DIR is .*absent: no such folder"):
         locate("ptb", tmp_path / "absent", tmp_path)
@@ -166,7 +166,7 @@ def test_other_sizes_than_the_published_ones_are_refused(tmp_path: Path) -> None
     fill(tmp_path / "wikitext-103", source)
     texts = locate("wikitext103", tmp_path, tmp_path)
     with pytest.raises(
-        UserError, match="wikitext103: the train text has 6 tokens, the published one 103,227,021"
+        UserError, match="wikitext103: the train text has 6 tokens, the published text 103,227,021"
     ):
         prepare(texts, tmp_path / "data", "wikitext103", published=source.published)
 

@@ -273,9 +273,7 @@ def test_unfit_teachers_are_refused(data: Path, teacher: Path, tmp_path: Path) -
     kind = {"model": "lstm", "weight_decay": None}
     assert "is a awd_lstm, this model a lstm" in said(**kind)
     mapped = {"method": "define", "map_dim": 4, "expand_dim": 8, "depth": 2, "max_groups": 1}
-    assert "scores 8 dimensions, this define embedding 4, so the last layer does not fit" in said(
-        embedding=mapped
-    )
+    assert "score_dim 8, this define embedding 4, so the last layers differ" in said(embedding=mapped)
     (tmp_path / "other").mkdir()
     other = small_corpus(tmp_path / "other", seed=3)
     assert "vocabulary of the teacher" in said(data=other)

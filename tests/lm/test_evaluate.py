@@ -68,7 +68,7 @@ def test_unknown_words_are_counted(home: Path, tmp_path: Path, capsys: pytest.Ca
     text = tmp_path / "text"
     text.write_text("a b nowhere\nc <unk> seen d\n")
     assert results(home, tmp_path, data=text)["metrics"]["unknown"] == 3
-    assert "(3) are <unk>" in capsys.readouterr().out
+    assert "<unk>: 3 tokens" in capsys.readouterr().out
 
 
 def test_pointer(home: Path, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_memory_of_a_transformer(tmp_path: Path) -> None:
         (["-pointer", "{window: 3}"], "pointer: theta is None"),
         (["-pointer", "{window: ["], "-pointer"),
         (["-words", 0], "words is 0"),
-        (["-words", 3, "-reference", __file__], "give one of them"),
+        (["-words", 3, "-reference", __file__], "remove one of them"),
         (["-reference", "absent"], "absent"),
     ],
 )
@@ -163,7 +163,7 @@ def data_that_is_none(tmp_path: Path) -> dict[str, tuple[Path, str]]:
         "latin": (tmp_path / "latin", "UTF-8"),
         "folder": (tmp_path / "folder", "lm_prepare"),
         "absent": (tmp_path / "absent", "absent"),
-        "other": (write_corpus(tmp_path / "other", words="a b c d e f h"), "differ from word"),
+        "other": (write_corpus(tmp_path / "other", words="a b c d e f h"), "words) at word"),
         "larger": (write_corpus(tmp_path / "larger", words="a b c d e f g h"), "10 words"),
     }
 
@@ -189,7 +189,7 @@ def test_results_are_no_folder(home: Path, tmp_path: Path, capsys: pytest.Captur
 def test_a_split_of_a_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = home / "corpus" / "test.txt"
     assert run("lm_eval", "-model", home / "model.pt", "-data", data, "-split", "test") == 2
-    assert "leave -split out" in one_line(capsys.readouterr().err, "lm_eval")
+    assert "remove -split" in one_line(capsys.readouterr().err, "lm_eval")
 
 
 def test_a_model_that_diverged(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

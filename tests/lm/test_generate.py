@@ -61,7 +61,7 @@ def test_samples_are_several(model: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_unknown_words_of_a_prompt(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("lm_generate", "-model", model, "-prompt", "a zebra b zebra", "-length", 2) == 0
     captured = capsys.readouterr()
-    assert captured.err == "lm_generate: the model does not know zebra: read as <unk>\n"
+    assert captured.err == "lm_generate: unknown words are read as <unk>: zebra\n"
     assert captured.out.startswith("a zebra b zebra")
 
 

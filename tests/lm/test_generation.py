@@ -82,7 +82,7 @@ def test_how_often_each_word_is_chosen(how: dict[str, Any], expected: list[float
         ({"temperature": math.inf}, "temperature is inf"),
         ({"top_k": 0}, "top_k is 0"),
         ({"top_k": 3, "temperature": 0.0}, "no effect"),
-        ({"forbidden": tuple(range(11))}, "no word is left"),
+        ({"forbidden": tuple(range(11))}, "no word can be generated"),
     ],
 )
 def test_what_cannot_be(how: dict[str, Any], message: str) -> None:
@@ -98,5 +98,5 @@ def test_no_length() -> None:
 def test_a_model_that_diverged() -> None:
     model = TinyLSTM()
     torch.nn.init.constant_(model.lstm.weight_hh_l0, math.nan)
-    with pytest.raises(UserError, match="no numbers"):
+    with pytest.raises(UserError, match="not finite"):
         words(model, [0, 1])

@@ -52,8 +52,8 @@ def test_mistakes_give_one_line_and_status_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cases = {
-        "-valid not given": [item for item in arguments if "valid" not in item],
-        "-split divides the text of -train alone": [*arguments, "-split", "0.8,0.1,0.1"],
+        "-valid missing": [item for item in arguments if "valid" not in item],
+        "-split needs -train without other texts": [*arguments, "-split", "0.8,0.1,0.1"],
         "-seed divides the text of -train alone": [*arguments, "-seed", "2"],
         "-min_frequency is 0": [*arguments, "-min_frequency", "0"],
         "-max_size is 2": [*arguments, "-max_size", "2"],
@@ -104,7 +104,7 @@ def test_a_single_text_is_divided_by_lines(
     asked = ["-train", str(tmp_path / "one.txt"), "-output", str(tmp_path / "data")]
     capsys.readouterr()
     assert run([*asked, "-seed", "2"], monkeypatch) == 2
-    assert f"{tmp_path}/data/texts/train.txt is another text; add -force" in capsys.readouterr().err
+    assert f"{tmp_path}/data/texts/train.txt exists with other lines; use -force" in capsys.readouterr().err
     assert split(tmp_path, text, monkeypatch=monkeypatch) == parts
     assert split(tmp_path, text, "-seed", "2", "-force", monkeypatch=monkeypatch) != parts
     halves = split(tmp_path, text, "-split", "0.5,.25,0.25", "-force", monkeypatch=monkeypatch)
@@ -139,10 +139,10 @@ def test_what_cannot_be_divided_gives_one_line(
     asked: dict[str, list[object]] = {
         "three fractions": [text, "-split", "0.9,0.1"],
         "is '1,a,b'": [text, "-split", "1,a,b"],
-        "with a sum of 1": [text, "-split", "0.5,0.4,0.2"],
+        "sum to 1": [text, "-split", "0.5,0.4,0.2"],
         "above 0": [text, "-split", "1.2,-0.1,-0.1"],
         "is 'nan,0.5,0.5'": [text, "-split", "nan,0.5,0.5"],
-        "2 lines cannot be divided into 3": [short],
+        "2 lines cannot be split into 3": [short],
         "latin.txt: line 3 is not UTF-8": [latin],
         "-seed is -1": [text, "-seed", "-1"],
         "would replace the file of -train": [own],
@@ -167,7 +167,7 @@ def test_known_dataset_is_found_in_data_dir_and_its_size_checked(
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "given"))
     arguments = ["-dataset", "wikitext2", "-output", str(tmp_path / "data")]
     assert run(arguments, monkeypatch) == 2
-    assert "the train text has 3 tokens, the published one 2,088,628" in capsys.readouterr().err
+    assert "the train text has 3 tokens, the published text 2,088,628" in capsys.readouterr().err
     small = Published(dict.fromkeys(SPLITS, 3), 4)
     monkeypatch.setitem(SOURCES, "wikitext2", SOURCES["wikitext2"]._replace(published=small))
     assert run(arguments, monkeypatch) == 0

@@ -27,7 +27,7 @@ from lm.train.distributed import Group
 from lm.train.loop import Trainer
 from lm.train.losses import SegmentLoss
 from lm.train.optim import draw_length
-from lm.train.progress import Silence
+from lm.train.progress import NoReport
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import locked
 from tests.altered import alter
@@ -52,7 +52,7 @@ def trainer(data: Path, **changes: Any) -> Trainer:
 
 
 def train(subject: Trainer) -> Trainer:
-    subject.run(Silence(), lambda: None, lambda: None)
+    subject.run(NoReport(), lambda: None, lambda: None)
     return subject
 
 
@@ -178,14 +178,14 @@ def test_training_learns_what_can_be_learnt(data: Path) -> None:
 def test_validation_comes_when_asked_for_and_at_the_end(data: Path) -> None:
     subject = trainer(data, **without_dropout(steps=12, evaluate_every=5))
     seen: list[int] = []
-    subject.run(Silence(), lambda: seen.append(subject.step), lambda: None)
+    subject.run(NoReport(), lambda: seen.append(subject.step), lambda: None)
     assert seen == [5, 10, 12] and len(subject.scores) == 3
 
 
 def test_validation_comes_after_every_epoch(data: Path) -> None:
     subject = trainer(data, **without_dropout(steps=None, epochs=2, evaluate_every=None))
     seen: list[tuple[int, int]] = []
-    subject.run(Silence(), lambda: seen.append((subject.epoch, subject.position)), lambda: None)
+    subject.run(NoReport(), lambda: seen.append((subject.epoch, subject.position)), lambda: None)
     assert seen == [(1, 0), (2, 0)]
 
 

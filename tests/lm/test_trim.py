@@ -91,7 +91,7 @@ def test_ids_report_and_evaluation(tmp_path: Path, text: Path, capsys: pytest.Ca
     assert "90.91% of 11 tokens kept (0 of them unknown, as before); 2 lines kept whole" in printed
     assert run("lm_eval", "-model", output, "-data", text) == 0
     # One of the 11 tokens.
-    assert "9.09% (1) are <unk>" in capsys.readouterr().out
+    assert "<unk>: 1 tokens (9.09%)" in capsys.readouterr().out
 
 
 def test_refusals(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ def test_saved_vocabulary_comes_back(tmp_path: Path) -> None:
         (b"a\t1\n<eos>\t1\n", "has no <unk>"),
         (b"a\t1\n<unk>\t1\n", "has no <eos>"),
         (b"", "has no <unk>"),
-        (b"a\t1\n<unk>\t0\n<eos>\t1\na\t1\n", "'a' comes twice"),
+        (b"a\t1\n<unk>\t0\n<eos>\t1\na\t1\n", "'a' is repeated"),
         (b"a\t1\nb 2\n", "line 2 is 'b 2'"),
         (b"a\t1\n\n", "line 2 is ''"),
         (b"a\t-1\n", "line 1"),
@@ -89,5 +89,5 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_every_word_needs_a_count() -> None:
-    with pytest.raises(UserError, match="2 words have 1 counts"):
+    with pytest.raises(UserError, match="2 words, but 1 counts"):
         Vocabulary(["<unk>", "<eos>"], [1])

@@ -51,7 +51,7 @@ def test_no_option_takes_what_is_no_size(number: float) -> None:
     for name in RANGES:
         if number == 1e300 and RANGES[name].most == math.inf:
             continue  # a weight or a rate
-        with pytest.raises(UserError, match=f"^{name}: .*; wanted "):
+        with pytest.raises(UserError, match=f"^{name}: .*; expected "):
             check_ranges(Namespace(**{name: number}))
         with pytest.raises(UserError, match=f"^{name}: "):
             check_ranges(Namespace(**{name: [1, number]}))
@@ -164,8 +164,8 @@ class Words:
         ({"accum_count": [1, 2], "accum_steps": [0, 0]}, "accum_steps: [0, 0] are not steps that rise"),
         ({"label_smoothing": ".nan"}, "label_smoothing: nan is no finite number"),
         ({"dropout": [float("inf")]}, "dropout: inf is no finite number"),
-        ({"layers": 0}, "layers: 0 is too small; wanted at least 1, or -1"),
-        ({"encoder_type": "transformr"}, "encoder_type: 'transformr' is unknown; wanted brnn or"),
+        ({"layers": 0}, "layers: 0 is too small; expected at least 1, or -1"),
+        ({"encoder_type": "transformr"}, "encoder_type: 'transformr' is unknown; expected brnn or"),
         ({"transforms": 5}, "invalid choice: '5'"),
         ({"transforms": ["bpe"]}, "transforms: bpe needs src_subword_model, which is not set"),
         ({"batch_size": [3]}, "batch_size can't be set to a list"),
@@ -202,12 +202,12 @@ def test_an_option_that_is_given_twice(host: Host, refusal: Refusal, tmp_path: P
         (["-min_length", "9", "-max_length", "8"], "min_length: 9 is more than max_length 8"),
         (["-phrase_table", "/nowhere", "-replace_unk"], "phrase_table: no such file: /nowhere"),
         (["-phrase_table", __file__], "phrase_table: has no effect without replace_unk"),
-        (["-beam_size", "100000"], "beam_size: 100000 is too large; wanted at most 1,000"),
+        (["-beam_size", "100000"], "beam_size: 100000 is too large; expected at most 1,000"),
         (["-beam_size", "999"], "beam_size: 999 is more than the 88 words of the vocabulary"),
         (["-random_sampling_topk", "99"], "random_sampling_topk: 99 is more than the 88 words"),
-        (["-random_sampling_topp", "1.5"], "random_sampling_topp: 1.5 is too large; wanted at most 1"),
-        (["-data_type", "audio"], "data_type: 'audio' is unknown; wanted text"),
-        (["-precision", "int8"], "precision: 'int8' is unknown; wanted fp32 or fp16"),
+        (["-random_sampling_topp", "1.5"], "random_sampling_topp: 1.5 is too large; expected at most 1"),
+        (["-data_type", "audio"], "data_type: 'audio' is unknown; expected text"),
+        (["-precision", "int8"], "precision: 'int8' is unknown; expected fp32 or fp16"),
         (["-fp32"], "deprecated"),
     ],
     ids=lambda value: str(value)[:40],

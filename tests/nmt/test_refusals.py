@@ -145,13 +145,13 @@ def test_a_byte_order_mark_is_no_text(trained: Trained) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"valid_steps": 0}, "valid_steps: 0 is too small; wanted at least 1"),
+        ({"valid_steps": 0}, "valid_steps: 0 is too small; expected at least 1"),
         ({"report_every": 0}, "report_every: 0 is too small"),
         ({"bucket_size": 0}, "bucket_size: 0 is too small"),
         ({"batch_size": -3}, "batch_size: -3 is too small"),
         ({"accum_count": [0]}, "accum_count: 0 is too small"),
         ({"heads": 0}, "heads: 0 is too small"),
-        ({"train_steps": -1}, "train_steps: -1 is too small; wanted at least 0"),
+        ({"train_steps": -1}, "train_steps: -1 is too small; expected at least 0"),
         ({"decay_method": "noam", "warmup_steps": 0}, "warmup_steps: 0 is too small"),
         ({"world_size": 2}, "world_size: 2, but gpu_ranks names no process of this machine"),
         ({"embedding": {**FUNNEL, "embedding_dim": 8}}, "embedding_dim follows from word_vec_size; remove"),
@@ -225,7 +225,7 @@ def test_no_work_is_done_for_a_file_that_cannot_be_written(
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
-    with pytest.raises(ValueError, match="cannot be written to; name another one"):
+    with pytest.raises(ValueError, match="cannot be written to; choose another one"):
         check_output("output", tmp_path / "file")
 
 
@@ -297,7 +297,7 @@ def test_a_search_for_nothing_is_refused(option: str, trained: Trained, refusal:
     host, checkpoint = trained(embedding=FUNNEL)
     arguments = ["-model", str(checkpoint), "-src", str(host.folder / "test.src"), f"-{option}", "0"]
     line = refusal("onmt_translate", *arguments, "-output", str(host.folder / "none"))
-    assert f"{option}: 0 is too small; wanted at least 1" in line
+    assert f"{option}: 0 is too small; expected at least 1" in line
 
 
 @pytest.mark.parametrize("name", ["onmt_train", "onmt_build_vocab", "onmt_translate"])
