@@ -54,7 +54,7 @@ def test_mistakes_give_one_line_and_status_2(
     cases = {
         "-valid missing": [item for item in arguments if "valid" not in item],
         "-split needs -train without other texts": [*arguments, "-split", "0.8,0.1,0.1"],
-        "-seed divides the text of -train alone": [*arguments, "-seed", "2"],
+        "-seed needs -train without other texts": [*arguments, "-seed", "2"],
         "-min_frequency is 0": [*arguments, "-min_frequency", "0"],
         "-max_size is 2": [*arguments, "-max_size", "2"],
         "'many' is not a whole number": [*arguments, "-max_size", "many"],

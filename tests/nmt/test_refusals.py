@@ -330,7 +330,7 @@ def test_models_of_different_vocabularies_have_no_mean(
     other, mean = tmp_path / "other.pt", tmp_path / "mean.pt"
     torch.save(saved, other)
     line = refusal("onmt_average_models", "-models", str(checkpoint), str(other), "-output", str(mean))
-    assert f"{other}: has another vocabulary than {checkpoint}" in line
+    assert f"{other}: its vocabulary differs from {checkpoint}" in line
     assert not mean.exists()
 
 

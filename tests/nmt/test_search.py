@@ -13,8 +13,7 @@ from onmt.translate.beam_search import BeamSearch
 from onmt.translate.penalties import PenaltyBuilder
 
 from nmt.patches.table import apply_patches
-from tests.nmt.conftest import Host
-from tests.nmt.test_training import METHODS
+from tests.nmt.conftest import FUNNEL, Host
 
 Learned = Callable[[str], tuple[Host, Path]]
 RNN = {"encoder_type": "brnn", "decoder_type": "rnn", "position_encoding": False}
@@ -54,7 +53,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     def get(kind: str) -> tuple[Host, Path]:
         if kind not in models:
             host = Host(tmp_path_factory.mktemp("search"))
-            options = {"embedding": METHODS["funnel"], "train_steps": 60, "save_checkpoint_steps": 60}
+            options = {"embedding": FUNNEL, "train_steps": 60, "save_checkpoint_steps": 60}
             if kind == "language model":
                 paths = {
                     split: {"path_src": str(host.folder / f"{split}.src")} for split in ("train", "valid")
@@ -125,7 +124,7 @@ def test_padding_wants_no_coverage() -> None:
 
 
 def test_alignments_of_a_model_that_has_them(host: Host) -> None:
-    model = host.train("model", embedding=METHODS["funnel"], alignment_heads=1, alignment_layer=0)
+    model = host.train("model", embedding=FUNNEL, alignment_heads=1, alignment_layer=0)
     for line in host.translate(model, "-report_align"):
         words, _, pairs = line.partition(" ||| ")
         assert len(pairs.split()) == len(words.split()) and all("-" in pair for pair in pairs.split())
