@@ -11,7 +11,7 @@ import pytest
 
 from shared_embeddings.cli.main import main
 from tests.nmt.conftest import Host
-from tests.nmt.test_training import METHODS
+from tests.nmt.test_training import DEFINE_MAP
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 
@@ -27,7 +27,7 @@ def correlations(model: Path, output: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_define_layer_by_layer(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, model = trained(embedding=METHODS["define"])
+    _, model = trained(embedding={**DEFINE_MAP, "output": "table", "output_projection": False})
     found = correlations(model, tmp_path)
     assert list(found) == [
         "target: map",

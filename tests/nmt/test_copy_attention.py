@@ -24,7 +24,7 @@ from tests.nmt.test_trim import SOURCE, TARGET, trim
 pytestmark = pytest.mark.usefixtures("installed_host")
 
 Trained = Callable[..., tuple[Host, Path]]
-FUNNEL = METHODS["funnel"]
+FUNNEL = {"method": "funnel", "rank": 4}
 PADDING = 1
 
 
@@ -153,7 +153,9 @@ def test_distilled_from_a_copying_teacher(options: dict[str, Any], trained: Trai
     asked = {"embedding_distillation": {"teacher": str(teacher), "alpha": 0.5}, "copy_attn": True}
     embedding = "output_embedding" if options else "embedding"
     still = {"train_steps": 1, "learning_rate": 0.0}
-    student = built(host.train("student", **{embedding: METHODS["projective"]}, **asked, **still, **options))
+    student = built(
+        host.train("student", **{embedding: {"method": "projective", "rank": 4}}, **asked, **still, **options)
+    )
     assert torch.equal(student.generator.linear_copy.weight, full.linear_copy.weight)
     fitted = student.generator.linear.embedding
     torch.testing.assert_close(fitted.output_bias(), full.linear.bias, rtol=0, atol=1e-6)

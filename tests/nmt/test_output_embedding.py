@@ -24,7 +24,7 @@ from tests.nmt.test_trim import SOURCE, TARGET, assert_same_scores, trim
 pytestmark = pytest.mark.usefixtures("installed_host")
 
 Trained = Callable[..., tuple[Host, Path]]
-FUNNEL = METHODS["funnel"]
+FUNNEL = {"method": "funnel", "rank": 4}
 
 
 def built(path: Path) -> Any:
@@ -154,9 +154,10 @@ def test_distilled_from_the_output_layer_of_the_teacher(is_tied: bool, trained: 
     ties = {"share_embeddings": False, "share_decoder_embeddings": is_tied}
     _, teacher = trained(**ties)
     full = built(teacher)
-    settings = {"embedding_distillation": {"teacher": str(teacher), "alpha": 0.5}}
+    settings: dict[str, Any] = {"embedding_distillation": {"teacher": str(teacher), "alpha": 0.5}}
+    settings["output_embedding"] = {"method": "projective", "rank": 4}
     still = {"train_steps": 1, "learning_rate": 0.0}
-    student = host.train("student", output_embedding=METHODS["projective"], **UNTIED, **settings, **still)
+    student = host.train("student", **UNTIED, **settings, **still)
     model = built(student)
     (embedding,) = shared_embeddings_of(model)
     left, values, right = torch.linalg.svd(full.generator.weight.detach().double(), full_matrices=False)
