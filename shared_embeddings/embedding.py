@@ -48,6 +48,22 @@ class SharedEmbedding(Method):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """The trainable parameters, each once, in groups for an optimizer of ``torch.optim``.
+
+        Args:
+            weight_decay: the weight decay of matrices and tables; biases, normalizations and single vectors
+                get 0.
+        """
+        decayed: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for name, parameter in self.named_parameters():
+            if parameter.requires_grad:
+                is_bias = name.rpartition(".")[2].endswith("bias")
+                (others if is_bias or parameter.dim() < 2 else decayed).append(parameter)
+        groups = ((decayed, weight_decay), (others, 0.0))
+        return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
+
     # The input side.
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -101,8 +117,11 @@ class SharedEmbedding(Method):
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
         reduction: Reduction = "mean",
+        block_size: int | None = None,
     ) -> Tensor:
         """``F.cross_entropy(logits(hidden), targets)``, computed in blocks of tokens.
+
+        The scores of at most one block of tokens exist at a time.
 
         Args:
             hidden: ``(..., S)``.
@@ -110,15 +129,21 @@ class SharedEmbedding(Method):
             ignore_index: the target of tokens that do not count.
             label_smoothing: the weight of the uniform distribution over all V words in the target.
             reduction: "mean" over the tokens that count, "sum", or "none" for a loss ``(...)`` per token.
+            block_size: the number of tokens in a block; by default 256 on a CPU and 1,024 on other devices,
+                more for small vocabularies (`shared_embeddings.losses.blocks.tokens_per_block`).
 
         Raises:
-            ValueError: shapes do not match, the reduction is unknown, or label smoothing is not in 0 to 1.
+            ValueError: shapes do not match, or the reduction, label smoothing or block size is invalid.
             TypeError: the targets are neither int64 nor int32.
             IndexError: a target is out of range (checked on a CPU).
         """
         tokens = self._flat(hidden, targets, ignore_index)
         loss = self.flat_loss(
-            *tokens, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
+            *tokens,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            reduction=reduction,
+            block_size=block_size,
         )
         return loss[: targets.numel()].view(targets.shape) if reduction == "none" else loss
 
@@ -129,11 +154,16 @@ class SharedEmbedding(Method):
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
         reduction: Reduction = "mean",
+        block_size: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`cross_entropy`, and the word ``(...)`` with the highest score for every token."""
         tokens = self._flat(hidden, targets, ignore_index)
         loss, predictions = self.flat_loss_and_predictions(
-            *tokens, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
+            *tokens,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            reduction=reduction,
+            block_size=block_size,
         )
         predictions = predictions[: targets.numel()].view(targets.shape)
         return (loss[: targets.numel()].view(targets.shape) if reduction == "none" else loss), predictions

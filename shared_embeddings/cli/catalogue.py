@@ -12,7 +12,7 @@ import torch
 
 from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, read_options
 from shared_embeddings.options import OptionError, describe_type
-from shared_embeddings.registry import build, expected_count, method_class, methods, options
+from shared_embeddings.registry import build, expected_count, method_class, methods
 from shared_embeddings.utils.command_line import Parser
 
 _WIDTH, _INDENT = 100, " " * 6
@@ -43,10 +43,12 @@ def describe_methods() -> str:
     """Every registered method with its paper and its options: their types, defaults and descriptions."""
     lines = []
     for method in methods():
-        lines.append(f"{method}: {method_class(method).idea} ({method_class(method).paper})")
-        option_class = options(method)
-        hints = typing.get_type_hints(option_class)
-        for field in dataclasses.fields(option_class):
+        found = method_class(method)
+        lines.append(f"{method}: {found.idea} ({found.paper})")
+        if found.fullgraph_limit is not None:
+            lines.append(f"  no torch.compile(fullgraph=True) in training: {found.fullgraph_limit}")
+        hints = typing.get_type_hints(found.options_class)
+        for field in dataclasses.fields(found.options_class):
             lines.append(f"  {field.name}: {describe_type(hints[field.name])}{_default(field)}")
             lines += textwrap.wrap(
                 field.metadata["description"], _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT

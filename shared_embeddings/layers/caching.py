@@ -1,4 +1,4 @@
-"""Keeping what is derived from parameters in inference, and never for longer than it is true."""
+"""Caching what is derived from parameters in inference, as long as the parameters do not change."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class _Derived(NamedTuple):
     """Tensors derived from the parameters, and the state of the parameters that they were derived from."""
 
     state: tuple[object, ...]
-    # Holding the sources keeps their memory from a newer tensor, which would look like the old one there.
+    # References to the sources: otherwise a new tensor at the same address would look like an old one.
     sources: tuple[Tensor, ...]
     tensors: dict[str, Any]
 
 
 class CachingModule(nn.Module):
-    """A module that can keep what it derives from its parameters in ``eval()`` without gradients.
+    """A module that can cache tensors derived from its parameters, in ``eval()`` without gradients.
 
-    What is kept is forgotten as soon as a parameter or buffer is replaced or written to, on ``train()``, on
-    ``load_state_dict``, and on a move to another device or type. Only writes through an alias like
-    ``parameter.data.add_(1)`` stay unseen, since torch does not count them: call `clear_cache` after those.
+    The cache is cleared when a parameter or buffer is replaced or modified, on ``train()``, on
+    ``load_state_dict``, and on a move to another device or dtype. torch does not count changes through an
+    alias such as ``parameter.data.add_(1)``: call `clear_cache` after those.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class CachingModule(nn.Module):
         self._derived: _Derived | None = None
 
     def clear_cache(self) -> None:
-        """Forget what was derived from the parameters."""
+        """Clear the cache."""
         self._derived = None
 
     def cached(self, name: str, make: Callable[[], Any]) -> Any:
-        """`make()`, or what it gave before in the same state of the parameters."""
+        """`make()`, or its cached result for the same state of the parameters."""
         state = self.cache_state()
         if state is None:
             return make()
@@ -50,11 +50,13 @@ class CachingModule(nn.Module):
         return derived.tensors[name]
 
     def cache_state(self) -> tuple[object, ...] | None:
-        """What changes whenever a parameter, a buffer or autocast does; None where nothing may be kept."""
-        if self.training or torch.is_grad_enabled():
+        """A value that changes with parameters, buffers and autocast; None if nothing may be cached."""
+        # `torch.export` needs the computation itself.
+        is_exporting = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+        if self.training or torch.is_grad_enabled() or is_exporting:
             return None
         sources = tuple(self._sources())
-        # Of tensors made in inference mode, torch does not track changes.
+        # torch does not count changes of tensors made in inference mode.
         if any(source.is_inference() for source in sources):
             return None
         kind = sources[0].device.type
@@ -62,12 +64,12 @@ class CachingModule(nn.Module):
         return (autocast, *((source.data_ptr(), source._version, source.dtype) for source in sources))
 
     def _sources(self) -> Iterator[Tensor]:
-        """All tensors that something can be derived from."""
+        """All tensors that results can be derived from."""
         yield from self.parameters()
         yield from self.buffers()
 
     def train(self: Self, mode: bool = True) -> Self:
-        """As in ``nn.Module``; forgets what was derived."""
+        """As in ``nn.Module``; clears the cache."""
         self.clear_cache()
         return super().train(mode)
 

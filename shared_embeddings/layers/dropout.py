@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al., 2014) whose masks cost little on a CPU: drawn from whole random words."""
+"""Dropout (Srivastava et al., 2014) with masks that are cheap on a CPU: 16 random bits per entry."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Random bits that decide on one entry of a mask.
+# Random bits for one entry of a mask.
 _BITS = 16
 
 
 def keep_mask(like: Tensor, shape: tuple[int, ...], probability: float) -> Tensor:
-    """A mask of `shape`: zero with `probability`, else 1 / (1 - probability), so that means stay.
+    """A mask of `shape`: zero with `probability`, else 1 / (1 - probability), which preserves means.
 
-    The probability is kept to 2**-16. Drawn from whole random words, because ``bernoulli_`` on a CPU takes
-    several times as long: a sixth of a training step of a small Transformer.
+    The probability is exact to 2**-16. The mask is drawn from 64-bit random numbers, because ``bernoulli_``
+    on a CPU takes several times as long: a sixth of a training step of a small Transformer.
 
     Args:
-        like: gives the type and the device.
+        like: a tensor with the dtype and device of the mask.
         probability: of a zero, below 1.
     """
     count = math.prod(shape)
@@ -41,7 +41,7 @@ def dropout(inputs: Tensor, probability: float, training: bool) -> Tensor:
 
 
 class Dropout(nn.Dropout):
-    """``nn.Dropout`` by way of `dropout`; ``inplace`` is not looked at."""
+    """``nn.Dropout`` with `dropout`; ``inplace`` is ignored."""
 
     def forward(self, input: Tensor) -> Tensor:
         """``(...)`` -> ``(...)``."""
@@ -49,11 +49,11 @@ class Dropout(nn.Dropout):
 
 
 class EndingDropout(Dropout):
-    """Dropout that ends after a number of optimizer updates, as `set_updates` tells it.
+    """Dropout that ends after a number of optimizer updates, see `set_updates`.
 
     Args:
         probability: of a zero, until then.
-        updates: after how many updates nothing is dropped any more; None for never.
+        updates: the number of updates after which nothing is dropped; None for no end.
     """
 
     def __init__(self, probability: float, updates: int | None) -> None:
@@ -62,17 +62,16 @@ class EndingDropout(Dropout):
         self.updates = updates
 
     def set_updates(self, done: int) -> None:
-        """Drop from now on what is due after `done` updates."""
-        # The number itself is not kept: a compiled model would be compiled again for each.
+        """Set the probability for the update after `done` updates."""
+        # The number is not stored: a compiled model would be compiled again for each.
         self.p = 0.0 if self.updates is not None and done >= self.updates else self.probability
 
 
 def set_updates(model: nn.Module, done: int) -> None:
-    """Tell a model how many optimizer updates it has been trained for, `done`, before the next one.
+    """Tell a model the number of optimizer updates, `done`, before the next one.
 
-    Training loops call this before every update, so that dropout which is to end after a number of them does
-    (option `relu_dropout_steps` of `alone`). The loop's own count is all that it takes, so that a run that
-    resumes at a step needs nothing else stored.
+    Training loops call this before every update, so that dropout with a limited number of updates ends
+    (option `relu_dropout_steps` of `alone`). Checkpoints need not store anything for it.
     """
     for module in model.modules():
         if isinstance(module, EndingDropout):

@@ -1,8 +1,8 @@
 """The adaptive softmax of Grave et al. (2017): frequent words in a head, rare ones in clusters behind it.
 
 The probability of a frequent word is its share in the head; that of a word in cluster i is the share of the
-cluster in the head, times the word's share in the cluster. A loss looks into a cluster only for the tokens
-whose target is there. Everything is built from `linear_cross_entropy`, so no N x V scores exist.
+cluster in the head, times the word's share in the cluster. The loss computes a cluster only for the tokens
+whose target is in it. Everything is built from `linear_cross_entropy`, which works in blocks of tokens.
 
 Axes: ``N`` tokens, ``V`` vocabulary, ``D`` width of the hidden states, ``R`` width inside a cluster.
 """
@@ -16,12 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.losses.blockwise import Reduction, sum_dtype
+from shared_embeddings.losses.blocks import sum_dtype
+from shared_embeddings.losses.blockwise import Reduction
 from shared_embeddings.losses.chunked import linear_cross_entropy
 
-# The target of tokens that do not count, inside this module: no id of a word, whatever the caller's mark is.
+# The target of ignored tokens inside this module: never a word id, whatever the caller's `ignore_index` is.
 _IGNORED = -1
-# Tokens whose best word is looked for at a time.
+# The number of tokens whose best words are searched at a time.
 _BLOCK = 512
 
 
@@ -34,7 +35,7 @@ def bands_of(ids: Tensor, cutoffs: Sequence[int]) -> Tensor:
 
 
 def positions_by_group(groups: Tensor, count: int) -> tuple[Tensor, ...]:
-    """Where in `groups` ``(n,)`` each number from 0 to `count` - 1 stands; waits for the device once."""
+    """The positions in `groups` ``(n,)`` of each number from 0 to `count` - 1; synchronizes once."""
     sizes = torch.stack([(groups == group).sum() for group in range(count)]).tolist()
     return groups.argsort(stable=True).split(sizes)
 
@@ -45,7 +46,7 @@ class Part:
 
     Attributes:
         codes: one row ``(R,)`` per entry.
-        basis: ``(R, D)``, which projects hidden states down; None when they meet the codes directly.
+        basis: ``(R, D)``, which projects hidden states; None if they are multiplied by the codes directly.
         masked_entry: the entry whose score is always zero.
         bias: one number per entry, or None without.
     """
@@ -63,7 +64,12 @@ class Part:
         return F.log_softmax(scores, dim=-1, dtype=sum_dtype(scores))
 
     def cross_entropy(
-        self, hidden: Tensor, targets: Tensor, label_smoothing: float, reduction: Reduction
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        label_smoothing: float,
+        reduction: Reduction,
+        block_size: int | None,
     ) -> tuple[Tensor, Tensor]:
         """Loss and best entries of hidden states ``(n, D)`` for the entries `targets` ``(n,)``."""
         return linear_cross_entropy(
@@ -75,6 +81,7 @@ class Part:
             ignore_index=_IGNORED,
             label_smoothing=label_smoothing,
             reduction=reduction,
+            block_size=block_size,
         )
 
     def narrowed(self, hidden: Tensor) -> Tensor:
@@ -119,18 +126,20 @@ class AdaptiveSoftmax:
         ignore_index: int,
         label_smoothing: float,
         reduction: Reduction,
+        block_size: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The loss, and the best entry of the head ``(N,)`` for every token.
 
         Args:
             hidden: ``(N, D)``.
             targets: ``(N,)`` word ids.
-            ignore_index, label_smoothing, reduction: as in ``F.cross_entropy``; the smoothed target is spread
-                over all V words, which takes all clusters for all tokens.
+            ignore_index, label_smoothing, reduction: as in ``F.cross_entropy``; a smoothed target is spread
+                over all V words, which needs all clusters for all tokens.
+            block_size: as in `linear_cross_entropy`.
 
         Raises:
-            IndexError: a target is no word of the vocabulary.
-            ValueError: an unknown reduction, or a label smoothing outside 0 to 1.
+            IndexError: a target is out of range.
+            ValueError: as in `linear_cross_entropy`.
         """
         kept = targets != ignore_index
         bands = bands_of(targets, self.cutoffs)
@@ -139,13 +148,14 @@ class AdaptiveSoftmax:
         parts: Reduction = "sum" if reduction == "mean" else reduction
         clusters = bands + (self.cutoffs[0] - 1)
         entries = torch.where(bands == 0, targets, clusters).masked_fill(~kept, _IGNORED)
-        loss, best = self.head.cross_entropy(hidden, entries, label_smoothing, parts)
+        loss, best = self.head.cross_entropy(hidden, entries, label_smoothing, parts, block_size)
         for tail, start, inside in zip(self.tails, self.cutoffs, positions[1:], strict=True):
             words = targets.index_select(0, inside) - start
-            of_words, _ = tail.cross_entropy(hidden.index_select(0, inside), words, 0.0, parts)
+            of_tail = hidden.index_select(0, inside)
+            of_words, _ = tail.cross_entropy(of_tail, words, 0.0, parts, block_size)
             loss = _added(loss, of_words * (1.0 - label_smoothing), inside)
         if label_smoothing > 0.0:
-            loss = loss + label_smoothing * self._smoothing(hidden, kept, parts)
+            loss = loss + label_smoothing * self._smoothing(hidden, kept, parts, block_size)
         return (_mean(loss, kept) if reduction == "mean" else loss), best
 
     @torch.no_grad()
@@ -154,7 +164,7 @@ class AdaptiveSoftmax:
 
         Args:
             best: ``(N,)`` the best entries of the head, from `cross_entropy`. Where that is a word, no word
-                of a cluster can be more probable, and no more work is done.
+                of a cluster can be more probable, and nothing more is computed.
         """
         words = best.clone()
         for rows in (best >= self.cutoffs[0]).nonzero().squeeze(1).split(_BLOCK):
@@ -181,7 +191,7 @@ class AdaptiveSoftmax:
         """The positions of the tokens that count whose target is in each band; checks the targets.
 
         Raises:
-            IndexError: a target is no word of the vocabulary.
+            IndexError: a target is out of range.
         """
         count = len(self.cutoffs) + 1
         is_word = (targets >= 0) & (targets < self.vocabulary)
@@ -192,11 +202,13 @@ class AdaptiveSoftmax:
             raise IndexError(f"Target {target} is out of bounds: the vocabulary has {self.vocabulary} words")
         return tuple(positions)
 
-    def _smoothing(self, hidden: Tensor, kept: Tensor, reduction: Reduction) -> Tensor:
-        """What replaces the loss of the target for the smoothed share of it, less what the head has already.
+    def _smoothing(
+        self, hidden: Tensor, kept: Tensor, reduction: Reduction, block_size: int | None
+    ) -> Tensor:
+        """The loss of the uniform part of smoothed targets, minus that which the head already includes.
 
         The uniform distribution over V words gives a cluster of n words the weight n / V in the head, and
-        each of its words the weight 1 / n inside. The head's own smoothing gave each of its K entries 1 / K.
+        each of its words the weight 1 / n inside. The smoothing of the head gave each of its K entries 1 / K.
         """
         entries = self.head.codes.size(0)
         weights = hidden.new_full((entries,), 1 / entries - 1 / self.vocabulary, dtype=sum_dtype(hidden))
@@ -215,7 +227,7 @@ class AdaptiveSoftmax:
             loss = loss.sum()
         anywhere = torch.where(kept, 0, _IGNORED)
         for tail in self.tails:
-            uniform, _ = tail.cross_entropy(hidden, anywhere, 1.0, reduction)
+            uniform, _ = tail.cross_entropy(hidden, anywhere, 1.0, reduction, block_size)
             loss = loss + uniform * (tail.codes.size(0) / self.vocabulary)
         return loss
 

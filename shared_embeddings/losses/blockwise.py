@@ -1,159 +1,91 @@
-"""What the losses that never hold the (N, V) scores of a batch have in common.
+"""The cross entropy that holds the scores of a block of tokens at a time, as an autograd function.
 
-The tokens are walked over in blocks. A block's scores live in one buffer that every block reuses, so the
-extra memory is a block of scores and the gradients themselves; and since a block's softmax is at hand when
-its loss is computed, its share of the gradients is added up right then instead of being computed again in the
-backward pass.
+Gradients are computed in the forward pass, see `shared_embeddings.losses.blocks`. ``torch.compile`` cannot
+look into such a function, so the loss is also an operator that is compiled as a whole.
 
-How scores come about, and what their errors mean for the factors that they come from, is the business of a
-`Kind`.
-
-Axes: ``N`` tokens, n of them in a block, ``V`` vocabulary.
+Axes: ``N`` tokens, ``V`` vocabulary.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Reduction = Literal["mean", "sum", "none"]
-T = TypeVar("T")
-Gradients = list[Tensor | None]
+from shared_embeddings.losses.blocks import (
+    Gradients,
+    LossSettings,
+    ScoreSource,
+    sources,
+    sum_dtype,
+    walk_over,
+)
 
-# How many scores of a token are looked through for the index of their maximum.
-CHUNK = 64
-# Smallest block of tokens, and the scores that a block may hold when the vocabulary is small. For a CPU this
-# was measured on 2 cores: larger blocks gain nothing.
-_CPU_BLOCK = (256, 2**20)
-_ACCELERATOR_BLOCK = (1024, 2**25)
-# On a CPU, products in 16 bits are compiled anew for every shape, which takes longer than the product itself.
+Reduction = Literal["mean", "sum", "none"]
+
+# On a CPU, 16-bit products are compiled for every new shape, which takes longer than the product itself.
 _CPU_EVEN_TOKENS = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class LossSettings:
-    """What one call of a loss was asked for.
-
-    Attributes:
-        masked_word: a word whose score is fixed at zero: it gets no gradient; None without one.
-        ignore_index, label_smoothing, reduction: as in ``F.cross_entropy``.
-        product_dtype: the type that matrix products run in.
-        wants_gradients: whether gradients are formed in the forward pass.
-    """
-
-    masked_word: int | None
-    ignore_index: int
-    label_smoothing: float
-    reduction: Reduction
-    product_dtype: torch.dtype
-    wants_gradients: bool
-
-
-class Scorer(Protocol):
-    """Scores, loss and predictions block by block, in buffers that all blocks share."""
-
-    def blocks(self) -> Iterator[slice]:
-        """The blocks of tokens, in order."""
-
-    def score(self, rows: slice, losses: Tensor, predictions: Tensor) -> Tensor:
-        """Fill in the `losses` and `predictions` of the tokens `rows`.
-
-        Returns:
-            The probabilities of all words, valid until the next call.
-        """
-
-
-class GradientSums(Protocol):
-    """Adds up the gradients of the weighted losses, block by block."""
-
-    def add(self, rows: slice, probabilities: Tensor) -> None:
-        """Add the block `rows`; `probabilities` is overwritten."""
-
-    def finish(self) -> Gradients:
-        """The gradient of every factor, None where it is not wanted."""
-
-
-class Kind(NamedTuple):
-    """How scores come from factors.
-
-    Attributes:
-        scorer: makes a scorer from the factors, the targets and the settings.
-        gradient_sums: makes the sums of gradients from a scorer, the weights ``(N,)`` of the tokens, and for
-            each factor whether its gradient is wanted.
-    """
-
-    scorer: Callable[[Sequence[Tensor], Tensor, LossSettings], Any]
-    gradient_sums: Callable[[Any, Tensor, Sequence[bool]], GradientSums]
-
-
-def _never_compiled(function: Callable[..., T]) -> Callable[..., T]:
-    """``torch.compiler.disable``, which imports ``torch._dynamo`` and takes a second, once it is needed."""
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> T:
-        if torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*arguments, **named)
-        return function(*arguments, **named)
-
-    return call
-
-
-@_never_compiled
 def blockwise_cross_entropy(
-    kind: Kind,
+    source: type[ScoreSource],
     factors: Sequence[Tensor],
-    words: int,
+    index: Sequence[Tensor],
     targets: Tensor,
     *,
+    bias: Tensor | None,
     masked_word: int | None,
     ignore_index: int,
     label_smoothing: float,
     reduction: Reduction,
+    block_size: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Cross entropy of the scores that `kind` makes of `factors`, and the best word of every token.
+    """Cross entropy of the scores that `source` computes from `factors`, and the best word of every token.
 
-    Products run in the type that autocast asks for; softmax, loss and gradients are summed up in at least 32
-    bits, and the loss is returned so. ``torch.compile`` leaves this as it is: it brings its own gradients.
+    Products run in the type of autocast; softmax, loss and gradients are summed in at least 32 bits, which is
+    the type of the loss. ``torch.compile`` treats the loss as one operator.
 
     Args:
         factors: hidden states ``(N, R)`` first.
-        words: V.
+        index: integer tensors that the scores depend on.
         targets: ``(N,)`` word ids.
-        masked_word, ignore_index, label_smoothing, reduction: see `LossSettings`.
+        bias: ``(V,)`` added to the scores, or None.
+        masked_word, ignore_index, label_smoothing, reduction, block_size: see `LossSettings`.
 
     Returns:
         The loss, a scalar or ``(N,)`` for reduction "none"; and ``(N,)`` the word with the highest score.
 
     Raises:
-        IndexError: a target is no word of the vocabulary (checked where that needs no wait for the device).
-        ValueError: an unknown reduction, or a label smoothing outside 0 to 1.
+        IndexError: a target is out of range (checked on a CPU).
+        ValueError: the reduction is unknown, the label smoothing is not in 0 to 1, or the block size below 1.
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction is {reduction!r}, but it must be 'mean', 'sum' or 'none'")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing is {label_smoothing}, but it must be from 0 to 1")
-    _check_targets(targets, words, ignore_index)
-    settings = LossSettings(
-        masked_word=masked_word,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        reduction=reduction,
-        product_dtype=_product_dtype(factors[0]),
-        wants_gradients=torch.is_grad_enabled() and reduction != "none",
-    )
-    return _BlockwiseCrossEntropy.apply(targets, kind, settings, *factors)
+    if block_size is not None and block_size < 1:
+        raise ValueError(f"block_size is {block_size}, but a block must have at least 1 token")
+    given = [*factors] if bias is None else [*factors, bias]
+    product_dtype = _product_dtype(factors[0])
+    arguments = (bias is not None, masked_word, ignore_index, label_smoothing, reduction, block_size)
+    forms_gradients = torch.is_grad_enabled() and reduction != "none"
+    if torch.compiler.is_compiling():
+        wants = [forms_gradients and factor.requires_grad for factor in given]
+        loss, predictions, _ = _operator(
+            source.kind, given, list(index), targets, wants, *arguments, product_dtype
+        )
+        return loss, predictions
+    settings = LossSettings(*arguments, product_dtype)
+    return _BlockwiseCrossEntropy.apply(targets, source, index, settings, forms_gradients, *given)
 
 
 def with_even_tokens(hidden: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Hidden states ``(N, S)`` and targets ``(N,)``, followed by ignored ones where fewer shapes are quicker.
+    """Hidden states ``(N, S)`` and targets ``(N,)``, padded with ignored ones if fewer shapes are faster.
 
-    That is on a CPU, with products in fewer than 32 bits.
+    That is the case for 16-bit products on a CPU.
     """
     if targets.device.type != "cpu" or _product_dtype(hidden).itemsize >= 4:
         return hidden, targets
@@ -161,22 +93,41 @@ def with_even_tokens(hidden: Tensor, targets: Tensor, ignore_index: int) -> tupl
     return F.pad(hidden, (0, 0, 0, missing)), F.pad(targets, (0, missing), value=ignore_index)
 
 
-def _check_targets(targets: Tensor, vocabulary: int, ignore_index: int) -> None:
-    """Raise IndexError for a target that is no word, where looking costs no wait for a device."""
-    if targets.device.type != "cpu" or targets.numel() == 0:
-        return
-    words = targets[targets != ignore_index]
-    if words.numel() and (int(words.min()) < 0 or int(words.max()) >= vocabulary):
-        wrong = int(words.min()) if int(words.min()) < 0 else int(words.max())
-        raise IndexError(f"Target {wrong} is out of bounds: the vocabulary has {vocabulary} words")
-
-
 def _product_dtype(hidden: Tensor) -> torch.dtype:
-    """The type that matrix products with `hidden` run in: autocast's where it is on."""
+    """The type of matrix products with `hidden`: that of autocast if it is on."""
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
         return torch.get_autocast_dtype(kind)
     return hidden.dtype
+
+
+def _reduced(losses: Tensor, targets: Tensor, settings: LossSettings) -> Tensor:
+    """The losses ``(N,)``, or their sum or mean; the mean of no tokens is nan, as in ``F.cross_entropy``."""
+    if settings.reduction == "none":
+        return losses
+    total = losses.sum()
+    return total / (targets != settings.ignore_index).sum() if settings.reduction == "mean" else total
+
+
+def _factor(grad_loss: Tensor, targets: Tensor, settings: LossSettings) -> Tensor:
+    """The factor of the gradients of the summed losses; finite without tokens."""
+    if settings.reduction != "mean":
+        return grad_loss
+    return grad_loss / (targets != settings.ignore_index).sum().clamp(min=1)
+
+
+def _gradients(
+    source: type[ScoreSource],
+    factors: Sequence[Tensor],
+    index: Sequence[Tensor],
+    targets: Tensor,
+    grad_losses: Tensor,
+    settings: LossSettings,
+    wants: Sequence[bool],
+) -> Gradients:
+    """The gradients for given gradients of the losses, ``(N,)`` or one for all."""
+    weights = (targets != settings.ignore_index).to(sum_dtype(factors[0])) * grad_losses
+    return walk_over(source, factors, index, targets, weights, settings, wants)[2] or [None] * len(factors)
 
 
 class _BlockwiseCrossEntropy(torch.autograd.Function):
@@ -184,37 +135,37 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, targets: Tensor, kind: Kind, settings: LossSettings, *factors: Tensor
+        ctx: Any,
+        targets: Tensor,
+        source: type[ScoreSource],
+        index: Sequence[Tensor],
+        settings: LossSettings,
+        forms_gradients: bool,
+        *factors: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Walk over the blocks; for a reduced loss, form the gradients on the way."""
-        ctx.kind, ctx.settings = kind, settings
+        """Walk over the blocks; for a reduced loss, compute the gradients, too."""
+        ctx.source, ctx.index, ctx.settings = source, index, settings
         ctx.save_for_backward(targets, *factors)
         kept = (targets != settings.ignore_index).to(sum_dtype(factors[0]))
-        wants = ctx.needs_input_grad[3:] if settings.wants_gradients else (False,) * len(factors)
-        losses, predictions, ctx.gradients = _walk(kind, factors, targets, kept, settings, wants)
+        wants = ctx.needs_input_grad[5:] if forms_gradients else (False,) * len(factors)
+        losses, predictions, ctx.gradients = walk_over(source, factors, index, targets, kept, settings, wants)
         ctx.mark_non_differentiable(predictions)
-        # Without kept tokens the mean is 0 / 0 like F.cross_entropy's, and its gradients are zero, not nan.
-        ctx.scale = 1.0 / kept.sum().clamp(min=1.0) if settings.reduction == "mean" else 1.0
-        if settings.reduction == "none":
-            return losses, predictions
-        total = losses.sum()
-        return (total / kept.sum() if settings.reduction == "mean" else total), predictions
+        return _reduced(losses, targets, settings), predictions
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Hand out the gradients of the forward pass; form them now if it had none, or they are used up."""
+        """Return the gradients of the forward pass; compute them if there are none, or they were used."""
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "cross_entropy cannot be differentiated twice (create_graph=True): its gradients are not "
-                "functions that autograd knows; use F.cross_entropy(embedding.logits(hidden), targets)"
+                "cross_entropy cannot be differentiated twice (create_graph=True); use "
+                "F.cross_entropy(embedding.logits(hidden), targets)"
             )
         targets, *factors = ctx.saved_tensors
         gradients, ctx.gradients = ctx.gradients, None
-        factor = grad_loss * ctx.scale
+        factor = _factor(grad_loss, targets, ctx.settings)
         if gradients is None:
-            weights = (targets != ctx.settings.ignore_index).to(sum_dtype(factors[0])) * factor
-            wants = ctx.needs_input_grad[3:]
-            _, _, gradients = _walk(ctx.kind, factors, targets, weights, ctx.settings, wants)
+            wants = ctx.needs_input_grad[5:]
+            gradients = _gradients(ctx.source, factors, ctx.index, targets, factor, ctx.settings, wants)
         else:
             for gradient in gradients:
                 if gradient is not None:
@@ -223,80 +174,118 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
             None if gradient is None else gradient.to(tensor.dtype)
             for gradient, tensor in zip(gradients, factors)
         )
-        return None, None, None, *found
+        return None, None, None, None, None, *found
 
 
-def _walk(
-    kind: Kind,
-    factors: Sequence[Tensor],
+_ARGUMENTS = """str kind, Tensor[] factors, Tensor[] index, Tensor targets, bool[] wants, bool has_bias,
+    int? masked_word, int ignore_index, float label_smoothing, str reduction, int? block_size,
+    ScalarType product_dtype"""
+
+
+@torch.library.custom_op(
+    "shared_embeddings::blockwise_cross_entropy",
+    mutates_args=(),
+    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor[])",
+)
+def _operator(
+    kind: str, factors: list[Tensor], index: list[Tensor], targets: Tensor, wants: list[bool], *arguments: Any
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The loss, the predictions, and the gradients of the summed losses, empty where not in `wants`."""
+    settings = LossSettings(*arguments)
+    kept = (targets != settings.ignore_index).to(sum_dtype(factors[0]))
+    losses, predictions, found = walk_over(sources[kind], factors, index, targets, kept, settings, wants)
+    return _reduced(losses, targets, settings), predictions, _without_none(found, factors)
+
+
+@_operator.register_fake
+def _(
+    kind: str, factors: list[Tensor], index: list[Tensor], targets: Tensor, wants: list[bool], *arguments: Any
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The shapes of the results."""
+    dtype, settings = sum_dtype(factors[0]), LossSettings(*arguments)
+    loss = targets.new_empty(targets.shape if settings.reduction == "none" else (), dtype=dtype)
+    predictions = torch.empty_like(targets, dtype=torch.long)
+    return loss, predictions, _empty_gradients(factors, wants)
+
+
+@torch.library.custom_op(
+    "shared_embeddings::blockwise_gradients",
+    mutates_args=(),
+    schema=f"(Tensor grad_losses, {_ARGUMENTS}) -> Tensor[]",
+)
+def _gradient_operator(
+    grad_losses: Tensor,
+    kind: str,
+    factors: list[Tensor],
+    index: list[Tensor],
     targets: Tensor,
-    weights: Tensor,
-    settings: LossSettings,
-    wants: Sequence[bool],
-) -> tuple[Tensor, Tensor, Gradients | None]:
-    """One pass over all blocks.
-
-    Args:
-        weights: ``(N,)`` what each token's loss counts in the gradients; zero for ignored ones.
-        wants: whether the gradient of each of the factors is wanted.
-
-    Returns:
-        ``(N,)`` losses (zero for ignored tokens), ``(N,)`` predictions, and the gradients of
-        ``(weights * losses).sum()`` by the factors, or None when none is wanted.
-    """
-    with torch.autocast(targets.device.type, enabled=False):
-        scorer = kind.scorer(factors, targets, settings)
-        gradients = kind.gradient_sums(scorer, weights, wants) if any(wants) else None
-        losses = torch.empty_like(weights)
-        predictions = torch.empty_like(targets, dtype=torch.long)
-        for rows in scorer.blocks():
-            probabilities = scorer.score(rows, losses, predictions)
-            if gradients is not None:
-                gradients.add(rows, probabilities)
-        finished = None if gradients is None else gradients.finish()
-        return losses.masked_fill_(targets == settings.ignore_index, 0.0), predictions, finished
+    wants: list[bool],
+    *arguments: Any,
+) -> list[Tensor]:
+    """The gradients for given gradients ``(N,)`` of the losses, for reduction "none"."""
+    settings = LossSettings(*arguments)
+    found = _gradients(sources[kind], factors, index, targets, grad_losses, settings, wants)
+    return _without_none(found, factors)
 
 
-def sum_dtype(hidden: Tensor) -> torch.dtype:
-    """The type of sums: 32 bits, or 64 for hidden states that have them."""
-    return torch.promote_types(hidden.dtype, torch.float32)
+@_gradient_operator.register_fake
+def _(
+    grad_losses: Tensor,
+    kind: str,
+    factors: list[Tensor],
+    index: list[Tensor],
+    targets: Tensor,
+    wants: list[bool],
+    *arguments: Any,
+) -> list[Tensor]:
+    """The shapes of the results."""
+    return _empty_gradients(factors, wants)
 
 
-def block_size(targets: Tensor, words: int) -> int:
-    """How many tokens go into one block."""
-    smallest, scores = _CPU_BLOCK if targets.device.type == "cpu" else _ACCELERATOR_BLOCK
-    return max(1, min(max(smallest, scores // words), targets.size(0)))
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]) -> None:
+    """Keep what the backward pass of the operator needs."""
+    kind, factors, index, targets, _, *arguments = inputs
+    ctx.kind, ctx.arguments = kind, arguments
+    ctx.wants = [bool(wanted) for wanted in (factor.requires_grad for factor in factors)]
+    ctx.sizes = (len(factors), len(index), len(output[2]))
+    is_reduced = LossSettings(*arguments).reduction != "none"
+    ctx.save_for_backward(targets, *(output[2] if is_reduced else (*factors, *index)))
+    ctx.dtypes = [factor.dtype for factor in factors]
+    ctx.mark_non_differentiable(output[1], *output[2])
 
 
-def blocks_of(tokens: int, size: int) -> Iterator[slice]:
-    """Slices of `size` tokens each, in order; the last one may be shorter."""
-    return (slice(start, min(start + size, tokens)) for start in range(0, tokens, size))
+def _operator_backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Any, ...]:
+    """The gradients of the factors, as in `_BlockwiseCrossEntropy`."""
+    targets, *saved = ctx.saved_tensors
+    settings = LossSettings(*ctx.arguments)
+    if settings.reduction == "none":
+        factors, index = saved[: ctx.sizes[0]], saved[ctx.sizes[0] :]
+        found = _gradient_operator(grad_loss, ctx.kind, factors, index, targets, ctx.wants, *ctx.arguments)
+    else:
+        factor = _factor(grad_loss, targets, settings)
+        found = [gradient * factor for gradient in saved]
+    gradients = [
+        gradient.to(dtype) if wanted else None
+        for gradient, dtype, wanted in zip(found, ctx.dtypes, ctx.wants, strict=True)
+    ]
+    return None, gradients, [None] * ctx.sizes[1], None, None, *(None for _ in ctx.arguments)
 
 
-def error_dtype(settings: LossSettings, sums: torch.dtype) -> torch.dtype:
-    """The type of the errors in the products that form gradients.
-
-    float16 would lose small probabilities: it has no exponents for them.
-    """
-    return settings.product_dtype if settings.product_dtype == torch.bfloat16 else sums
+_operator.register_autograd(_operator_backward, setup_context=_setup_context)
 
 
-def sum_of_bias(bias: Tensor | None, settings: LossSettings) -> Tensor | float:
-    """The sum of the bias ``(V, ...)`` of all words that count, which label smoothing needs."""
-    if bias is None:
-        return 0.0
-    return bias.sum() if settings.masked_word is None else bias.sum() - bias[settings.masked_word].sum()
+def _without_none(found: Gradients | None, factors: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients with an empty tensor in place of None, which operators cannot return."""
+    gradients = [None] * len(factors) if found is None else found
+    return [
+        factor.new_empty(0) if gradient is None else gradient for gradient, factor in zip(gradients, factors)
+    ]
 
 
-def finished_bias(gradient: Tensor, weights: Tensor, smoothing: float, settings: LossSettings) -> Tensor:
-    """The gradient ``(V, ...)`` of a bias with the constant part of the smoothed targets.
-
-    Args:
-        gradient: without that part; is overwritten.
-        weights: ``(N, 1)`` of the tokens.
-        smoothing: what label smoothing gives to each word.
-    """
-    gradient.sub_(smoothing * weights.sum())
-    if settings.masked_word is not None:
-        gradient[settings.masked_word] = 0.0
-    return gradient
+def _empty_gradients(factors: Sequence[Tensor], wants: Sequence[bool]) -> list[Tensor]:
+    """Uninitialized gradients of the shapes and types of the real ones."""
+    dtype = sum_dtype(factors[0])
+    return [
+        factor.new_empty(factor.shape, dtype=dtype) if wanted else factor.new_empty(0)
+        for factor, wanted in zip(factors, wants)
+    ]

@@ -25,15 +25,7 @@ from shared_embeddings.options import option, require
 from shared_embeddings.registry import build, expected_count, has_option, register
 
 # Arguments of `build` that the embedding sets for its map, or that have no effect there.
-_NOT_OF_THE_MAP = (
-    "method",
-    "num_embeddings",
-    "embedding_dim",
-    "padding_idx",
-    "words",
-    "output",
-    "output_bias",
-)
+_NOT_OF_THE_MAP = "method num_embeddings embedding_dim padding_idx words output output_bias".split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +85,10 @@ class AdaptiveEmbedding(SharedEmbedding):
         self.has_output = options.output != "none"
         self.score_dim = options.score_dim or embedding_dim
         first, *_ = options.widths(embedding_dim)
-        self.map = _new_map(num_embeddings, first, padding_idx, options) if options.map else None
+        self.map: Any = None
+        if options.map is not None:
+            sizes = {"num_embeddings": num_embeddings, "embedding_dim": first, "padding_idx": padding_idx}
+            self.map = build(options.map, **sizes, **options.map_options)  # type: ignore[arg-type]
         self.tables = self._new_tables() if self.map is None else nn.ParameterDict()
         self.projections = new_matrices(options.input_shapes(embedding_dim))
         self.output_tables = self._new_tables() if options.tie == "none" else None
@@ -132,8 +127,22 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``; every band computes its own words only."""
+        if torch.compiler.is_compiling():
+            return self._rows_of_fixed_shapes(ids)
         positions = self._positions(ids)
         return self._widened(self._codes_of(ids, positions), positions)
+
+    def _rows_of_fixed_shapes(self, ids: Tensor) -> Tensor:
+        """`rows` without shapes that depend on data: all bands for all words."""
+        bands, parts = bands_of(ids, self.options.cutoffs), []
+        mapped = None if self.map is None else self.map.rows(ids)
+        for band, start in enumerate((0, *self.options.cutoffs)):
+            is_other = bands != band
+            inside = (ids - start).masked_fill(is_other, 0)
+            codes = F.embedding(inside, self.tables[str(band)]) if mapped is None else mapped
+            vectors = projected(codes, self.projections.get(str(band)))
+            parts.append(vectors.masked_fill(is_other.unsqueeze(1), 0.0))
+        return torch.stack(parts).sum(dim=0)
 
     @property
     def is_deep(self) -> bool:  # type: ignore[override]
@@ -282,8 +291,8 @@ class AdaptiveEmbedding(SharedEmbedding):
         super().set_output_bias(bias)
         own = self.output_bias()
         assert own is not None and self.cluster_bias is not None
+        _, *tails = own.detach().split(self.options.sizes(self.num_embeddings))
         with torch.no_grad():
-            _, *tails = own.split(self.options.sizes(self.num_embeddings))
             self.cluster_bias.copy_(torch.stack([tail.logsumexp(dim=0) for tail in tails]))
 
     def _softmax(self) -> AdaptiveSoftmax:
@@ -434,14 +443,3 @@ class AdaptiveEmbedding(SharedEmbedding):
             # The table does not determine a projection from hidden states of another width.
             if projection is not None and projection.shape == basis.shape:
                 projection.copy_(basis)
-
-
-def _new_map(vocabulary: int, width: int, padding_idx: int | None, options: AdaptiveOptions) -> Any:
-    """The one table ``(V, d_0)`` of all bands, by the method that the options name."""
-    return build(
-        str(options.map),
-        num_embeddings=vocabulary,
-        embedding_dim=width,
-        padding_idx=padding_idx,
-        **options.map_options,
-    )

@@ -194,6 +194,8 @@ class GroupReduceEmbedding(SharedEmbedding):
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``; every group computes its own words only."""
         places = self._ordered().places.index_select(0, ids)
+        if torch.compiler.is_compiling():
+            return self._rows_of_fixed_shapes(places)
         places, permutation = places.sort()
         starts = [0, *itertools.accumulate(self.layout.sizes)]
         borders = torch.searchsorted(places, torch.tensor(starts, device=places.device)).tolist()
@@ -202,6 +204,17 @@ class GroupReduceEmbedding(SharedEmbedding):
             for group, (begin, end) in enumerate(itertools.pairwise(borders))
         ]
         return torch.cat(parts).index_select(0, _inverse(permutation))
+
+    def _rows_of_fixed_shapes(self, places: Tensor) -> Tensor:
+        """`rows` at the `places` ``(n,)``, without shapes that depend on data: all groups for all words."""
+        parts, start = [], 0
+        for codes in self.codes:
+            inside = places - start
+            is_other = (inside < 0) | (inside >= codes.size(0))
+            own = self._activated(F.embedding(inside.masked_fill(is_other, 0), codes))
+            parts.append(own.masked_fill(is_other.unsqueeze(1), 0.0))
+            start += codes.size(0)
+        return torch.cat(parts, dim=1) @ torch.cat(list(self.bases))
 
     def layers(self, ids: Tensor) -> list[Layer]:
         """The codes of every group, of those words that are in it, and the output."""
@@ -246,12 +259,21 @@ class GroupReduceEmbedding(SharedEmbedding):
         """As in the base class, with the groups side by side in one softmax."""
         order = self._ordered()
         ignore_index = options.pop("ignore_index")
-        bias = self.output_bias()
+        bias, masked = self.output_bias(), None
+        hiddens, codes = self._projected(hidden)
+        if self.padding_idx is not None and torch.compiler.is_compiling():
+            # A graph cannot depend on the place of the padding word, but on codes of zeros.
+            words = order.words.split(self.layout.sizes)
+            paddings = ((part == self.padding_idx).unsqueeze(1) for part in words)
+            codes = [part.masked_fill(padding, 0.0) for part, padding in zip(codes, paddings)]
+        elif self.padding_idx is not None:
+            masked = int(order.places[self.padding_idx])
         loss, predictions = segmented_cross_entropy(
-            *self._projected(hidden),
+            hiddens,
+            codes,
             self._target_places(targets, ignore_index, order),
             bias=None if bias is None else bias.index_select(0, order.words),
-            masked_word=None if self.padding_idx is None else int(order.places[self.padding_idx]),
+            masked_word=masked,
             ignore_index=_IGNORED,
             **options,
         )
@@ -261,7 +283,7 @@ class GroupReduceEmbedding(SharedEmbedding):
         """The places ``(N,)`` of target ids, and _IGNORED for those that do not count."""
         ignored = targets == ignore_index
         words = targets.masked_fill(ignored, 0)
-        if words.device.type == "cpu" and words.numel():
+        if words.device.type == "cpu" and words.numel() and not torch.compiler.is_compiling():
             for word in (int(words.min()), int(words.max())):
                 if not 0 <= word < self.num_embeddings:
                     raise IndexError(
@@ -285,6 +307,9 @@ class GroupReduceEmbedding(SharedEmbedding):
     def _ordered(self) -> _Order:
         """The order of words in groups, derived again whenever the assignment has changed."""
         groups = self.groups
+        if torch.compiler.is_compiling():
+            words = groups.long().argsort(stable=True)
+            return _Order(groups, None, words, _inverse(words))
         # torch does not count changes of tensors made in inference mode.
         version = None if groups.is_inference() else groups._version
         order = self._order

@@ -10,6 +10,7 @@ from itertools import pairwise, product
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
@@ -95,6 +96,9 @@ class TensorTrainEmbedding(SharedEmbedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``; words with the same first digits share a product."""
+        if torch.compiler.is_compiling():
+            # Which products are needed depends on data; a graph has fixed shapes.
+            return F.embedding(ids, self.all_rows())
         self._check_ids(ids)
         products, beginning = deque(self._products(self._digits(ids)), maxlen=1).pop()
         return products.squeeze(-1).index_select(0, beginning)

@@ -159,6 +159,17 @@ def test_a_new_process_computes_what_was_in_memory(tmp_path: Path, monkeypatch: 
         _check_ties(folder / f"{method}_int8.pt")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [method for method in se.methods() if method != "standard"])
+def test_every_method_reaches_a_target(tmp_path: Path, method: str) -> None:
+    model, small = wide_model(tmp_path / "model.pt"), tmp_path / "small.pt"
+    report = tmp_path / "report.json"
+    asked = ["--target-ratio", 1.5, "--fit-steps", 2, "--report", report]
+    assert compress(model, method, small, *asked) == 0
+    assert load_model(small).model.embedding.method == method
+    assert json.loads(report.read_text())["tables"][0]["options"]
+
+
 def _check_ties(path: Path) -> None:
     """One copy of the embedding in the file, and gradients from the input and from the output."""
     embedding = load_model(path).model.embedding.train()

@@ -1,7 +1,6 @@
-"""The table of embeddings that the whole contract is checked against: one row per method and way of using it.
+"""The embeddings that the whole contract is checked for: the examples of every method, and its other modes.
 
-A new method needs one row here and nothing else in ``contract/``; ``test_every_method_has_a_row`` fails when
-it is missing.
+A new method needs no row here: its `examples` are rows. Modes that the examples do not cover are listed.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
+from shared_embeddings.registry import method_class
 
 VOCABULARY = 37
 DIMENSION = 24
@@ -129,6 +129,36 @@ ADAPTIVE_MAP = {"map": "adaptive", "cutoffs": [9, 20], "factor": 2}
 # As in the rows of Transformer-XL: the bands of the output project hidden states of another width.
 STATES_MAP = {**ADAPTIVE_MAP, "factor": 1, "tie": "tables", "score_dim": DIMENSION}
 MAP_OF_A_MAP = {"cutoffs": [9, 20], "factor": 1, "map": "projective", "map_options": {"rank": 5}}
+
+
+def example_cases() -> list[Case]:
+    """A row for each example of each registered method, and for the first ones one with a bias."""
+    cases = []
+    for method in se.methods():
+        examples = method_class(method).examples(VOCABULARY, DIMENSION)
+        for number, (label, options) in enumerate(examples.items()):
+            name = f"{method} example {label}".strip().replace(" ", "-")
+            cases.append(_example(name, method, options))
+            if number == 0:
+                cases.append(_example(f"{name}-output-bias", method, {**options, "output_bias": True}))
+    return cases
+
+
+def _example(name: str, method: str, options: dict[str, Any]) -> Case:
+    """A row whose expectations are read from the embedding."""
+    emb = se.build(method, num_embeddings=VOCABULARY, embedding_dim=DIMENSION, **options)
+    biases = (bias for bias in ("bias", "map.bias") if bias in dict(emb.named_parameters()))
+    return Case(
+        name,
+        method,
+        options,
+        score_dim=emb.score_dim,
+        output=emb.has_output,
+        adaptive=emb.has_output and not emb.has_linear_scores,
+        bias=next(biases, None),
+        heavy=bool(emb.is_deep),
+    )
+
 
 PLAIN_CASES: list[Case] = [
     Case("standard", "standard"),
@@ -265,7 +295,11 @@ def _biased(case: Case) -> Case:
     return replace(case, name=f"{case.name}-output-bias", options=options, bias=name)
 
 
-CASES: list[Case] = [*PLAIN_CASES, *(_biased(case) for case in PLAIN_CASES if case.name in BIASED)]
+CASES: list[Case] = [
+    *PLAIN_CASES,
+    *(_biased(case) for case in PLAIN_CASES if case.name in BIASED),
+    *example_cases(),
+]
 
 OUTPUT_CASES = [case for case in CASES if case.output]
 SOFTMAX_CASES = [case for case in OUTPUT_CASES if not case.adaptive]

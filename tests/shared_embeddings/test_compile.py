@@ -1,6 +1,6 @@
-"""Every method inside ``torch.compile``: the same vectors, losses and gradients, in training and without.
+"""Every method in ``torch.compile`` and ``torch.export``: the same vectors, losses and gradients.
 
-The backend runs what was captured as it stands: this is about what is captured, and needs no compiler.
+The backends run what was captured without compiling it: this tests what is captured.
 """
 
 from __future__ import annotations
@@ -9,16 +9,36 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import shared_embeddings as se
+from shared_embeddings.registry import method_class
 from tests.loops import slow_except
 
-from .cases import CASES, Case, by_name
+from .cases import Case, by_name, example_cases
 from .support import assert_same_gradients, gradients
 
-# One row of each method: the others differ in options that are no concern of a compiler.
-FIRST = [next(case for case in CASES if case.method == method) for method in se.methods()]
-FIRST.append(by_name("define-delight"))
+EXAMPLES = [case for case in example_cases() if not case.options.get("output_bias")]
+DETAILS = ["adaptive-deep-map", "adaptive-untied", "define-delight", "uncle-sub-classes"]
+CASES = [*EXAMPLES, *(by_name(name) for name in [*DETAILS, "group-funneling-relu"])]
+QUICK = ["standard", "adaptive", "uncle", "group_reduce"]
+
+each_case = pytest.mark.parametrize(
+    "case",
+    slow_except([case for case in EXAMPLES if case.method in QUICK], CASES),
+    ids=lambda case: case.name,
+)
+
+
+class Scores(nn.Module):
+    """The scores of an embedding as the forward pass of a module, which is what can be exported."""
+
+    def __init__(self, embedding: se.SharedEmbedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.embedding.logits(hidden)
 
 
 @pytest.fixture(autouse=True)
@@ -29,20 +49,20 @@ def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize(
-    "case", slow_except([by_name("standard"), by_name("funnel")], FIRST), ids=lambda case: case.name
-)
+def some_ids(case: Case, *shape: int) -> Tensor:
+    """Random word ids."""
+    return torch.randint(0, case.num_embeddings, shape, generator=torch.Generator().manual_seed(1))
+
+
+@each_case
 def test_compiled_model_computes_the_same(case: Case) -> None:
     embedding = case.build().train()
-    ids = torch.randint(0, case.num_embeddings, (3, 5), generator=torch.Generator().manual_seed(1))
-    targets = ids.roll(1)
+    ids = some_ids(case, 3, 5)
 
-    def loss() -> torch.Tensor:
+    def loss() -> Tensor:
         vectors = embedding(ids)
-        if not case.output:
-            return vectors.square().sum()
         hidden = vectors[..., : case.score_dim].tanh()
-        return vectors.square().sum() + embedding.cross_entropy(hidden, targets, label_smoothing=0.1)
+        return vectors.square().sum() + embedding.cross_entropy(hidden, ids.roll(1), label_smoothing=0.1)
 
     compiled = torch.compile(loss, backend="eager")
     expected, found = loss(), compiled()
@@ -51,3 +71,49 @@ def test_compiled_model_computes_the_same(case: Case) -> None:
     embedding.eval()
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(loss, backend="eager")(), loss())
+
+
+@each_case
+def test_training_is_one_graph_unless_the_method_says_why_not(case: Case) -> None:
+    embedding = case.build().train()
+    ids, hidden = some_ids(case, 3, 5), case.hidden(3, 5)
+    targets = ids.roll(1).masked_fill(ids == 4, -100)
+
+    def inputs() -> Tensor:
+        return embedding(ids).square().sum() + embedding.logits(hidden).square().mean()
+
+    def loss() -> Tensor:
+        each = embedding.cross_entropy(hidden, targets, reduction="none")
+        return embedding.cross_entropy(hidden, targets, label_smoothing=0.1) + each.square().sum()
+
+    for function in (inputs, loss):
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        if function is loss and method_class(case.method).fullgraph_limit is not None:
+            with pytest.raises(Exception, match="data-dependent"):
+                compiled()
+            continue
+        expected, found = function(), compiled()
+        torch.testing.assert_close(found, expected)
+        wanted = gradients(embedding, expected, hidden)
+        assert_same_gradients(gradients(embedding, found, hidden), wanted)
+
+
+@each_case
+def test_vectors_and_scores_can_be_exported(case: Case) -> None:
+    embedding = case.build().eval()
+    batch, time = torch.export.Dim("batch"), torch.export.Dim("time")
+    shapes = ({0: batch, 1: time},)
+    with torch.no_grad():
+        ids, hidden = some_ids(case, 3, 5), case.hidden(3, 5).detach()
+        exported = torch.export.export(embedding, (ids,), dynamic_shapes=shapes).module()
+        longer = some_ids(case, 2, 9)
+        torch.testing.assert_close(exported(longer), embedding(longer), rtol=1e-4, atol=1e-6)
+        exported = torch.export.export(Scores(embedding), (hidden,), dynamic_shapes=shapes).module()
+        other = case.hidden(4, 7).detach()
+        torch.testing.assert_close(exported(other), embedding.logits(other), rtol=1e-4, atol=1e-5)
+
+
+def test_a_limit_is_a_reason() -> None:
+    limits = {method: method_class(method).fullgraph_limit for method in se.methods()}
+    assert {method for method, limit in limits.items() if limit is not None} == {"adaptive"}
+    assert all(limit is None or len(limit.split()) > 5 for limit in limits.values())

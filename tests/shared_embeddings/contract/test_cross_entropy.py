@@ -179,3 +179,17 @@ def test_targets_that_do_not_fit_are_refused(case: Case) -> None:
         targets[1, 1] = wrong
         with pytest.raises(IndexError):
             emb.cross_entropy(hidden, targets)
+
+
+@each_output_case
+def test_any_block_size_gives_the_same_loss(case: Case) -> None:
+    emb = case.build()
+    hidden, targets = case.hidden(11, scale=3.0), some_targets(case, 11)
+    wanted = emb.cross_entropy(hidden, targets, label_smoothing=0.1)
+    expected = gradients(emb, wanted, hidden)
+    for size in (1, 4, 100):
+        found = emb.cross_entropy(hidden, targets, label_smoothing=0.1, block_size=size)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        assert_same_gradients(gradients(emb, found, hidden), expected)
+    with pytest.raises(ValueError, match="block_size is 0"):
+        emb.cross_entropy(hidden, targets, block_size=0)

@@ -1,0 +1,146 @@
+"""Imports: no cycles, and dependencies that point one way. Imports inside functions count, too."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("shared_embeddings", "lm", "nmt", "recipes")
+
+# Top-level packages, each may import those after it (lm and nmt not each other).
+MAY_IMPORT = {
+    "recipes": {"recipes", "nmt", "lm", "shared_embeddings"},
+    "nmt": {"nmt", "shared_embeddings"},
+    "lm": {"lm", "shared_embeddings"},
+    "shared_embeddings": {"shared_embeddings"},
+}
+
+# Layers inside shared_embeddings, from the top: a module imports its own layer and those below. The longest
+# matching prefix decides.
+LAYERS = [
+    ["cli", "hf"],
+    ["ledger", "checkpoints", "sizing.targets", "analysis", "fitting.distillation", "networks"],
+    ["fitting.fit", "sizing"],
+    ["methods"],
+    ["registry"],
+    ["embedding"],
+    ["method"],
+    ["classes", "losses", "fitting", "sizing.accounting"],
+    ["layers", "checkpoints.storage"],
+    ["options"],
+    ["utils"],
+    ["errors"],
+]
+# Imports inside functions that close a cycle on purpose, with the reason.
+ALLOWED = {
+    (
+        "nmt.patches.table",
+        "nmt.train.training",
+    ): "OpenNMT-py starts its training processes by a replaced name",
+    (
+        "nmt.checkpoint.checkpoint",
+        "nmt.patches.table",
+    ): "a process that only builds a model installs the patches",
+}
+
+
+def module_name(path: Path) -> str:
+    """The dotted name of a file."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path, modules: set[str]) -> set[str]:
+    """The modules of this repository that a file imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in modules else node.module)
+    return (found & modules) - {module_name(path)}
+
+
+def graph() -> dict[str, set[str]]:
+    """Every module of the packages with the modules that it imports."""
+    files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    modules = {module_name(path) for path in files}
+    found = {module_name(path): imports_of(path, modules) for path in files}
+    for (source, target), reason in ALLOWED.items():
+        assert reason
+        found[source].remove(target)
+    return found
+
+
+def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other (Tarjan's strongly connected components)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        order[module] = low[module] = len(order)
+        stack.append(module)
+        for target in edges[module]:
+            if target not in order:
+                visit(target)
+                low[module] = min(low[module], low[target])
+            elif target in stack:
+                low[module] = min(low[module], order[target])
+        if low[module] == order[module]:
+            group = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for module in edges:
+        if module not in order:
+            visit(module)
+    return found
+
+
+def layer_of(module: str) -> int | None:
+    """The number of a module's layer, from the top; None for the package itself."""
+    name = module.removeprefix("shared_embeddings").lstrip(".")
+    matches = [
+        (len(prefix), number)
+        for number, prefixes in enumerate(LAYERS)
+        for prefix in prefixes
+        if name == prefix or name.startswith(prefix + ".")
+    ]
+    return max(matches)[1] if matches else None
+
+
+def test_no_cycles() -> None:
+    assert cycles(graph()) == []
+
+
+def test_cycles_are_found() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == [["b", "c"]]
+
+
+def test_packages_depend_one_way() -> None:
+    wrong = [
+        f"{module} imports {target}"
+        for module, targets in graph().items()
+        for target in targets
+        if target.split(".")[0] not in MAY_IMPORT[module.split(".")[0]]
+    ]
+    assert wrong == []
+
+
+def test_layers_of_the_library() -> None:
+    edges = graph()
+    library = {name for name in edges if name.startswith("shared_embeddings.")}
+    assert [name for name in sorted(library) if layer_of(name) is None] == []
+    wrong = [
+        f"{module} imports {target}"
+        for module in sorted(library)
+        for target in sorted(edges[module] & library)
+        if layer_of(module) > layer_of(target)  # type: ignore[operator]
+    ]
+    assert wrong == []
