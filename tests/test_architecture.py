@@ -32,17 +32,6 @@ LAYERS = [
     ["utils"],
     ["errors"],
 ]
-# Imports inside functions that close a cycle on purpose, with the reason.
-ALLOWED = {
-    (
-        "nmt.patches.table",
-        "nmt.train.training",
-    ): "OpenNMT-py starts its training processes by a replaced name",
-    (
-        "nmt.checkpoint.checkpoint",
-        "nmt.patches.table",
-    ): "a process that only builds a model installs the patches",
-}
 
 
 def module_name(path: Path) -> str:
@@ -68,11 +57,7 @@ def graph() -> dict[str, set[str]]:
     """Every module of the packages with the modules that it imports."""
     files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     modules = {module_name(path) for path in files}
-    found = {module_name(path): imports_of(path, modules) for path in files}
-    for (source, target), reason in ALLOWED.items():
-        assert reason
-        found[source].remove(target)
-    return found
+    return {module_name(path): imports_of(path, modules) for path in files}
 
 
 def cycles(edges: dict[str, set[str]]) -> list[list[str]]:

@@ -35,7 +35,7 @@ def test_the_commands_know_it() -> None:
     sizes = ["--vocab-size", "1000", "--dim", "32"]
     listed = command("methods")
     assert "hashed: the sum of two rows" in listed
-    assert "  buckets: a whole number (required). B, the number of rows of the table." in listed
+    assert "  buckets: a whole number (required)\n      B, the number of rows of the table.\n" in listed
     assert "| `hashed` | Weinberger et al. (2009) |" in command("methods", "--format", "markdown")
     counted = json.loads(command("params", "--method", "hashed", *sizes, "--buckets", "50", "--json"))
     assert counted["total"] == 50 * 32
