@@ -338,9 +338,9 @@ def test_a_finished_run_has_nothing_to_do_and_may_be_made_longer(data: Path, tmp
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"learning_rate": 4}, ["learning_rate was 3.0 and is 4.0"]),
-        ({"seed": 2, "hidden_dim": 9}, ["seed", "hidden_dim was 10 and is 9"]),
-        ({"optimizer": "sgd", "nonmono": None}, ["nonmono was 1 and is None", "optimizer"]),
+        ({"learning_rate": 4}, ["learning_rate was 3.0 and is now 4.0"]),
+        ({"seed": 2, "hidden_dim": 9}, ["seed", "hidden_dim was 10 and is now 9"]),
+        ({"optimizer": "sgd", "nonmono": None}, ["nonmono was 1 and is now None", "optimizer"]),
         ({"embedding": {"method": "funnel", "rank": 3}}, ["embedding"]),
     ],
 )
@@ -360,7 +360,7 @@ def test_other_text_is_refused(data: Path, tmp_path: Path) -> None:
     run(settings(data, tmp_path / "run", steps=2))
     (tmp_path / "other").mkdir()
     other = small_corpus(tmp_path / "other", seed=8)
-    with pytest.raises(UserError, match="text in 'data'"):
+    with pytest.raises(UserError, match="corpus in 'data'"):
         run(settings(other, tmp_path / "run", steps=2))
 
 
@@ -390,7 +390,7 @@ def test_training_starts_from_another_run(data: Path, tmp_path: Path) -> None:
 def test_a_start_of_another_shape_is_refused(data: Path, tmp_path: Path) -> None:
     run(settings(data, tmp_path / "first", steps=1))
     changes = {"init_from": str(tmp_path / "first/best.pt"), "hidden_dim": 9}
-    with pytest.raises(UserError, match="is of another model"):
+    with pytest.raises(UserError, match="belongs to another model"):
         run(settings(data, tmp_path / "second", steps=1, **changes))
 
 
@@ -414,7 +414,7 @@ def test_what_killed_processes_have_left_is_cleared_away(data: Path, tmp_path: P
 
 def test_a_run_in_a_file_is_refused(data: Path, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("notes")
-    with pytest.raises(UserError, match="run: is a file, but it must be a folder"):
+    with pytest.raises(UserError, match="run: is a file; choose another path"):
         run(settings(data, tmp_path / "run"))
     assert (tmp_path / "run").read_text() == "notes"
 

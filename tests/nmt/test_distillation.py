@@ -372,11 +372,11 @@ def test_unfit_teachers_are_refused(trained: Trained, host: Host, refusal: Calla
         return refusal("onmt_train", "-config", str(config))
 
     assert "has no effect without `embedding`" in said(teacher, embedding=None)
-    assert "own `seed` cannot be set" in said(teacher, embedding={**METHODS["alone"], "seed": 3})
+    assert "own `seed` cannot be set" in said(teacher, embedding={**ALONE, "seed": 3})
     assert "no such file" in said(host.folder / "none.pt")
     foreign = host.folder / "foreign.pt"
     save_checkpoint({"opt": Namespace(), "weights": torch.zeros(3)}, foreign)
-    assert "it has no vocab; take one that onmt_train wrote" in said(foreign)
+    assert "it has no vocab; use one written by onmt_train" in said(foreign)
     line = said(teacher, transformer_ff=64)
     assert "feed_forward.w_1.weight is (64, 16) in this model, (32, 16) in the teacher" in line
     assert "missing in the teacher" in said(teacher, enc_layers=2)

@@ -188,7 +188,7 @@ def test_the_same_line_resumes_and_ends(host: Host, caplog: pytest.LogCaptureFix
     assert_same_model(host, "whole", "model", 6)
     before = (host.folder / "model_step_6.pt").stat().st_mtime_ns
     host.train("model", **options)
-    assert "nothing left to train" in caplog.text
+    assert "nothing to do" in caplog.text
     assert (host.folder / "model_step_6.pt").stat().st_mtime_ns == before
 
 
@@ -261,7 +261,7 @@ def test_a_run_that_stopped_early_is_finished(host: Host, caplog: pytest.LogCapt
     assert steps(host) == [4]
     caplog.clear()
     host.train("model", **options)
-    assert steps(host) == [4] and "nothing left to train" in caplog.text
+    assert steps(host) == [4] and "nothing to do" in caplog.text
 
 
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
