@@ -63,7 +63,7 @@ def test_mistakes_give_one_line_and_status_2(
         "required: -output": arguments[2:],
         "-train and -valid and -test cannot be combined with -dataset": [*arguments, "-dataset", "ptb"],
         "-downloads has no effect without -dataset": [*arguments, "-downloads", "here"],
-        "-train and -valid and -test not given": arguments[:2],
+        "-train and -valid and -test missing": arguments[:2],
         "invalid choice: 'wikitext'": [*arguments, "-dataset", "wikitext"],
         "-train: /dev/null is a device or a pipe": [*arguments[:3], "/dev/null", *arguments[4:]],
         "is a file; name a folder": ["-output", arguments[3], *arguments[2:]],
