@@ -372,7 +372,7 @@ def test_unfit_teachers_are_refused(trained: Trained, host: Host, refusal: Calla
         return refusal("onmt_train", "-config", str(config))
 
     assert "has no effect without `embedding`" in said(teacher, embedding=None)
-    assert "own `seed` cannot be set" in said(teacher, embedding={**ALONE, "seed": 3})
+    assert "own `seed` cannot be set" in said(teacher, embedding={**METHODS["alone"], "seed": 3})
     assert "no such file" in said(host.folder / "none.pt")
     foreign = host.folder / "foreign.pt"
     save_checkpoint({"opt": Namespace(), "weights": torch.zeros(3)}, foreign)
