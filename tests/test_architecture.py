@@ -19,7 +19,7 @@ MAY_IMPORT = {
 # Layers inside shared_embeddings, from the top: a module imports its own layer and those below. The longest
 # matching prefix decides.
 LAYERS = [
-    ["cli", "hf"],
+    ["cli", "hf", "utils.stubs"],
     ["ledger", "checkpoints", "sizing.targets", "analysis", "fitting.distillation", "networks"],
     ["fitting.fit", "sizing"],
     ["methods"],
@@ -27,7 +27,7 @@ LAYERS = [
     ["embedding"],
     ["method"],
     ["classes", "losses", "fitting", "sizing.accounting"],
-    ["layers", "checkpoints.storage"],
+    ["layers", "checkpoints.storage", "checkpoints.token_counts"],
     ["options"],
     ["utils"],
     ["errors"],
