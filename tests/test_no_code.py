@@ -330,7 +330,7 @@ def test_safetensors_and_arrays(host: Host, trap: Trap, tmp_path: Path) -> None:
         run("onmt_translate", *asked)
     objects = np.empty(1, dtype=object)
     objects[0] = trap.bomb
-    np.savez(tmp_path / "classes.npz", centres=objects, classes=objects, words=objects)
+    np.savez(tmp_path / "classes.npz", centers=objects, classes=objects, words=objects)
     np.save(tmp_path / "train.npy", objects)
     uncle = {"method": "uncle", "unique_dim": 2, "classes": str(tmp_path / "classes.npz")}
     with tried():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared_embeddings.cli.catalogue import methods_table
+from shared_embeddings.cli.catalog import methods_table
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

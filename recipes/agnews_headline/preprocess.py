@@ -69,7 +69,7 @@ def split_news(news: list[News], valid: int, test: int) -> dict[str, list[News]]
 
 
 def write_texts(path: Path, settings: dict[str, Any], folder: Path) -> None:
-    """Split, clean and tokenise; see `recipes.headlines.data.write_split`."""
+    """Split, clean and tokenize; see `recipes.headlines.data.write_split`."""
     tokenizer = Tokenizer("en")
     for split, pairs in split_news(read_news(path), settings["valid"], settings["test"]).items():
         texts = with_progress([pair.description for pair in pairs], split)

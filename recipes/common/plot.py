@@ -82,8 +82,8 @@ def label_rows(axes: Axes, results: Sequence[dict[str, Any]], quality: str) -> N
     assert figure is not None
     figure.draw_without_rendering()  # from now on places in the data have places in the picture
     radius = MARKER_RADIUS * figure.dpi / 72
-    centres = axes.transData.transform([_place(record, quality) for record in results])
-    taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in centres]
+    centers = axes.transData.transform([_place(record, quality) for record in results])
+    taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in centers]
     for record in results:
         for offset, side in LABEL_PLACES:
             label = axes.annotate(

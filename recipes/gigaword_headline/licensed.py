@@ -1,7 +1,7 @@
 """The user's copies of the licensed texts: where they may lie, and what is missing.
 
 They are what the scripts of Rush et al. (2015, https://github.com/facebookarchive/NAMAS) make of Annotated
-English Gigaword (LDC2012T21) and of DUC 2004 (NIST): a text a line, tokenised, in small letters.
+English Gigaword (LDC2012T21) and of DUC 2004 (NIST): a text a line, tokenized, in small letters.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid
                 label=row,
             )
         if found["rho"] is not None:
-            axes.axhline(found["rho"], linestyle="--", color="grey", label="source")
+            axes.axhline(found["rho"], linestyle="--", color="gray", label="source")
         axes.set_title(f"{name}: {found['known']} of {found['pairs']} pairs", fontsize=9)
         axes.set_xticks(grid.hidden)
         axes.set_xlabel("hidden width")

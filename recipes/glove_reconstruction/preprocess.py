@@ -117,7 +117,7 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         nargs="+",
         type=PathOption.FILE,
         default=[],
-        help="count words in these tokenised texts, to choose by",
+        help="count words in these tokenized texts, to choose by",
     )
     parser.add_argument(
         "--pairs", nargs="+", type=PathOption.FILE, help="files of two words and a score on a line"

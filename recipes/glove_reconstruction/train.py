@@ -31,7 +31,7 @@ from shared_embeddings.utils.command_line import Parser
 def fit_alone(
     teacher: Tensor, options: Mapping[str, Any], training: Mapping[str, Any], title: str
 ) -> se.SharedEmbedding:
-    """Minimise the mean of ``||e - FFN(m * o)||**2`` over the words (ALONE, Eq. 4) with Adam.
+    """Minimize the mean of ``||e - FFN(m * o)||**2`` over the words (ALONE, Eq. 4) with Adam.
 
     Batches are drawn evenly from the vocabulary; as many words as it has are an epoch (section 3.1).
 
@@ -47,21 +47,21 @@ def fit_alone(
         embedding = se.build("alone", num_embeddings=words, embedding_dim=dim, **options)
     draw = torch.Generator().manual_seed(options["seed"])
     parameters = [parameter for parameter in embedding.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.Adam(parameters, lr=training["learning_rate"])
+    optimizer = torch.optim.Adam(parameters, lr=training["learning_rate"])
     batch = min(training["batch_size"], words)
     steps = training["epochs"] * -(-words // batch)
     schedule = (
-        torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         if training["schedule"] == "cosine"
-        else torch.optim.lr_scheduler.ConstantLR(optimiser, factor=1.0)
+        else torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     )
     bar = tqdm(range(steps), desc=title, unit=" steps", mininterval=1.0)
     for _ in bar:
         ids = torch.randint(words, (batch,), generator=draw)
         loss = (embedding(ids) - teacher[ids]).square().sum(dim=1).mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         if bar.n % 50 == 0:
             bar.set_postfix(loss=f"{float(loss.detach()):.4g}", refresh=False)

@@ -100,7 +100,7 @@ def locate_raw(settings: Settings, data_dir: Path | None, download_dir: Path) ->
 
 
 def tokenize_split(settings: Settings, split: str, raw: dict[str, Path], folder: Path) -> None:
-    """Write both sides of a split, tokenised; of the test set also the untouched reference."""
+    """Write both sides of a split, tokenized; of the test set also the untouched reference."""
     names = [settings.raw_name(split, language) for language in settings.languages]
     sides = {name: read_lines(raw[name]) for name in names}
     check_pairs(sides)
@@ -124,7 +124,7 @@ def prepare(settings: Settings, raw: dict[str, Path], folder: Path) -> None:
         files = [raw[settings.raw_name(split, language)] for language in settings.languages]
         outputs = [folder / "tokens" / f"{split}.{language}" for language in settings.languages]
         run_step(
-            f"tokenise-{split}",
+            f"tokenize-{split}",
             stamps,
             partial(tokenize_split, settings, split, raw, folder),
             inputs=files,

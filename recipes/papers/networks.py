@@ -24,7 +24,7 @@ def build_network(name: str, sizes: dict[str, object]) -> nn.Module:
 def transformer(dim: int, ffn_dim: int, layers: int, heads: int = 8) -> nn.Module:
     """The Transformer of Vaswani et al. (2017) without embeddings, `layers` each in encoder and decoder.
 
-    With biases everywhere and a normalisation behind each stack, as torch builds it.
+    With biases everywhere and a normalization behind each stack, as torch builds it.
     """
     return nn.Transformer(dim, heads, layers, layers, ffn_dim, batch_first=True)
 
@@ -41,7 +41,7 @@ def transformer_xl(dim: int, heads: int, head_dim: int, ffn_dim: int, layers: in
     """The context model of Transformer-XL (Dai et al., 2019).
 
     A layer has queries, keys and values, the projection of relative positions and the output projection, all
-    without biases, then a feed-forward net with biases and two normalisations. The two biases of the
+    without biases, then a feed-forward net with biases and two normalizations. The two biases of the
     attention scores are shared by all layers (``untie_r`` off in the authors' code).
     """
     network = nn.ModuleList(_transformer_xl_layer(dim, heads * head_dim, ffn_dim) for _ in range(layers))

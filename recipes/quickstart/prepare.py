@@ -15,7 +15,7 @@ from recipes.common.steps import run_step
 from recipes.common.tools import write_yaml
 from recipes.quickstart.corpus import make_corpus, write_corpus
 from recipes.quickstart.jobs import Job, run_jobs
-from recipes.quickstart.tokens import Tokeniser
+from recipes.quickstart.tokens import Tokenizer
 from shared_embeddings.utils.files import sha256
 
 RECIPE = Path(__file__).parent
@@ -59,7 +59,7 @@ class Data:
         return self.folder / "text" / f"{part}.{language}"
 
     def words(self, part: str, language: str) -> Path:
-        """The tokenised sentences of one side of a part."""
+        """The tokenized sentences of one side of a part."""
         return self.folder / f"{part}.{language}"
 
     def files(self) -> list[Path]:
@@ -135,9 +135,9 @@ def _write_text(data: Data) -> None:
     parts = make_corpus(settings.source, settings.target, settings.sizes, settings.seed)
     write_corpus(parts, data.folder / "text", settings.source, settings.target)
     for side, language in enumerate(data.languages):
-        tokeniser = Tokeniser(language)
+        tokenizer = Tokenizer(language)
         for part, pairs in parts.items():
-            write_lines(data.words(part, language), (" ".join(tokeniser.split(pair[side])) for pair in pairs))
+            write_lines(data.words(part, language), (" ".join(tokenizer.split(pair[side])) for pair in pairs))
 
 
 def _build_vocabulary(

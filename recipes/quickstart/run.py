@@ -33,7 +33,7 @@ from recipes.quickstart.corpus import SIZES
 from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.prepare import CorpusSettings, Data, prepare
 from recipes.quickstart.score import scores
-from recipes.quickstart.tokens import Tokeniser
+from recipes.quickstart.tokens import Tokenizer
 from recipes.translation.evaluate import read_speed
 from recipes.translation.training import complete_checkpoints
 from shared_embeddings.utils.command_line import Parser, positive
@@ -190,7 +190,7 @@ def evaluate(model: Model, translating: Job, machine: Machine) -> None:
     checkpoint = model.checkpoint()
     assert checkpoint is not None
     target = model.data.settings.target
-    lines = [Tokeniser.join(line.split()) for line in read_lines(model.words)]
+    lines = [Tokenizer.join(line.split()) for line in read_lines(model.words)]
     result = scores(lines, read_lines(model.data.text("test", target)), target)
     write_lines(model.translation, lines)
     training = read_json(model.training)

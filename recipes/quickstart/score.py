@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU
 
 from recipes.translation.bleu import corpus_scores
 
-# Without spaces between words, sacreBLEU's usual tokenisation would take a sentence for one word.
+# Without spaces between words, sacreBLEU's usual tokenization would take a sentence for one word.
 UNSPACED_LANGUAGES = ("ja", "th", "zh", "yue", "lo", "km", "my")
 
 

@@ -19,7 +19,7 @@ _SIGNS = (
 _CHARACTER = re.compile(f"([{_UNSPACED}][{_SIGNS}]*)")
 
 
-class Tokeniser:
+class Tokenizer:
     """Splits sentences of one language into words, and joins words: ``join(split(text)) == text``, if clean.
 
     sacremoses decides where to split. Where it parts what the text does not, the second word begins with

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 # Inches; narrow, so that letters can still be read on a phone.
 WIDTH, HEIGHT = 4.8, 3.6
 BAR_HEIGHT = 0.26
-# Drawn in this colour, and replaced by that of the text of a light or a dark page.
+# Drawn in this color, and replaced by that of the text of a light or a dark page.
 _INK = "#1f2329"
 _STYLE = "<style>svg{color:#1f2329}@media (prefers-color-scheme:dark){svg{color:#e4e7eb}}</style>"
-# Told apart by people who see few colours, and on light and dark ground; of Okabe and Ito, made darker.
+# Told apart by people who see few colors, and on light and dark ground; of Okabe and Ito, made darker.
 COLOURS = ["#0a7cc0", "#d9660a", "#0f9d76", "#b8578f", "#b38f00", "#4a9fd0", "#c0392b", "#7a6fd0", "#7f7f7f"]
 _SETTINGS: dict[str, Any] = {
     "svg.hashsalt": "report",

@@ -11,7 +11,7 @@ from recipes.common.errors import UserError
 
 
 def corpus_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    """Score detokenised translations against one detokenised reference each.
+    """Score detokenized translations against one detokenized reference each.
 
     Returns:
         ``bleu`` and ``chrf`` (0 to 100) with ``bleu_signature`` and ``chrf_signature``, and ``sentences``.

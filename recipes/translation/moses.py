@@ -1,17 +1,17 @@
-"""Moses tokenisation and its inverse, with sacremoses."""
+"""Moses tokenization and its inverse, with sacremoses."""
 
 from __future__ import annotations
 
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 
-# Outside English, the tokeniser makes three tokens of "McDonald's", which cannot be joined again.
+# Outside English, the tokenizer makes three tokens of "McDonald's", which cannot be joined again.
 INNER_APOSTROPHE = r"\w'\w"
 
 
 class Tokenizer:
     """Text to tokens and back, for one language.
 
-    Punctuation is normalised first. Nothing is escaped (``&`` stays ``&``), since no later step reads XML,
+    Punctuation is normalized first. Nothing is escaped (``&`` stays ``&``), since no later step reads XML,
     and dashes inside words stay there unless `split_dashes` is set: subwords split what is rare anyway.
     """
 
@@ -33,5 +33,5 @@ class Tokenizer:
         )
 
     def detokenize(self, tokens: str) -> str:
-        """The text of a tokenised line."""
+        """The text of a tokenized line."""
         return self._detokenizer.detokenize(tokens.split(), unescape=False)

@@ -29,9 +29,9 @@ def spearman(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.n
     if len(first) != len(second):
         raise ValueError(f"the lists have {len(first)} and {len(second)} values; pass lists of equal length")
     ranks = [_average_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)]
-    centred = [rank - rank.mean() if len(rank) else rank for rank in ranks]
-    norm = np.sqrt(np.square(centred[0]).sum() * np.square(centred[1]).sum())
-    return float(centred[0] @ centred[1] / norm) if norm > 0 else None
+    centered = [rank - rank.mean() if len(rank) else rank for rank in ranks]
+    norm = np.sqrt(np.square(centered[0]).sum() * np.square(centered[1]).sum())
+    return float(centered[0] @ centered[1] / norm) if norm > 0 else None
 
 
 def _average_ranks(values: np.ndarray) -> np.ndarray:

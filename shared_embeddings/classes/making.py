@@ -22,10 +22,10 @@ from shared_embeddings.utils.path_options import Given, PathOption, check_paths
 
 
 class Clusters(NamedTuple):
-    """The cluster ``(V,)`` of every vector, and the centres ``(K, d)``."""
+    """The cluster ``(V,)`` of every vector, and the centers ``(K, d)``."""
 
     classes: np.ndarray
-    centres: np.ndarray
+    centers: np.ndarray
 
 
 def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
@@ -207,7 +207,7 @@ def _write(made: WordClasses, output: Path, figure: Path | None) -> str:
     unseen = int((~made.vectors.any(axis=1)).sum())
     if unseen:
         lines.append(
-            f"words that do not occur in the texts: {unseen:,}, in class {class_of_unseen(made.centres)}"
+            f"words that do not occur in the texts: {unseen:,}, in class {class_of_unseen(made.centers)}"
         )
     if figure is not None:
         lines.append(f"figure: {figure}")

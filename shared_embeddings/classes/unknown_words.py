@@ -47,17 +47,17 @@ def out_of_vocabulary_row(embedding: ClassEmbedding, word_classes: WordClasses, 
             "its vocabulary (WordClasses.for_vocabulary)"
         )
     direction = np.asarray(vector, dtype=np.float64)
-    if direction.shape != word_classes.centres.shape[1:]:
+    if direction.shape != word_classes.centers.shape[1:]:
         raise ValueError(
             f"the word's vector has shape {direction.shape}, but the vectors of the classes have "
-            f"{word_classes.centres.shape[1]} dimensions"
+            f"{word_classes.centers.shape[1]} dimensions"
         )
     if not np.isfinite(direction).all() or not direction.any():
         raise ValueError("the word's vector is zero or not finite; pass a vector that has a direction")
     usable = np.arange(len(own)) != (-1 if embedding.padding_idx is None else embedding.padding_idx)
-    to_centres = _cosines(word_classes.centres, direction)
-    to_centres[np.setdiff1d(np.arange(word_classes.num_classes), own[usable])] = -np.inf
-    nearest = int(to_centres.argmax())
+    to_centers = _cosines(word_classes.centers, direction)
+    to_centers[np.setdiff1d(np.arange(word_classes.num_classes), own[usable])] = -np.inf
+    nearest = int(to_centers.argmax())
     members = np.flatnonzero((own == nearest) & usable)
     weights = np.maximum(_cosines(word_classes.vectors[members], direction), 0.0)
     weights = weights / weights.sum() if weights.any() else np.full(len(members), 1.0 / len(members))

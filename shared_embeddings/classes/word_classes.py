@@ -31,7 +31,7 @@ class WordClasses:
     Attributes:
         words: the V words in id order.
         classes: ``(V,)`` integers from 0 to K - 1.
-        centres: ``(K, d)`` the class centers in the space of the word vectors.
+        centers: ``(K, d)`` the class centers in the space of the word vectors.
         vectors: ``(V, d)`` the word vectors; all zeros for a word that never occurred.
         settings: how the classes were made, for reference.
 
@@ -41,7 +41,7 @@ class WordClasses:
 
     words: tuple[str, ...] = dataclasses.field(repr=False)
     classes: np.ndarray = dataclasses.field(repr=False)
-    centres: np.ndarray = dataclasses.field(repr=False)
+    centers: np.ndarray = dataclasses.field(repr=False)
     vectors: np.ndarray = dataclasses.field(repr=False)
     settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
@@ -51,26 +51,26 @@ class WordClasses:
             raise ValueError(f"settings must be a mapping, not {self.settings!r:.40}")
         if self.classes.dtype.kind not in "iu" or self.classes.shape != (len(self.words),):
             raise ValueError(f"classes must be one whole number for each of the {len(self.words)} words")
-        shapes = self.centres.shape, self.vectors.shape
+        shapes = self.centers.shape, self.vectors.shape
         if len(shapes[0]) != 2 or shapes[1] != (len(self.words), shapes[0][1]) or not shapes[0][0]:
             raise ValueError(
-                f"centres {shapes[0]} and vectors {shapes[1]} do not fit {len(self.words)} words; "
+                f"centers {shapes[0]} and vectors {shapes[1]} do not fit {len(self.words)} words; "
                 "they must be (K, d) and (V, d)"
             )
-        if self.centres.dtype.kind != "f" or self.vectors.dtype.kind != "f":
+        if self.centers.dtype.kind != "f" or self.vectors.dtype.kind != "f":
             raise ValueError(
-                f"centres ({self.centres.dtype}) and vectors ({self.vectors.dtype}) must be of "
+                f"centers ({self.centers.dtype}) and vectors ({self.vectors.dtype}) must be of "
                 "floating-point numbers"
             )
-        if not (np.isfinite(self.centres).all() and np.isfinite(self.vectors).all()):
-            raise ValueError("centres or vectors hold numbers that are not finite")
+        if not (np.isfinite(self.centers).all() and np.isfinite(self.vectors).all()):
+            raise ValueError("centers or vectors hold numbers that are not finite")
         if int(self.classes.min()) < 0 or int(self.classes.max()) >= self.num_classes:
             raise ValueError(f"classes must be from 0 to {self.num_classes - 1}")
 
     @property
     def num_classes(self) -> int:
         """K, the number of classes; some may be empty."""
-        return len(self.centres)
+        return len(self.centers)
 
     @property
     def vocabulary_hash(self) -> str:
@@ -119,8 +119,8 @@ class WordClasses:
         rows = np.array([places.get(word, -1) for word in words], dtype=np.int64)
         known = rows >= 0
         vectors = np.where(known[:, None], self.vectors[rows], np.zeros((), self.vectors.dtype))
-        classes = np.where(known, self.classes[rows], class_of_unseen(self.centres))
-        return WordClasses(tuple(words), classes, self.centres, vectors, self.settings)
+        classes = np.where(known, self.classes[rows], class_of_unseen(self.centers))
+        return WordClasses(tuple(words), classes, self.centers, vectors, self.settings)
 
     def save(self, path: Path) -> None:
         """Write an .npz file of numbers and text, atomically."""
@@ -129,7 +129,7 @@ class WordClasses:
             "words": np.frombuffer(_encoded(self.words), dtype=np.uint8),
             "vocabulary_hash": np.array(self.vocabulary_hash),
             "classes": self.classes,
-            "centres": self.centres,
+            "centers": self.centers,
             "vectors": self.vectors,
             "settings": np.array(json.dumps(dict(self.settings))),
         }
@@ -168,7 +168,7 @@ class WordClasses:
             found = cls(
                 tuple(arrays["words"].tobytes().decode("utf-8").split("\n")),
                 arrays["classes"],
-                arrays["centres"],
+                arrays["centers"],
                 arrays["vectors"],
                 parse_json(str(arrays["settings"]), "settings"),
             )
@@ -177,12 +177,12 @@ class WordClasses:
         return found
 
 
-def class_of_unseen(centres: np.ndarray) -> int:
+def class_of_unseen(centers: np.ndarray) -> int:
     """The class for words that never occurred: the one whose center ``(K, d)`` is nearest to zero.
 
     The center of unit vectors is short if they point in different directions: this is the most diverse class.
     """
-    return int(np.linalg.norm(centres, axis=1).argmin())
+    return int(np.linalg.norm(centers, axis=1).argmin())
 
 
 def _check_words(words: Sequence[str]) -> None:

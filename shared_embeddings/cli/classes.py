@@ -20,7 +20,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     """Add the command."""
     command = add(commands, "classes", "group the words of a vocabulary into semantic classes", _classes)
     source = command.add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", nargs="+", type=PathOption.FILE, help="tokenised text files")
+    source.add_argument("--text", nargs="+", type=PathOption.FILE, help="tokenized text files")
     source.add_argument(
         "--vectors-of",
         type=PathOption.FILE,

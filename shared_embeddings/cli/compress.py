@@ -32,7 +32,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
         "--text",
         nargs="+",
         type=PathOption.FILE,
-        help="tokenised text: words are counted in it instead, and predictions compared",
+        help="tokenized text: words are counted in it instead, and predictions compared",
     )
     command.add_argument(
         "--validation", type=PathOption.SOURCE, help="a text: shows the perplexity of a language model"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def register(commands: argparse._SubParsersAction[Parser]) -> None:
     """Add the command."""
     command = add(
-        commands, "similarity", "compare the similarity of word vectors with people's judgement", _similarity
+        commands, "similarity", "compare the similarity of word vectors with people's judgment", _similarity
     )
     source = command.add_mutually_exclusive_group(required=True)
     source.add_argument(

@@ -15,7 +15,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     command.add_argument(
         "--model", required=True, type=PathOption.SOURCE, help="a trained model, file or folder"
     )
-    text = "texts whose words stay, as the model reads them (tokenised where it is trained so)"
+    text = "texts whose words stay, as the model reads them (tokenized where it is trained so)"
     command.add_argument("--text", nargs="+", default=[], type=PathOption.FILE, metavar="FILE", help=text)
     for side in ("source", "target"):
         command.add_argument(

@@ -19,7 +19,7 @@ _AUTOENCODER_BATCH = 128
 _AUTOENCODER_RATE = 3e-3
 
 
-def product_quantisation(
+def product_quantization(
     table: Tensor, num_groups: int, num_clusters: int, seed: int = 0, progress: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Cut the vectors into G pieces and cluster the pieces at each place by k-means (Shi & Yu, 2018).

@@ -94,7 +94,7 @@ def group_reduce(
 ) -> GroupReduction:
     """Words in groups by frequency, each with its own weighted SVD (GroupReduce, Chen et al., 2018).
 
-    Minimises ``sum_w count[w] * ||table[w] - codes[w] @ basis||^2``. A refinement moves words to the groups
+    Minimizes ``sum_w count[w] * ||table[w] - codes[w] @ basis||^2``. A refinement moves words to the groups
     that give them best, at a price per number stored such that the parameters never become more, and computes
     each group's SVD anew; it is kept only if the error falls. Groups that are too small for the minimum rank
     keep their words and get no others. Nothing is drawn at random.

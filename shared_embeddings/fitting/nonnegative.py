@@ -3,7 +3,7 @@
 A ReLU cannot bring a product of codes and basis nearer to a table than the best product of that rank is; it
 can only cost something. It costs nothing when one direction has an acute angle with all codes: enough of the
 coordinate along it is added to each of the others, and the basis takes it back (Gillis & Kumar, 2015, on
-semi-nonnegative matrix factorisation). The rows of a trained table often have a common part, which gives such
+semi-nonnegative matrix factorization). The rows of a trained table often have a common part, which gives such
 a direction.
 
 Axes: ``V`` words, ``D`` dimensions, ``R`` rank.

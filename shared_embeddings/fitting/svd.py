@@ -12,7 +12,7 @@ from shared_embeddings.fitting.table import blocks, check_counts, check_rank, ch
 
 
 def truncated_svd(table: Tensor, rank: int, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The best approximation of rank R: minimises ``sum_w weights[w] * ||table[w] - codes[w] @ basis||^2``.
+    """The best approximation of rank R: minimizes ``sum_w weights[w] * ||table[w] - codes[w] @ basis||^2``.
 
     The basis comes from the Gram matrix ``(D, D)``, so that V may be large; a word of weight zero gets the
     best code that the basis allows.

@@ -1,4 +1,4 @@
-"""What all factorisations ask of a table, and its rows block by block.
+"""What all factorizations ask of a table, and its rows block by block.
 
 Axes: ``V`` words, ``D`` dimensions.
 """
@@ -25,7 +25,7 @@ def check_table(table: Tensor) -> None:
         if wrong.any():
             word = start + int(wrong.nonzero()[0])
             raise ValueError(
-                f"the table's row {word} holds NaN or infinity: only finite tables can be factorised"
+                f"the table's row {word} holds NaN or infinity: only finite tables can be factorized"
             )
 
 

@@ -1,4 +1,4 @@
-"""Structured embedding (Shi & Yu, 2018): product quantisation, where words share pieces of their vectors."""
+"""Structured embedding (Shi & Yu, 2018): product quantization, where words share pieces of their vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.fitting.codes import product_quantisation
+from shared_embeddings.fitting.codes import product_quantization
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import entry_std
 from shared_embeddings.layers.word_codes import code_bits, code_dtype, draw_codes
@@ -134,7 +134,7 @@ class StructuredEmbedding(SharedEmbedding):
         """Product quantization by k-means."""
         embedding: StructuredEmbedding = task.build()
         sizes = (embedding.options.num_groups, embedding.options.num_clusters)
-        codes, centroids = product_quantisation(task.teacher, *sizes, task.seed, task.progress)
+        codes, centroids = product_quantization(task.teacher, *sizes, task.seed, task.progress)
         with torch.no_grad():
             embedding.codes.copy_(codes)
             embedding.centroids.copy_(centroids)

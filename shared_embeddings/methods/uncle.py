@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.classes.levels import Level, Source, level_of_ids, level_of_words, plain_classes
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.fitting.codes import product_quantisation
+from shared_embeddings.fitting.codes import product_quantization
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import entry_std, zero_padding_row
 from shared_embeddings.losses.class_factored import ClassIndex, class_cross_entropy, class_index
@@ -358,7 +358,7 @@ class UncleEmbedding(SharedEmbedding):
             raise OptionError(
                 f"uncle: option 'unique_dim' is {options.unique_dim}, which leaves nothing to share; lower it"
             )
-        codes, _ = product_quantisation(part, 1, options.num_classes, task.seed, task.progress)
+        codes, _ = product_quantization(part, 1, options.num_classes, task.seed, task.progress)
         return codes.flatten()
 
 

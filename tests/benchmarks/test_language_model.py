@@ -16,13 +16,13 @@ def small(monkeypatch) -> None:
 
 
 def test_both_models_are_of_one_shape_and_learn(small) -> None:
-    regularised, plain = language_model.models("cpu")
-    hidden = [part.shape for part in regularised.initial_state(2)]
+    regularized, plain = language_model.models("cpu")
+    hidden = [part.shape for part in regularized.initial_state(2)]
     assert [part.shape for part in plain.initial_state(2)] == hidden
     assert plain.widths == [1150, 1150, 400]
     ids = language_model.batch("cpu")
     assert ids.shape == (2, 4)
-    for model in (regularised, plain):
+    for model in (regularized, plain):
         before = [parameter.clone() for parameter in model.parameters()]
         language_model.training_step(model, ids)()
         changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]

@@ -97,7 +97,7 @@ def test_model_without_dropout_is_a_plain_lstm(training: bool) -> None:
     assert out.penalty == 0
 
 
-def test_all_regularisation_is_off_in_evaluation() -> None:
+def test_all_regularization_is_off_in_evaluation() -> None:
     model, ids = small_model().eval(), some_ids()
     plain = model(ids, model.initial_state(4))
     rates = dict.fromkeys(QUIET, 0.5)

@@ -74,7 +74,7 @@ def test_the_last_layer_is_as_wide_as_the_scores() -> None:
     assert whole.embedding.score_dim == 8
 
 
-def test_the_embedding_is_initialised_by_its_own_rule_and_last() -> None:
+def test_the_embedding_is_initialized_by_its_own_rule_and_last() -> None:
     model = build("awd_lstm", words(50), {"method": "standard"}, SMALL)
     torch.manual_seed(3)
     model.reset_parameters()

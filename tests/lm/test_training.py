@@ -163,7 +163,7 @@ def test_the_loss_is_the_cross_entropy_and_the_penalty(data: Path) -> None:
 # Validation and the end
 
 
-def test_training_learns_what_can_be_learnt(data: Path) -> None:
+def test_training_learns_what_can_be_learned(data: Path) -> None:
     changes = without_dropout(
         optimizer="adam", nonmono=None, learning_rate=0.02, weight_decay=None, steps=None, epochs=12,
         embedding_dim=16, hidden_dim=24, embedding={"method": "standard"},

@@ -214,7 +214,7 @@ def test_the_same_seed_gives_the_same_model():
     assert not torch.equal(states[0]["content_bias"], states[2]["content_bias"])
 
 
-def test_initialisation_is_the_published_one():
+def test_initialization_is_the_published_one():
     torch.manual_seed(1)
     options = {**SMALL, "embedding_dim": 128, "feed_forward_dim": 256}
     model = models.build("transformer_xl", WORDS, {"method": "standard"}, options)

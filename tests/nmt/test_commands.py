@@ -395,7 +395,7 @@ def test_two_processes_learn_what_one_learns_from_all_their_examples(host: Host,
 
 @pytest.mark.slow
 def test_two_processes_stop_early_together(host: Host, tmp_path: Path) -> None:
-    """Nothing is learnt, so that the second validation ends it."""
+    """Nothing is learned, so that the second validation ends it."""
     unchanged = {"learning_rate": 1e-30, "decay_method": "none", "warmup_steps": 0}
     one, other = train_two(
         host, tmp_path, **unchanged, early_stopping=1, valid_steps=2, train_steps=50, save_checkpoint_steps=50

@@ -117,7 +117,7 @@ def test_a_small_model_beside_its_large_one_is_another(trained: Trained, tmp_pat
 def test_result_is_trained_on_as_the_run_says(
     reset: str, trained: Trained, host: Host, tmp_path: Path
 ) -> None:
-    """It has no state of an optimiser, whose rate or schedule could be that of the model before."""
+    """It has no state of an optimizer, whose rate or schedule could be that of the model before."""
     _, model = trained(embedding=STANDARD)
     small = tmp_path / "small.pt"
     compress(model, "projective", small, "--rank", 4)

@@ -239,7 +239,7 @@ CONFIGURATIONS: list[tuple[dict[str, Any], str]] = [
     ({"load": 1}, "load"),
     ({"timeout": "soon"}, "timeout"),
     ({"on_timeout": "explode"}, "explode"),
-    ({"tokeniser": {}}, "tokenizer"),
+    ({"tokenizer": {}}, "tokenizer"),
     ({"tokenizer": {}}, "type"),
     ({"tokenizer": {"type": "pyonmttok"}}, "params"),
     ({"tokenizer": {"type": "sentencepiece", "model": "model.pt"}}, "model"),

@@ -194,7 +194,7 @@ def test_loss_equals_the_dense_one(trained: Callable[..., tuple[Host, Path]]) ->
     assert statistics.n_correct == int(is_right[:5].sum())
 
 
-def test_own_initialisation_survives_param_init(host: Host) -> None:
+def test_own_initialization_survives_param_init(host: Host) -> None:
     checkpoint = host.train("model", embedding=FUNNEL, param_init=0.9, train_steps=1, learning_rate=0.0)
     model, *_ = build_from_checkpoint(str(checkpoint))
     spread = float(shared_embeddings_of(model)[0].table()[4:].detach().std())
@@ -232,7 +232,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 @pytest.mark.parametrize("embedding", [FUNNEL, None], ids=["funnel", "plain"])
 def test_resume_is_exact(save_format: str, embedding: Any, host: Host) -> None:
-    """Six steps at once equal three, a stop, and three more: same data, dropout, optimiser and patience."""
+    """Six steps at once equal three, a stop, and three more: same data, dropout, optimizer and patience."""
     options = {"embedding": embedding, "save_format": save_format, "early_stopping": 9, "valid_steps": 2}
     options |= {"dropout": [0.1, 0.3], "attention_dropout": [0.0, 0.2], "dropout_steps": [0, 2]}
     whole = host.train("whole", **options)

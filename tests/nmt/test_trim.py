@@ -59,7 +59,7 @@ def scores(path: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same_scores(trimmed: Path, model: Path) -> None:
-    """Kept words have the scores that they had, so that what is normalised over them is the same, too."""
+    """Kept words have the scores that they had, so that what is normalized over them is the same, too."""
     before, after = scores(model), scores(trimmed)
     assert set(after) < set(before)
     total = torch.stack([before[word] for word in after]).logsumexp(dim=0)

@@ -98,12 +98,12 @@ def test_second_run_does_nothing_and_changes_are_followed(
         return [line.split(":")[0] for line in out if line.endswith(": running")]
 
     everything = ran()
-    assert everything[0] == "tokenise-train" and everything[-2:] == ["vocabulary", "classes"]
+    assert everything[0] == "tokenize-train" and everything[-2:] == ["vocabulary", "classes"]
     assert ran() == []
     first = json.loads((small.data / "data.json").read_text())["checksum"]
     small.write("test_2016_flickr.de.gz", "Anders.\n" * 5)
     small.configure()
-    assert ran() == ["tokenise-test", "apply-bpe"]
+    assert ran() == ["tokenize-test", "apply-bpe"]
     assert json.loads((small.data / "data.json").read_text())["checksum"] != first
     (small.data / "bpe.codes").write_text("damaged")
     assert ran() == ["learn-bpe"]

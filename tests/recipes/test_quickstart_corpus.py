@@ -19,7 +19,7 @@ from recipes.quickstart.corpus import (
 )
 from recipes.quickstart.facts import COUNTS, KINDS, say
 from recipes.quickstart.languages import LanguageError, Speech, clean, covered_languages
-from recipes.quickstart.tokens import JOINER, Tokeniser
+from recipes.quickstart.tokens import JOINER, Tokenizer
 
 SIZES = {"train": 300, "valid": 30, "test": 30}
 
@@ -157,19 +157,19 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("language", ["en", "de", "fr", "fa", "ja", "th", "te"])
 def test_words_join_to_the_sentence(language: str) -> None:
     other = "en" if language != "en" else "de"
-    tokeniser = Tokeniser(language)
+    tokenizer = Tokenizer(language)
     for text, _ in make_corpus(language, other, {"train": 100})["train"]:
-        words = tokeniser.split(text)
-        assert tokeniser.join(words) == text
+        words = tokenizer.split(text)
+        assert tokenizer.join(words) == text
         assert all(word and not any(character.isspace() for character in word) for word in words)
 
 
-def test_tokenisation_of_a_sentence() -> None:
-    words = Tokeniser("de").split("Am 9. Januar um 08:45 Uhr (endlich).")
+def test_tokenization_of_a_sentence() -> None:
+    words = Tokenizer("de").split("Am 9. Januar um 08:45 Uhr (endlich).")
     assert [word.replace(JOINER, "_") for word in words] == (
         ["Am", "9.", "Januar", "um", "08", "_:", "_45", "Uhr", "(", "_endlich", "_)", "_."]
     )
-    assert Tokeniser("ja").split("3月") == ["3", JOINER + "月"]
+    assert Tokenizer("ja").split("3月") == ["3", JOINER + "月"]
 
 
 def test_clean_removes_what_is_invisible() -> None:

@@ -100,10 +100,10 @@ def block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
     return dense
 
 
-def normalised(vector: Tensor, gain: Tensor, shift: Tensor, epsilon: float = 1e-5) -> Tensor:
-    """Layer normalisation of one vector."""
-    centred = vector - vector.mean()
-    return centred / (centred.square().mean() + epsilon).sqrt() * gain + shift
+def normalized(vector: Tensor, gain: Tensor, shift: Tensor, epsilon: float = 1e-5) -> Tensor:
+    """Layer normalization of one vector."""
+    centered = vector - vector.mean()
+    return centered / (centered.square().mean() + epsilon).sqrt() * gain + shift
 
 
 def mixed(entry: Tensor, previous: Tensor, groups: int) -> Tensor:
@@ -150,7 +150,7 @@ def define_unit(
         elif position and connection == "skip":
             inputs = torch.cat([entry, previous])
         outputs = block_diagonal(weight.blocks) @ inputs + weight.bias
-        outputs = activation(normalised(outputs, weight.gain, weight.shift))
+        outputs = activation(normalized(outputs, weight.gain, weight.shift))
         if connection == "residual" and len(outputs) == len(previous):
             outputs = outputs + previous
         previous = outputs

@@ -405,7 +405,7 @@ def test_a_lookup_never_holds_the_table() -> None:
     assert meter.largest < VOCABULARY * WIDTH * 4 / 4
 
 
-# Initialisation
+# Initialization
 
 
 @pytest.mark.parametrize("options", [{}, {"head_projection": "both", "tie": "none"}], ids=["plain", "untied"])

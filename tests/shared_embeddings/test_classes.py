@@ -61,7 +61,7 @@ def made_up(classes: list[int] | None = None, **changes: Any) -> WordClasses:
     parts: dict[str, Any] = {
         "words": ("a", "b", "c", "d", "e"),
         "classes": np.array([0, 1, 1, 0, 2] if classes is None else classes),
-        "centres": np.array([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]),
+        "centers": np.array([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]),
         "vectors": np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 4.0], [1.0, 0.1], [-2.0, 0.0]]),
         "settings": {"dim": 2, "texts": ["text"]},
     }
@@ -148,17 +148,17 @@ def test_missing_gensim_is_named(text: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_vectors_are_grouped_by_direction() -> None:
     """Two directions, lengths from 0.1 to 50."""
     vectors = np.array([[0.1, 0], [50, 1], [0, 30.0], [5, 0], [0.1, 7]])
-    classes, centres = cluster(vectors, 2, seed=1)
+    classes, centers = cluster(vectors, 2, seed=1)
     assert classes[0] == classes[1] == classes[3] != classes[2] == classes[4]
-    assert np.linalg.norm(centres[classes[0]] - [1, 0]) < 0.05
-    assert centres.shape == (2, 2)
+    assert np.linalg.norm(centers[classes[0]] - [1, 0]) < 0.05
+    assert centers.shape == (2, 2)
 
 
-def test_unseen_words_go_to_the_centre_nearest_to_zero() -> None:
+def test_unseen_words_go_to_the_center_nearest_to_zero() -> None:
     assert class_of_unseen(np.array([[3.0, 0], [0.5, 0.5], [0, -2]])) == 1
     vectors = np.array([[1.0, 0], [0, 0], [0, 1], [-1, 1], [1, 1], [0, 0]])
-    classes, centres = cluster(vectors, 2)
-    shorter = np.linalg.norm(centres, axis=1).argmin()
+    classes, centers = cluster(vectors, 2)
+    shorter = np.linalg.norm(centers, axis=1).argmin()
     assert classes[1] == classes[5] == shorter
     seen, _ = cluster(vectors[vectors.any(axis=1)], 2)
     assert np.array_equal(classes[vectors.any(axis=1)], seen)
@@ -167,7 +167,7 @@ def test_unseen_words_go_to_the_centre_nearest_to_zero() -> None:
 def test_clusters_come_from_the_seed() -> None:
     vectors = np.random.default_rng(0).normal(size=(200, 5))
     first, second, other = (cluster(vectors, 20, seed) for seed in (1, 1, 2))
-    assert np.array_equal(first.classes, second.classes) and np.array_equal(first.centres, second.centres)
+    assert np.array_equal(first.classes, second.classes) and np.array_equal(first.centers, second.centers)
     assert not np.array_equal(first.classes, other.classes)
     assert np.bincount(first.classes, minlength=20).min() > 0
 
@@ -204,7 +204,7 @@ def test_file_round_trip(tmp_path: Path) -> None:
     saved.save(path)
     loaded = WordClasses.load(path)
     assert loaded.words == words and loaded.settings == saved.settings
-    for name in ("classes", "centres", "vectors"):
+    for name in ("classes", "centers", "vectors"):
         assert np.array_equal(getattr(loaded, name), getattr(saved, name))
     assert loaded.vocabulary_hash == saved.vocabulary_hash
     assert loaded.num_classes == 3
@@ -268,7 +268,7 @@ BROKEN = {
     "one array": lambda path: np.save(path.open("wb"), np.arange(5)),
     "a checkpoint": lambda path: torch.save({"a": torch.zeros(2)}, path),
     "another npz": lambda path: np.savez(path, something=np.arange(3)),
-    "no centres": lambda path: rewritten(path, centres=None),
+    "no centers": lambda path: rewritten(path, centers=None),
     "other words": lambda path: rewritten(path, words=np.frombuffer(b"a\nb\nc\nd\nf", dtype=np.uint8)),
     "fewer words": lambda path: rewritten(path, words=np.frombuffer(b"a\nb\nc\nd", dtype=np.uint8)),
     "words twice": lambda path: rewritten(path, words=np.frombuffer(b"a\nb\nc\nd\na", dtype=np.uint8)),
@@ -276,7 +276,7 @@ BROKEN = {
     "class too high": lambda path: rewritten(path, classes=np.array([0, 1, 2, 3, 0])),
     "class below zero": lambda path: rewritten(path, classes=np.array([0, 1, 2, -1, 0])),
     "broken classes": lambda path: rewritten(path, classes=np.array([0.0, 1, 2, 1, 0])),
-    "not a number": lambda path: rewritten(path, centres=np.full((3, 2), np.nan)),
+    "not a number": lambda path: rewritten(path, centers=np.full((3, 2), np.nan)),
     "a later format": lambda path: rewritten(path, format=np.array(2)),
     "broken settings": lambda path: rewritten(path, settings=np.array("{")),
     "settings in a list": lambda path: rewritten(path, settings=np.array("[1]")),
@@ -284,7 +284,7 @@ BROKEN = {
     "a number as settings": lambda path: rewritten(path, settings=np.array(5)),
     "a word as settings": lambda path: rewritten(path, settings=np.array('"uncle"')),
     "formats": lambda path: rewritten(path, format=np.array([1, 1])),
-    "centres of words": lambda path: rewritten(path, centres=np.array([["a", "b"]] * 3)),
+    "centers of words": lambda path: rewritten(path, centers=np.array([["a", "b"]] * 3)),
     "complex vectors": lambda path: rewritten(path, vectors=np.ones((5, 2), dtype=complex)),
     "classes of one": lambda path: rewritten(path, classes=np.array(3)),
 }
@@ -311,7 +311,7 @@ def test_loading_runs_no_code(tmp_path: Path, where: str) -> None:
     if where == "whole file":
         path.write_bytes(pickle.dumps(Bomb(trace)))
     else:
-        rewritten(path, centres=np.array([Bomb(trace)], dtype=object))
+        rewritten(path, centers=np.array([Bomb(trace)], dtype=object))
     with pytest.raises(ValueError, match="cannot be read"):
         WordClasses.load(path)
     assert not trace.exists()
@@ -326,8 +326,8 @@ def test_loading_runs_no_code(tmp_path: Path, where: str) -> None:
         ({"words": ("a", "b", "c", "d", "e\nf")}, "not a word"),
         ({"classes": np.zeros(4, dtype=int)}, "5 words"),
         ({"classes": np.array([0, 1, 2, 3, 0])}, "0 to 2"),
-        ({"centres": np.zeros((3, 4))}, "do not fit"),
-        ({"centres": np.zeros((0, 2))}, "do not fit"),
+        ({"centers": np.zeros((3, 4))}, "do not fit"),
+        ({"centers": np.zeros((0, 2))}, "do not fit"),
         ({"vectors": np.zeros((4, 2))}, "do not fit"),
         ({"vectors": np.full((5, 2), np.nan)}, "not finite"),
     ],
@@ -361,12 +361,12 @@ def test_the_hash_tells_vocabularies_apart() -> None:
 def test_classes_follow_the_words_of_another_vocabulary() -> None:
     """A translation host puts markers first and fillers last, and may drop words."""
     words = ["<unk>", "<blank>", "e", "c", "a", "filler0"]
-    made = made_up(centres=np.array([[1.0, 0.0], [0.0, 0.5], [-1.0, 0.0]]))
+    made = made_up(centers=np.array([[1.0, 0.0], [0.0, 0.5], [-1.0, 0.0]]))
     resolved = made.for_vocabulary(words)
     assert resolved.words == tuple(words)
     assert resolved.classes.tolist() == [1, 1, 2, 1, 0, 1]
     assert resolved.vectors.tolist() == [[0, 0], [0, 0], [-2, 0], [3, 4], [2, 0], [0, 0]]
-    assert np.array_equal(resolved.centres, made.centres)
+    assert np.array_equal(resolved.centers, made.centers)
     assert made.missing(words) == ["<unk>", "<blank>", "filler0"]
     emb = se.build("uncle", num_embeddings=6, embedding_dim=4, unique_dim=2, classes=resolved.classes)
     assert emb.classes.flatten().tolist() == [1, 1, 2, 1, 0, 1]
@@ -495,7 +495,7 @@ def test_another_number_of_classes_without_the_texts(
     made, wanted = WordClasses.load(regrouped), WordClasses.load(four)
     assert "14 words in 4 classes" in report and str(regrouped) in report
     assert made.words == wanted.words and made.settings == wanted.settings
-    for part in ("classes", "centres", "vectors"):
+    for part in ("classes", "centers", "vectors"):
         assert np.array_equal(getattr(made, part), getattr(wanted, part)), part
     with pytest.raises(ValueError, match="more than the 14 words"):
         regroup(three, 15, regrouped)
@@ -563,7 +563,7 @@ def trained(classes: WordClasses, padding_idx: int | None = None) -> se.SharedEm
 
 
 def test_a_new_word_takes_the_nearest_class_and_a_mix_of_its_words() -> None:
-    """(0, 5) is nearest to centre 1; its words b = (0, 1) and c = (3, 4) have cosines 1 and 0.8."""
+    """(0, 5) is nearest to center 1; its words b = (0, 1) and c = (3, 4) have cosines 1 and 0.8."""
     classes = made_up()
     row = out_of_vocabulary_row(trained(classes), classes, np.array([0.0, 5.0]))
     first = (2 * 1.0 + 3 * 0.8) / 1.8
@@ -572,8 +572,8 @@ def test_a_new_word_takes_the_nearest_class_and_a_mix_of_its_words() -> None:
 
 
 def test_nearness_is_an_angle() -> None:
-    """(4, 1) is nearer to the centre (0, 2) by distance than to a far one in its direction."""
-    classes = made_up(centres=np.array([[90.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]))
+    """(4, 1) is nearer to the center (0, 2) by distance than to a far one in its direction."""
+    classes = made_up(centers=np.array([[90.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]))
     row = out_of_vocabulary_row(trained(classes), classes, np.array([4.0, 1.0]))
     assert row[2].item() == 100
 

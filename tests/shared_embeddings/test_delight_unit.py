@@ -16,7 +16,7 @@ from torch import Tensor
 
 import shared_embeddings as se
 
-from .references import mixed, normalised
+from .references import mixed, normalized
 
 
 class Sizes(NamedTuple):
@@ -103,7 +103,7 @@ def layer(vector: Tensor, weights: Weights) -> Tensor:
     """A linear map, a normalization and GELU of every group by itself."""
     groups = []
     for chunk, matrix, bias in zip(vector.chunk(len(weights.biases)), weights.matrices, weights.biases):
-        value = normalised(chunk @ matrix + bias, weights.gain, weights.shift)
+        value = normalized(chunk @ matrix + bias, weights.gain, weights.shift)
         groups.append(value * (1 + torch.erf(value / math.sqrt(2))) / 2)
     return torch.cat(groups)
 

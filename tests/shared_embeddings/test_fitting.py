@@ -21,8 +21,8 @@ VOCABULARY, DIMENSION, PADDING = 120, 24, 3
 def clustered_table(seed: int = 0) -> Tensor:
     """A table ``(V, D)`` like a trained one: groups of words, few strong directions, a common part."""
     generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(12, DIMENSION, generator=generator)
-    words = centres[torch.randint(12, (VOCABULARY,), generator=generator)]
+    centers = torch.randn(12, DIMENSION, generator=generator)
+    words = centers[torch.randint(12, (VOCABULARY,), generator=generator)]
     noise = torch.randn(VOCABULARY, DIMENSION, generator=generator)
     strengths = 1.5 * 0.85 ** torch.arange(DIMENSION)
     return (words + 0.4 * noise) * strengths + 0.3
@@ -308,7 +308,7 @@ def test_fitted_codes_are_as_small_as_those_of_a_new_embedding(method: str) -> N
         assert sizes[0] / sizes[1] == pytest.approx(1 / 3, rel=0.05)
 
 
-def test_gradient_descent_minimises_distances_and_not_their_squares() -> None:
+def test_gradient_descent_minimizes_distances_and_not_their_squares() -> None:
     """One number for all words: Eq. 5 is least at the median of 0, 0, 0, 0, 4, squares at the mean."""
     teacher = torch.zeros(5, 2)
     teacher[:, 0] = torch.arange(5)

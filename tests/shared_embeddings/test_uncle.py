@@ -136,11 +136,11 @@ def naive_losses(
             continue
         scores = torch.stack([(row * state).sum() for row in table])
         scores = with_bias(scores, emb.bias, emb.padding_idx)
-        normaliser = scores.exp().sum().log()
+        normalizer = scores.exp().sum().log()
         loss = torch.zeros(())
         for word, score in enumerate(scores):
             share = smoothing / len(table) + (1 - smoothing) * (word == target)
-            loss = loss + share * (normaliser - score)
+            loss = loss + share * (normalizer - score)
         losses.append(loss)
     return losses
 
@@ -387,9 +387,9 @@ def save_classes(path: Path, classes: list[int], num_classes: int) -> str:
     """A class file of made-up words."""
     random = np.random.default_rng(0)
     vectors = random.normal(size=(len(classes), 3))
-    centres = random.normal(size=(num_classes, 3))
+    centers = random.normal(size=(num_classes, 3))
     words = tuple(f"word{number}" for number in range(len(classes)))
-    WordClasses(words, np.array(classes), centres, vectors).save(path)
+    WordClasses(words, np.array(classes), centers, vectors).save(path)
     return str(path)
 
 
@@ -405,9 +405,9 @@ def test_classes_come_from_a_file(tmp_path: Path) -> None:
 
 
 def test_a_model_with_a_vocabulary_of_its_own_finds_classes_by_word(tmp_path: Path) -> None:
-    """The class of word1 is 0, of word2 4; the marker gets the class of the centre nearest to zero."""
+    """The class of word1 is 0, of word2 4; the marker gets the class of the center nearest to zero."""
     path = save_classes(tmp_path / "classes.npz", [1, 0, 4, 4, 1], 5)
-    unseen = int(np.linalg.norm(WordClasses.load(path).centres, axis=1).argmin())
+    unseen = int(np.linalg.norm(WordClasses.load(path).centers, axis=1).argmin())
     words = ["<blank>", "word2", "word1", "word4", "word0", "word3"]
     given = {"unique_dim": 1, "classes": path, "class_dims": [3]}
     options = UncleEmbedding.options_for_vocabulary(given, words)

@@ -36,7 +36,7 @@ def test_content_words() -> None:
     }  # fmt: skip
 
 
-def test_stop_words_hold_what_tokenisers_split_off() -> None:
+def test_stop_words_hold_what_tokenizers_split_off() -> None:
     found = stop_words("en")
     assert {"the", "of", "after", "n't", "s", "re", "'s"} - found == {"'s"}
     assert not {"minister", "italy", "monday", "vote", "system"} & found

@@ -115,7 +115,7 @@ def test_log_prob_is_the_log_softmax_of_the_logits(case: Case) -> None:
 
 
 @each_output_case
-def test_log_prob_is_normalised(case: Case) -> None:
+def test_log_prob_is_normalized(case: Case) -> None:
     emb = case.build()
     for shape in [(), (1,), (3, 5), (0,)]:
         log_prob = emb.log_prob(case.hidden(*shape, scale=4.0))

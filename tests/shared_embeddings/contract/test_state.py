@@ -18,7 +18,7 @@ from tests.shared_embeddings.contract.checks import all_ids, each_case
 
 
 def test_the_bias_of_the_plain_table_comes_behind_it() -> None:
-    """As in the states of optimisers, which number the parameters."""
+    """As in the states of optimizers, which number the parameters."""
     emb = by_name("standard-output-bias").build()
     assert [name for name, _ in emb.named_parameters()] == ["weight", "bias"]
 

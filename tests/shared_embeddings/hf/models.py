@@ -89,7 +89,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 
 
 def build(kind: str) -> Any:
-    """The model, with nothing that is zero by its initialisation."""
+    """The model, with nothing that is zero by its initialization."""
     name, settings, _ = KINDS[kind]
     chosen = getattr(transformers, name)
     torch.manual_seed(3)

@@ -50,8 +50,8 @@ def test_models_of_other_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str
     model = tmp_path / "model"
     write("qwen2", model)
     plain = json.loads((model / "config.json").read_text())
-    quantised = with_settings(model, quantization_config={"quant_method": "gptq", "bits": 4})
-    assert "is quantized" in refused(capsys, quantised, *asked)
+    quantized = with_settings(model, quantization_config={"quant_method": "gptq", "bits": 4})
+    assert "is quantized" in refused(capsys, quantized, *asked)
     (model / "config.json").write_text(json.dumps(plain))
     with_settings(model, architectures=["Own"], auto_map={"AutoModel": "own.Own"})
     (model / "own.py").write_text("raise SystemExit('code of the folder was run')")

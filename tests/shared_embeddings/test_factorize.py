@@ -1,4 +1,4 @@
-"""Factorising a table: against torch's own SVD, by plain loops, and what must never get worse."""
+"""Factorizing a table: against torch's own SVD, by plain loops, and what must never get worse."""
 
 from __future__ import annotations
 
@@ -129,36 +129,36 @@ def test_tt_svd_finds_a_train_of_the_same_rank_and_may_have_ranks_to_spare() -> 
         torch.testing.assert_close(expanded(cores), table, rtol=1e-4, atol=1e-5)
 
 
-# Product quantisation
+# Product quantization
 
 
-def test_product_quantisation_is_exact_with_a_cluster_for_each_word() -> None:
+def test_product_quantization_is_exact_with_a_cluster_for_each_word() -> None:
     table = torch.randn(9, 6, generator=torch.Generator().manual_seed(0))
-    codes, centroids = codes_of.product_quantisation(table, 3, 9)
+    codes, centroids = codes_of.product_quantization(table, 3, 9)
     assert codes.shape == (9, 3) and centroids.shape == (3, 9, 2)
     rows = [torch.cat([centroids[g, codes[w, g]] for g in range(3)]) for w in range(9)]
     torch.testing.assert_close(torch.stack(rows), table)
 
 
-def test_product_quantisation_gives_every_piece_its_nearest_centroid() -> None:
+def test_product_quantization_gives_every_piece_its_nearest_centroid() -> None:
     table = low_rank_table(200)
-    codes, centroids = codes_of.product_quantisation(table, 4, 5, seed=3)
+    codes, centroids = codes_of.product_quantization(table, 4, 5, seed=3)
     assert codes.dtype == torch.int64 and centroids.dtype == torch.float32
     for group in range(4):
         piece = table[:, group * 3 : group * 3 + 3]
         distances = torch.cdist(piece, centroids[group])
         chosen = distances.gather(1, codes[:, group : group + 1]).squeeze(1)
         torch.testing.assert_close(chosen, distances.amin(dim=1), rtol=1e-3, atol=1e-4)
-    again = codes_of.product_quantisation(table, 4, 5, seed=3)
+    again = codes_of.product_quantization(table, 4, 5, seed=3)
     assert torch.equal(codes, again[0]) and torch.equal(centroids, again[1])
 
 
-def test_product_quantisation_finds_pieces_that_are_there() -> None:
+def test_product_quantization_finds_pieces_that_are_there() -> None:
     generator = torch.Generator().manual_seed(0)
     pieces = torch.randn(2, 3, 4, generator=generator) * 5
     choice = torch.randint(3, (100, 2), generator=generator)
     table = torch.cat([pieces[0, choice[:, 0]], pieces[1, choice[:, 1]]], dim=1)
-    codes, centroids = codes_of.product_quantisation(table, 2, 3)
+    codes, centroids = codes_of.product_quantization(table, 2, 3)
     found = torch.cat([centroids[0, codes[:, 0]], centroids[1, codes[:, 1]]], dim=1)
     torch.testing.assert_close(found, table, rtol=1e-4, atol=1e-4)
 
@@ -171,7 +171,7 @@ def sums(codes: Tensor, codebooks: Tensor) -> Tensor:
     return torch.stack([sum(book[code] for book, code in zip(codebooks, word)) for word in codes.tolist()])
 
 
-def test_learnt_codes_are_near_a_table_that_has_such_codes() -> None:
+def test_learned_codes_are_near_a_table_that_has_such_codes() -> None:
     generator = torch.Generator().manual_seed(0)
     books = torch.randn(3, 4, 8, generator=generator)
     table = sums(torch.randint(4, (300, 3), generator=generator), books)
@@ -339,7 +339,7 @@ def test_the_results_fit_the_embeddings_as_they_are() -> None:
     state = {f"cores.{k}": core for k, core in enumerate(cores)}
     torch.testing.assert_close(loaded("tensor_train", state, **options, rank=160), table, rtol=0, atol=1e-5)
 
-    codes, centroids = codes_of.product_quantisation(table, 2, 8)
+    codes, centroids = codes_of.product_quantization(table, 2, 8)
     found = loaded("structured", {"codes": codes, "centroids": centroids}, num_groups=2, num_clusters=8)
     assert torch.equal(found, torch.cat([centroids[g][codes[:, g]] for g in range(2)], dim=1))
 
@@ -361,12 +361,12 @@ def test_the_results_fit_the_embeddings_as_they_are() -> None:
     torch.testing.assert_close(found, rebuilt(groups))
 
 
-# What cannot be factorised
+# What cannot be factorized
 
 ALGORITHMS: dict[str, Callable[[Tensor], object]] = {
     "truncated_svd": lambda table: svd.truncated_svd(table, 2),
     "tt_svd": lambda table: tensor_train.tt_svd(table, (4, 5), (2, 3), 2),
-    "product_quantisation": lambda table: codes_of.product_quantisation(table, 2, 3),
+    "product_quantization": lambda table: codes_of.product_quantization(table, 2, 3),
     "learn_codes": lambda table: codes_of.learn_codes(table, 2, 2, steps=1),
     "group_reduce": lambda table: group_reduction.group_reduce(table, torch.ones(len(table)), 2, 2),
 }
@@ -428,9 +428,9 @@ def test_counts_that_cannot_be_are_refused(counts: Tensor, named: str) -> None:
         (lambda table: tensor_train.tt_svd(table, (4, 5), (2, 3), (2, 2)), "ranks"),
         (lambda table: tensor_train.tt_svd(table, (4, 5), (2, 3), 0), "ranks"),
         (lambda table: tensor_train.tt_svd(table, (20,), (6,), ()), "K >= 2"),
-        (lambda table: codes_of.product_quantisation(table, 4, 3), "num_groups is 4.*6"),
-        (lambda table: codes_of.product_quantisation(table, 2, 21), "num_clusters is 21.*20 words"),
-        (lambda table: codes_of.product_quantisation(table, 2, 0), "num_clusters is 0"),
+        (lambda table: codes_of.product_quantization(table, 4, 3), "num_groups is 4.*6"),
+        (lambda table: codes_of.product_quantization(table, 2, 21), "num_clusters is 21.*20 words"),
+        (lambda table: codes_of.product_quantization(table, 2, 0), "num_clusters is 0"),
         (lambda table: codes_of.learn_codes(table, 0, 2), "num_codebooks is 0"),
         (lambda table: codes_of.learn_codes(table, 2, 0), "codebook_size is 0"),
         (lambda table: codes_of.learn_codes(table, 2, 2, steps=0), "steps is 0"),
