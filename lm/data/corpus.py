@@ -117,6 +117,18 @@ def prepare(
         _check_published(
             name, published, tokens, len(vocabulary) if limits == Limits() and not lower else None
         )
+    return _write(texts, outputs, vocabulary, tokens, made_from)
+
+
+def _write(
+    texts: Texts,
+    outputs: Sequence[Path],
+    vocabulary: Vocabulary,
+    tokens: Mapping[str, int],
+    made_from: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write the files of a corpus; returns the content of ``data.json``."""
+    lower = made_from["settings"]["lower"]
     with staged(outputs) as places:
         *token_files, vocabulary_file, description_file = places
         unknown = _write_tokens(texts, dict(zip(SPLITS, token_files)), vocabulary, tokens, lower)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import shared_embeddings as se
 from nmt.checkpoint.build import build_from_checkpoint
-from nmt.checkpoint.files import save_checkpoint, write_atomically
+from nmt.checkpoint.files import save_checkpoint
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from nmt.model.plan import OPTION_NAMES
 from nmt.summarization.length_control import has_length_control
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import error_line
+from shared_embeddings.utils.files import replacing
 
 # Files that CTranslate2 writes.
 OWN_FILES = ("model.bin", "config.json", "*vocabulary.json", "*vocabulary.txt", "*_vocabulary*.txt")
@@ -103,9 +106,6 @@ def export_ctranslate2(path: str, output: str, quantization: str | None) -> None
     Raises:
         UserError: CTranslate2 does not support the model.
     """
-    import tempfile
-    from pathlib import Path
-
     import ctranslate2
 
     _check_folder(output)
@@ -124,9 +124,8 @@ def export_ctranslate2(path: str, output: str, quantization: str | None) -> None
         save_checkpoint(checkpoint, plain)
         converter = ctranslate2.converters.OpenNMTPyConverter(plain)
         try:
-            write_atomically(
-                output, lambda name: converter.convert(name, force=True, quantization=quantization)
-            )
+            with replacing(Path(output)) as temporary:
+                converter.convert(str(temporary), force=True, quantization=quantization)
         except (ValueError, NotImplementedError) as error:
             reason = error_line(error)
             raise UserError(f"{path}: CTranslate2 does not support this model: {reason}") from error

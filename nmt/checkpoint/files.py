@@ -7,7 +7,7 @@ import glob
 import os
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +50,6 @@ def check_output(option: str, path: str | os.PathLike[str]) -> None:
         raise UserError(f"{option}: the folder {folder} cannot be written to; choose another one")
 
 
-def write_atomically(path: str | os.PathLike[str], write: Callable[[str], None]) -> None:
-    """Call ``write`` with a temporary name beside ``path``, then rename it to ``path``.
-
-    Args:
-        path: a file or a directory that appears only when it is complete.
-        write: creates the file or directory of the name that it is given.
-
-    Raises:
-        OSError: the directory cannot be written to.
-    """
-    with replacing(Path(path)) as temporary:
-        write(str(temporary))
-
-
 def remove_leftovers(save_model: str) -> None:
     """Take away what processes that were killed while they saved have left beside the checkpoints of a run.
 
@@ -81,7 +67,8 @@ def remove_leftovers(save_model: str) -> None:
 
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write a checkpoint with its checksum atomically."""
-    write_atomically(path, lambda name: save_tensors(with_checksum(checkpoint), name))
+    with replacing(Path(path)) as temporary:
+        save_tensors(with_checksum(checkpoint), temporary)
 
 
 def allow_checkpoint_types() -> None:

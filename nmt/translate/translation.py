@@ -10,11 +10,11 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from nmt.checkpoint.files import check_output, write_atomically
+from nmt.checkpoint.files import check_output
 from nmt.data.batches import check_parallel, clean_line
 from nmt.summarization.length_control import read_desired_lengths
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.files import naming
+from shared_embeddings.utils.files import naming, write_text
 
 
 def read_lines(path: str) -> list[str]:
@@ -88,10 +88,4 @@ def translate_file(opt: Namespace, translate: Callable[[Namespace], None]) -> No
         for rank, number in enumerate(filled):
             pieces[number] = translations[rank * per_line : (rank + 1) * per_line]
     text = "".join(f"{line}\n" for piece in pieces for line in piece)
-    write_atomically(opt.output, lambda name: _write_text(name, text))
-
-
-def _write_text(path: str, text: str) -> None:
-    """Write UTF-8 text with its line ends as they are."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
+    write_text(Path(opt.output), text)

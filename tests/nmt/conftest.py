@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,10 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return lines[0]
 
     return expect
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -22,8 +22,7 @@ from nmt.train.distillation import parse_distillation
 from nmt.train.teacher import DistillationLoss, token_counts
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import Reconstruction
-from tests.nmt.conftest import Host, run
-from tests.nmt.test_commands import free_port
+from tests.nmt.conftest import Host, free_port, run
 from tests.nmt.test_training import METHODS
 
 STANDARD = METHODS["standard"]

@@ -1,0 +1,236 @@
+"""Export to CTranslate2, models of OpenNMT-py itself, and its server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nmt.checkpoint.build import build_from_checkpoint, describe_checkpoint
+from nmt.checkpoint.export import dense_checkpoint
+from nmt.checkpoint.files import read_checkpoint
+from nmt.model.embeddings import shared_embeddings_of
+from shared_embeddings.classes import WordClasses
+from tests.nmt.conftest import Host, free_port, run
+
+FUNNEL = {"method": "funnel", "rank": 4}
+SECONDS = 600
+Trained = Callable[..., tuple[Host, Path]]
+Refusal = Callable[..., str]
+
+
+def command(name: str, *arguments: str) -> list[str]:
+    """The words that start a command in a process of its own."""
+    return [sys.executable, "-c", f"from nmt import cli; cli.{name}()", *arguments]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharing", [True, False], ids=["three-way", "inputs apart"])
+def test_ctranslate2_translates_the_same(sharing: bool, host: Host) -> None:
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    checkpoint = host.train("model", embedding=FUNNEL, share_embeddings=sharing, train_steps=60)
+    exported = host.folder / "exported"
+    for _ in range(2):  # the second replaces the first, of which it knows every file
+        run(
+            "onmt_release_model",
+            "-model",
+            str(checkpoint),
+            "-output",
+            str(exported),
+            "-format",
+            "ctranslate2",
+            "-force",
+        )
+    ours = host.translate(checkpoint, "-beam_size", "1", "-min_length", "3")
+    sources = (host.folder / "test.src").read_text().splitlines()
+    results = ctranslate2.Translator(str(exported)).translate_batch(
+        [line.split() for line in sources], beam_size=1, max_decoding_length=9, min_decoding_length=3
+    )
+    assert [" ".join(result.hypotheses[0]) for result in results] == ours
+    assert all(ours)
+
+
+def test_export_keeps_the_bias_of_the_output(host: Host) -> None:
+    settings = {"method": "standard", "output_bias": True}
+    checkpoint = host.train("model", embedding=settings, train_steps=20)
+    model, *_ = build_from_checkpoint(str(checkpoint))
+    bias = model.generator.embedding.bias
+    head = dense_checkpoint(str(checkpoint))["generator"]
+    hidden = torch.randn(3, head["weight"].size(1))
+    assert bias.abs().max() > 0
+    torch.testing.assert_close(F.linear(hidden, **head), model.generator(hidden))
+
+
+def test_a_bias_without_an_output_is_refused(host: Host, refusal: Refusal) -> None:
+    settings = {"method": "standard", "output_bias": True}
+    config = host.config("model", embedding=settings, share_decoder_embeddings=False)
+    assert "output_bias" in refusal("onmt_train", "-config", str(config))
+
+
+def test_ctranslate2_refuses_a_softmax_in_two_steps(host: Host, refusal: Refusal) -> None:
+    checkpoint = host.train("model", embedding={"method": "adaptive", "cutoffs": [20], "factor": 2})
+    output = host.folder / "exported"
+    message = refusal(
+        "onmt_release_model", "-model", str(checkpoint), "-output", str(output), "-format", "ctranslate2"
+    )
+    assert "adaptive" in message and "onmt_translate" in message
+    assert not output.exists()
+
+
+def test_classes_are_part_of_the_checkpoint(host: Host, refusal: Refusal) -> None:
+    """A class file is read word by word when training starts, and never needed again."""
+    words = [*(f"w{number}" for number in range(40)), *(f"v{number}" for number in range(40))]
+    generator = np.random.default_rng(0)
+    file = host.folder / "classes.npz"
+    WordClasses(
+        tuple(words),
+        np.arange(80) % 9,
+        generator.normal(size=(9, 3)).astype(np.float32),
+        generator.normal(size=(80, 3)).astype(np.float32),
+    ).save(file)
+    embedding = {"method": "uncle", "unique_dim": 6, "classes": str(file)}
+    checkpoint = host.train("model", embedding=embedding, train_steps=3)
+    config = host.config("model", embedding=embedding)
+    model, vocabs, *_ = build_from_checkpoint(str(checkpoint))
+    (found,) = shared_embeddings_of(model)
+    assert int(found.classes[vocabs["src"]["v5"]]) == 45 % 9
+    file.unlink()
+    assert len(host.translate(checkpoint)) == 7
+    run("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
+    assert describe_checkpoint(host.folder / "model_step_6.pt")["config"]["embedding"]["classes"] == "stored"
+    message = refusal("onmt_train", "-config", str(host.config("other", embedding=embedding)))
+    assert "classes.npz" in message and "no such file" in message
+
+
+def test_ctranslate2_refuses_other_models(host: Host, refusal: Refusal) -> None:
+    checkpoint = host.train(
+        "model",
+        embedding=FUNNEL,
+        encoder_type="rnn",
+        decoder_type="rnn",
+        position_encoding=False,
+        train_steps=1,
+    )
+    output = host.folder / "exported"
+    line = refusal(
+        "onmt_release_model", "-model", str(checkpoint), "-output", str(output), "-format", "ctranslate2"
+    )
+    assert "transformer" in line
+    assert not output.exists()
+
+
+@pytest.mark.slow
+def test_checkpoint_of_plain_upstream(host: Host) -> None:
+    """A model that OpenNMT-py alone trained and saved loads, translates, averages and resumes."""
+    import pyonmttok
+
+    if pyonmttok.__spec__.origin is None:
+        pytest.skip("upstream alone needs pyonmttok")
+    config = host.config("plain", train_steps=3)
+    upstream = [sys.executable, "-m", "onmt.bin.train", "-config", str(config)]
+    subprocess.run(upstream, check=True, capture_output=True, timeout=SECONDS)
+    checkpoint = host.folder / "plain_step_3.pt"
+    assert "resume" not in read_checkpoint(checkpoint)
+    assert len(host.translate(checkpoint)) == 7
+    run("onmt_average_models", "-models", str(checkpoint), "-output", str(host.folder / "mean.pt"))
+    assert host.translate(host.folder / "mean.pt") == host.translate(checkpoint)
+    run("onmt_train", "-config", str(host.config("plain", train_steps=4)), "-train_from", str(checkpoint))
+    model, *_ = build_from_checkpoint(str(host.folder / "plain_step_4.pt"))
+    assert model.generator.weight is model.decoder.embeddings.word_lut.weight
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"copy_attn": True}], ids=["", "copying"])
+def test_server(options: dict[str, Any], trained: Trained, tmp_path: Path) -> None:
+    host, checkpoint = trained(embedding=FUNNEL, **options)
+    shutil.copy(checkpoint, tmp_path / "model.pt")
+    settings = {
+        "models_root": str(tmp_path),
+        "models": [
+            {
+                "id": 100,
+                "model": "model.pt",
+                "load": True,
+                "opt": {"gpu": -1, "beam_size": 1, "min_length": 1},
+            }
+        ],
+    }
+    (tmp_path / "server.json").write_text(json.dumps(settings))
+    port = free_port()
+    arguments = ("--model_config", str(tmp_path / "server.json"), "--port", str(port), "--ip", "127.0.0.1")
+    with subprocess.Popen(command("server", *arguments), stderr=subprocess.PIPE, text=True) as process:
+        drain = threading.Thread(target=lambda: process.stderr and process.stderr.read(), daemon=True)
+        drain.start()
+        try:
+            answer = ask(port, [{"id": 100, "src": "w1  w2"}])
+        finally:
+            process.terminate()
+    assert answer[0][0]["tgt"]
+
+
+def test_server_without_its_configuration(refusal: Refusal) -> None:
+    assert "/nowhere.json" in refusal("onmt_server", "--model_config", "/nowhere.json")
+    assert "--port" in refusal("onmt_server", "--port", "x")
+
+
+def ask(port: int, request: list[dict[str, Any]]) -> Any:
+    """Send a request as soon as the server answers."""
+    address = f"http://127.0.0.1:{port}/translator/translate"
+    deadline = time.time() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(address, json.dumps(request).encode(), timeout=30) as response:
+                return json.load(response)
+        except OSError:
+            if time.time() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+UPSTREAM_TESTS = [
+    "test_attention.py",
+    "test_beam_search.py",
+    "test_copy_generator.py",
+    "test_embeddings.py",
+    "test_greedy_search.py",
+    "test_models.py",
+    "test_structured_attention.py",
+    "test_text_utils.py",
+    "test_translator.py",
+]
+
+# Wants for sentence b the length of the source of hypothesis b.
+WRONG = "not test_beam_returns_attn_with_correct_length"
+
+
+@pytest.mark.slow
+def test_upstream_tests_pass_with_the_seams(tmp_path: Path) -> None:
+    """OpenNMT's own tests (those that need no data of its repository), with every seam in place."""
+    import onmt
+
+    (tmp_path / "conftest.py").write_text("from nmt.patches.table import apply_patches\napply_patches()\n")
+    folder = Path(onmt.__file__).parent / "tests"
+    for name in [*UPSTREAM_TESTS, "utils_for_tests.py"]:
+        shutil.copy(folder / name, tmp_path / name)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", WRONG, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
