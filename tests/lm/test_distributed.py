@@ -67,7 +67,7 @@ def test_two_processes_save_the_same_step_when_they_are_stopped(everybody: bool,
     arguments = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     with Running([*command, "-m", "lm.train.command", *arguments], tmp_path / "log") as running:
-        assert running.wait_for("^Training begins")
+        assert running.wait_for("^Training starts")
         (running.send_to_all if everybody else running.send)(signal.SIGTERM)
         assert running.end() == 1  # torchrun's own
     assert running.output().count("lm_train: terminated; run the same command again to resume") == 1
