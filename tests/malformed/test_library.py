@@ -11,7 +11,7 @@ import pytest
 
 import shared_embeddings as se
 from shared_embeddings.classes import make_classes
-from shared_embeddings.cli import main as cli
+from shared_embeddings.cli.main import main as cli
 from tests.lm.command_line import write_corpus, write_model
 from tests.malformed.harness import (
     DEEP,

@@ -164,7 +164,7 @@ def test_word_features_stay_beside_a_shared_source(host: Host, refusal: Callable
     files = ("-src", str(host.folder / "test.src"), "-output", str(host.folder / "translation"))
     said = refusal("onmt_translate", "-model", str(checkpoint), *files)
     assert "n_src_feats: is 0, but the model was trained with 1" in said
-    with pytest.raises(UserError, match="takes features of source words"):
+    with pytest.raises(UserError, match="needs features of source words"):
         CheckpointModel(checkpoint).quality(Validation(source=Path("source"), target=Path("target")))
 
 

@@ -169,8 +169,8 @@ def test_prefixes_of_a_corpus(subwords: Subwords, refusal: Refusal, tmp_path: Pa
 
 
 ODD: list[tuple[dict[str, Any], str]] = [
-    ({"transforms": "bpe", "data": None}, "wanted a list of names"),
-    ({"transforms": ["bpe", 5], "data": None}, "wanted a list of names"),
+    ({"transforms": "bpe", "data": None}, "expected a list of names"),
+    ({"transforms": ["bpe", 5], "data": None}, "expected a list of names"),
     ({"src_subword_vocab": ["a"]}, "src_subword_vocab"),
     ({"src_vocab_threshold": "many"}, "src_vocab_threshold"),
 ]

@@ -145,5 +145,5 @@ def test_ids_in_settings() -> None:
 )
 def test_lists_of_another_shape_are_refused(name: str, value: Any) -> None:
     check_ids("generation_config.json", {"forced_decoder_ids": [[1, None]], "bad_words_ids": None})
-    with pytest.raises(ValueError, match=f"^generation_config.json: {name} is .*, wanted"):
+    with pytest.raises(ValueError, match=f"^generation_config.json: {name} is .*, expected"):
         check_ids("generation_config.json", {"text_config": {name: value}})
