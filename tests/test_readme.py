@@ -1,4 +1,4 @@
-"""The README tells the truth about what there is."""
+"""README.md, CONTRIBUTING.md and docs/ match the code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ import pytest
 from shared_embeddings.cli.catalog import methods_table
 
 ROOT = Path(__file__).parent.parent
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -30,3 +35,12 @@ def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
 def test_links_lead_somewhere(path: str) -> None:
     assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_named_files_exist(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    named = set(
+        re.findall(r"`((?:shared_embeddings|nmt|lm|recipes|tests|docs|docker|benchmarks)/[\w./-]*)`", text)
+    )
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
