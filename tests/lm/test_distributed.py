@@ -54,7 +54,7 @@ def test_two_processes_are_one_with_the_doubled_batch(tmp_path: Path) -> None:
     # Without dropout nothing is drawn, so what differs is where the two processes began.
     first, second = (process["random"]["torch"] for process in double.training["processes"])
     assert not torch.equal(first, second)
-    with pytest.raises(UserError, match="it had 2 processes and has 1"):
+    with pytest.raises(UserError, match="it had 2 processes and now has 1"):
         run({**two, "steps": 18})
 
 
