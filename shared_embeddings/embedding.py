@@ -79,6 +79,9 @@ class SharedEmbedding(Method):
             vectors = self.without_padding(self.rows(flat), flat)
         elif self.cache_state() is not None:
             vectors = F.embedding(flat, self.table())
+        elif torch.compiler.is_compiling():
+            # Compilers need sizes that do not depend on data, so repeated words are transformed repeatedly.
+            vectors = self.token_rows(flat, torch.arange(flat.size(0), device=flat.device))
         else:
             words, inverse = torch.unique(flat, return_inverse=True)
             vectors = self.token_rows(words, inverse)

@@ -81,7 +81,7 @@ class Method(CachingModule):
         per_word: the parameters and buffers with one row per word, ``(V, ...)``; ``bias`` need not be listed.
             Empty if words have no rows of their own.
         is_deep: whether a row takes more work than indexing and one small product. Then each distinct word of
-            a batch is computed once, and the whole table is cached for inference.
+            a batch is computed once (not in compiled graphs), and the table is cached for inference.
         grid_choice: how `search_grids` chooses options, in a few words.
         fit_bound: the relative error that fitting the first of the `examples` must not exceed in the tests.
         fullgraph_limit: why ``torch.compile(fullgraph=True)`` cannot train with this method; None if it can.
