@@ -373,8 +373,9 @@ class GroupReduceEmbedding(SharedEmbedding):
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """The groups and about the rank of Distilled Embedding."""
-        return {"": {"num_groups": min(10, num_embeddings), "min_rank": max(embedding_dim // 22, 2)}}
+        """The groups and about the rank of Distilled Embedding, but fewer groups for few words."""
+        groups = min(10, num_embeddings // 16)
+        return {"": {"num_groups": groups, "min_rank": max(embedding_dim // 22, 2)}}
 
     @classmethod
     def fit(cls, task: FitTask) -> GroupReduceEmbedding:
