@@ -2,8 +2,8 @@
 
 The three steps of Distilled Embedding (Lioutas et al., 2020, Algorithm 1): a model is trained with the full
 table, the teacher; the small embedding is fitted to that table (`shared_embeddings.fit`, Eq. 5); the whole
-model, which starts from the teacher in all else, is trained on with the reconstruction loss beside the cross
-entropy (Eq. 6). Hosts take the option ``embedding_distillation`` for it.
+model, whose other parameters start from the teacher, is trained further with the reconstruction loss in
+addition to the cross entropy (Eq. 6). Hosts take the option ``embedding_distillation`` for it.
 
 Axes: ``V`` vocabulary, ``D`` model dimension.
 """

@@ -38,7 +38,7 @@ def frequency_groups(
         frequencies: ``(V,)`` from the highest to the lowest, positive, in any unit.
         num_groups: from 1 to V.
         min_rank, max_rank: `max_rank` is D / 2 when left out, with which the published settings of Distilled
-            Embedding give the published sizes (within 5 %), or `min_rank` where that is more.
+            Embedding give the published sizes (within 5 %), or `min_rank` if that is more.
         dim: D.
     """
     words = len(frequencies)
@@ -47,7 +47,7 @@ def frequency_groups(
     ends = [0]
     # A group ends with the word that reaches its share, rounding aside.
     for group, last in enumerate(np.searchsorted(running, shares * (1.0 - 1e-12)).tolist()):
-        # Every group has a word, and leaves one for each of those behind it.
+        # Every group has a word, and later groups keep at least one word each.
         ends.append(min(max(last, ends[-1]) + 1, words - (num_groups - 1 - group)))
     ends.append(words)
     sizes = tuple(end - start for start, end in pairwise(ends))
@@ -95,9 +95,9 @@ def group_reduce(
     """Words in groups by frequency, each with its own weighted SVD (GroupReduce, Chen et al., 2018).
 
     Minimizes ``sum_w count[w] * ||table[w] - codes[w] @ basis||^2``. A refinement moves words to the groups
-    that give them best, at a price per number stored such that the parameters never become more, and computes
-    each group's SVD anew; it is kept only if the error falls. Groups that are too small for the minimum rank
-    keep their words and get no others. Nothing is drawn at random.
+    that fit them best, with a penalty per stored number so that the parameters never increase, and computes
+    each group's SVD again; a round is kept only if the error decreases. Groups that are too small for the
+    minimum rank keep their words and get no others. The result is deterministic.
 
     Args:
         table: ``(V, D)``.
@@ -145,7 +145,7 @@ def _group_bases(table: Tensor, counts: Tensor, groups: Tensor, ranks: list[int]
     bases = []
     for group, rank in enumerate(ranks):
         members = (groups == group).nonzero().squeeze(1)
-        # Where no word counts, all count alike.
+        # If no word has a count, all count equally.
         weights = counts[members] if counts[members].any() else None
         bases.append(best_basis(table[members], min(rank, len(members)), weights))
     return bases

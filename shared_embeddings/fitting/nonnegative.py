@@ -39,7 +39,7 @@ def least_mean_distance(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Factors of rank R with the least mean distance between rows, where the SVD has the least mean square.
 
     SVDs in which a row counts by the inverse of the distance that it had in the round before; each can only
-    lower the mean (iteratively reweighted least squares). What is found is no worse than the SVD.
+    lower the mean (iteratively reweighted least squares). The result is never worse than the SVD.
 
     Args:
         table: ``(V, D)``.
@@ -70,7 +70,7 @@ def least_mean_distance(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 def without_negatives(codes: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     """Factors of the same rank with codes that are nowhere negative.
 
-    Their product is ``codes @ basis`` where the codes have a common direction, and otherwise what is left
+    Their product is ``codes @ basis`` if the codes have a common direction, and otherwise what is left
     without the last column, whose place a constant takes; with one column only, what one sign of it leaves.
 
     Args:

@@ -68,7 +68,7 @@ def _split(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def _balanced(cores: list[Tensor]) -> list[Tensor]:
-    """The same train with cores whose entries are of one size: the SVD leaves all of it in the last."""
+    """The same train with entries of one scale in all cores: the SVD puts the scale in the last."""
     sizes = [float(core.square().mean().sqrt()) for core in cores]
     if min(sizes) == 0.0:
         return cores

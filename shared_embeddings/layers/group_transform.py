@@ -103,7 +103,7 @@ def plan_delight_layers(embedding_dim: int, expand_dim: int, depth: int, max_gro
 
 
 def _round_up(width: float, groups: int) -> int:
-    """The smallest multiple of `groups`, in steps of at least 8, that is no less than `width`."""
+    """The smallest multiple of `groups`, in steps of at least 8, that is at least `width`."""
     step = groups * math.ceil(_SMALLEST_MULTIPLE / groups)
     # Spacing by fractions can overshoot a whole number by a rounding error.
     return step * math.ceil(round(width / step, 6))
@@ -199,7 +199,7 @@ class Expansion(nn.Module):
 
 
 def _shuffled(vectors: Tensor, groups: int) -> Tensor:
-    """``(n, width)`` dealt out anew: the first element of every group, then the second of every group, ..."""
+    """``(n, width)`` interleaved: the first element of every group, then the second of every group, ..."""
     return vectors.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1)
 
 

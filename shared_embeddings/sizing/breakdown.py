@@ -1,4 +1,4 @@
-"""Where the parameters and bytes of one embedding are, part by part, beside a plain table."""
+"""The parameters and bytes of every part of an embedding, compared with a plain table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Part:
     """One tensor that a checkpoint of the embedding holds, or the sum of all.
 
     Attributes:
-        name: the tensor's name; "total", or "plain table" for what the embedding stands in for.
+        name: the tensor's name; "total", or "plain table" for the table that the embedding replaces.
         kind: "parameter", "buffer" or "sum".
         shape: its shape; empty for sums and for single numbers.
         count: its numbers; for sums, those of parameters alone.
@@ -99,7 +99,7 @@ def _bytes_of_values(count: int) -> dict[str, int]:
 
 
 def _bits_in_memory(name: str, buffer: Tensor) -> int:
-    """The size of a buffer of a module that is no embedding."""
+    """The size of a buffer of a module that is not an embedding."""
     return buffer.numel() * buffer.element_size() * 8
 
 

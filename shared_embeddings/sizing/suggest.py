@@ -36,11 +36,11 @@ def read_budget(text: str) -> int:
     """A budget such as "2M", "500k", "1.5e6" or "2000000" as a number of parameters.
 
     Raises:
-        ValueError: it is no such number, or less than one parameter.
+        ValueError: the text is not such a number, or it is less than one parameter.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([kKmM]?)\s*", text)
     if match is None:
-        raise ValueError(f"budget '{text}' is no number of parameters; write for example 2M, 500k or 1.5e6")
+        raise ValueError(f"budget '{text}' is not a number of parameters; write e.g. 2M, 500k or 1.5e6")
     budget = float(match[1]) * _MULTIPLIERS[match[2].lower()]
     if not 1 <= budget < 1e15:
         raise ValueError(f"budget '{text}' must be at least one parameter and less than 1e15; change it")
@@ -53,7 +53,7 @@ def suggest(num_embeddings: int, embedding_dim: int, budget: int) -> list[Sugges
     Raises:
         OptionError: V or D is impossible.
     """
-    # This refuses sizes that no method can have.
+    # Rejects sizes that no method can have.
     _count("standard", num_embeddings, embedding_dim, {})
     return [_suggest_one(method, num_embeddings, embedding_dim, budget) for method in methods()]
 
@@ -62,7 +62,8 @@ def describe_suggestions(num_embeddings: int, embedding_dim: int, budget: str, a
     """The suggestions, each as a line to paste into a configuration, or as a JSON object.
 
     Raises:
-        ValueError: the budget is no number; OptionError: V or D is impossible.
+        ValueError: the budget is not a number.
+        OptionError: V or D is impossible.
     """
     limit = read_budget(budget)
     dense = _count("standard", num_embeddings, embedding_dim, {})
