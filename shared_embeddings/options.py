@@ -7,7 +7,7 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union
 
@@ -237,7 +237,11 @@ def _finite(value: Real) -> float:
 
 def _unknown_option(method: str, name: str, valid: list[str]) -> str:
     """The message for an option that `method` does not have."""
-    close = difflib.get_close_matches(name, valid, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
     listed = ", ".join(valid) if valid else "none"
-    return f"{method}: unknown option '{name}'.{hint} Valid options: {listed}"
+    return f"{method}: unknown option '{name}'.{did_you_mean(name, valid)} Valid options: {listed}"
+
+
+def did_you_mean(name: object, valid: Sequence[str]) -> str:
+    """The suggestion of the closest of the `valid` names, to append to a message; empty if none is close."""
+    close = difflib.get_close_matches(str(name), valid, n=1)
+    return f" Did you mean '{close[0]}'?" if close else ""

@@ -6,13 +6,12 @@ Every module in `shared_embeddings.methods` registers its method when the packag
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any, TypeVar
 
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.options import OptionError
+from shared_embeddings.options import OptionError, did_you_mean
 
 EmbeddingClass = TypeVar("EmbeddingClass", bound="type[SharedEmbedding]")
 
@@ -50,8 +49,7 @@ def method_class(method: str) -> type[SharedEmbedding]:
     names = methods()
     # A configuration may hold something else than a name, such as a list.
     if method not in names:
-        close = difflib.get_close_matches(str(method), names, n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
+        hint = did_you_mean(method, names)
         raise OptionError(f"unknown embedding method {method!r}.{hint} Methods: {', '.join(names)}")
     return _registered[method]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import pkgutil
@@ -12,7 +11,7 @@ from typing import Any
 import shared_embeddings as se
 from lm.models.interface import REGISTERED, LanguageModel, Output, State
 from shared_embeddings.errors import UserError
-from shared_embeddings.options import parse_options
+from shared_embeddings.options import did_you_mean, parse_options
 
 __all__ = ["LanguageModel", "Output", "State", "build", "kinds", "options_class"]
 
@@ -86,8 +85,7 @@ def _model_class(kind: str) -> type[LanguageModel]:
     """The class registered as `kind`; raises `UserError` if there is none."""
     names = kinds()
     if kind not in REGISTERED:
-        close = difflib.get_close_matches(str(kind), names, n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
+        hint = did_you_mean(kind, names)
         raise UserError(f"unknown model {kind!r}.{hint} Models: {', '.join(names)}")
     return REGISTERED[kind]
 

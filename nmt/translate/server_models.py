@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -250,10 +250,8 @@ def _parse(parser: ArgumentParser, words: list[str], settings: dict[str, Any]) -
         if name == "models" or value is None:
             continue
         if action is None or action.dest in _NOT_HERE:
-            close = difflib.get_close_matches(name, set(actions) - set(_NOT_HERE), 1)
-            raise UserError(
-                f"opt: unknown option {name!r}" + (f"; did you mean {close[0]}?" if close else "")
-            )
+            valid = set(actions) - set(_NOT_HERE)
+            raise UserError(f"opt: unknown option {name!r}{_closest(name, valid)}")
         if action.nargs == 0:
             if not isinstance(value, bool):
                 raise UserError(f"opt: {name} is {value!r}; expected true or false")
@@ -316,12 +314,17 @@ def _make(number: int, settings: dict[str, Any], root: str) -> Model:
     return Model(options, number, load=settings.get("load", False), **named)
 
 
+def _closest(name: str, valid: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the closest of the valid ones, if any."""
+    close = difflib.get_close_matches(name, list(valid), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 def _check_keys(what: str, content: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Raise UserError for a key that is unknown, or whose value is of another type."""
     for key, value in content.items():
         if key not in wanted:
-            close = difflib.get_close_matches(key, wanted, 1)
-            raise UserError(f"{what}: unknown key {key!r}" + (f"; did you mean {close[0]}?" if close else ""))
+            raise UserError(f"{what}: unknown key {key!r}{_closest(key, wanted)}")
         kinds = wanted[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is int):
             kind = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))

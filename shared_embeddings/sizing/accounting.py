@@ -29,11 +29,6 @@ def count_distinct(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in tensors}.values())
 
 
-def parameter_bytes(module: nn.Module) -> int:
-    """The bytes that the parameters of `module` take in memory, each once."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
-
-
 def stored_bits(module: nn.Module, store: str = "fp32") -> int:
     """The bits that it takes to store `module`: its parameters, and the buffers that its checkpoint holds.
 

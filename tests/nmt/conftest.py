@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from nmt import cli  # noqa: E402
 
 WORDS = {f"w{number}": f"v{number}" for number in range(40)}
+FUNNEL = {"method": "funnel", "rank": 4}
+SECONDS = 600  # for processes of their own
 
 MODEL: dict[str, Any] = {
     "encoder_type": "transformer",
@@ -134,8 +137,12 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
+Trained = Callable[..., tuple[Host, Path]]
+Refusal = Callable[..., str]
+
+
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Host, Path]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Models trained once for all tests, by their options."""
     models: dict[str, tuple[Host, Path]] = {}
 
@@ -152,7 +159,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Hos
 
 
 @pytest.fixture
-def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
     """Run a command that must refuse with one line and exit code 2; returns the line."""
 
     def expect(command: str, *arguments: str) -> str:
@@ -167,6 +174,11 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return lines[0]
 
     return expect
+
+
+def command(name: str, *arguments: str) -> list[str]:
+    """The words that start a command in a process of its own."""
+    return [sys.executable, "-c", f"from nmt import cli; cli.{name}()", *arguments]
 
 
 def free_port() -> int:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shared_embeddings.cli.main import main
-from tests.nmt.conftest import Host
+from tests.nmt.conftest import Trained
 from tests.nmt.test_training import DEFINE_MAP
 
 pytestmark = pytest.mark.usefixtures("installed_host")
-
-Trained = Callable[..., tuple[Host, Path]]
 
 
 def correlations(model: Path, output: Path) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,7 @@ import torch
 
 from nmt.checkpoint.files import read_checkpoint
 from shared_embeddings.utils.files import replacing
-from tests.nmt.conftest import Host, run
-
-FUNNEL = {"method": "funnel", "rank": 4}
-SECONDS = 600
-Trained = Callable[..., tuple[Host, Path]]
-Refusal = Callable[..., str]
-
-
-def command(name: str, *arguments: str) -> list[str]:
-    """The words that start a command in a process of its own."""
-    return [sys.executable, "-c", f"from nmt import cli; cli.{name}()", *arguments]
-
+from tests.nmt.conftest import FUNNEL, Host, Refusal, Trained, command, run
 
 # Odd text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from nmt.checkpoint.build import describe_checkpoint
 from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.files import read_checkpoint
 from nmt.model.embeddings import shared_embeddings_of, words_module
-from tests.nmt.conftest import Host, run
+from tests.nmt.conftest import FUNNEL, Host, Trained, run
 from tests.nmt.test_compression import UNTIED, compress
 from tests.nmt.test_output_embedding import built
 from tests.nmt.test_training import METHODS
@@ -23,8 +22,6 @@ from tests.nmt.test_trim import SOURCE, TARGET, trim
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 
-Trained = Callable[..., tuple[Host, Path]]
-FUNNEL = {"method": "funnel", "rank": 4}
 PADDING = 1
 
 

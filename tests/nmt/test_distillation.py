@@ -22,13 +22,12 @@ from nmt.train.distillation import parse_distillation
 from nmt.train.teacher import DistillationLoss, token_counts
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import Reconstruction
-from tests.nmt.conftest import Host, free_port, run
+from tests.nmt.conftest import Host, Trained, free_port, run
 from tests.nmt.test_training import METHODS
 
 STANDARD = METHODS["standard"]
 PROJECTIVE = {"method": "projective", "rank": 4}
 GROUPS = {"method": "group_reduce", "num_groups": 3, "min_rank": 2}
-Trained = Callable[..., tuple[Host, Path]]
 # Nothing moves, so that what is saved is what training began with.
 STILL = {"train_steps": 1, "learning_rate": 0.0}
 

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,7 @@ from nmt.checkpoint.export import dense_checkpoint
 from nmt.checkpoint.files import read_checkpoint
 from nmt.model.embeddings import shared_embeddings_of
 from shared_embeddings.classes import WordClasses
-from tests.nmt.conftest import Host, free_port, run
-
-FUNNEL = {"method": "funnel", "rank": 4}
-SECONDS = 600
-Trained = Callable[..., tuple[Host, Path]]
-Refusal = Callable[..., str]
-
-
-def command(name: str, *arguments: str) -> list[str]:
-    """The words that start a command in a process of its own."""
-    return [sys.executable, "-c", f"from nmt import cli; cli.{name}()", *arguments]
+from tests.nmt.conftest import FUNNEL, SECONDS, Host, Refusal, Trained, command, free_port, run
 
 
 @pytest.mark.slow

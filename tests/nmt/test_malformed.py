@@ -15,11 +15,10 @@ from nmt.checkpoint.files import allow_checkpoint_types
 from shared_embeddings.cli.main import main as shared_embeddings
 from tests.altered import Odd, alter, told
 from tests.loops import slow_except
-from tests.nmt.conftest import Host
+from tests.nmt.conftest import Host, Trained
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 
-Trained = Callable[..., tuple[Host, Path]]
 STANDARD = {"method": "standard"}
 OPTIONS = (
     "embedding",

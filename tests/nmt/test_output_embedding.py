@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,12 @@ from nmt.checkpoint.export import dense_checkpoint
 from nmt.checkpoint.files import read_checkpoint
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from shared_embeddings.checkpoints.storage import STORES
-from tests.nmt.conftest import Host, run
+from tests.nmt.conftest import FUNNEL, Host, Trained, run
 from tests.nmt.test_compression import UNTIED, compress, scores, spelled
 from tests.nmt.test_training import DEFINE_MAP, METHODS
 from tests.nmt.test_trim import SOURCE, TARGET, assert_same_scores, trim
 
 pytestmark = pytest.mark.usefixtures("installed_host")
-
-Trained = Callable[..., tuple[Host, Path]]
-FUNNEL = {"method": "funnel", "rank": 4}
 
 
 def built(path: Path) -> Any:

@@ -18,9 +18,8 @@ from nmt.options.ranges import RANGES, check_ranges, names
 from nmt.options.sizes import check_memory, check_model_sizes
 from nmt.patches.table import apply_patches
 from shared_embeddings.errors import UserError
-from tests.nmt.conftest import MODEL, Host
+from tests.nmt.conftest import MODEL, Host, Refusal
 
-Refusal = Callable[..., str]
 PARSERS = (onmt.bin.train, onmt.bin.translate, onmt.bin.build_vocab)
 # Numeric options that the table leaves out, and why.
 WITHOUT_BOUNDS: dict[str, str] = {}

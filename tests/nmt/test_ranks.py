@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -21,17 +20,8 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.utils.interrupts import Interrupted
 from shared_embeddings.utils.peers import lost_group
 from tests.drills.runner import Running, complaint_lines, run
-from tests.nmt.conftest import Host
+from tests.nmt.conftest import FUNNEL, Host, free_port
 from tests.nmt.conftest import run as run_here
-
-FUNNEL = {"method": "funnel", "rank": 4}
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def two_ranks() -> dict[str, Any]:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,7 @@ import torch
 
 from nmt import cli
 from nmt.checkpoint.files import check_output, read_checkpoint
-from tests.nmt.conftest import Host, run
-
-FUNNEL = {"method": "funnel", "rank": 4}
-Trained = Callable[..., tuple[Host, Path]]
-Refusal = Callable[..., str]
+from tests.nmt.conftest import FUNNEL, Host, Refusal, Trained, run
 
 
 def corpora(host: Host, **changed: Any) -> dict[str, Any]:

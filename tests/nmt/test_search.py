@@ -13,9 +13,8 @@ from onmt.translate.beam_search import BeamSearch
 from onmt.translate.penalties import PenaltyBuilder
 
 from nmt.patches.table import apply_patches
-from tests.nmt.conftest import Host
+from tests.nmt.conftest import FUNNEL, Host
 
-FUNNEL = {"method": "funnel", "rank": 4}
 Learned = Callable[[str], tuple[Host, Path]]
 RNN = {"encoder_type": "brnn", "decoder_type": "rnn", "position_encoding": False}
 LM = {

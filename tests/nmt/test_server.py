@@ -10,7 +10,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from flask.testing import FlaskClient
 
 from nmt.checkpoint.files import read_checkpoint
 from nmt.patches.table import apply_patches
-from tests.nmt.conftest import Host
+from tests.nmt.conftest import Host, Refusal
 from tests.nmt.test_transforms import Subwords
 
 apply_patches()
@@ -27,7 +27,6 @@ apply_patches()
 from nmt.translate.server import Limits, make_app  # noqa: E402
 from nmt.translate.server_models import read_models  # noqa: E402
 
-Refusal = Callable[..., str]
 ROOT = "/translator"
 SEARCH = {"beam_size": 2, "min_length": 1, "max_length": 9, "max_length_ratio": 0}
 

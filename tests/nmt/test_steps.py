@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,8 @@ from nmt.checkpoint.checkpoint import is_whole, read_weights, whole_steps, write
 from nmt.checkpoint.files import read_checkpoint, remove_leftovers
 from shared_embeddings.errors import UserError
 from tests.altered import offsets
-from tests.nmt.conftest import Host
+from tests.nmt.conftest import Host, Refusal, Trained
 
-Trained = Callable[..., tuple[Host, Path]]
-Refusal = Callable[..., str]
 STANDARD = {"method": "standard"}
 APART = {"embedding": STANDARD, "save_format": "safetensors"}
 

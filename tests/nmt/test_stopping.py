@@ -20,12 +20,10 @@ from nmt.data.batches import TrackedBatches
 from nmt.patches.table import apply_patches
 from nmt.train.runs import differences
 from shared_embeddings.utils.files import locked
-from tests.nmt.conftest import Host, run
+from tests.nmt.conftest import FUNNEL, Host, Refusal, run
 
 apply_patches()  # before a test puts something in front of a seam
 
-Refusal = Callable[..., str]
-FUNNEL = {"method": "funnel", "rank": 4}
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 

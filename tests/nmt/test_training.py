@@ -26,9 +26,8 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.layers.dropout import Dropout
 from shared_embeddings.methods.alone import AloneEmbedding
 from tests.examples import example
-from tests.nmt.conftest import Host, run
+from tests.nmt.conftest import FUNNEL, Host, run
 
-FUNNEL = {"method": "funnel", "rank": 4}
 # Every method with its example for a vocabulary of about this size.
 METHODS: dict[str, dict[str, Any]] = {
     method: {"method": method, **example(method, 88, 16)} for method in se.methods()

@@ -19,10 +19,8 @@ from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.files import read_checkpoint
 from nmt.translate.quality import bleu
 from shared_embeddings.cli.main import main
-from tests.nmt.conftest import Host, run
+from tests.nmt.conftest import FUNNEL, Host, Refusal, run
 
-Refusal = Callable[..., str]
-FUNNEL = {"method": "funnel", "rank": 4}
 BY_HAND = ("src_subword_model", "tgt_subword_model")
 
 

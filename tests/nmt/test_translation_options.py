@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from tests.nmt.conftest import Host
+from tests.nmt.conftest import Refusal, Trained
 
-Trained = Callable[..., tuple[Host, Path]]
-Refusal = Callable[..., str]
 SAMPLED = ("-min_length", "4", "-random_sampling_topk", "-1")
 
 

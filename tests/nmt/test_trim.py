@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ from nmt.checkpoint.checkpoint import packing_of_checkpoint
 from nmt.checkpoint.files import read_checkpoint
 from shared_embeddings.checkpoints.storage import Packing
 from shared_embeddings.cli.main import main
-from tests.nmt.conftest import Host, run
+from tests.nmt.conftest import Host, Trained, run
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 
-Trained = Callable[..., tuple[Host, Path]]
 STANDARD = {"embedding": {"method": "standard", "output_bias": True}, "save_format": "safetensors"}
 APART = {"share_vocab": False, "share_embeddings": False, "share_decoder_embeddings": False}
 SPECIALS = ["<unk>", "<blank>", "<s>", "</s>"]

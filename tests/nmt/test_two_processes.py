@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,7 @@ import torch
 from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.files import read_checkpoint
-from tests.nmt.conftest import WORDS, Host, free_port
-
-FUNNEL = {"method": "funnel", "rank": 4}
-SECONDS = 600
-Trained = Callable[..., tuple[Host, Path]]
-Refusal = Callable[..., str]
-
-
-def command(name: str, *arguments: str) -> list[str]:
-    """The words that start a command in a process of its own."""
-    return [sys.executable, "-c", f"from nmt import cli; cli.{name}()", *arguments]
+from tests.nmt.conftest import FUNNEL, SECONDS, WORDS, Host, command, free_port
 
 
 def train_two(host: Host, folder: Path, **options: Any) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ from nmt.model.embeddings import shared_embeddings_of
 from nmt.summarization.length_control import positions_of
 from nmt.summarization.positions import LengthControlledPositions
 from shared_embeddings.errors import UserError
-from tests.nmt.conftest import WORDS, Host, run
+from tests.nmt.conftest import WORDS, Host, Refusal, run
 
 ALONE = {"method": "alone", "base_dim": 16, "hidden_dim": 32, "codebooks": 4, "codebook_size": 8}
 COUNTING: dict[str, Any] = {
@@ -33,7 +33,6 @@ COUNTING: dict[str, Any] = {
     "valid_steps": 50,
     "report_every": 50,
 }
-Refusal = Callable[..., str]
 
 
 def counting_host(folder: Path) -> Host:
