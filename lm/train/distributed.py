@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # noqa: F401  (imported later, its defaults would keep the group alive, see _leave_group)
 from torch import Tensor
 
 from shared_embeddings.errors import UserError
@@ -92,8 +95,21 @@ def joined(device: str) -> Iterator[Group]:
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     try:
         yield Group(place, dist.get_rank(), world_size)
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # they hold the model, and the model the group
+        raise
     finally:
-        dist.destroy_process_group()
+        _leave_group()
+
+
+def _leave_group() -> None:
+    """Destroy the process group and end its threads.
+
+    A thread of gloo that frees a tensor while the interpreter shuts down aborts the process. The threads end
+    with the last reference to the group, which `DistributedDataParallel` has in cycles.
+    """
+    dist.destroy_process_group()
+    gc.collect()
 
 
 def _device(wanted: str) -> torch.device:

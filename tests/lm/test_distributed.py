@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,20 @@ from shared_embeddings.errors import UserError
 from tests.drills.runner import Running
 from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout
 
+TRAIN = ("-m", "lm.train.command")
+TRAIN_AND_LIST_THREADS = """
+import pathlib, sys
+from lm.train.command import main
+main(sys.argv[1:])
+print("threads:", *(path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")))
+"""
 
-def torchrun(values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+
+def torchrun(values: dict[str, Any], program: Sequence[str] = TRAIN) -> subprocess.CompletedProcess[str]:
     """Train with two processes of this machine."""
     arguments = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run([*command, "-m", "lm.train.command", *arguments], capture_output=True, text=True)
+    return subprocess.run([*command, *program, *arguments], capture_output=True, text=True)
 
 
 def losses(save: Path) -> list[tuple[str, str, float]]:
@@ -56,6 +65,16 @@ def test_two_processes_are_one_with_the_doubled_batch(tmp_path: Path) -> None:
     assert not torch.equal(first, second)
     with pytest.raises(UserError, match="it had 2 processes and now has 1"):
         run({**two, "steps": 18})
+
+
+@pytest.mark.slow
+def test_the_threads_of_the_process_group_end(tmp_path: Path) -> None:
+    """At exit they would race with the interpreter, which aborted one training in five on a busy machine."""
+    values = settings(small_corpus(tmp_path), tmp_path / "run", **without_dropout(steps=2))
+    (tmp_path / "train.py").write_text(TRAIN_AND_LIST_THREADS)
+    result = torchrun(values, [str(tmp_path / "train.py")])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("threads: ") == 2 and "gloo" not in result.stdout
 
 
 @pytest.mark.slow
