@@ -25,6 +25,8 @@ from shared_embeddings.methods.group_reduce import GroupReduceEmbedding
 from shared_embeddings.methods.group_reduce import GroupReduceOptions as GroupReduceOptions
 from shared_embeddings.methods.projective import ProjectiveEmbedding
 from shared_embeddings.methods.projective import ProjectiveOptions as ProjectiveOptions
+from shared_embeddings.methods.quantized import QuantizedEmbedding
+from shared_embeddings.methods.quantized import QuantizedOptions as QuantizedOptions
 from shared_embeddings.methods.standard import StandardEmbedding
 from shared_embeddings.methods.standard import StandardOptions as StandardOptions
 from shared_embeddings.methods.structured import StructuredEmbedding
@@ -87,6 +89,13 @@ def build(
     method: Literal["projective"], *, num_embeddings: int, embedding_dim: int,
     padding_idx: int | None = ..., words: Sequence[str] | None = ..., output_bias: bool = ..., rank: int,
 ) -> ProjectiveEmbedding: ...
+@overload
+def build(
+    method: Literal["quantized"], *, num_embeddings: int, embedding_dim: int, padding_idx: int | None = ...,
+    words: Sequence[str] | None = ..., output_bias: bool = ..., bits: float,
+    codec: Literal['uniform', 'lloyd_max', 'residual', 'trellis'] = ..., group_size: int = ...,
+    count_exponent: float = ..., seed: int = ..., words_per_width: Sequence[int] = ...,
+) -> QuantizedEmbedding: ...
 @overload
 def build(
     method: Literal["standard"], *, num_embeddings: int, embedding_dim: int, padding_idx: int | None = ...,
@@ -178,6 +187,14 @@ def fit(
     steps: int | None = ..., learning_rate: float = ..., progress: bool = ..., output_bias: bool = ...,
     rank: int,
 ) -> tuple[ProjectiveEmbedding, FitReport]: ...
+@overload
+def fit(
+    method: Literal["quantized"], teacher: Tensor, *, token_counts: Tensor | None = ...,
+    padding_idx: int | None = ..., words: Sequence[str] | None = ..., seed: int = ...,
+    steps: int | None = ..., learning_rate: float = ..., progress: bool = ..., output_bias: bool = ...,
+    bits: float, codec: Literal['uniform', 'lloyd_max', 'residual', 'trellis'] = ..., group_size: int = ...,
+    count_exponent: float = ..., words_per_width: Sequence[int] = ...,
+) -> tuple[QuantizedEmbedding, FitReport]: ...
 @overload
 def fit(
     method: Literal["standard"], teacher: Tensor, *, token_counts: Tensor | None = ...,

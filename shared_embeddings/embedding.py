@@ -246,7 +246,7 @@ class SharedEmbedding(Method):
             "output": sum(size for key, size in by_output.items() if key not in by_input),
             "shared": sum(size for key, size in by_input.items() if key in by_output),
             "total": accounting.count_parameters(self),
-            "stored_bits": accounting.stored_bits(self),
+            "stored_bits": accounting.stored_bits(self, self.default_store),
         }
 
     def select_rows(self: Embedding, ids: Tensor) -> Embedding:

@@ -84,6 +84,7 @@ class Method(CachingModule):
             a batch is computed once (not in compiled graphs), and the table is cached for inference.
         grid_choice: how `search_grids` chooses options, in a few words.
         fit_bound: the relative error that fitting the first of the `examples` must not exceed in the tests.
+        default_store: how the real numbers are stored unless `compress --store` names another storage.
         fullgraph_limit: why ``torch.compile(fullgraph=True)`` cannot train with this method; None if it can.
         num_embeddings: V.
         embedding_dim: D.
@@ -103,6 +104,7 @@ class Method(CachingModule):
     file_options: ClassVar[tuple[str, ...]] = ()
     per_word: ClassVar[tuple[str, ...]] = ()
     is_deep: ClassVar[bool] = False
+    default_store: ClassVar[str] = "fp32"
     fullgraph_limit: ClassVar[str | None] = None
     bias: nn.Parameter | None
 

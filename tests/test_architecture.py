@@ -27,6 +27,7 @@ LAYERS = [
     ["embedding"],
     ["method"],
     ["classes", "losses", "fitting", "sizing.accounting"],
+    ["codecs"],
     ["layers", "checkpoints.storage", "checkpoints.token_counts"],
     ["options"],
     ["utils"],

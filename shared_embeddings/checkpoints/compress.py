@@ -50,7 +50,7 @@ def compress(
     *,
     options: Mapping[str, object] | None = None,
     target: Target | None = None,
-    store: str = "fp32",
+    store: str | None = None,
     counts: Mapping[str, int] | None = None,
     texts: Sequence[Path] | None = None,
     validation: Validation | None = None,
@@ -68,7 +68,8 @@ def compress(
         output: the file or folder to write, in the host's format.
         options: of the method; none if there is a target.
         target: a size that determines the options.
-        store: how the numbers of the embeddings are stored, see `shared_embeddings.checkpoints.storage`.
+        store: how the numbers of the embeddings are stored, see `shared_embeddings.checkpoints.storage`; None
+            for the method's `default_store`.
         counts: of the words, for methods that weight words by frequency and for the frequency bands.
         texts: to count words in instead of `counts`, tokenized by the host; without `validation`, the
             predictions of both models in them are compared.
@@ -84,6 +85,7 @@ def compress(
             cannot be measured.
         OSError: a file cannot be read or written.
     """
+    store = method_class(method).default_store if store is None else store
     check_store(store)
     given = _checked_options(method, options or {}, target)
     name, adapter = find_host(model)

@@ -51,7 +51,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     command.add_argument("--target-ratio", type=float, help="times fewer bytes for the embeddings")
     command.add_argument("--target-bytes", type=int, help="bytes for the embeddings")
-    command.add_argument("--store", choices=STORES, default="fp32", help="of the numbers (default: fp32)")
+    command.add_argument("--store", choices=STORES, help="of the numbers (default: that of the method)")
     command.add_argument("--fit-steps", type=int, help="steps of methods fitted by gradient descent")
     command.add_argument("--seed", type=int, default=0, help="(default: 0)")
     command.add_argument(

@@ -24,7 +24,7 @@ BATCH = 4096
 _STEPS = 2000
 _STEPS_BETWEEN_EVALUATIONS = 100
 # Seconds before a progress bar appears.
-_BAR_DELAY = 2.0
+BAR_DELAY = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ def reconstruct(embedding: Module, task: FitTask) -> Module:
     )
     best, kept = _loss(embedding, task), _copied_state(embedding)
     embedding.train()
-    bar = tqdm(total=steps, desc="fitting", unit=" steps", delay=_BAR_DELAY, disable=not task.progress)
+    bar = tqdm(total=steps, desc="fitting", unit=" steps", delay=BAR_DELAY, disable=not task.progress)
     for step, ids in zip(range(1, steps + 1), _batches(task.words(), task.seed), strict=False):
         set_updates(embedding, step - 1)
         loss = (embedding(ids) - task.teacher[ids]).norm(dim=1).mean()

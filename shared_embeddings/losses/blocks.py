@@ -122,14 +122,14 @@ class ScoreSource(ABC):
 sources: dict[str, type[ScoreSource]] = {}
 
 
-def tokens_per_block(tokens: int, words: int, settings: LossSettings, device: torch.device) -> int:
-    """The number of tokens in a block.
+def tokens_per_block(tokens: int, words: int, block_size: int | None, device: torch.device) -> int:
+    """The number of tokens in a block, if `block_size` does not set it.
 
     By default 256 on a CPU and 1,024 on other devices; more if the vocabulary is so small that the block
     still has no more than 2**20 (2**25) scores.
     """
     smallest, scores = _CPU_BLOCK if device.type == "cpu" else _ACCELERATOR_BLOCK
-    size = max(smallest, scores // words) if settings.block_size is None else settings.block_size
+    size = max(smallest, scores // words) if block_size is None else block_size
     return max(1, min(size, tokens))
 
 
@@ -198,7 +198,7 @@ class _Walk:
         self.targets = targets.masked_fill(targets == settings.ignore_index, 0).unsqueeze(self.axis)
         self.smoothing = settings.label_smoothing / words
         self.bias_sum = 0.0 if self.bias is None else self.bias.sum() - self._masked(self.bias).sum()
-        self.size = tokens_per_block(targets.size(0), words, settings, targets.device)
+        self.size = tokens_per_block(targets.size(0), words, settings.block_size, targets.device)
         self.buffer = factors[0].new_empty(self.size * words, dtype=self.dtype)
         is_low = settings.product_dtype != self.dtype
         self.low = torch.empty_like(self.buffer, dtype=settings.product_dtype) if is_low else None

@@ -62,12 +62,7 @@ def blockwise_cross_entropy(
         IndexError: a target is out of range (checked on a CPU).
         ValueError: the reduction is unknown, the label smoothing is not in 0 to 1, or the block size below 1.
     """
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction is {reduction!r}, but it must be 'mean', 'sum' or 'none'")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing is {label_smoothing}, but it must be from 0 to 1")
-    if block_size is not None and block_size < 1:
-        raise ValueError(f"block_size is {block_size}, but a block must have at least 1 token")
+    check_arguments(reduction, label_smoothing, block_size)
     given = [*factors] if bias is None else [*factors, bias]
     product_dtype = _product_dtype(factors[0])
     arguments = (bias is not None, masked_word, ignore_index, label_smoothing, reduction, block_size)
@@ -80,6 +75,16 @@ def blockwise_cross_entropy(
         return loss, predictions
     settings = LossSettings(*arguments, product_dtype)
     return _BlockwiseCrossEntropy.apply(targets, source, index, settings, forms_gradients, *given)
+
+
+def check_arguments(reduction: str, label_smoothing: float, block_size: int | None) -> None:
+    """Raise ValueError if the reduction, the label smoothing or the block size of a loss is invalid."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction is {reduction!r}, but it must be 'mean', 'sum' or 'none'")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing is {label_smoothing}, but it must be from 0 to 1")
+    if block_size is not None and block_size < 1:
+        raise ValueError(f"block_size is {block_size}, but a block must have at least 1 token")
 
 
 def with_even_tokens(hidden: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:

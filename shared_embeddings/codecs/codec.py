@@ -1,0 +1,91 @@
+"""What a codec provides: bytes for rows of a table, with a scale for each row or group of numbers.
+
+A row has a *width*, the bits of each of its numbers. Codecs see rows after the rotation, if they want one.
+
+Axes: ``n`` rows, ``D`` dimensions, ``S`` scales of a row.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+Codebooks = dict[str, Tensor]
+
+
+class Encoded(NamedTuple):
+    """Rows as a codec stores them.
+
+    Attributes:
+        codes: ``(n, row_bytes)`` uint8.
+        scales: ``(n, S)``.
+    """
+
+    codes: Tensor
+    scales: Tensor
+
+
+class Codec(ABC):
+    """One way to store rows in few bits.
+
+    Attributes:
+        name: the value of the option `codec`.
+        rotates: whether rows are rotated before they are encoded.
+        widths: the widths that it supports.
+        dim: D.
+    """
+
+    name: ClassVar[str]
+    rotates: ClassVar[bool] = True
+    widths: ClassVar[range] = range(1, 9)
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+    @property
+    def num_scales(self) -> int:
+        """S, the scales of a row."""
+        return 1
+
+    @abstractmethod
+    def row_bytes(self, width: int) -> int:
+        """The bytes of the codes of a row."""
+
+    def codebook_shapes(self, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
+        """The codebooks for rows of these widths by name; none by default."""
+        return {}
+
+    def initial_codebooks(self, widths: Sequence[int]) -> Codebooks:
+        """Codebooks for normal numbers with a variance of one."""
+        return {}
+
+    def learn(self, rows: Tensor, widths: Sequence[int], seed: int) -> Codebooks:
+        """Codebooks for these rows ``(n, D)``; by default the initial ones."""
+        return self.initial_codebooks(widths)
+
+    @abstractmethod
+    def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
+        """The nearest codes and scales that the search finds for rows ``(n, D)`` in float32."""
+
+    @abstractmethod
+    def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
+        """Rows ``(n, D)`` before scaling, of codes ``(n, row_bytes)``, in the type of the codebooks."""
+
+    def scaled(self, values: Tensor, scales: Tensor) -> Tensor:
+        """Decoded `values` ``(n, D)`` times their `scales` ``(n, S)``."""
+        return values.to(scales.dtype) * scales
+
+
+def fitted_scales(rows: Tensor, values: Tensor) -> Tensor:
+    """The scales ``(n, 1)`` with which `values` ``(n, D)`` are nearest to `rows` ``(n, D)``."""
+    norms = values.square().sum(dim=1, keepdim=True).clamp(min=1e-30)
+    return (rows * values).sum(dim=1, keepdim=True) / norms
+
+
+def rms(rows: Tensor) -> Tensor:
+    """The root mean square ``(n, 1)`` of each row ``(n, D)``; one for rows of zeros."""
+    found = rows.square().mean(dim=1, keepdim=True).sqrt()
+    return found.masked_fill(found == 0, 1.0)

@@ -1,0 +1,62 @@
+"""Rotation, and the levels with the least squared error for normal numbers (Lloyd, 1982; Max, 1960).
+
+Axes: ``n`` rows, ``D`` dimensions.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
+from shared_embeddings.layers.bit_packing import bytes_for, pack_bits, read_windows
+
+_ITERATIONS = 3000
+
+
+class LloydMaxCodec(Codec):
+    """See the module. Codebooks: ``levels<width>`` ``(2**width,)``."""
+
+    name = "lloyd_max"
+
+    def row_bytes(self, width: int) -> int:
+        """As in the base class."""
+        return bytes_for(width * self.dim)
+
+    def codebook_shapes(self, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
+        """As in the base class."""
+        return {f"levels{width}": (2**width,) for width in widths}
+
+    def initial_codebooks(self, widths: Sequence[int]) -> Codebooks:
+        """As in the base class."""
+        return {f"levels{width}": normal_levels(width) for width in widths}
+
+    def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
+        """As in the base class: the nearest levels at unit variance, then the best scale."""
+        levels = codebooks[f"levels{width}"].float()
+        borders = (levels[1:] + levels[:-1]) / 2
+        codes = torch.bucketize((rows / rms(rows)).contiguous(), borders)
+        return Encoded(pack_bits(codes, width), fitted_scales(rows, levels[codes]))
+
+    def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
+        """As in the base class."""
+        numbers = read_windows(codes, self.dim, width, width)
+        return torch.nn.functional.embedding(numbers, codebooks[f"levels{width}"].unsqueeze(1)).squeeze(-1)
+
+
+@functools.cache
+def normal_levels(width: int) -> Tensor:
+    """The 2**width ascending levels with the least squared error for normal numbers, by Lloyd's iteration."""
+    count = 2**width
+    levels = torch.special.ndtri((torch.arange(count, dtype=torch.float64, device="cpu") + 0.5) / count)
+    edge = torch.full((1,), torch.inf, dtype=torch.float64, device="cpu")
+    for _ in range(_ITERATIONS):
+        borders = torch.cat([-edge, (levels[1:] + levels[:-1]) / 2, edge])
+        density = torch.exp(-borders.square() / 2) / math.sqrt(2 * math.pi)
+        # The mean of a normal number between two borders.
+        levels = -density.diff() / torch.special.ndtr(borders).diff()
+    return levels.float()

@@ -1,0 +1,82 @@
+"""Evenly spaced levels with a scale for each group of numbers, without a rotation.
+
+As in ONNX Runtime's GatherBlockQuantized and MatMulNBits, a number is ``(code - zero) * scale`` with the zero
+point 2**(width - 1).
+
+Axes: ``n`` rows, ``D`` dimensions, ``S`` groups of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded
+from shared_embeddings.layers.bit_packing import bytes_for, pack_bits, read_windows
+
+# Scales that are tried, relative to that of the largest number, and the least-squares steps after them.
+_TRIALS = torch.linspace(0.5, 1.0, 11).tolist()
+_REFINEMENTS = 3
+
+
+class UniformCodec(Codec):
+    """See the module.
+
+    Args:
+        group_size: numbers that share a scale; the last group of a row may be smaller.
+    """
+
+    name = "uniform"
+    rotates = False
+    widths = range(2, 9)
+
+    def __init__(self, dim: int, group_size: int) -> None:
+        super().__init__(dim)
+        self.group_size = min(group_size, dim)
+
+    @property
+    def num_scales(self) -> int:
+        """As in the base class."""
+        return -(-self.dim // self.group_size)
+
+    def row_bytes(self, width: int) -> int:
+        """As in the base class."""
+        return bytes_for(width * self.dim)
+
+    def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
+        """As in the base class: for each group the scale with the least squared error."""
+        groups = self._grouped(rows)
+        zero = 1 << (width - 1)
+        best, best_error = groups.new_zeros(groups.shape[:2]), groups.square().sum(dim=-1)
+        # Negative numbers have one level more; the largest number is there, so its sign is the scale's.
+        largest = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True)).squeeze(-1)
+        for trial in _TRIALS:
+            scales = largest * (-trial / zero)
+            for _ in range(_REFINEMENTS):
+                levels = _levels(groups, scales, zero)
+                norm = levels.square().sum(dim=-1).clamp(min=1e-30)
+                scales = (groups * levels).sum(dim=-1) / norm
+            error = (groups - _levels(groups, scales, zero) * scales.unsqueeze(-1)).square().sum(dim=-1)
+            is_better = error < best_error
+            best, best_error = torch.where(is_better, scales, best), torch.where(is_better, error, best_error)
+        codes = (_levels(groups, best, zero) + zero).to(torch.uint8).flatten(1)[:, : self.dim]
+        return Encoded(pack_bits(codes, width), best)
+
+    def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
+        """As in the base class."""
+        return read_windows(codes, self.dim, width, width) - (1 << (width - 1))
+
+    def scaled(self, values: Tensor, scales: Tensor) -> Tensor:
+        """As in the base class, with the scale of each group."""
+        return values.to(scales.dtype) * scales.repeat_interleave(self.group_size, dim=1)[:, : self.dim]
+
+    def _grouped(self, rows: Tensor) -> Tensor:
+        """Rows ``(n, D)`` as groups ``(n, S, group_size)``, padded with zeros."""
+        missing = self.num_scales * self.group_size - self.dim
+        return torch.nn.functional.pad(rows, (0, missing)).unflatten(1, (self.num_scales, self.group_size))
+
+
+def _levels(groups: Tensor, scales: Tensor, zero: int) -> Tensor:
+    """The nearest levels, from -zero to zero - 1, of groups ``(n, S, G)`` for scales ``(n, S)``."""
+    safe = scales.masked_fill(scales == 0, 1.0).unsqueeze(-1)
+    return (groups / safe).round_().clamp_(-zero, zero - 1)

@@ -1,0 +1,363 @@
+"""The plain table in few bits for each number: rounded, vector quantized or trellis coded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from shared_embeddings.codecs.allocation import even_counts, widths_for
+from shared_embeddings.codecs.codec import Codebooks, Codec
+from shared_embeddings.codecs.lloyd_max import LloydMaxCodec
+from shared_embeddings.codecs.residual import ResidualCodec
+from shared_embeddings.codecs.trellis import TrellisCodec
+from shared_embeddings.codecs.uniform import UniformCodec
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.fitting.task import BAR_DELAY, FitTask
+from shared_embeddings.layers.initialization import entry_std
+from shared_embeddings.layers.rotation import rotate, rotate_back
+from shared_embeddings.losses.scored import scored_cross_entropy
+from shared_embeddings.method import Options, OutputFactors, SearchGrid
+from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least, require_seed
+from shared_embeddings.registry import register
+
+# Rows that are decoded together, so that no dense table is in memory.
+_BLOCK = 2048
+# Rows that codebooks are trained on.
+_SAMPLE = 2**15
+# Steps of the search grid for one bit.
+_STEPS_PER_BIT = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizedOptions(EmbeddingOptions):
+    """Options of `quantized`."""
+
+    bits: float = option(
+        "The mean bits of the code of a number, from 1 to 8. Scales are extra: 16 bits for each row, or for "
+        "each group with codec uniform."
+    )
+    codec: Literal["uniform", "lloyd_max", "residual", "trellis"] = option(
+        "uniform: evenly spaced levels, a scale for each group, as in ONNX Runtime. The others rotate the "
+        "rows first. lloyd_max: the best levels for normal numbers. residual: sums of codebook entries for "
+        "pieces of eight dimensions. trellis: paths through a trellis, the most exact.",
+        "trellis",
+    )
+    group_size: int = option("The numbers that share a scale, for codec uniform only.", 32)
+    count_exponent: float = option(
+        "Words get bits by their count to this power when token counts are known; 0 ignores the counts.", 0.5
+    )
+    seed: int = option("The seed of the rotation, and of codes that are not fitted to a table.", 0)
+    words_per_width: tuple[int, ...] = option(
+        "The number of words with 1, 2, ... 8 bits; set when the embedding is fitted.", ()
+    )
+
+    def __post_init__(self) -> None:
+        require(
+            1.0 <= self.bits <= 8.0,
+            f"option 'bits' is {self.bits:g}, but it must be from 1 to 8; choose a value between them",
+        )
+        require(
+            self.codec != "uniform" or self.bits >= 2.0,
+            f"option 'bits' is {self.bits:g}, but codec uniform needs at least 2; choose another codec",
+        )
+        require_at_least("group_size", self.group_size, 1)
+        require(
+            self.codec == "uniform" or self.group_size == 32,
+            f"option 'group_size' has no effect with codec {self.codec}; leave it out or choose uniform",
+        )
+        require(
+            0.0 <= self.count_exponent <= 1.0,
+            f"option 'count_exponent' is {self.count_exponent:g}, but it must be from 0 to 1",
+        )
+        require_seed(self.seed)
+
+    def codec_for(self, embedding_dim: int) -> Codec:
+        """The codec for rows of D numbers."""
+        if self.codec == "uniform":
+            return UniformCodec(embedding_dim, self.group_size)
+        codecs: dict[str, type[Codec]] = {
+            codec.name: codec for codec in (LloydMaxCodec, ResidualCodec, TrellisCodec)
+        }
+        return codecs[self.codec](embedding_dim)
+
+    def word_counts(self, num_embeddings: int) -> dict[int, int]:
+        """The number of words of every width that occurs, narrow widths first."""
+        if not self.words_per_width:
+            return even_counts(num_embeddings, self.bits)
+        return {width: count for width, count in enumerate(self.words_per_width, start=1) if count}
+
+
+@register("quantized", QuantizedOptions)
+class QuantizedEmbedding(SharedEmbedding):
+    """Row w of the table is its decoded code, times its scales, rotated back.
+
+    Buffers: `codes<b>` ``(V_b, bytes)`` for the words with b bits, in the order of the vocabulary; `widths`
+    ``(V,)`` the bits of every word, if they differ; `signs` ``(D,)`` of the rotation, for codecs that rotate.
+    Parameters: `scales` ``(V, S)``, and the codebooks of the codec. Codes do not change in training.
+
+    Rows are decoded when they are looked up. Without gradients, scores are computed for one block of decoded
+    rows after the other, so that there is never a V x D table in memory; with gradients there is.
+    """
+
+    options: QuantizedOptions
+    paper = "QTIP (Tseng et al., 2024); Lloyd-Max; residual vector quantization"
+    idea = "every number of the table in few bits"
+    grid_choice = "trellis codes, the most bits"
+    fit_bound = 0.3
+    default_store = "fp16"
+    widths: Tensor
+    signs: Tensor
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: QuantizedOptions
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
+        self.codec = options.codec_for(embedding_dim)
+        self.word_counts = options.word_counts(num_embeddings)
+        self.scales = nn.Parameter(torch.empty(num_embeddings, self.codec.num_scales))
+        for name, shape in self.codec.codebook_shapes(list(self.word_counts)).items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        for width, count in self.word_counts.items():
+            codes = torch.empty(count, self.codec.row_bytes(width), dtype=torch.uint8)
+            self.register_buffer(f"codes{width}", codes)
+        if len(self.word_counts) > 1:
+            self.register_buffer("widths", torch.empty(num_embeddings, dtype=torch.uint8))
+        if self.codec.rotates:
+            self.register_buffer("signs", torch.empty(embedding_dim, dtype=torch.uint8))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def draw_parameters(self) -> None:
+        """Random codes, and random scales that give the table a std near D**-0.5."""
+        generator = torch.Generator(device="cpu").manual_seed(self.options.seed)
+        for name, buffer in self.named_buffers():
+            if name != "widths":
+                most = 2 if name == "signs" else 256
+                buffer.copy_(torch.randint(most, buffer.shape, generator=generator, device="cpu"))
+        if len(self.word_counts) > 1:
+            # Frequent words often come first.
+            widths = [torch.full((n,), width) for width, n in sorted(self.word_counts.items(), reverse=True)]
+            self.widths.copy_(torch.cat(widths))
+        for name, values in self.codec.initial_codebooks(list(self.word_counts)).items():
+            self.get_parameter(name).copy_(values)
+        for width in self.word_counts:
+            values = self.codec.decode(self._codes(width)[:_BLOCK], width, self.codebooks()).float()
+            words = slice(None) if len(self.word_counts) == 1 else self.widths == width
+            size = values.square().mean().sqrt().clamp(min=1e-30)
+            self.scales[words] = (entry_std(self.embedding_dim) / size).to(self.scales)
+        self.scales.mul_(torch.empty_like(self.scales).uniform_(0.5, 1.5))
+
+    def codebooks(self) -> Codebooks:
+        """The codebooks of the codec."""
+        names = self.codec.codebook_shapes(list(self.word_counts))
+        return {name: self.get_parameter(name) for name in names}
+
+    # Rows.
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows ``(n, D)`` for ids ``(n,)``."""
+        rows = self._coded_rows(ids)
+        return rotate_back(rows, self.signs) if self.codec.rotates else rows
+
+    def all_rows(self) -> Tensor:
+        """The rows ``(V, D)``, decoded block by block."""
+        return torch.cat([self.rows(block) for block in self._all_words().split(_BLOCK)])
+
+    def output_factors(self) -> OutputFactors:
+        """The decoded rows ``(V, D)`` before they are rotated back, and the rotation ``(D, D)``."""
+        rows = torch.cat([self._coded_rows(block) for block in self._all_words().split(_BLOCK)])
+        if not self.codec.rotates:
+            return OutputFactors(rows, None)
+        return OutputFactors(rows, rotate_back(torch.eye(self.embedding_dim).to(rows), self.signs))
+
+    # The output side.
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As in the base class; without gradients, from blocks of decoded rows."""
+        if not self._scores_by_blocks():
+            return super().logits(hidden)
+        self.check_hidden(hidden)
+        coded = hidden.reshape(-1, self.embedding_dim)
+        if self.codec.rotates:
+            coded = rotate(coded, self.signs)
+        scores = torch.cat([F.linear(coded, rows) for rows in self._coded_blocks()], dim=-1)
+        if len(self.word_counts) > 1:
+            scores = scores.index_select(-1, self._slots())
+        bias = self.output_bias()
+        if bias is not None:
+            scores += bias
+        if self.padding_idx is not None:
+            scores[:, self.padding_idx] = 0.0
+        return scores.view(*hidden.shape[:-1], self.num_embeddings)
+
+    def flat_loss_and_predictions(
+        self, hidden: Tensor, targets: Tensor, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """As in the base class; without gradients, from blocks of decoded rows for each block of tokens."""
+        if not self._scores_by_blocks():
+            return super().flat_loss_and_predictions(hidden, targets, **options)
+        return scored_cross_entropy(self.logits, self.num_embeddings, hidden, targets, **options)
+
+    def _scores_by_blocks(self) -> bool:
+        """Whether scores are computed without a table ``(V, D)``, which only gradients and compilers need."""
+        return not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+
+    def _coded_blocks(self) -> Iterator[Tensor]:
+        """The scaled rows ``(n, D)`` of all words, block by block, by width and then by word."""
+        codebooks = self.codebooks()
+        order = self._all_words() if len(self.word_counts) == 1 else self._slots().argsort()
+        for width, words in zip(self.word_counts, order.split(list(self.word_counts.values()))):
+            for codes, ids in zip(self._codes(width).split(_BLOCK), words.split(_BLOCK)):
+                values = self.codec.decode(codes, width, codebooks)
+                yield self.codec.scaled(values, self.scales.index_select(0, ids))
+
+    def _coded_rows(self, ids: Tensor) -> Tensor:
+        """Scaled rows ``(n, D)`` of ids ``(n,)``, rotated if the codec rotates."""
+        codebooks, scales = self.codebooks(), F.embedding(ids, self.scales)
+        if len(self.word_counts) == 1:
+            (width,) = self.word_counts
+            values = self.codec.decode(self._codes(width).index_select(0, ids), width, codebooks)
+            return self.codec.scaled(values, scales)
+        # Sizes must not depend on data in compiled graphs, so each width decodes all words.
+        widths = self.widths.index_select(0, ids).unsqueeze(1)
+        places, start = self._slots().index_select(0, ids), 0
+        rows = scales.new_zeros(ids.size(0), self.embedding_dim)
+        for width, count in self.word_counts.items():
+            codes = self._codes(width).index_select(0, (places - start).clamp(0, count - 1))
+            start += count
+            values = self.codec.scaled(self.codec.decode(codes, width, codebooks), scales)
+            rows = torch.where(widths == width, values, rows)
+        return rows
+
+    def _codes(self, width: int) -> Tensor:
+        """The codes ``(V_b, bytes)`` of the words with `width` bits."""
+        return self.get_buffer(f"codes{width}")
+
+    def _slots(self) -> Tensor:
+        """For every word ``(V,)`` its row among the codes of all widths, one width after the other."""
+        return self.cached("slots", self._count_slots)
+
+    def _count_slots(self) -> Tensor:
+        slots, start = torch.zeros_like(self.widths, dtype=torch.long), 0
+        for width, count in self.word_counts.items():
+            is_this = self.widths == width
+            slots = torch.where(is_this, is_this.cumsum(0) - 1 + start, slots)
+            start += count
+        return slots
+
+    def _all_words(self) -> Tensor:
+        return self.all_ids(self.scales.device)
+
+    # Sizes and selections of words.
+
+    def buffer_bits(self, name: str, buffer: Tensor) -> int:
+        """Whole bytes for codes, 4 bits for a width, 1 for a sign."""
+        return buffer.numel() * {"widths": 4, "signs": 1}.get(name, 8)
+
+    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """As in the base class."""
+        state = self.state_dict()
+        for name in ("scales", "bias", "widths"):
+            if name in state:
+                state[name] = state[name].index_select(0, ids)
+        counts = [0] * 8
+        is_kept = torch.zeros(self.num_embeddings, dtype=torch.bool, device=ids.device)
+        is_kept[ids] = True
+        for width in self.word_counts:
+            words = self.widths == width if len(self.word_counts) > 1 else torch.ones_like(is_kept)
+            state[f"codes{width}"] = state[f"codes{width}"][is_kept[words]]
+            counts[width - 1] = len(state[f"codes{width}"])
+        state = {name: tensor for name, tensor in state.items() if tensor.numel()}
+        if sum(count > 0 for count in counts) == 1:
+            state.pop("widths", None)
+        return {**self.stored_options(), "words_per_width": counts}, state
+
+    @classmethod
+    def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: QuantizedOptions) -> None:
+        """The words of all widths must be V."""
+        counts = options.words_per_width
+        require(
+            not counts or (len(counts) == 8 and sum(counts) == num_embeddings and min(counts) >= 0),
+            f"option 'words_per_width' is {list(counts)}, but it must be eight numbers that add up to "
+            f"{num_embeddings}; leave it out",
+        )
+
+    @classmethod
+    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: QuantizedOptions) -> int:
+        """The trained numbers: the scales, and the codebooks of the codec."""
+        codec = options.codec_for(embedding_dim)
+        shapes = codec.codebook_shapes(list(options.word_counts(num_embeddings))).values()
+        return num_embeddings * codec.num_scales + sum(torch.Size(shape).numel() for shape in shapes)
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """Trellis codes of 1 to 8 bits."""
+        yield SearchGrid(7 * _STEPS_PER_BIT + 1, lambda step: {"bits": 1 + step / _STEPS_PER_BIT})
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """Every codec, and bits that differ between words."""
+        return {
+            "": {"bits": 4.0},
+            "mixed": {"bits": 2.5},
+            "uniform": {"bits": 4.0, "codec": "uniform"},
+            "lloyd_max": {"bits": 3.0, "codec": "lloyd_max"},
+            "residual": {"bits": 2.0, "codec": "residual"},
+        }
+
+    # Fitting.
+
+    @classmethod
+    def fit(cls, task: FitTask) -> QuantizedEmbedding:
+        """Bits for words by counts and norms, codebooks from the rows, then the nearest codes."""
+        draft: QuantizedEmbedding = task.build()
+        widths = draft._widths_for(task)
+        counts = torch.bincount(widths.long(), minlength=9)[1:].tolist()
+        embedding: QuantizedEmbedding = task.build_with({**task.options, "words_per_width": counts})
+        with torch.no_grad():
+            embedding._encode(task, widths)
+        return embedding
+
+    def _widths_for(self, task: FitTask) -> Tensor:
+        """The bits ``(V,)`` of every word."""
+        options, num_words = self.options, self.num_embeddings
+        has_weights = task.token_counts is not None and options.count_exponent > 0
+        if options.bits == int(options.bits) and not has_weights:
+            return torch.full((num_words,), int(options.bits), dtype=torch.uint8)
+        importance = task.teacher.double().square().sum(dim=1)
+        if task.token_counts is not None:
+            importance = importance * (task.token_counts + 1) ** options.count_exponent
+        return widths_for(importance, options.bits, self.codec.widths).cpu()
+
+    def _encode(self, task: FitTask, widths: Tensor) -> None:
+        """Fill the codebooks, codes and scales for the rows of the teacher."""
+        if len(self.word_counts) > 1:
+            self.widths.copy_(widths)
+        codec, used = self.codec, list(self.word_counts)
+        every = max(1, self.num_embeddings // _SAMPLE)
+        learned = codec.learn(self._prepared(task.teacher[::every]), used, task.seed)
+        for name, values in learned.items():
+            self.get_parameter(name).copy_(values)
+        codebooks = {name: values.detach() for name, values in self.codebooks().items()}
+        hidden = not task.progress
+        bar = tqdm(total=self.num_embeddings, desc="codes", unit=" words", delay=BAR_DELAY, disable=hidden)
+        for width in used:
+            words = (widths == width).nonzero().flatten().to(task.teacher.device)
+            done = 0
+            for ids in words.split(_BLOCK):
+                found = codec.encode(self._prepared(task.teacher[ids]), width, codebooks)
+                self._codes(width)[done : done + len(ids)] = found.codes
+                self.scales[ids] = found.scales.to(self.scales)
+                done += len(ids)
+                bar.update(len(ids))
+        bar.close()
+
+    def _prepared(self, rows: Tensor) -> Tensor:
+        """Rows ``(n, D)`` as the codec takes them."""
+        return rotate(rows, self.signs) if self.codec.rotates else rows
