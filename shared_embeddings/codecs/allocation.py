@@ -1,9 +1,11 @@
-"""How many bits each word gets, so that the mean is as requested.
+"""How many bits each word gets.
 
 Axes: ``V`` vocabulary.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,22 +18,36 @@ def even_counts(num_words: int, bits: float) -> dict[int, int]:
     return {width: count for width, count in ((low, num_words - high), (low + 1, high)) if count}
 
 
-def widths_for(importance: Tensor, bits: float, widths: range) -> Tensor:
-    """The widths ``(V,)`` with the least total error for a mean of `bits`.
+def widths_within(
+    importance: Tensor, limit: int, size_of: Callable[[Mapping[int, int]], int], widths: Sequence[int]
+) -> Tensor:
+    """The widths ``(V,)`` with the least total error that take `limit` bytes at most.
 
     The squared error of a word at b bits is estimated as its importance times 4**-b, the limit for normal
-    numbers. Every bit goes to the word whose error it lowers most, after all words have the smallest width.
+    numbers. Bits go one by one to the word whose error they lower most.
 
     Args:
-        importance: ``(V,)`` nonnegative; the squared norm of the row, times a weight.
-        bits: the mean width, which is reached to 1 / V.
-        widths: the widths that the codec supports.
+        importance: ``(V,)`` nonnegative: the squared norm of the row, times a weight.
+        limit: bytes.
+        size_of: the bytes for numbers of words by width.
+        widths: consecutive widths, ascending; all words have at least the first.
     """
-    count, least = len(importance), widths.start
-    steps = torch.arange(least, widths.stop - 1, dtype=torch.float64, device=importance.device)
+    steps = torch.tensor(widths[:-1], dtype=torch.float64)
     gains = importance.double().unsqueeze(1) * 4.0**-steps
-    # A word without importance still has an order of its own: ties go to the first words.
-    extra = min(round((bits - least) * count), gains.numel())
-    chosen = torch.zeros(gains.numel(), dtype=torch.uint8, device=importance.device)
-    chosen[gains.flatten().argsort(descending=True, stable=True)[:extra]] = 1
-    return (least + chosen.view_as(gains).sum(dim=1)).to(torch.uint8)
+    order = gains.flatten().argsort(descending=True, stable=True)
+
+    def found(extra: int) -> Tensor:
+        chosen = torch.zeros(gains.numel(), dtype=torch.uint8)
+        chosen[order[:extra]] = 1
+        return (widths[0] + chosen.view_as(gains).sum(dim=1)).to(torch.uint8)
+
+    # The size grows with the number of bits but for a few codebooks: bisect.
+    least, most = 0, len(order)
+    while least < most:
+        middle = (least + most + 1) // 2
+        counts = torch.bincount(found(middle).long()).tolist()
+        if size_of(dict(enumerate(counts))) <= limit:
+            least = middle
+        else:
+            most = middle - 1
+    return found(least)

@@ -34,13 +34,13 @@ class Codec(ABC):
     Attributes:
         name: the value of the option `codec`.
         rotates: whether rows are rotated before they are encoded.
-        widths: the widths that it supports.
+        widths: the widths that it supports, ascending; 0 for rows of zeros.
         dim: D.
     """
 
     name: ClassVar[str]
     rotates: ClassVar[bool] = True
-    widths: ClassVar[range] = range(1, 9)
+    widths: ClassVar[tuple[int, ...]] = tuple(range(9))
 
     def __init__(self, dim: int) -> None:
         self.dim = dim

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
@@ -37,8 +38,11 @@ class TrellisCodec(Codec):
     def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
         """As in the base class: the path with the least squared error for rows at unit variance."""
         book = codebook(rows.device)
-        normal = rows / rms(rows)
-        states = torch.cat([nearest_paths(part, width, book) for part in normal.split(_ROWS)])
+        # All blocks use the same memory: page faults would take longer than the search.
+        count = min(_ROWS, len(rows))
+        lowest = rows.new_empty((self.dim, _STATES >> width, count))
+        blocks = F.pad(rows / rms(rows), (0, 0, 0, -len(rows) % count)).split(count)
+        states = torch.cat([nearest_paths(block, width, book, lowest) for block in blocks])[: len(rows)]
         codes = _packed(states, width)
         return Encoded(codes, fitted_scales(rows, book[states]))
 
@@ -46,7 +50,7 @@ class TrellisCodec(Codec):
         """As in the base class."""
         start = _START_BITS - STATE_BITS
         states = read_windows(codes, self.dim, STATE_BITS, width, start)
-        return torch.nn.functional.embedding(states, codebook(codes.device).unsqueeze(1)).squeeze(-1)
+        return F.embedding(states, codebook(codes.device).unsqueeze(1)).squeeze(-1)
 
 
 @functools.cache
@@ -62,41 +66,63 @@ def codebook(device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def nearest_paths(rows: Tensor, width: int, book: Tensor) -> Tensor:
-    """The states ``(n, D)`` of the path that is nearest to each row ``(n, D)`` in squared error."""
+def nearest_paths(rows: Tensor, width: int, book: Tensor, lowest: Tensor) -> Tensor:
+    """The states ``(n, D)`` of the path that is nearest to each row ``(n, D)`` in squared error.
+
+    Args:
+        rows: rows with a variance of one.
+        width: bits of a number.
+        book: the entry of every state.
+        lowest: ``(D, 4096 / 2**width, n)``, overwritten with the lowest cost of a path to a state that the
+            states with the same leading bits can follow.
+    """
     count, dim = rows.shape
+    # The rows are the last axis, which makes all operations long loops over contiguous memory.
+    columns = rows.t().contiguous()
     heads = _STATES >> width  # the states without their last `width` bits
-    costs = torch.full((count, _STATES), torch.inf, device=rows.device)
-    start = 1 << _START_BITS
-    costs[:, :start] = (rows[:, :1] - book[:start]).square()
-    squares, slopes = book.square(), -2 * book
-    choices = torch.empty((dim, count, heads), dtype=torch.uint8, device=rows.device)
-    errors = torch.empty_like(costs)
-    for step in range(1, dim):
-        best, choices[step] = _minimum(costs.view(count, 1 << width, heads))
-        torch.addcmul(squares, rows[:, step : step + 1], slopes, out=errors)
-        torch.add(errors.view(count, heads, -1), best.unsqueeze(-1), out=costs.view(count, heads, -1))
-    states = torch.empty((dim, count), dtype=torch.long, device=rows.device)
-    states[-1] = costs.argmin(dim=1)
-    everyone = torch.arange(count, device=rows.device)
-    for step in range(dim - 1, 0, -1):
-        head = states[step] >> width
-        states[step - 1] = choices[step, everyone, head].long() * heads + head
-    return states.t()
+    # (x - c)^2 - x^2 = (c^2, -2 c) (1, x), which is enough for finding the smallest.
+    entries = torch.stack([book.square(), -2 * book], dim=1)
+    numbers = rows.new_ones((2, count))
+    costs, errors = (rows.new_empty((_STATES, count)) for _ in range(2))
+    for step in range(dim):
+        numbers[1] = columns[step]
+        torch.mm(entries, numbers, out=costs if step == 0 else errors)
+        if step == 0:
+            costs[1 << _START_BITS :] = torch.inf
+        else:
+            _minimum(costs.view(-1, heads, count), lowest[step])
+            by_head = costs.view(heads, -1, count)
+            torch.add(errors.view(heads, -1, count), lowest[step].unsqueeze(1), out=by_head)
+    return _traced(costs.argmin(dim=0), lowest, entries, columns, width)
 
 
-def _minimum(costs: Tensor) -> tuple[Tensor, Tensor]:
-    """The minimum over the middle axis, of a length that is a power of two, and its uint8 index."""
-    half = costs.size(1) // 2
-    if half == 0:
-        return costs[:, 0], torch.zeros_like(costs[:, 0], dtype=torch.uint8)
-    low, high = costs[:, :half], costs[:, half:]
-    best, inner = _minimum(torch.minimum(low, high))
-    is_high = high < low
-    if half == 1:
-        return best, is_high[:, 0].to(torch.uint8)
-    chosen = is_high.gather(1, inner.long().unsqueeze(1)).squeeze(1)
-    return best, inner + chosen.to(torch.uint8) * half
+def _minimum(costs: Tensor, out: Tensor) -> None:
+    """The minimum over the first axis, whose length is a power of two."""
+    while (half := costs.size(0) // 2) > 1:
+        costs = torch.minimum(costs[:half], costs[half:])
+    torch.minimum(costs[0], costs[1], out=out)
+
+
+def _traced(last: Tensor, lowest: Tensor, entries: Tensor, columns: Tensor, width: int) -> Tensor:
+    """The states ``(n, D)`` of the paths that end in the states `last` ``(n,)``; see `nearest_paths`.
+
+    The costs of the states before a state are computed again: the choices of all states would take more time
+    to find than those on the paths.
+    """
+    dim, heads, count = lowest.shape
+    before = torch.arange(0, _STATES, heads, device=last.device).unsqueeze(1)
+    states = [last]
+    everyone = torch.arange(count, device=last.device)
+    for step in range(dim - 2, -1, -1):
+        candidates = before + (states[-1] >> width)
+        squares, slopes = entries[candidates].unbind(-1)
+        costs = squares + slopes * columns[step]
+        if step == 0:
+            costs = costs.masked_fill(candidates >= 1 << _START_BITS, torch.inf)
+        else:
+            costs += lowest[step, candidates >> width, everyone]
+        states.append(candidates.gather(0, costs.argmin(dim=0, keepdim=True)).squeeze(0))
+    return torch.stack(states[::-1], dim=1)
 
 
 def _packed(states: Tensor, width: int) -> Tensor:

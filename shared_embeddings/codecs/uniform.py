@@ -28,7 +28,7 @@ class UniformCodec(Codec):
 
     name = "uniform"
     rotates = False
-    widths = range(2, 9)
+    widths = (2, 3, 4, 5, 6, 7, 8)
 
     def __init__(self, dim: int, group_size: int) -> None:
         super().__init__(dim)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -11,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from shared_embeddings.codecs.allocation import even_counts, widths_for
+from shared_embeddings.checkpoints.storage import packed_bytes
+from shared_embeddings.codecs.allocation import even_counts, widths_within
 from shared_embeddings.codecs.codec import Codebooks, Codec
 from shared_embeddings.codecs.lloyd_max import LloydMaxCodec
 from shared_embeddings.codecs.residual import ResidualCodec
@@ -39,8 +41,8 @@ class QuantizedOptions(EmbeddingOptions):
     """Options of `quantized`."""
 
     bits: float = option(
-        "The mean bits of the code of a number, from 1 to 8. Scales are extra: 16 bits for each row, or for "
-        "each group with codec uniform."
+        "The mean bits of the code of a number, from 0.5 to 8; words that get none are zero. Scales take 16 "
+        "bits more for each row, or for each group with codec uniform."
     )
     codec: Literal["uniform", "lloyd_max", "residual", "trellis"] = option(
         "uniform: evenly spaced levels, a scale for each group, as in ONNX Runtime. The others rotate the "
@@ -54,13 +56,13 @@ class QuantizedOptions(EmbeddingOptions):
     )
     seed: int = option("The seed of the rotation, and of codes that are not fitted to a table.", 0)
     words_per_width: tuple[int, ...] = option(
-        "The number of words with 1, 2, ... 8 bits; set when the embedding is fitted.", ()
+        "The number of words with 0, 1, ... 8 bits; set when the embedding is fitted.", ()
     )
 
     def __post_init__(self) -> None:
         require(
-            1.0 <= self.bits <= 8.0,
-            f"option 'bits' is {self.bits:g}, but it must be from 1 to 8; choose a value between them",
+            0.5 <= self.bits <= 8.0,
+            f"option 'bits' is {self.bits:g}, but it must be from 0.5 to 8; choose a value between them",
         )
         require(
             self.codec != "uniform" or self.bits >= 2.0,
@@ -87,10 +89,10 @@ class QuantizedOptions(EmbeddingOptions):
         return codecs[self.codec](embedding_dim)
 
     def word_counts(self, num_embeddings: int) -> dict[int, int]:
-        """The number of words of every width that occurs, narrow widths first."""
+        """The number of words of every width, narrow widths first; widths without words are left out."""
         if not self.words_per_width:
             return even_counts(num_embeddings, self.bits)
-        return {width: count for width, count in enumerate(self.words_per_width, start=1) if count}
+        return {width: count for width, count in enumerate(self.words_per_width) if count}
 
 
 @register("quantized", QuantizedOptions)
@@ -124,8 +126,9 @@ class QuantizedEmbedding(SharedEmbedding):
         for name, shape in self.codec.codebook_shapes(list(self.word_counts)).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         for width, count in self.word_counts.items():
-            codes = torch.empty(count, self.codec.row_bytes(width), dtype=torch.uint8)
-            self.register_buffer(f"codes{width}", codes)
+            if width:
+                codes = torch.empty(count, self.codec.row_bytes(width), dtype=torch.uint8)
+                self.register_buffer(f"codes{width}", codes)
         if len(self.word_counts) > 1:
             self.register_buffer("widths", torch.empty(num_embeddings, dtype=torch.uint8))
         if self.codec.rotates:
@@ -146,12 +149,13 @@ class QuantizedEmbedding(SharedEmbedding):
             self.widths.copy_(torch.cat(widths))
         for name, values in self.codec.initial_codebooks(list(self.word_counts)).items():
             self.get_parameter(name).copy_(values)
-        for width in self.word_counts:
+        nn.init.uniform_(
+            self.scales, 0.5 * entry_std(self.embedding_dim), 1.5 * entry_std(self.embedding_dim)
+        )
+        for width in filter(None, self.word_counts):
             values = self.codec.decode(self._codes(width)[:_BLOCK], width, self.codebooks()).float()
             words = slice(None) if len(self.word_counts) == 1 else self.widths == width
-            size = values.square().mean().sqrt().clamp(min=1e-30)
-            self.scales[words] = (entry_std(self.embedding_dim) / size).to(self.scales)
-        self.scales.mul_(torch.empty_like(self.scales).uniform_(0.5, 1.5))
+            self.scales[words] /= values.square().mean().sqrt().clamp(min=1e-30).to(self.scales)
 
     def codebooks(self) -> Codebooks:
         """The codebooks of the codec."""
@@ -213,9 +217,13 @@ class QuantizedEmbedding(SharedEmbedding):
         codebooks = self.codebooks()
         order = self._all_words() if len(self.word_counts) == 1 else self._slots().argsort()
         for width, words in zip(self.word_counts, order.split(list(self.word_counts.values()))):
-            for codes, ids in zip(self._codes(width).split(_BLOCK), words.split(_BLOCK)):
-                values = self.codec.decode(codes, width, codebooks)
-                yield self.codec.scaled(values, self.scales.index_select(0, ids))
+            for start in range(0, len(words), _BLOCK):
+                scales = self.scales.index_select(0, words[start : start + _BLOCK])
+                if width:
+                    values = self.codec.decode(self._codes(width)[start : start + _BLOCK], width, codebooks)
+                    yield self.codec.scaled(values, scales)
+                else:
+                    yield scales.new_zeros(len(scales), self.embedding_dim)
 
     def _coded_rows(self, ids: Tensor) -> Tensor:
         """Scaled rows ``(n, D)`` of ids ``(n,)``, rotated if the codec rotates."""
@@ -229,10 +237,11 @@ class QuantizedEmbedding(SharedEmbedding):
         places, start = self._slots().index_select(0, ids), 0
         rows = scales.new_zeros(ids.size(0), self.embedding_dim)
         for width, count in self.word_counts.items():
-            codes = self._codes(width).index_select(0, (places - start).clamp(0, count - 1))
+            if width:
+                codes = self._codes(width).index_select(0, (places - start).clamp(0, count - 1))
+                values = self.codec.scaled(self.codec.decode(codes, width, codebooks), scales)
+                rows = torch.where(widths == width, values, rows)
             start += count
-            values = self.codec.scaled(self.codec.decode(codes, width, codebooks), scales)
-            rows = torch.where(widths == width, values, rows)
         return rows
 
     def _codes(self, width: int) -> Tensor:
@@ -266,14 +275,16 @@ class QuantizedEmbedding(SharedEmbedding):
         for name in ("scales", "bias", "widths"):
             if name in state:
                 state[name] = state[name].index_select(0, ids)
-        counts = [0] * 8
+        counts = [0] * 9
         is_kept = torch.zeros(self.num_embeddings, dtype=torch.bool, device=ids.device)
         is_kept[ids] = True
         for width in self.word_counts:
             words = self.widths == width if len(self.word_counts) > 1 else torch.ones_like(is_kept)
-            state[f"codes{width}"] = state[f"codes{width}"][is_kept[words]]
-            counts[width - 1] = len(state[f"codes{width}"])
-        state = {name: tensor for name, tensor in state.items() if tensor.numel()}
+            counts[width] = int((is_kept & words).sum())
+            if width:
+                state[f"codes{width}"] = state[f"codes{width}"][is_kept[words]]
+            if not counts[width]:
+                state.pop(f"codes{width}", None)
         if sum(count > 0 for count in counts) == 1:
             state.pop("widths", None)
         return {**self.stored_options(), "words_per_width": counts}, state
@@ -283,8 +294,8 @@ class QuantizedEmbedding(SharedEmbedding):
         """The words of all widths must be V."""
         counts = options.words_per_width
         require(
-            not counts or (len(counts) == 8 and sum(counts) == num_embeddings and min(counts) >= 0),
-            f"option 'words_per_width' is {list(counts)}, but it must be eight numbers that add up to "
+            not counts or (len(counts) == 9 and sum(counts) == num_embeddings and min(counts) >= 0),
+            f"option 'words_per_width' is {list(counts)}, but it must be nine numbers that add up to "
             f"{num_embeddings}; leave it out",
         )
 
@@ -293,12 +304,13 @@ class QuantizedEmbedding(SharedEmbedding):
         """The trained numbers: the scales, and the codebooks of the codec."""
         codec = options.codec_for(embedding_dim)
         shapes = codec.codebook_shapes(list(options.word_counts(num_embeddings))).values()
-        return num_embeddings * codec.num_scales + sum(torch.Size(shape).numel() for shape in shapes)
+        return num_embeddings * codec.num_scales + sum(map(math.prod, shapes))
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """Trellis codes of 1 to 8 bits."""
-        yield SearchGrid(7 * _STEPS_PER_BIT + 1, lambda step: {"bits": 1 + step / _STEPS_PER_BIT})
+        """Trellis codes of 0.5 to 8 bits."""
+        steps = (8 * 2 - 1) * _STEPS_PER_BIT // 2 + 1
+        yield SearchGrid(steps, lambda step: {"bits": 0.5 + step / _STEPS_PER_BIT})
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
@@ -315,10 +327,13 @@ class QuantizedEmbedding(SharedEmbedding):
 
     @classmethod
     def fit(cls, task: FitTask) -> QuantizedEmbedding:
-        """Bits for words by counts and norms, codebooks from the rows, then the nearest codes."""
+        """Bits for words by counts and norms, codebooks from the rows, then the nearest codes.
+
+        The bits are those that fit into the bytes of an embedding with these options that is not fitted.
+        """
         draft: QuantizedEmbedding = task.build()
         widths = draft._widths_for(task)
-        counts = torch.bincount(widths.long(), minlength=9)[1:].tolist()
+        counts = torch.bincount(widths.long(), minlength=9).tolist()
         embedding: QuantizedEmbedding = task.build_with({**task.options, "words_per_width": counts})
         with torch.no_grad():
             embedding._encode(task, widths)
@@ -333,7 +348,18 @@ class QuantizedEmbedding(SharedEmbedding):
         importance = task.teacher.double().square().sum(dim=1)
         if task.token_counts is not None:
             importance = importance * (task.token_counts + 1) ** options.count_exponent
-        return widths_for(importance, options.bits, self.codec.widths).cpu()
+        return widths_within(
+            importance.cpu(), self._size_of(self.word_counts), self._size_of, self.codec.widths
+        )
+
+    def _size_of(self, word_counts: Mapping[int, int]) -> int:
+        """The bytes of the codes, widths and codebooks for numbers of words by width."""
+        widths = [width for width, count in word_counts.items() if width and count]
+        shapes = self.codec.codebook_shapes(widths).values() if widths else ()
+        codes = sum(self.codec.row_bytes(width) * word_counts[width] for width in widths)
+        is_mixed = sum(count > 0 for count in word_counts.values()) > 1
+        books = sum(packed_bytes(torch.empty(shape, device="meta"), self.default_store) for shape in shapes)
+        return codes + books + (self.num_embeddings // 2 if is_mixed else 0)
 
     def _encode(self, task: FitTask, widths: Tensor) -> None:
         """Fill the codebooks, codes and scales for the rows of the teacher."""
@@ -347,7 +373,7 @@ class QuantizedEmbedding(SharedEmbedding):
         codebooks = {name: values.detach() for name, values in self.codebooks().items()}
         hidden = not task.progress
         bar = tqdm(total=self.num_embeddings, desc="codes", unit=" words", delay=BAR_DELAY, disable=hidden)
-        for width in used:
+        for width in filter(None, used):
             words = (widths == width).nonzero().flatten().to(task.teacher.device)
             done = 0
             for ids in words.split(_BLOCK):
