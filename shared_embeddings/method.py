@@ -53,6 +53,18 @@ class Layer(NamedTuple):
     groups: int = 1
 
 
+class Candidate(NamedTuple):
+    """Options that compression tries when it chooses a method by itself; a search grid sets the others.
+
+    Attributes:
+        options: some options of the method.
+        store: how its numbers are stored, see `shared_embeddings.checkpoints.storage`.
+    """
+
+    options: Options
+    store: str
+
+
 class SearchGrid(NamedTuple):
     """Options of a method from small to large: no step has fewer parameters than the one before.
 
@@ -85,6 +97,8 @@ class Method(CachingModule):
         grid_choice: how `search_grids` chooses options, in a few words.
         fit_bound: the relative error that fitting the first of the `examples` must not exceed in the tests.
         default_store: how the real numbers are stored unless `compress --store` names another storage.
+        candidates: what compression tries when it chooses a method by itself: fits of minutes that keep most
+            of a trained model at some size. Empty for the other methods.
         fullgraph_limit: why ``torch.compile(fullgraph=True)`` cannot train with this method; None if it can.
         num_embeddings: V.
         embedding_dim: D.
@@ -105,6 +119,7 @@ class Method(CachingModule):
     per_word: ClassVar[tuple[str, ...]] = ()
     is_deep: ClassVar[bool] = False
     default_store: ClassVar[str] = "fp32"
+    candidates: ClassVar[tuple[Candidate, ...]] = ()
     fullgraph_limit: ClassVar[str | None] = None
     bias: nn.Parameter | None
 

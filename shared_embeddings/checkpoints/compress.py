@@ -66,8 +66,8 @@ def compress(
         model: a file or folder of any host.
         method: of the new embeddings.
         output: the file or folder to write, in the host's format.
-        options: of the method; none if there is a target.
-        target: a size that determines the options.
+        options: of the method.
+        target: a size that determines the other options.
         store: how the numbers of the embeddings are stored, see `shared_embeddings.checkpoints.storage`; None
             for the method's `default_store`.
         counts: of the words, for methods that weight words by frequency and for the frequency bands.
@@ -87,45 +87,27 @@ def compress(
     """
     store = method_class(method).default_store if store is None else store
     check_store(store)
-    given = _checked_options(method, options or {}, target)
+    given = _checked_options(method, options or {})
     name, adapter = find_host(model)
     trained = adapter.read(model)
-    files = trained.files(output)
-    check_paths(
-        {
-            "--model": (PathOption.SOURCE, trained.sources()),
-            "--text": (PathOption.FILE, texts),
-            **_paths_of(validation),
-            **{f"--{name}": (PathOption.FILE, path) for name, path in _named_files(method, given).items()},
-            "--output": (_kind_of(trained.sources()), files),
-            "--report": (PathOption.NEW_FILE, report_file),
-        },
-        force,
-    )
+    named = _named_files(method, given)
+    files = checked_files(trained, output, texts, validation, report_file, force, named)
     if texts is not None:
         counts = trained.count_text(texts)
-    weights_before = _bytes_of(trained.tensors())
-    memory_before, parameters_before = _size_in_memory(trained)
-    tables = trained.tables()
+    before, tables = _Footprint.of(trained, trained.tensors()), trained.tables()
     # All options are checked before the first fit, which may take long.
-    chosen = {
-        table.name: trained.options_for(
-            table.name, method, given if target is None else _within(target, method, store, table, tables)
-        )
+    chosen = _chosen_options(trained, tables, method, given, target, store)
+    comparison = Comparison(trained, validation, texts, seed)
+    fitting = {"seed": seed, "steps": steps, "progress": progress}
+    fits = {
+        table.name: _fit_table(table, method, store, _counts_for(table, counts), fitting | chosen[table.name])
         for table in tables
     }
-    comparison = Comparison(trained, validation, texts, seed)
-    fitted: dict[str, SharedEmbedding] = {}
-    reports, missed = [], []
-    for table in tables:
-        weights = None if counts is None else counts_of(table.words, counts, table.sentence_marks)
-        fitting = {"seed": seed, "steps": steps, "progress": progress, **chosen[table.name]}
-        fitted[table.name], found = _fit_table(table, method, store, weights, fitting)
-        reports.append(found)
-        missed += _shortcomings(found, None if target is None else target.limit(table, tables))
-    notes = [*missed, *trained.place(fitted)]
+    fitted = {table: embedding for table, (embedding, _) in fits.items()}
+    reports = [report for _, report in fits.values()]
+    notes = [*_shortcomings(reports, tables, target), *trained.place(fitted)]
     written = _packed(trained, fitted, store)
-    memory, parameters = _size_in_memory(trained)
+    after = _Footprint.of(trained, written)
     quality, kept = comparison.result()
     disk = sum(map(bytes_on_disk, trained.sources()))
     with _writing(output, files, report_file) as (places, report_place):
@@ -137,9 +119,9 @@ def compress(
             method=method,
             store=store,
             bytes_on_disk=Sizes(disk, sum(map(bytes_on_disk, places))),
-            bytes_of_weights=Sizes(weights_before, _bytes_of(written)),
-            bytes_in_memory=Sizes(memory_before, memory),
-            parameters=Sizes(parameters_before, parameters),
+            bytes_of_weights=Sizes(before.weights, after.weights),
+            bytes_in_memory=Sizes(before.memory, after.memory),
+            parameters=Sizes(before.parameters, after.parameters),
             quality=quality,
             kept=kept,
             tables=reports,
@@ -148,6 +130,84 @@ def compress(
         if report_place is not None:
             write_text(report_place, json.dumps(dataclasses.asdict(result), indent=1) + "\n")
     return result
+
+
+def checked_files(
+    trained: TrainedModel,
+    output: Path,
+    texts: Sequence[Path] | None = None,
+    validation: Validation | None = None,
+    report_file: Path | None = None,
+    force: bool = False,
+    named: Mapping[str, str] | None = None,
+) -> list[Path]:
+    """The files of a compressed model, after checking that they can be written.
+
+    Args:
+        trained: the model.
+        output, texts, validation, report_file, force: as in `compress`.
+        named: files that options of the method name, by option.
+
+    Raises:
+        ValueError: the paths clash, or a file is missing or would be replaced.
+    """
+    files = trained.files(output)
+    check_paths(
+        {
+            "--model": (PathOption.SOURCE, trained.sources()),
+            "--text": (PathOption.FILE, texts),
+            **_paths_of(validation),
+            **{f"--{name}": (PathOption.FILE, path) for name, path in (named or {}).items()},
+            "--output": (_kind_of(trained.sources()), files),
+            "--report": (PathOption.NEW_FILE, report_file),
+        },
+        force,
+    )
+    return files
+
+
+@dataclasses.dataclass(frozen=True)
+class _Footprint:
+    """The bytes of a model's tensors as written and in memory, and its number of parameters."""
+
+    weights: int
+    memory: int
+    parameters: int
+
+    @classmethod
+    def of(cls, trained: TrainedModel, written: Mapping[str, Tensor]) -> _Footprint:
+        """That of a model whose tensors are `written`."""
+        module = trained.module
+        held = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+        return cls(
+            sum(tensor.nbytes for tensor in written.values()),
+            sum(tensor.nbytes for tensor in held.values()),
+            accounting.count_parameters(module),
+        )
+
+
+def _chosen_options(
+    trained: TrainedModel,
+    tables: Sequence[TiedTable],
+    method: str,
+    given: Mapping[str, object],
+    target: Target | None,
+    store: str,
+) -> dict[str, dict[str, object]]:
+    """The options of the method by table: those given, and those that meet the target."""
+    return {
+        table.name: trained.options_for(
+            table.name,
+            method,
+            given if target is None else _within(target, method, given, store, table, tables),
+        )
+        for table in tables
+    }
+
+
+def _counts_for(table: TiedTable, counts: Mapping[str, int] | None) -> Tensor | None:
+    """The counts ``(V,)`` of the words of a table, if they are known."""
+    return None if counts is None else counts_of(table.words, counts, table.sentence_marks)
 
 
 @contextmanager
@@ -216,19 +276,21 @@ def _store(embedding: SharedEmbedding, store: str, teacher: Tensor, counts: Tens
     )
 
 
-def _shortcomings(found: TableReport, limit: int | None) -> list[str]:
-    """Notes about a table that misses its target, or that its storage makes much worse."""
-    notes = []
-    if limit is not None and found.stored_bytes.after > limit:
-        method = found.fit.method
-        notes.append(f"{method} chose its own sizes when it was fitted: table {found.name} misses the target")
-    stored = found.storage
-    if stored is not None and stored.relative_error > found.fit.relative_error + _MUCH_ADDED:
-        notes.append(
-            f"{stored.store} raises the relative error of table {found.name} from "
-            f"{found.fit.relative_error:.4f} to {stored.relative_error:.4f}; another storage keeps more"
-        )
-    return notes
+def _shortcomings(
+    reports: Sequence[TableReport], tables: Sequence[TiedTable], target: Target | None
+) -> Iterator[str]:
+    """Notes about tables that miss their target, or that their storage makes much worse."""
+    for found, table in zip(reports, tables):
+        limit = None if target is None else target.limit(table, tables)
+        if limit is not None and found.stored_bytes.after > limit:
+            method = found.fit.method
+            yield f"{method} chose its own sizes when it was fitted: table {found.name} misses the target"
+        stored = found.storage
+        if stored is not None and stored.relative_error > found.fit.relative_error + _MUCH_ADDED:
+            yield (
+                f"{stored.store} raises the relative error of table {found.name} from "
+                f"{found.fit.relative_error:.4f} to {stored.relative_error:.4f}; another storage keeps more"
+            )
 
 
 def _packed(trained: TrainedModel, fitted: Mapping[str, SharedEmbedding], store: str) -> dict[str, Tensor]:
@@ -238,46 +300,32 @@ def _packed(trained: TrainedModel, fitted: Mapping[str, SharedEmbedding], store:
     return pack(tensors, [name for name, tensor in tensors.items() if tensor.data_ptr() in own], store)
 
 
-def _bytes_of(weights: Mapping[str, Tensor]) -> int:
-    """The bytes of tensors."""
-    return sum(tensor.nbytes for tensor in weights.values())
-
-
-def _size_in_memory(trained: TrainedModel) -> tuple[int, int]:
-    """The bytes of a model in memory, and its number of parameters."""
-    tensors = {id(tensor): tensor for tensor in (*trained.module.parameters(), *trained.module.buffers())}
-    return _bytes_of({str(key): tensor for key, tensor in tensors.items()}), accounting.count_parameters(
-        trained.module
-    )
-
-
 def _within(
-    target: Target, method: str, store: str, table: TiedTable, tables: Sequence[TiedTable]
+    target: Target,
+    method: str,
+    given: Mapping[str, object],
+    store: str,
+    table: TiedTable,
+    tables: Sequence[TiedTable],
 ) -> dict[str, object]:
-    """The options that meet a target for one table."""
+    """The given options and those that meet a target for one table."""
     words, width = table.table.shape
     limit = target.limit(table, tables)
     kind = table.table.dtype
-    options = dict(options_within(method, words, width, limit, store, table.has_output_bias, kind))
-    if not table.is_scored:
+    bias = table.has_output_bias
+    options = dict(options_within(method, words, width, limit, store, bias, kind, dict(given)))
+    if not table.is_scored and "output" not in given:
         options.pop("output", None)
     return options
 
 
-def _checked_options(
-    method: str, options: Mapping[str, object], target: Target | None
-) -> Mapping[str, object]:
+def _checked_options(method: str, options: Mapping[str, object]) -> Mapping[str, object]:
     """The options unchanged.
 
     Raises:
-        OptionError: they clash with the target, or the model determines them.
+        OptionError: the model determines one of them.
     """
     method_class(method)
-    if target is not None and options:
-        raise OptionError(
-            f"option '{next(iter(options))}' cannot be combined with a target, which chooses the options; "
-            "remove one of them"
-        )
     for name in (*_SET_BY_THE_TABLE, "seed"):
         if name in options:
             raise OptionError(f"option '{name}' is set by the model or the fit; remove it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
 from shared_embeddings.checkpoints.storage import STORES
@@ -11,6 +12,9 @@ from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, read_options
 from shared_embeddings.options import require_seed
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
+
+if TYPE_CHECKING:
+    from shared_embeddings.sizing.targets import Target
 
 
 def register(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -20,10 +24,14 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     command.epilog = OPTIONS_FOLLOW
     command.add_argument("--model", required=True, type=PathOption.SOURCE, help="a trained model of any host")
-    command.add_argument("--method", required=True, help="a method, see 'shared-embeddings methods'")
     command.add_argument(
-        "--output", required=True, action="append", type=PathOption.NEW, help="the model to write, as it was"
+        "--method",
+        help="see 'shared-embeddings methods'; by default, candidates are tried and the best is kept",
     )
+    command.add_argument(
+        "--output", action="append", type=PathOption.NEW, help="the model to write, in the format of --model"
+    )
+    command.add_argument("--compare", action="store_true", help="compare the candidates, and write no model")
     command.add_argument("--embedding-output", help="the option 'output' of a method, such as table")
     command.add_argument(
         "--token-counts", type=PathOption.FILE, help="a word, a tab and its count on every line"
@@ -51,6 +59,9 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     command.add_argument("--target-ratio", type=float, help="times fewer bytes for the embeddings")
     command.add_argument("--target-bytes", type=int, help="bytes for the embeddings")
+    command.add_argument(
+        "--max-loss", type=percentage, help="the smallest size that loses no more than this, such as 1%%"
+    )
     command.add_argument("--store", choices=STORES, help="of the numbers (default: that of the method)")
     command.add_argument("--fit-steps", type=int, help="steps of methods fitted by gradient descent")
     command.add_argument("--seed", type=int, default=0, help="(default: 0)")
@@ -61,34 +72,99 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _compress(known: argparse.Namespace, rest: list[str]) -> str:
-    from shared_embeddings.checkpoints.compress import Target, compress
     from shared_embeddings.checkpoints.token_counts import read_counts
 
     if known.token_counts is not None and known.text is not None:
         raise ValueError("--token-counts and --text both say how often words occur; leave one of them out")
-    if len(known.output) > 1:
+    if len(known.output or ()) > 1:
         raise ValueError("--output is given twice; a method's option 'output' is --embedding-output here")
+    if known.compare == bool(known.output):
+        raise ValueError("give --output for a model, or --compare to compare the candidates only")
     require_seed(known.seed)
+    settings = {
+        "counts": read_counts(known.token_counts) if known.token_counts is not None else None,
+        "texts": known.text,
+        "validation": _validation(known),
+        "seed": known.seed,
+    }
+    writing = {"force": known.force, "report_file": known.report}
+    if known.method is None:
+        return _choose(known, rest, settings, writing)
+    return _compress_with(known, rest, {**settings, **writing})
+
+
+def _compress_with(known: argparse.Namespace, rest: list[str], settings: dict[str, Any]) -> str:
+    """Compress with the method that was named."""
+    from shared_embeddings.checkpoints.compress import compress
+
+    for name in ("compare", "max_loss"):
+        if getattr(known, name):
+            raise ValueError(f"--{name.replace('_', '-')} tries candidates; remove --method")
     options = read_options(rest)
     if known.embedding_output is not None:
         options["output"] = known.embedding_output
-    counts = read_counts(known.token_counts) if known.token_counts is not None else None
-    has_target = known.target_ratio is not None or known.target_bytes is not None
     return compress(
         known.model,
         known.method,
         Path(known.output[0]),
         options=options,
-        target=Target(known.target_ratio, known.target_bytes) if has_target else None,
+        target=_target(known.target_ratio, known.target_bytes),
         store=known.store,
-        counts=counts,
-        texts=known.text,
-        validation=_validation(known),
-        seed=known.seed,
         steps=known.fit_steps,
-        force=known.force,
-        report_file=known.report,
+        **settings,
     ).described()
+
+
+def _choose(
+    known: argparse.Namespace, rest: list[str], settings: dict[str, Any], writing: dict[str, Any]
+) -> str:
+    """Compress with the best of the candidates."""
+    from shared_embeddings.checkpoints.choosing import choose, smallest
+
+    for name in ("store", "fit_steps", "embedding_output"):
+        if getattr(known, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} is for one method; name it with --method")
+    options = read_options(rest)
+    bits = options.pop("bits", None)
+    if options:
+        raise ValueError(f"--{next(iter(options))} is an option of a method; name the method with --method")
+    ratio = None if bits is None else _ratio_of(bits)
+    sizes = [known.target_ratio, known.target_bytes, ratio, known.max_loss]
+    if sum(size is not None for size in sizes) != 1:
+        raise ValueError(
+            "without --method, give one of --target-ratio, --target-bytes, --bits and --max-loss; "
+            "or name a --method"
+        )
+    target = _target(known.target_ratio if ratio is None else ratio, known.target_bytes)
+    target = target or smallest(known.model, known.max_loss, **settings)
+    output = None if known.compare else Path(known.output[0])
+    return choose(known.model, output, target, **settings, **writing).described()
+
+
+def percentage(text: str) -> float:
+    """A share from a text such as 1% or 0.01."""
+    number, sign, rest = text.partition("%")
+    try:
+        value = float(number) / (100 if sign else 1)
+    except ValueError:
+        value = -1.0
+    if rest or not 0.0 <= value < 1.0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a share; write 1% or 0.01")
+    return value
+
+
+def _ratio_of(bits: object) -> float:
+    """How many times smaller than 32 bits a number of bits is."""
+    if isinstance(bits, bool) or not isinstance(bits, int | float) or not 0 < bits < 32:
+        raise ValueError(f"--bits is {bits}, but it must be a number above 0 and below 32")
+    return 32 / bits
+
+
+def _target(ratio: float | None, total_bytes: int | None) -> Target | None:
+    """The target size, if there is one."""
+    from shared_embeddings.sizing.targets import Target
+
+    return None if ratio is None and total_bytes is None else Target(ratio, total_bytes)
 
 
 def _validation(known: argparse.Namespace) -> Validation | None:

@@ -1,7 +1,7 @@
 """Evenly spaced levels with a scale for each group of numbers, without a rotation.
 
 As in ONNX Runtime's GatherBlockQuantized and MatMulNBits, a number is ``(code - zero) * scale`` with the zero
-point 2**(width - 1).
+point 2**(width - 1). One bit is -1/2 or 1/2.
 
 Axes: ``n`` rows, ``D`` dimensions, ``S`` groups of a row.
 """
@@ -28,7 +28,6 @@ class UniformCodec(Codec):
 
     name = "uniform"
     rotates = False
-    widths = (2, 3, 4, 5, 6, 7, 8)
 
     def __init__(self, dim: int, group_size: int) -> None:
         super().__init__(dim)
@@ -46,7 +45,7 @@ class UniformCodec(Codec):
     def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
         """As in the base class: for each group the scale with the least squared error."""
         groups = self._grouped(rows)
-        zero = 1 << (width - 1)
+        zero = _zero_point(width)
         best, best_error = groups.new_zeros(groups.shape[:2]), groups.square().sum(dim=-1)
         # Negative numbers have one level more; the largest number is there, so its sign is the scale's.
         largest = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True)).squeeze(-1)
@@ -64,7 +63,7 @@ class UniformCodec(Codec):
 
     def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
         """As in the base class."""
-        return read_windows(codes, self.dim, width, width) - (1 << (width - 1))
+        return read_windows(codes, self.dim, width, width) - _zero_point(width)
 
     def scaled(self, values: Tensor, scales: Tensor) -> Tensor:
         """As in the base class, with the scale of each group."""
@@ -76,7 +75,14 @@ class UniformCodec(Codec):
         return torch.nn.functional.pad(rows, (0, missing)).unflatten(1, (self.num_scales, self.group_size))
 
 
-def _levels(groups: Tensor, scales: Tensor, zero: int) -> Tensor:
+def _zero_point(width: int) -> float:
+    """The code of the number 0; with one bit, 0 is between both codes."""
+    return 0.5 if width == 1 else 2 ** (width - 1)
+
+
+def _levels(groups: Tensor, scales: Tensor, zero: float) -> Tensor:
     """The nearest levels, from -zero to zero - 1, of groups ``(n, S, G)`` for scales ``(n, S)``."""
     safe = scales.masked_fill(scales == 0, 1.0).unsqueeze(-1)
+    if zero < 1:
+        return torch.where(groups / safe < 0, -zero, zero)
     return (groups / safe).round_().clamp_(-zero, zero - 1)

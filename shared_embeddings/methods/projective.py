@@ -14,7 +14,7 @@ from shared_embeddings.fitting import svd
 from shared_embeddings.fitting.factors import shrink_codes
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import code_std, entry_std, zero_padding_row
-from shared_embeddings.method import Layer, Options, OutputFactors, SearchGrid
+from shared_embeddings.method import Candidate, Layer, Options, OutputFactors, SearchGrid
 from shared_embeddings.options import EmbeddingOptions, option, require_rank
 from shared_embeddings.registry import register
 
@@ -40,6 +40,7 @@ class ProjectiveEmbedding(SharedEmbedding):
     grid_choice = "the largest rank"
     fit_bound = 0.6
     per_word = ("codes",)
+    candidates = (Candidate({}, "int8"),)
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: ProjectiveOptions

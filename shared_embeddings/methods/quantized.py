@@ -24,7 +24,7 @@ from shared_embeddings.fitting.task import BAR_DELAY, FitTask
 from shared_embeddings.layers.initialization import entry_std
 from shared_embeddings.layers.rotation import rotate, rotate_back
 from shared_embeddings.losses.scored import scored_cross_entropy
-from shared_embeddings.method import Options, OutputFactors, SearchGrid
+from shared_embeddings.method import Candidate, Options, OutputFactors, SearchGrid
 from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least, require_seed
 from shared_embeddings.registry import register
 
@@ -63,10 +63,6 @@ class QuantizedOptions(EmbeddingOptions):
         require(
             0.5 <= self.bits <= 8.0,
             f"option 'bits' is {self.bits:g}, but it must be from 0.5 to 8; choose a value between them",
-        )
-        require(
-            self.codec != "uniform" or self.bits >= 2.0,
-            f"option 'bits' is {self.bits:g}, but codec uniform needs at least 2; choose another codec",
         )
         require_at_least("group_size", self.group_size, 1)
         require(
@@ -113,6 +109,12 @@ class QuantizedEmbedding(SharedEmbedding):
     grid_choice = "trellis codes, the most bits"
     fit_bound = 0.3
     default_store = "fp16"
+    candidates = (
+        Candidate({}, "fp16"),
+        Candidate({"codec": "residual"}, "fp16"),
+        Candidate({"codec": "lloyd_max"}, "fp16"),
+        Candidate({"codec": "uniform"}, "fp16"),
+    )
     widths: Tensor
     signs: Tensor
 
@@ -154,8 +156,10 @@ class QuantizedEmbedding(SharedEmbedding):
         )
         for width in filter(None, self.word_counts):
             values = self.codec.decode(self._codes(width)[:_BLOCK], width, self.codebooks()).float()
-            words = slice(None) if len(self.word_counts) == 1 else self.widths == width
-            self.scales[words] /= values.square().mean().sqrt().clamp(min=1e-30).to(self.scales)
+            size = values.square().mean().sqrt().clamp(min=1e-30).to(self.scales)
+            if len(self.word_counts) > 1:
+                size = torch.where((self.widths == width).unsqueeze(1), size, 1.0)
+            self.scales.div_(size)
 
     def codebooks(self) -> Codebooks:
         """The codebooks of the codec."""

@@ -77,6 +77,7 @@ def options_within(
     store: str = "fp32",
     output_bias: bool = False,
     dtype: torch.dtype = torch.float32,
+    fixed: Options | None = None,
 ) -> Options:
     """The options on the method's search grids with the most bytes that take `limit` bytes at most.
 
@@ -86,20 +87,25 @@ def options_within(
         store: how floating-point tensors are stored.
         output_bias: whether these bytes include a bias for all words.
         dtype: of floating-point tensors in memory, which they keep unless `store` takes fewer bits.
+        fixed: options that the search does not choose.
 
     Raises:
-        OptionError: there is no such method, or none of its options is small enough.
+        OptionError: there is no such method, none of its options is small enough, or a fixed option is on
+            the search grids.
     """
-    bias: Options = {"output_bias": True} if output_bias else {}
+    others: Options = {**(fixed or {}), **({"output_bias": True} if output_bias else {})}
 
     def size(options: Options) -> int:
-        return stored_bytes(method, num_embeddings, embedding_dim, {**options, **bias}, store, dtype)
+        return stored_bytes(method, num_embeddings, embedding_dim, {**options, **others}, store, dtype)
 
-    grids = method_class(method).search_grids(num_embeddings, embedding_dim)
+    grids = list(method_class(method).search_grids(num_embeddings, embedding_dim))
+    for name in others:
+        if any(name in grid.options_at(0) for grid in grids):
+            raise OptionError(f"option '{name}' is chosen by the target; remove one of them")
     found = largest_within(grids, size, limit)
     if isinstance(found, tuple):
         grid, step = found
-        return {**grid.options_at(step), **bias}
+        return {**grid.options_at(step), **others}
     needed = "is impossible" if found is None else f"needs at least {found:,} bytes"
     raise OptionError(
         f"{method}: {needed} for {num_embeddings:,} words in {embedding_dim} dimensions, the target leaves "

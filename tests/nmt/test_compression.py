@@ -374,7 +374,7 @@ def test_refusals(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixtur
         capsys, "--model", model, "--output", output, "--method", "x"
     )
     assert "'words' is set by" in refused(capsys, *found, "--words", "a,b")
-    assert "cannot be combined with a target" in refused(capsys, *found, *rank, "--target-ratio", 4)
+    assert "option 'rank' is chosen by the target" in refused(capsys, *found, *rank, "--target-ratio", 4)
     assert "exactly one" in refused(capsys, *found, "--target-bytes", 4, "--target-ratio", 4)
     assert "needs at least" in refused(capsys, *found, "--target-bytes", 4)
     assert "above 1" in refused(capsys, *found, "--target-ratio", 0.5)
