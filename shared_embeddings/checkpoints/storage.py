@@ -1,4 +1,4 @@
-"""Store the tensors of embeddings in fewer bits: fp16, int8 with scales, and bit-packed word codes.
+"""Store the tensors of embeddings in fewer bits: fp16, int8 and int4 with scales, and bit-packed word codes.
 
 Tensors are unpacked on loading, to float32 for floats; there is no arithmetic on packed tensors. Packing
 unpacked tensors again gives the same bytes.
@@ -10,6 +10,12 @@ differ most between rows: rows of tables and codes are words, whose norms grow w
 basis are directions, whose norms decay like singular values. For a trained table of 4,120 x 128, the relative
 error was 0.0066 with a scale per word, 0.0092 per dimension, and 0.023 with a single scale. Short rows, as in
 codebooks of pieces, share a scale, see `_scaled_axes`.
+
+int4 divides a row into groups of 32 values, the last one maybe smaller. A group is a scale times integers
+from -8 to 7; the scale has the least squared error and may be negative, so that -8 is on the side of the
+largest value. For a normal table of 4,000 x 128, the relative error is 0.082 with 4.5 bits per value,
+compared with 0.0065 for int8 with 8.125 bits. Errors of factors add up: a product of normal factors of rank
+64 is off by 0.115, compared with 0.0088. `RepeatableCodec` chooses scales that packing again finds.
 
 Axes: ``V`` vocabulary.
 """
@@ -25,20 +31,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared_embeddings.codecs.repeatable import SCALE_TYPE, RepeatableCodec
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.reading import parse_json
 
-STORES = ("fp32", "fp16", "int8")
+STORES = ("fp32", "fp16", "int8", "int4")
 HEADER = "packed_tensors"
 VERSION = 1
 
 _SCALE = ".scale"
 # Smaller tensors are not packed.
 _LEAST_VALUES = 256
+# The largest integer of int8. The 8 bits of precision of a scale times its 7 are exact in float32, so that
+# packing unpacked rows finds the same scale; the range of scales is that of float32.
 _LARGEST = 127
-# Scales are bfloat16: their 8 bits of precision times the 7 of an integer are exact in float32, so that
-# packing unpacked rows finds the same scale, and their range is that of float32.
-_SCALE_TYPE = torch.bfloat16
+# int4: the bits of a value, and the values that share a scale.
+_WIDTH = 4
+_GROUP = 32
+# int4 is packed and unpacked in parts of this many values, to save memory.
+_VALUES_AT_ONCE = 2**20
 # The minimum number of values per scale, so that scales stay small compared to values.
 _LEAST_IN_ROW = 16
 _INTEGERS = {
@@ -164,9 +175,12 @@ def packed_bytes(tensor: Tensor, store: str) -> int:
 
 def _bytes_as(tensor: Tensor, store: str) -> int:
     """The size of a tensor in a storage, ignoring the minimum size for packing."""
+    rows = math.prod(tensor.shape[: _scaled_axes(tensor.shape)])
     if store == "int8":
-        rows = math.prod(tensor.shape[: _scaled_axes(tensor.shape)])
-        return tensor.numel() + rows * _SCALE_TYPE.itemsize
+        return tensor.numel() + rows * SCALE_TYPE.itemsize
+    if store == "int4":
+        codec = _int4_codec(tensor.shape)
+        return rows * (codec.row_bytes(_WIDTH) + codec.num_scales * SCALE_TYPE.itemsize)
     return tensor.numel() * 2 if store == "fp16" else tensor.nbytes
 
 
@@ -193,6 +207,9 @@ def _pack_numbers(name: str, tensor: Tensor, store: str) -> tuple[dict[str, Any]
     if store == "int8":
         integers, scales = _quantized(values)
         return {"as": "int8"}, {name: integers, f"{name}{_SCALE}": scales}
+    if store == "int4":
+        codes, scales = _int4_encoded(values)
+        return {"as": "int4", "shape": list(values.shape)}, {name: codes, f"{name}{_SCALE}": scales}
     half = values.half()
     if not bool(half.isfinite().all()):
         raise StorageError(
@@ -205,11 +222,40 @@ def _pack_numbers(name: str, tensor: Tensor, store: str) -> tuple[dict[str, Any]
 def _quantized(values: Tensor) -> tuple[Tensor, Tensor]:
     """Integers with the shape of `values`, and a scale for every row."""
     within = list(range(_scaled_axes(values.shape), values.dim()))
-    scales = (values.abs().amax(dim=within, keepdim=True) / _LARGEST).to(_SCALE_TYPE)
+    scales = (values.abs().amax(dim=within, keepdim=True) / _LARGEST).to(SCALE_TYPE)
     # Scales below the smallest normal number are not exact; such rows become zero.
-    scales = scales.masked_fill(scales < torch.finfo(_SCALE_TYPE).tiny, 0.0)
+    scales = scales.masked_fill(scales < torch.finfo(SCALE_TYPE).tiny, 0.0)
     integers = (values / scales.float()).nan_to_num(0.0, 0.0, 0.0).round()
     return integers.clamp(-_LARGEST, _LARGEST).to(torch.int8), scales
+
+
+def _int4_codec(shape: Sequence[int]) -> RepeatableCodec:
+    """The codec of the rows of a tensor, see `_scaled_axes`."""
+    return RepeatableCodec(math.prod(shape[_scaled_axes(shape) :]), _GROUP)
+
+
+def _int4_encoded(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes and scales, with an axis of rows and an axis of bytes or scales."""
+    codec = _int4_codec(values.shape)
+    parts = values.reshape(-1, codec.dim).split(_rows_at_once(codec))
+    encoded = [codec.encode(rows, _WIDTH, {}) for rows in parts]
+    return torch.cat([part.codes for part in encoded]), torch.cat([part.scales for part in encoded])
+
+
+def _int4_decoded(codes: Tensor, scales: Tensor, shape: Sequence[int]) -> Tensor:
+    """The inverse of `_int4_encoded` for values of a shape."""
+    codec = _int4_codec(shape)
+    _expect(codes.dtype == torch.uint8 and scales.dtype == SCALE_TYPE)
+    rows = math.prod(shape) // codec.dim
+    _expect(codes.shape == (rows, codec.row_bytes(_WIDTH)) and scales.shape == (rows, codec.num_scales))
+    parts = zip(codes.split(_rows_at_once(codec)), scales.float().split(_rows_at_once(codec)))
+    decoded = [codec.scaled(codec.decode(part, _WIDTH, {}), scale) for part, scale in parts]
+    return torch.cat(decoded).reshape(tuple(shape))
+
+
+def _rows_at_once(codec: RepeatableCodec) -> int:
+    """The rows of a part."""
+    return max(1, _VALUES_AT_ONCE // codec.dim)
 
 
 def _has_codes(tensor: Tensor) -> bool:
@@ -236,9 +282,11 @@ def _unpacked(name: str, form: Mapping[str, Any], parts: dict[str, Tensor]) -> T
     tensor = parts[name]
     if form["as"] == "int8":
         scales = parts.pop(f"{name}{_SCALE}")
-        _expect(tensor.dtype == torch.int8 and scales.dtype == _SCALE_TYPE)
+        _expect(tensor.dtype == torch.int8 and scales.dtype == SCALE_TYPE)
         _expect(torch.broadcast_shapes(tensor.shape, scales.shape) == tensor.shape)
         return tensor.float() * scales.float()
+    if form["as"] == "int4":
+        return _int4_decoded(tensor, parts.pop(f"{name}{_SCALE}"), form["shape"])
     if form["as"] == "fp16":
         _expect(tensor.dtype == torch.float16)
         return tensor.float()

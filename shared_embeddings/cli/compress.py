@@ -62,7 +62,9 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     command.add_argument(
         "--max-loss", type=percentage, help="the smallest size that loses no more than this, such as 1%%"
     )
-    command.add_argument("--store", choices=STORES, help="of the numbers (default: that of the method)")
+    command.add_argument(
+        "--store", choices=STORES, help="of the numbers; int4 costs quality (default: that of the method)"
+    )
     command.add_argument("--fit-steps", type=int, help="steps of methods fitted by gradient descent")
     command.add_argument("--seed", type=int, default=0, help="(default: 0)")
     command.add_argument(

@@ -44,22 +44,29 @@ class UniformCodec(Codec):
 
     def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
         """As in the base class: for each group the scale with the least squared error."""
-        groups = self._grouped(rows)
+        groups = self.grouped(rows)
         zero = _zero_point(width)
+        scales = self.best_scales(groups, zero)
+        codes = (nearest_levels(groups, scales, zero) + zero).to(torch.uint8).flatten(1)[:, : self.dim]
+        return Encoded(pack_bits(codes, width), scales)
+
+    def best_scales(self, groups: Tensor, zero: float) -> Tensor:
+        """The scales ``(n, S)`` of groups ``(n, S, G)`` with levels from -zero to zero - 1."""
         best, best_error = groups.new_zeros(groups.shape[:2]), groups.square().sum(dim=-1)
         # Negative numbers have one level more; the largest number is there, so its sign is the scale's.
         largest = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True)).squeeze(-1)
         for trial in _TRIALS:
             scales = largest * (-trial / zero)
             for _ in range(_REFINEMENTS):
-                levels = _levels(groups, scales, zero)
+                levels = nearest_levels(groups, scales, zero)
                 norm = levels.square().sum(dim=-1).clamp(min=1e-30)
                 scales = (groups * levels).sum(dim=-1) / norm
-            error = (groups - _levels(groups, scales, zero) * scales.unsqueeze(-1)).square().sum(dim=-1)
+            error = (
+                (groups - nearest_levels(groups, scales, zero) * scales.unsqueeze(-1)).square().sum(dim=-1)
+            )
             is_better = error < best_error
             best, best_error = torch.where(is_better, scales, best), torch.where(is_better, error, best_error)
-        codes = (_levels(groups, best, zero) + zero).to(torch.uint8).flatten(1)[:, : self.dim]
-        return Encoded(pack_bits(codes, width), best)
+        return best
 
     def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
         """As in the base class."""
@@ -69,7 +76,7 @@ class UniformCodec(Codec):
         """As in the base class, with the scale of each group."""
         return values.to(scales.dtype) * scales.repeat_interleave(self.group_size, dim=1)[:, : self.dim]
 
-    def _grouped(self, rows: Tensor) -> Tensor:
+    def grouped(self, rows: Tensor) -> Tensor:
         """Rows ``(n, D)`` as groups ``(n, S, group_size)``, padded with zeros."""
         missing = self.num_scales * self.group_size - self.dim
         return torch.nn.functional.pad(rows, (0, missing)).unflatten(1, (self.num_scales, self.group_size))
@@ -80,8 +87,8 @@ def _zero_point(width: int) -> float:
     return 0.5 if width == 1 else 2 ** (width - 1)
 
 
-def _levels(groups: Tensor, scales: Tensor, zero: float) -> Tensor:
-    """The nearest levels, from -zero to zero - 1, of groups ``(n, S, G)`` for scales ``(n, S)``."""
+def nearest_levels(groups: Tensor, scales: Tensor, zero: float) -> Tensor:
+    """The nearest levels, from -zero to zero - 1, of groups ``(..., G)`` for scales ``(...)``."""
     safe = scales.masked_fill(scales == 0, 1.0).unsqueeze(-1)
     if zero < 1:
         return torch.where(groups / safe < 0, -zero, zero)

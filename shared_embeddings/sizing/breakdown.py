@@ -12,8 +12,9 @@ from torch import Tensor
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.registry import expected_count
 
-# The bits of a value in the types that embeddings are stored in.
-BITS = {"fp32": 32, "fp16": 16, "int8": 8}
+# The bits of a value in the types that embeddings are stored in. int4 has a 16-bit scale for every 32 values;
+# the scales of int8, one for a row, are left out.
+BITS = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4.5}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _buffers(embedding: SharedEmbedding) -> Iterator[Part]:
 
 def _bytes_of_values(count: int) -> dict[str, int]:
     """The bytes of `count` real numbers in every type."""
-    return {name: count * bits // 8 for name, bits in BITS.items()}
+    return {name: math.ceil(count * bits / 8) for name, bits in BITS.items()}
 
 
 def _bits_in_memory(name: str, buffer: Tensor) -> int:

@@ -21,7 +21,7 @@ def evaluated(model: Path, data: Path, record: Path, *arguments: object) -> floa
 
 
 @pytest.mark.parametrize("kind", ["awd_lstm", "transformer_xl"])
-@pytest.mark.parametrize("store", ["fp32", "int8"])
+@pytest.mark.parametrize("store", ["fp32", "int8", "int4"])
 def test_perplexity_is_that_of_lm_eval(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, store: str
 ) -> None:

@@ -153,17 +153,20 @@ def test_a_full_disk_leaves_nothing(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_packed_models_stay_packed(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("store", ["int8", "int4"])
+def test_packed_models_stay_packed(
+    store: str, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = " ".join(f"w{number}" for number in range(90)) + f" {WORDS}"
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", words))
     small, output, keep = tmp_path / "small.pt", tmp_path / "trimmed.pt", tmp_path / "keep"
     keep.write_text("\n".join(load_model(model).words[:80]))
-    squeeze = ["compress", "--method", "projective", "--rank", "4", "--store", "int8"]
+    squeeze = ["compress", "--method", "projective", "--rank", "4", "--store", store]
     assert main([*squeeze, "--model", str(model), "--output", str(small)]) == 0
     assert trim("--model", small, "--text", text, "--keep", keep, "--output", output) == 0
     assert "cannot be compared with it" in " ".join(capsys.readouterr().out.split())
     packings = [read_checkpoint(path)["packing"] for path in (model, small, output)]
-    assert packings[0] is None and packings[1].store == packings[2].store == "int8"
+    assert packings[0] is None and packings[1].store == packings[2].store == store
     assert packings[1].names == packings[2].names
     before, after = log_probabilities(small, LINES), log_probabilities(output, LINES)
     assert len(after) < len(before)

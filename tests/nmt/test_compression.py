@@ -252,7 +252,7 @@ def test_bytes_on_disk_are_those_of_the_account(host: Host, tmp_path: Path) -> N
     host.write("vocab", [f"w{number}\t9" for number in range(9000)])
     model = host.train("wide", word_vec_size=32, hidden_size=32, train_steps=1, save_checkpoint_steps=1)
     table = 9000 * 24
-    numbers = {"fp32": 4 * table, "fp16": 2 * table, "int8": table + 2 * 9000}
+    numbers = {"fp32": 4 * table, "fp16": 2 * table, "int8": table + 2 * 9000, "int4": table // 2 + 2 * 9000}
     report = tmp_path / "report.json"
     for store in STORES:
         output = tmp_path / f"{store}.pt"
@@ -278,7 +278,7 @@ def test_target_is_met_in_the_storage_asked_for(trained: Trained, tmp_path: Path
         (table,) = json.loads(report.read_text())["tables"]
         assert table["stored_bytes"]["after"] <= table["stored_bytes"]["before"] / 3
         ranks.append(table["fit"]["options"]["rank"])
-    assert ranks[0] < ranks[1] < ranks[2]
+    assert ranks[0] < ranks[1] < ranks[2] < ranks[3]
 
 
 @pytest.mark.slow
@@ -304,7 +304,7 @@ def test_a_new_process_computes_what_was_in_memory(
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", code, found, *files], cwd=root, env=environment, check=True)
     computed = torch.load(found, weights_only=True)
-    assert computed.keys() == kept.keys() and len(kept) == 3 * len(METHODS)
+    assert computed.keys() == kept.keys() and len(kept) == len(STORES) * len(METHODS)
     assert [name for name in kept if not torch.equal(kept[name], computed[name])] == []
     for method in METHODS:
         _check_ties(tmp_path / f"{method}_int8.pt")

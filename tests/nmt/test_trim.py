@@ -148,21 +148,21 @@ def packing(path: Path) -> Packing | None:
     return packing_of_checkpoint(str(path), read_checkpoint(path))
 
 
-@pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
+@pytest.mark.parametrize(("save_format", "store"), [("pytorch", "int8"), ("safetensors", "int4")])
 def test_packed_models_stay_packed(
-    save_format: str, trained: Trained, texts: tuple[Path, Path], tmp_path: Path
+    save_format: str, store: str, trained: Trained, texts: tuple[Path, Path], tmp_path: Path
 ) -> None:
     _, model = trained(embedding=STANDARD["embedding"], save_format=save_format)
     small, output = tmp_path / "small.pt", tmp_path / "trimmed.pt"
-    squeeze = ["compress", "--method", "projective", "--rank", "6", "--store", "int8"]
+    squeeze = ["compress", "--method", "projective", "--rank", "6", "--store", store]
     assert main([*squeeze, "--model", str(model), "--output", str(small)]) == 0
     assert trim("--model", small, "--text", *texts, "--output", output) == 0
     before, after = (packing(path) for path in (small, output))
-    assert before is not None and before.store == "int8"
+    assert before is not None and before.store == store
     assert after is None  # what is left of this table has fewer values than are packed
     assert trim("--model", small, "--text", *texts, "--keep-first", 60, "--output", tmp_path / "more.pt") == 0
     after = packing(tmp_path / "more.pt")
-    assert after is not None and after.store == "int8"
+    assert after is not None and after.store == store
     assert_same_scores(output, small)
     assert_same_scores(tmp_path / "more.pt", small)
 

@@ -79,7 +79,7 @@ def test_nothing_is_left_out_or_counted_twice(case: Case) -> None:
     # Each buffer is rounded up to whole bytes.
     stored = accounting.stored_bits(emb, "fp32")
     assert 0 <= total.bytes["fp32"] - math.ceil(stored / 8) <= len(parts)
-    assert total.bytes["int8"] <= total.bytes["fp16"] <= total.bytes["fp32"]
+    assert total.bytes["int4"] <= total.bytes["int8"] <= total.bytes["fp16"] <= total.bytes["fp32"]
 
 
 def test_a_tensor_with_two_names_counts_once() -> None:
@@ -110,7 +110,7 @@ def test_columns_are_aligned() -> None:
     text = describe_storage(se.build("projective", num_embeddings=1000, embedding_dim=60, rank=2))
     lines = text.splitlines()
     assert [line.split()[0] for line in lines] == ["part", "codes", "basis", "total", "plain"]
-    assert lines[1].split() == ["codes", "1000", "x", "2", "2,000", "8,000", "4,000", "2,000"]
+    assert lines[1].split() == ["codes", "1000", "x", "2", "2,000", "8,000", "4,000", "2,000", "1,125"]
     assert lines[3].endswith("28.30x") and lines[4].endswith("1.00x")
     ends = {line.index(number) + len(number) for line, number in zip(lines[1:4], ["8,000", "480", "8,480"])}
     assert len(ends) == 1
@@ -125,7 +125,7 @@ def test_json() -> None:
         "kind": "parameter",
         "shape": [5, 2],
         "count": 10,
-        "bytes": {"fp32": 40, "fp16": 20, "int8": 10},
+        "bytes": {"fp32": 40, "fp16": 20, "int8": 10, "int4": 6},
         "compression": None,
     }
     assert [part["name"] for part in parts] == ["weight", "total", "plain table"]

@@ -27,6 +27,14 @@ def stored(packed: dict[str, Tensor]) -> int:
     return sum(tensor.nbytes for name, tensor in packed.items() if name != HEADER)
 
 
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    """Whether two packed states have the same bytes."""
+    views = [{name: tensor.view(torch.uint8) for name, tensor in state.items()} for state in (first, second)]
+    return views[0].keys() == views[1].keys() and all(
+        torch.equal(part, views[1][name]) for name, part in views[0].items()
+    )
+
+
 def test_int8_by_hand() -> None:
     table = torch.zeros(16, 16)
     table[0, :3] = torch.tensor([254.0, -3.0, 1.1])  # a scale of 2: 127, -1.5 to the even -2, 0.55 to 1
@@ -66,8 +74,7 @@ def test_packing_again_gives_the_same_bytes(store: str) -> None:
     state = {"t": numbers(200, 30), "u": numbers(64, 5, seed=1) * 1e-38, "codes": torch.arange(600) % 37}
     first = pack(state, state, store)
     second = pack(unpack(first), state, store)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert same(first, second)
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -76,6 +83,54 @@ def test_rows_of_zeros_and_tiny_rows(store: str) -> None:
     table[3], table[4] = 0.0, 1e-44
     found = unpack(pack({"t": table}, ["t"], store))["t"]
     assert torch.equal(found[3], table[3]) and bool((found[4] <= 1e-44).all())
+
+
+def test_int4_by_hand() -> None:
+    table = torch.zeros(20, 33)
+    table[0, :4] = torch.tensor([-16.0, 14.0, 2.0, -6.0])  # a scale of 2: -8, 7, 1, -3
+    table[1, :3] = torch.tensor([8.0, -7.0, 3.0])  # a scale of -1: -8, 7, -3
+    table[1, 32] = 5.0  # a group of one value: 8 times 5/8
+    packed = pack({"a.table": table}, ["a"], "int4")
+    codes, scales = packed["a.table"], packed["a.table.scale"]
+    assert codes.dtype == torch.uint8 and codes.shape == (20, 17) and scales.shape == (20, 2)
+    assert scales[:2].tolist() == [[2.0, 0.0], [-1.0, -0.625]]
+    assert codes[0].tolist() == [0x0F, 0x95, *[0x88] * 14, 0x80]
+    assert codes[1].tolist() == [0x0F, 0x58, *[0x88] * 14, 0x00]
+    assert torch.equal(unpack(packed)["a.table"], table)
+    assert stored(packed) == 20 * (17 + 2 * 2) == packed_bytes(table, "int4")
+
+
+def test_int4_has_the_documented_error() -> None:
+    table = torch.randn(4000, 128, generator=torch.Generator().manual_seed(0))
+    found = unpack(pack({"t": table}, ["t"], "int4"))["t"]
+    assert float((found - table).norm() / table.norm()) == pytest.approx(0.082, abs=0.001)
+
+
+@pytest.mark.parametrize("shape", [(300, 64), (300, 3), (90, 33), (5, 20, 17), (6, 40, 2), (5, 10, 8, 3)])
+@pytest.mark.parametrize("size", [1e-38, 1e-20, 1.0, 1e20, 1e34])
+def test_int4_is_stable_for_numbers_of_any_size(shape: tuple[int, ...], size: float) -> None:
+    table = numbers(*shape, seed=len(shape)) * size
+    table[1] = 0.0
+    table[2] = table[2].sign() * size  # largest numbers of both signs
+    table[3] = table[3].bfloat16().float()
+    table[4] = table[4].flatten()[0] * torch.randint(-4, 4, table[4].shape)  # half of the levels
+    first = pack({"t": table}, ["t"], "int4")
+    found = unpack(first)["t"]
+    assert packed_bytes(torch.empty(shape, device="meta"), "int4") == stored(first)
+    assert bool(found.isfinite().all()) and found.shape == table.shape
+    assert same(pack({"t": found}, ["t"], "int4"), first)
+    if 1e-20 <= size <= 1e20:
+        assert float((found - table).double().norm() / table.double().norm()) < 0.12
+
+
+def test_int4_of_the_largest_numbers_is_finite() -> None:
+    table = torch.full((16, 40), torch.finfo(torch.float32).max)
+    table[::2] *= -1
+    table[:, 3] *= 0.3
+    first = pack({"t": table}, ["t"], "int4")
+    found = unpack(first)["t"]
+    assert bool(((found / table - 1).abs() < 0.2).all())
+    assert same(pack({"t": found}, ["t"], "int4"), first)
 
 
 def test_fp16_is_that_of_torch() -> None:
@@ -123,12 +178,12 @@ def test_what_stays_as_it_is() -> None:
 
 def test_refusals() -> None:
     table = numbers(30, 30)
-    with pytest.raises(StorageError, match="unknown storage 'int4'; choose one of fp32, fp16, int8"):
-        pack({"t": table}, ["t"], "int4")
+    with pytest.raises(StorageError, match="unknown storage 'int2'; choose one of fp32, fp16, int8, int4"):
+        pack({"t": table}, ["t"], "int2")
     for broken in (float("nan"), float("inf")):
         wrong = table.clone()
         wrong[3, 4] = broken
-        for store in ("fp16", "int8"):
+        for store in ("fp16", "int8", "int4"):
             with pytest.raises(StorageError, match="tensor a.t contains NaN or infinity"):
                 pack({"a.t": wrong}, ["a"], store)
     with pytest.raises(StorageError, match="tensor t has values up to 70000, but fp16 is limited to 65504"):
@@ -138,9 +193,9 @@ def test_refusals() -> None:
         pack(packed, ["t"], "int8")
 
 
-def changed(edit: Callable[[dict[str, Tensor]], object]) -> dict[str, Tensor]:
+def changed(edit: Callable[[dict[str, Tensor]], object], store: str = "int8") -> dict[str, Tensor]:
     """A packed state that is damaged."""
-    packed = pack({"t": numbers(30, 30), "codes": torch.arange(300) % 7}, ["t", "codes"], "int8")
+    packed = pack({"t": numbers(30, 30), "codes": torch.arange(300) % 7}, ["t", "codes"], store)
     edit(packed)
     return packed
 
@@ -164,7 +219,7 @@ def test_versions_and_damages_are_refused() -> None:
         lambda state: state.update({"t.scale": state["t.scale"].float()}),
         lambda state: state.update({"t.scale": state["t.scale"][:7]}),
         lambda state: state.update({"codes": state["codes"][:7]}),
-        lambda state: state.update({HEADER: described('{"version":1,"tensors":{"t":{"as":"int4"}}}')}),
+        lambda state: state.update({HEADER: described('{"version":1,"tensors":{"t":{"as":"int2"}}}')}),
         lambda state: state.update({HEADER: described('{"version":1,"tensors":{"t":7}}')}),
         lambda state: state.update(
             {
@@ -177,6 +232,24 @@ def test_versions_and_damages_are_refused() -> None:
     for edit in edits:
         with pytest.raises(StorageError, match="does not match its description"):
             unpack(changed(edit))
+
+
+def test_damages_of_int4_are_refused() -> None:
+    header = '{"version":1,"tensors":{"t":{"as":"int4","shape":%s}}}'
+    edits: list[Callable[[dict[str, Tensor]], object]] = [
+        lambda state: state.pop("t.scale"),
+        lambda state: state.update({"t": state["t"].float()}),
+        lambda state: state.update({"t": state["t"][:, 1:]}),
+        lambda state: state.update({"t.scale": state["t.scale"].float()}),
+        lambda state: state.update({"t.scale": state["t.scale"][:7]}),
+        *(
+            lambda state, shape=shape: state.update({HEADER: described(header % shape)})
+            for shape in ("[]", "[30]", "[30,0]", "[31,30]", "[30,40]", "[-30,-30]", '"x"', "null")
+        ),
+    ]
+    for edit in edits:
+        with pytest.raises(StorageError, match="the packed tensor t does not match its description"):
+            unpack(changed(edit, "int4"))
 
 
 @pytest.mark.parametrize("method", se.methods())

@@ -22,6 +22,7 @@ from tests.shared_embeddings.hf.models import DIM, WORDS, build, compress, score
 # Kind, method with its options, storage, and the type that a tensor of words has on the disk.
 STORED = [
     ("gemma", ["projective", "--rank", 4], "int8", torch.int8),
+    ("llama", ["projective", "--rank", 4], "int4", torch.uint8),
     ("t5_untied", ["projective", "--rank", 4], "fp16", torch.float16),
     ("marian", ["compositional_code", "--num-codebooks", 4, "--codebook-size", 8], "fp32", torch.uint8),
 ]

@@ -30,6 +30,7 @@ from tests.shared_embeddings.hf.trimming import (  # noqa: E402
 COMPRESSED = [
     ("gpt2", ["projective", "--rank", 4]),
     ("llama", ["projective", "--rank", 4, "--store", "int8"]),
+    ("llama", ["projective", "--rank", 4, "--store", "int4"]),
     ("marian", ["structured", "--num-groups", 4, "--num-clusters", 16, "--fit-steps", 5]),
 ]
 
