@@ -234,6 +234,8 @@ class QuantizedEmbedding(SharedEmbedding):
         codebooks, scales = self.codebooks(), F.embedding(ids, self.scales)
         if len(self.word_counts) == 1:
             (width,) = self.word_counts
+            if width == 0:
+                return scales.new_zeros(ids.size(0), self.embedding_dim)
             values = self.codec.decode(self._codes(width).index_select(0, ids), width, codebooks)
             return self.codec.scaled(values, scales)
         # Sizes must not depend on data in compiled graphs, so each width decodes all words.
@@ -289,8 +291,14 @@ class QuantizedEmbedding(SharedEmbedding):
                 state[f"codes{width}"] = state[f"codes{width}"][is_kept[words]]
             if not counts[width]:
                 state.pop(f"codes{width}", None)
-        if sum(count > 0 for count in counts) == 1:
+        kept = [width for width, count in enumerate(counts) if count]
+        if len(kept) == 1:
             state.pop("widths", None)
+        shapes = self.codec.codebook_shapes(kept)
+        for name in self.codebooks():
+            values = state.pop(name)
+            if name in shapes:
+                state[name] = values[tuple(slice(size) for size in shapes[name])]
         return {**self.stored_options(), "words_per_width": counts}, state
 
     @classmethod

@@ -1,0 +1,178 @@
+"""Codecs, the rotation before them, and the bits of words."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared_embeddings.codecs import trellis
+from shared_embeddings.codecs.allocation import even_counts, widths_within
+from shared_embeddings.codecs.codec import Codec
+from shared_embeddings.codecs.lloyd_max import LloydMaxCodec, normal_levels
+from shared_embeddings.codecs.residual import ResidualCodec
+from shared_embeddings.codecs.trellis import TrellisCodec
+from shared_embeddings.codecs.uniform import UniformCodec
+from shared_embeddings.layers.bit_packing import pack_bits, read_windows
+from shared_embeddings.layers.rotation import factors_of, rotate, rotate_back
+
+DIM = 128
+
+
+def normal_rows(count: int = 384, dim: int = DIM) -> Tensor:
+    return torch.randn(count, dim, generator=torch.Generator().manual_seed(5))
+
+
+def recoded(codec: Codec, rows: Tensor, width: int) -> tuple[Tensor, float]:
+    """Decoded rows, and the bits of a number with 16-bit scales."""
+    codebooks = codec.learn(rows, [width], 0)
+    found = codec.encode(rows, width, codebooks)
+    assert found.codes.dtype == torch.uint8 and found.codes.shape == (len(rows), codec.row_bytes(width))
+    assert found.scales.shape == (len(rows), codec.num_scales)
+    values = codec.scaled(codec.decode(found.codes, width, codebooks), found.scales)
+    return values, (8 * codec.row_bytes(width) + 16 * codec.num_scales) / codec.dim
+
+
+def error(values: Tensor, rows: Tensor) -> float:
+    return float((values - rows).norm() / rows.norm())
+
+
+# The least error is 2**-width: 0.5, 0.25, 0.125 and 0.0625.
+@pytest.mark.parametrize(("width", "bound"), [(1, 0.52), (2, 0.268), (3, 0.140), (4, 0.075)])
+def test_trellis_codes_are_near_the_limit_for_normal_numbers(width: int, bound: float) -> None:
+    rows = normal_rows()
+    values, bits = recoded(TrellisCodec(DIM), rows, width)
+    assert 2.0**-width < error(values, rows) <= bound
+    assert bits <= width + 0.2
+
+
+@pytest.mark.parametrize(
+    ("codec", "bounds"),
+    [
+        (LloydMaxCodec(DIM), {1: 0.605, 2: 0.345, 3: 0.19, 4: 0.10, 8: 0.009}),
+        (UniformCodec(DIM, 32), {1: 0.61, 2: 0.34, 3: 0.17, 4: 0.085, 8: 0.0055}),
+        (ResidualCodec(DIM), {1: 0.57, 2: 0.32, 3: 0.175, 4: 0.10}),
+    ],
+    ids=["lloyd_max", "uniform", "residual"],
+)
+def test_errors_of_the_other_codecs(codec: Codec, bounds: dict[int, float]) -> None:
+    rows = normal_rows()
+    for width, bound in bounds.items():
+        assert 2.0**-width < error(recoded(codec, rows, width)[0], rows) <= bound, width
+
+
+@pytest.mark.parametrize(
+    "codec", [LloydMaxCodec(20), UniformCodec(20, 32), ResidualCodec(20), TrellisCodec(20)]
+)
+def test_rows_of_zeros_and_of_any_scale(codec: Codec) -> None:
+    rows = normal_rows(6, 20) * torch.tensor([0.0, 1e-20, 1e-3, 1.0, 1e3, 1e15]).unsqueeze(1)
+    values, _ = recoded(codec, rows, 4)
+    assert bool(values.isfinite().all()) and bool((values[0] == 0).all())
+    for row, wanted in zip(values[2:], rows[2:]):
+        assert error(row, wanted) < 0.3
+
+
+def test_the_path_is_the_best_of_all() -> None:
+    """Against all 2**12 streams of five numbers of one bit."""
+    rows = normal_rows(4, 5)
+    codec = TrellisCodec(5)
+    values, _ = recoded(codec, rows, 1)
+    streams = torch.tensor([[number >> 4, number << 4 & 0xFF] for number in range(2**12)], dtype=torch.uint8)
+    every = codec.decode(streams, 1, {})
+    # Paths are chosen at unit variance, before the scale is fitted.
+    unit = rows / rows.square().mean(dim=1, keepdim=True).sqrt()
+    best = every[(unit.unsqueeze(1) - every).square().sum(-1).argmin(dim=1)]
+    scale = (rows * best).sum(1, keepdim=True) / best.square().sum(1, keepdim=True)
+    torch.testing.assert_close(values, best * scale)
+
+
+def test_the_codebook_of_the_trellis_is_normal() -> None:
+    book = trellis.codebook(torch.device("cpu"))
+    assert len(book.unique()) == 4096
+    assert abs(float(book.mean())) < 1e-5 and float(book.square().mean()) == pytest.approx(1.0, abs=2e-3)
+    # The entries of a state's successors must not be alike.
+    assert abs(float(torch.corrcoef(torch.stack([book[:-1], book[1:]]))[0, 1])) < 0.05
+
+
+def test_levels_of_lloyd_and_max() -> None:
+    """Table I of Max (1960)."""
+    assert normal_levels(1).tolist() == pytest.approx([-math.sqrt(2 / math.pi), math.sqrt(2 / math.pi)])
+    assert normal_levels(2).tolist() == pytest.approx([-1.510, -0.4528, 0.4528, 1.510], abs=1e-3)
+    assert normal_levels(3)[4:].tolist() == pytest.approx([0.2451, 0.7560, 1.344, 2.152], abs=1e-3)
+
+
+def test_uniform_codes_worked_by_hand() -> None:
+    codec = UniformCodec(5, 4)
+    rows = torch.tensor([[-8.0, 7.0, 0.0, 3.0, 16.0]])
+    found = codec.encode(rows, 4, {})
+    # The scale of a group is that of -8, so it is negative where the largest number is positive.
+    assert found.scales.tolist() == [[1.0, -2.0]]
+    assert found.codes.tolist() == [[0x0F, 0x8B, 0x00]]
+    assert codec.scaled(codec.decode(found.codes, 4, {}), found.scales).tolist() == rows.tolist()
+
+
+def test_packing_worked_by_hand() -> None:
+    numbers = torch.tensor([[1, 2, 3, 4, 5], [7, 0, 7, 0, 7]])
+    packed = pack_bits(numbers, 3)
+    assert packed.tolist() == [[0b00101001, 0b11001010], [0b11100011, 0b10001110]]
+    assert read_windows(packed, 5, 3, 3).tolist() == numbers.tolist()
+    # Four bits at a stride of two, from one bit before the beginning.
+    assert read_windows(packed[:1], 4, 4, 2, start=-1).tolist() == [[0b0001, 0b0101, 0b0100, 0b0011]]
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+def test_packing_round_trip(width: int) -> None:
+    numbers = torch.randint(2**width, (7, 13))
+    packed = pack_bits(numbers, width)
+    assert packed.size(1) == -(-13 * width // 8)
+    assert torch.equal(read_windows(packed, 13, width, width), numbers.int())
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7, 24, 128, 200, 257, 300, 384, 640])
+def test_rotations_are_orthogonal(dim: int) -> None:
+    assert math.prod(factors_of(dim)) == dim
+    signs = torch.randint(2, (dim,), dtype=torch.uint8)
+    rows = torch.randn(3, dim, dtype=torch.float64)
+    matrix = rotate(torch.eye(dim, dtype=torch.float64), signs)
+    torch.testing.assert_close(matrix @ matrix.t(), torch.eye(dim, dtype=torch.float64))
+    torch.testing.assert_close(rotate(rows, signs), rows @ matrix)
+    torch.testing.assert_close(rotate_back(rotate(rows, signs), signs), rows)
+
+
+def test_a_rotation_spreads_single_numbers() -> None:
+    """Every number of a row that has only one is near its mean size."""
+    rotated = rotate(torch.eye(384), torch.zeros(384, dtype=torch.uint8)).abs()
+    assert float(rotated.max()) < 2 / math.sqrt(384)
+
+
+def size_of_codes(counts: dict[int, int]) -> int:
+    return sum(width * count for width, count in counts.items())
+
+
+def test_bits_of_words_worked_by_hand() -> None:
+    """Gains are 16 1; 4 1/4; 1 1/16 for the bits of three words, so the first gets most."""
+    importance = torch.tensor([16.0, 4.0, 1.0])
+    found = [widths_within(importance, bits, size_of_codes, range(4)).tolist() for bits in range(7)]
+    assert found == [[0, 0, 0], [1, 0, 0], [2, 0, 0], [2, 1, 0], [3, 1, 0], [3, 2, 0], [3, 2, 1]]
+
+
+def test_bits_of_words_are_the_best_of_all() -> None:
+    importance = torch.rand(5, generator=torch.Generator().manual_seed(1)) ** 3
+    for limit in range(2, 15):
+        found = widths_within(importance, limit, size_of_codes, range(4)).double()
+        every = [
+            torch.tensor(widths).double()
+            for widths in itertools.product(range(4), repeat=5)
+            if sum(widths) <= limit
+        ]
+        least = min(float((importance * 4.0**-widths).sum()) for widths in every)
+        assert float((importance * 4.0**-found).sum()) == pytest.approx(least)
+
+
+def test_even_bits() -> None:
+    assert even_counts(10, 3.0) == {3: 10}
+    assert even_counts(10, 2.3) == {2: 7, 3: 3}
+    assert even_counts(10, 0.5) == {0: 5, 1: 5}
