@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
+import torch.nn.functional as F
 from torch import Tensor
 
 Codebooks = dict[str, Tensor]
@@ -77,6 +78,10 @@ class Codec(ABC):
     def scaled(self, values: Tensor, scales: Tensor) -> Tensor:
         """Decoded `values` ``(n, D)`` times their `scales` ``(n, S)``."""
         return values.to(scales.dtype) * scales
+
+    def scores(self, hidden: Tensor, values: Tensor, scales: Tensor) -> Tensor:
+        """The products ``(N, n)`` of hidden states ``(N, D)`` with scaled rows; see `scaled`."""
+        return F.linear(hidden, values.to(scales.dtype)) * scales.t()
 
 
 def fitted_scales(rows: Tensor, values: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
-from shared_embeddings.layers.bit_packing import bytes_for, pack_bits, read_windows
+from shared_embeddings.layers.bit_packing import bytes_for, pack_bits, read_entries
 
 _ITERATIONS = 3000
 
@@ -44,8 +44,7 @@ class LloydMaxCodec(Codec):
 
     def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
         """As in the base class."""
-        numbers = read_windows(codes, self.dim, width, width)
-        return torch.nn.functional.embedding(numbers, codebooks[f"levels{width}"].unsqueeze(1)).squeeze(-1)
+        return read_entries(codes, self.dim, width, codebooks[f"levels{width}"])
 
 
 @functools.cache

@@ -48,9 +48,11 @@ class TrellisCodec(Codec):
 
     def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
         """As in the base class."""
+        entries = successive_entries(width, codes.device)
+        bits, each = entries.size(0).bit_length() - 1, entries.size(1)
         start = _START_BITS - STATE_BITS
-        states = read_windows(codes, self.dim, STATE_BITS, width, start)
-        return F.embedding(states, codebook(codes.device).unsqueeze(1)).squeeze(-1)
+        windows = read_windows(codes, -(-self.dim // each), bits, width * each, start)
+        return F.embedding(windows, entries).flatten(1)[:, : self.dim]
 
 
 @functools.cache
@@ -63,6 +65,18 @@ def codebook(device: torch.device) -> Tensor:
     hashed = hashed ^ hashed >> 16
     ranks = hashed.argsort().argsort().double()
     return torch.special.ndtri((ranks + 0.5) / _STATES).float()
+
+
+@functools.cache
+def successive_entries(width: int, device: torch.device) -> Tensor:
+    """The entries ``(2**bits, m)`` of m successive states, for all streams of their `bits` bits, 16 at most.
+
+    One look-up then gives m numbers.
+    """
+    each = {1: 4, 2: 2, 3: 2, 4: 2}.get(width, 1)
+    streams = torch.arange(2 ** (STATE_BITS + width * (each - 1)), device=device).unsqueeze(1)
+    shifts = torch.arange(each - 1, -1, -1, device=device) * width
+    return codebook(device)[streams >> shifts & _STATES - 1]
 
 
 @torch.no_grad()

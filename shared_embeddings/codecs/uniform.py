@@ -9,10 +9,11 @@ Axes: ``n`` rows, ``D`` dimensions, ``S`` groups of a row.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded
-from shared_embeddings.layers.bit_packing import bytes_for, pack_bits, read_windows
+from shared_embeddings.layers.bit_packing import bytes_for, pack_bits, read_entries
 
 # Scales that are tried, relative to that of the largest number, and the least-squares steps after them.
 _TRIALS = torch.linspace(0.5, 1.0, 11).tolist()
@@ -70,16 +71,24 @@ class UniformCodec(Codec):
 
     def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
         """As in the base class."""
-        return read_windows(codes, self.dim, width, width) - _zero_point(width)
+        levels = torch.arange(2**width, device=codes.device) - _zero_point(width)
+        return read_entries(codes, self.dim, width, levels.float())
 
     def scaled(self, values: Tensor, scales: Tensor) -> Tensor:
         """As in the base class, with the scale of each group."""
-        return values.to(scales.dtype) * scales.repeat_interleave(self.group_size, dim=1)[:, : self.dim]
+        values = values.to(scales.dtype)
+        if self.dim % self.group_size == 0:
+            return (values.unflatten(1, (-1, self.group_size)) * scales.unsqueeze(-1)).flatten(1)
+        return values * scales.repeat_interleave(self.group_size, dim=1)[:, : self.dim]
+
+    def scores(self, hidden: Tensor, values: Tensor, scales: Tensor) -> Tensor:
+        """As in the base class."""
+        return F.linear(hidden, self.scaled(values, scales))
 
     def grouped(self, rows: Tensor) -> Tensor:
         """Rows ``(n, D)`` as groups ``(n, S, group_size)``, padded with zeros."""
         missing = self.num_scales * self.group_size - self.dim
-        return torch.nn.functional.pad(rows, (0, missing)).unflatten(1, (self.num_scales, self.group_size))
+        return F.pad(rows, (0, missing)).unflatten(1, (self.num_scales, self.group_size))
 
 
 def _zero_point(width: int) -> float:

@@ -5,7 +5,10 @@ Axes: ``n`` rows, ``T`` numbers in a row.
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -19,7 +22,7 @@ def pack_bits(numbers: Tensor, width: int) -> Tensor:
     shifts = torch.arange(width - 1, -1, -1, device=numbers.device)
     bits = (numbers.unsqueeze(-1) >> shifts & 1).flatten(1)
     missing = -bits.size(1) % 8
-    bits = torch.nn.functional.pad(bits, (0, missing)).view(len(bits), -1, 8)
+    bits = F.pad(bits, (0, missing)).view(len(bits), -1, 8)
     return (bits << torch.arange(7, -1, -1, device=bits.device)).sum(dim=-1).to(torch.uint8)
 
 
@@ -37,11 +40,31 @@ def read_windows(packed: Tensor, count: int, width: int, stride: int, start: int
     Returns:
         int32 numbers.
     """
-    if width == stride == 8 and start == 0:
-        return packed[:, :count].int()
-    # One byte of zeros before and two after, so that every window is in three consecutive bytes.
-    padded = torch.nn.functional.pad(packed, (1, 2)).int()
-    begins = torch.arange(count, device=packed.device) * stride + (start + 8)
-    first = begins // 8
-    joined = padded[:, first] << 16 | padded[:, first + 1] << 8 | padded[:, first + 2]
-    return joined >> (24 - width - begins % 8).int() & (1 << width) - 1
+    # Numbers whose positions within a byte are equal are read together, from views of the bytes.
+    period = 8 // math.gcd(stride, 8)
+    groups = -(-count // period)
+    step = stride * period // 8
+    # Zeros before and after, so that every window is in three consecutive bytes of a group.
+    before = -(start // 8) if start < 0 else 0
+    after = max(0, step * groups + 3 + (start + stride * period) // 8 - packed.size(1))
+    padded = F.pad(packed, (before, after))
+    numbers = []
+    for place in range(period):
+        first, shift = divmod(start + 8 * before + stride * place, 8)
+        window = torch.zeros((), dtype=torch.int32, device=packed.device)
+        for number in range(-(-(shift + width) // 8)):
+            byte = padded[:, first + number : first + number + step * (groups - 1) + 1 : step]
+            window = window << 8 | byte.int()
+        numbers.append(window >> -(shift + width) % 8 & (1 << width) - 1)
+    return torch.stack(numbers, dim=-1).flatten(1)[:, :count]
+
+
+def read_entries(packed: Tensor, count: int, width: int, book: Tensor) -> Tensor:
+    """The entries ``(n, count)`` of `book` ``(2**width,)`` for numbers that `pack_bits` wrote."""
+    if 8 % width:
+        numbers = read_windows(packed, count, width, width)
+        return F.embedding(numbers, book.unsqueeze(1)).squeeze(-1)
+    # One look-up for a byte gives all of its numbers.
+    every_byte = torch.arange(256, device=packed.device).to(torch.uint8).unsqueeze(1)
+    each = read_windows(every_byte, 8 // width, width, width)
+    return F.embedding(packed.int(), F.embedding(each, book.unsqueeze(1)).squeeze(-1)).flatten(1)[:, :count]

@@ -29,7 +29,7 @@ from shared_embeddings.options import EmbeddingOptions, option, require, require
 from shared_embeddings.registry import register
 
 # Rows that are decoded together, so that no dense table is in memory.
-_BLOCK = 2048
+_BLOCK = 512
 # Rows that codebooks are trained on.
 _SAMPLE = 2**15
 # Steps of the search grid for one bit.
@@ -194,7 +194,7 @@ class QuantizedEmbedding(SharedEmbedding):
         coded = hidden.reshape(-1, self.embedding_dim)
         if self.codec.rotates:
             coded = rotate(coded, self.signs)
-        scores = torch.cat([F.linear(coded, rows) for rows in self._coded_blocks()], dim=-1)
+        scores = torch.cat([self.codec.scores(coded, *block) for block in self._decoded_blocks()], dim=-1)
         if len(self.word_counts) > 1:
             scores = scores.index_select(-1, self._slots())
         bias = self.output_bias()
@@ -216,18 +216,18 @@ class QuantizedEmbedding(SharedEmbedding):
         """Whether scores are computed without a table ``(V, D)``, which only gradients and compilers need."""
         return not (torch.is_grad_enabled() or torch.compiler.is_compiling())
 
-    def _coded_blocks(self) -> Iterator[Tensor]:
-        """The scaled rows ``(n, D)`` of all words, block by block, by width and then by word."""
+    def _decoded_blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Decoded rows ``(n, D)`` and their scales ``(n, S)``, block by block, by width and then by word."""
         codebooks = self.codebooks()
         order = self._all_words() if len(self.word_counts) == 1 else self._slots().argsort()
         for width, words in zip(self.word_counts, order.split(list(self.word_counts.values()))):
             for start in range(0, len(words), _BLOCK):
                 scales = self.scales.index_select(0, words[start : start + _BLOCK])
                 if width:
-                    values = self.codec.decode(self._codes(width)[start : start + _BLOCK], width, codebooks)
-                    yield self.codec.scaled(values, scales)
+                    codes = self._codes(width)[start : start + _BLOCK]
+                    yield self.codec.decode(codes, width, codebooks), scales
                 else:
-                    yield scales.new_zeros(len(scales), self.embedding_dim)
+                    yield scales.new_zeros(len(scales), self.embedding_dim), scales
 
     def _coded_rows(self, ids: Tensor) -> Tensor:
         """Scaled rows ``(n, D)`` of ids ``(n,)``, rotated if the codec rotates."""
