@@ -148,7 +148,7 @@ def choose(
     with _workplace(output) as folder:
         name = Path(model).name if output is None else output.name
         trials = [
-            _try(model, folder / str(number) / name, method, candidate, target, settings)
+            tried(model, folder / str(number) / name, method, candidate, target, settings)
             for number, (method, candidate) in enumerate(candidates())
         ]
         ranked = sorted(trials, key=lambda trial: (trial.report is None, -trial.share, trial.embedding_bytes))
@@ -181,7 +181,7 @@ def smallest(model: Path, max_loss: float, **settings: object) -> Target:
         for number in range(_HALVINGS):
             target = Target(ratio=math.exp((low + high) / 2))
             place = folder / str(number) / Path(model).name
-            trial = _try(model, place, method, candidate, target, settings)
+            trial = tried(model, place, method, candidate, target, settings)
             if trial.share >= 1.0 - max_loss:
                 found, low = target, (low + high) / 2
             else:
@@ -200,15 +200,24 @@ def candidates() -> Iterator[tuple[str, Candidate]]:
             yield method, candidate
 
 
-def _try(
+def tried(
     model: Path,
     output: Path,
     method: str,
     candidate: Candidate,
-    target: Target,
+    target: Target | None,
     settings: Mapping[str, object],
 ) -> Trial:
-    """One compressed model; a trial without a report if the method is impossible at this size."""
+    """Compress a model with one candidate; a trial without a report if the method is impossible at this size.
+
+    Args:
+        model, output, target: as in `compress`.
+        method, candidate: of the embeddings.
+        settings: other arguments of `compress`.
+
+    Raises:
+        ValueError, OSError: as in `compress`.
+    """
     output.parent.mkdir(parents=True)
     options, store = candidate
     try:

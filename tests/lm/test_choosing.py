@@ -98,7 +98,7 @@ def test_the_smallest_size_is_found_by_bisection(
         assert target.ratio is not None and (method, candidate) == next(iter(choosing.candidates()))
         return SimpleNamespace(share=1 - target.ratio / 100)
 
-    monkeypatch.setattr(choosing, "_try", lose)
+    monkeypatch.setattr(choosing, "tried", lose)
     for loss in (0.03, 0.1, 0.5):
         ratio = choosing.smallest(trained[0], loss).ratio
         assert ratio is not None and 0.93 * 100 * loss <= ratio <= 100 * loss

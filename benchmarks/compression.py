@@ -1,0 +1,131 @@
+"""Measures what trained models keep when their tables are compressed to the same numbers of bytes.
+
+At every ratio, all candidates of `compress` and some other methods are fitted, and nothing is trained
+afterwards; the plain table in 16, 8 and 4 bits is there for comparison. Trials that the ``--output`` file
+already has are skipped, so an interrupted command can be run again to resume.
+
+    python -m benchmarks.compression --model last.pt --validation ptb.test.txt --text ptb.train.txt \
+        --output benchmarks/results/compression_ptb.json
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.publishing import Record, parser_of, publish, read_record
+from recipes.common.errors import UserError, run_main
+from shared_embeddings.checkpoints.choosing import Trial, candidates, tried
+from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
+from shared_embeddings.method import Candidate
+from shared_embeddings.sizing.targets import Target
+from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.results import provenance, write_record
+
+RATIOS = (4.0, 8.0, 16.0, 32.0)
+PLAIN = [("standard", Candidate({}, store)) for store in ("fp16", "int8", "int4")]
+# Methods that `compress` does not try by itself.
+OTHERS = [("structured", Candidate({}, "fp16")), ("group_reduce", Candidate({}, "int8"))]
+
+
+def trials(ratios: Sequence[float]) -> Iterator[tuple[str, Candidate, float | None]]:
+    """The method, the candidate and the ratio of every trial; a plain table has its own ratio."""
+    yield from ((*plain, None) for plain in PLAIN)
+    for ratio in ratios:
+        yield from ((*one, ratio) for one in (*candidates(), *OTHERS))
+
+
+def key_of(method: str, candidate: Candidate, ratio: float | None) -> dict[str, Any]:
+    """What identifies a trial in the record."""
+    return {"method": method, "options": dict(candidate.options), "store": candidate.store, "ratio": ratio}
+
+
+def measured(trial: Trial) -> dict[str, Any]:
+    """The numbers of a trial."""
+    if trial.report is None:
+        return {"impossible": trial.reason}
+    (quality, tables) = (trial.report.quality, trial.report.tables)
+    assert quality is not None
+    before = sum(table.stored_bytes.before for table in tables)
+    return {
+        "bytes": trial.embedding_bytes,
+        "smaller": before / trial.embedding_bytes,
+        "bits": 32 * trial.embedding_bytes / before,
+        "error": tables[0].fit.relative_error,
+        "seconds": sum(table.fit.seconds for table in tables),
+        "measure": quality.measure,
+        "how": quality.how,
+        "before": quality.before,
+        "after": quality.after,
+        "kept": trial.share,
+    }
+
+
+def as_table(record: Record) -> str:
+    """Format the trials as a Markdown table, by size and quality."""
+    found = [one for one in record["trials"] if "kept" in one]
+    measure, before = found[0]["measure"], found[0]["before"]
+    lines = [
+        f"{record['title']}: {measure} {before:.2f} before compression.",
+        "",
+        f"| method | numbers in | asked | smaller | bits per weight | relative error | {measure} | kept |",
+        "| --- | --- " + "| --: " * 6 + "|",
+    ]
+    for one in sorted(found, key=lambda one: (one["ratio"] or 0, -one["kept"])):
+        options = "".join(f", {value}" for value in one["options"].values())
+        asked = "–" if one["ratio"] is None else f"{one['ratio']:g}x"
+        lines.append(
+            f"| {one['method']}{options} | {one['store']} | {asked} | {one['smaller']:.1f}x "
+            f"| {one['bits']:.2f} | {one['error']:.3f} | {one['after']:.2f} | {100 * one['kept']:.1f}% |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the trials that the output file does not have yet, and publish.
+
+    Raises:
+        OSError, UserError, ValueError: a file cannot be used, or the README lacks the markers.
+    """
+    parser = parser_of("benchmarks.compression", __doc__)
+    parser.add_argument("--model", type=PathOption.SOURCE, required=True)
+    parser.add_argument("--title", help="what the model is, for the table")
+    parser.add_argument("--text", type=PathOption.FILE, nargs="+", help="texts to count words in")
+    parser.add_argument("--validation", type=PathOption.SOURCE)
+    parser.add_argument("--validation-source", type=PathOption.FILE)
+    parser.add_argument("--validation-target", type=PathOption.FILE)
+    parser.add_argument("--validation-subwords", choices=SUBWORDS, default="none")
+    parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS)
+    parser.add_argument("--marker", default="compression", help="of the README (default: compression)")
+    options = parser.parse_args(arguments)
+    sides = (options.validation_source, options.validation_target, options.validation_subwords)
+    settings = {
+        "texts": options.text,
+        "validation": Validation(options.validation, *sides),
+        "progress": sys.stderr.isatty(),
+    }
+    record: Record = {"title": options.title or options.model.name, "trials": []}
+    if options.output is not None and options.output.exists():
+        record = read_record(options.output)
+        if "trials" not in record:
+            raise UserError(f"{options.output}: not written by this benchmark; pass another --output")
+    for method, candidate, ratio in trials(options.ratios):
+        key = key_of(method, candidate, ratio)
+        if any(all(one[name] == key[name] for name in key) for one in record["trials"]):
+            continue
+        print(*key.values(), file=sys.stderr, flush=True)
+        target = None if ratio is None else Target(ratio)
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder, "trial", options.model.name)
+            found = tried(options.model, place, method, candidate, target, settings)
+        record["trials"].append({**key, **measured(found)})
+        if options.output is not None:
+            write_record(options.output, {**provenance(), **record})
+    publish(record, as_table(record), options.marker, options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("compression", main))
