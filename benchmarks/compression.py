@@ -54,7 +54,7 @@ def measured(trial: Trial) -> dict[str, Any]:
         "bytes": trial.embedding_bytes,
         "smaller": before / trial.embedding_bytes,
         "bits": 32 * trial.embedding_bytes / before,
-        "error": tables[0].fit.relative_error,
+        "error": tables[0].relative_error,
         "seconds": sum(table.fit.seconds for table in tables),
         "measure": quality.measure,
         "how": quality.how,

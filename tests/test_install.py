@@ -55,6 +55,7 @@ def test_the_import_is_light() -> None:
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_without_extras_a_command_runs_or_names_what_to_install(tmp_path: Path) -> None:
     hidden = [*sum(extras.EXTRAS.values(), ()), "onmt", "recipes"]
     light = {"shared-embeddings", "lm_train", "lm_eval", "lm_generate", "lm_prepare"}

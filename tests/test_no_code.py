@@ -45,6 +45,7 @@ from nmt.checkpoint.files import read_checkpoint
 from nmt.patches.table import apply_patches
 from shared_embeddings.cli.main import main
 from tests.lm import runs
+from tests.loops import slow_except
 from tests.nmt.conftest import Host, run
 from tests.traps import Trap
 
@@ -149,7 +150,7 @@ def _configured(host: Host, command: str, option: str, value: Any, model: Path) 
     return host.config("changed", **{"save_model": "saved", **settings})
 
 
-@pytest.mark.parametrize("command", PARSERS)
+@pytest.mark.parametrize("command", slow_except(["translate"], PARSERS))
 def test_options_in_configurations(
     command: str, host: Host, model: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch
 ) -> None:

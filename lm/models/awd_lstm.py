@@ -97,7 +97,7 @@ class LSTMLayer(nn.LSTM):
         self, inputs: Tensor, hidden: Tensor, cell: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs ``(T, B, H)`` for `inputs` ``(T, B, I)``, and the hidden and cell state ``(1, B, H)``."""
-        if inputs.is_cpu and torch.is_autocast_enabled("cpu") and not _cpu_has_bf16_lstm():
+        if inputs.is_cpu and torch.is_autocast_enabled("cpu") and not cpu_has_bf16():
             dtype = self.weight_hh_l0.dtype
             with torch.autocast("cpu", enabled=False):
                 return self._run(inputs.to(dtype), hidden.to(dtype), cell.to(dtype))
@@ -121,8 +121,11 @@ class LSTMLayer(nn.LSTM):
 
 
 @functools.cache
-def _cpu_has_bf16_lstm() -> bool:
-    """Whether oneDNN has a bfloat16 LSTM for this CPU (AVX-512); elsewhere it raises an error."""
+def cpu_has_bf16() -> bool:
+    """Whether oneDNN computes in bfloat16 on this CPU (AVX-512).
+
+    Elsewhere its LSTM raises an error, and its products are slow.
+    """
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

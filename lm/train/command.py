@@ -14,8 +14,9 @@ import yaml
 from lm import models
 from lm.checkpoint import load_state, peek, read_checkpoint, save_model
 from lm.data.corpus import load_corpus
+from lm.models.awd_lstm import cpu_has_bf16
 from lm.models.parameters import describe_parameters
-from lm.train.config import Configuration, parse
+from lm.train.config import Configuration, TrainingOptions, parse
 from lm.train.config_help import help_text
 from lm.train.distillation import prepare_student
 from lm.train.distributed import Group, joined, local_rank
@@ -107,8 +108,17 @@ def _train(config: Configuration, group: Group) -> None:
     trainer = Trainer(config, model.train(), corpus.train, corpus.valid, group, reconstruction)
     if last.exists():
         restore_run(last, trainer, settings, checksum)
-    lines = [*lines, describe_parameters(model), _start_line(trainer, len(words))]
+    lines = [*lines, *_notes(options, group), describe_parameters(model), _start_line(trainer, len(words))]
     _run(trainer, lines, words, settings, checksum)
+
+
+def _notes(options: TrainingOptions, group: Group) -> Iterator[str]:
+    """Notes about settings that do not suit this machine."""
+    if options.precision == "bf16" and group.device.type == "cpu" and not cpu_has_bf16():
+        yield (
+            "note: this CPU has no bfloat16 instructions: training is about ten times slower than in fp32; "
+            "set precision: fp32"
+        )
 
 
 def _run(

@@ -104,7 +104,7 @@ class Choice:
         quality = [] if report.quality is None else [f"{report.quality.after:.2f}"]
         share = "unknown" if trial.share < 0 else f"{100 * trial.share:.1f}%"
         ratio = f"{before / max(trial.embedding_bytes, 1):.1f}x"
-        error = f"{report.tables[0].fit.relative_error:.3f}"
+        error = f"{report.tables[0].relative_error:.3f}"
         options = {
             name: value for name, value in report.tables[0].fit.options.items() if len(str(value)) <= 20
         }

@@ -92,6 +92,11 @@ class TableReport:
     bands: list[Band]
     storage: StorageReport | None
 
+    @property
+    def relative_error(self) -> float:
+        """``||E - Ē|| / ||E||`` of the table as written against the original one."""
+        return self.fit.relative_error if self.storage is None else self.storage.relative_error
+
 
 @dataclasses.dataclass(frozen=True)
 class CompressionReport:

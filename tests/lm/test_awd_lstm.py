@@ -10,7 +10,7 @@ from torch import Tensor
 
 import lm.models.awd_lstm as module_under_test
 from lm.models import build
-from lm.models.awd_lstm import AWDLSTM, LSTMLayer, _cpu_has_bf16_lstm
+from lm.models.awd_lstm import AWDLSTM, LSTMLayer, cpu_has_bf16
 from lm.models.dropout import (
     activation_regularization,
     embedding_dropout,
@@ -338,7 +338,7 @@ def test_bf16_autocast_trains() -> None:
         out = model(ids, out.state)
         loss = model.embedding.cross_entropy(out.hidden, ids) + out.penalty
     loss.backward()
-    assert out.hidden.dtype == (torch.bfloat16 if _cpu_has_bf16_lstm() else torch.float32)
+    assert out.hidden.dtype == (torch.bfloat16 if cpu_has_bf16() else torch.float32)
     assert out.penalty.dtype == torch.float32
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     assert all(p.grad.dtype == torch.float32 for p in model.parameters() if p.grad is not None)

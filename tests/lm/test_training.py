@@ -334,3 +334,13 @@ def test_columns_of_two_processes_are_those_of_one(data: Path) -> None:
     whole = Stream(tokens, 4).segment(5, 6, "cpu")[0]
     parts = [Stream(tokens, 2, rank, 2).segment(5, 6, "cpu")[0] for rank in range(2)]
     assert torch.equal(torch.cat(parts), whole)
+
+
+def test_training_notes_that_bf16_is_slow_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for has_bf16 in (True, False):
+        monkeypatch.setattr("lm.train.command.cpu_has_bf16", lambda: has_bf16)
+        values = settings(small_corpus(tmp_path), tmp_path / str(has_bf16), steps=1, precision="bf16")
+        run(values)
+        assert ("set precision: fp32" in capsys.readouterr().out) is not has_bf16

@@ -34,6 +34,7 @@ MESSY = [
 ]
 
 
+@pytest.mark.slow
 def test_messy_text_is_translated_line_by_line(trained: Trained) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     (host.folder / "messy").write_bytes("\n".join(MESSY).encode())  # no line end at the end

@@ -306,6 +306,7 @@ def test_autocast(embedding: Any, host: Host) -> None:
     assert len(host.translate(resumed)) == 7
 
 
+@pytest.mark.slow
 def test_resume_with_loader_workers(host: Host) -> None:
     """With two workers, the one whose turn it is goes on."""
     options = {"embedding": FUNNEL, "num_workers": 2, "batch_size": 8, "dropout": [0.0]}

@@ -21,7 +21,7 @@ from .support import assert_same_gradients, gradients
 EXAMPLES = [case for case in example_cases() if not case.options.get("output_bias")]
 DETAILS = ["adaptive-deep-map", "adaptive-untied", "define-delight", "uncle-sub-classes"]
 CASES = [*EXAMPLES, *(by_name(name) for name in [*DETAILS, "group-funneling-relu"])]
-QUICK = ["standard", "adaptive", "uncle", "group_reduce"]
+QUICK = ["standard", "adaptive"]
 
 each_case = pytest.mark.parametrize(
     "case",

@@ -31,6 +31,7 @@ def command(*arguments: str) -> str:
     return run("-c", code, *arguments)
 
 
+@pytest.mark.slow
 def test_the_commands_know_it() -> None:
     sizes = ["--vocab-size", "1000", "--dim", "32"]
     listed = command("methods")
