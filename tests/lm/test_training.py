@@ -340,7 +340,7 @@ def test_training_notes_that_bf16_is_slow_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for has_bf16 in (True, False):
-        monkeypatch.setattr("lm.train.command.cpu_has_bf16", lambda: has_bf16)
+        monkeypatch.setattr("lm.train.command.cpu_has_bf16", lambda found=has_bf16: found)
         values = settings(small_corpus(tmp_path), tmp_path / str(has_bf16), steps=1, precision="bf16")
         run(values)
         assert ("set precision: fp32" in capsys.readouterr().out) is not has_bf16
