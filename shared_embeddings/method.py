@@ -188,6 +188,11 @@ class Method(CachingModule):
         return num_embeddings if options.output_bias else 0
 
     @classmethod
+    def search_size(cls, num_embeddings: int, embedding_dim: int, options: Any) -> int:
+        """What `suggest` compares with a number of parameters; by default the formula."""
+        return cls.closed_form(num_embeddings, embedding_dim, options)
+
+    @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
         """The options that `suggest` and `compress --target-ratio` search, in order of preference.
 

@@ -125,6 +125,17 @@ def expected_count(method: str, *, num_embeddings: int, embedding_dim: int, **op
     return embedding_class.closed_form(*sizes, resolved) + embedding_class.count_bias(sizes[0], resolved)
 
 
+def search_size(method: str, *, num_embeddings: int, embedding_dim: int, **options: object) -> int:
+    """The size that `suggest` compares with a number of parameters, see `Method.search_size`.
+
+    Raises:
+        OptionError: as in `build`.
+    """
+    embedding_class = method_class(method)
+    sizes = _checked_sizes(method, num_embeddings, embedding_dim)
+    return embedding_class.search_size(*sizes, embedding_class.resolve(*sizes, options))
+
+
 def options_for_words(
     embedding_class: type[SharedEmbedding], given: dict[str, Any], words: Sequence[str], num_embeddings: int
 ) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class QuantizedEmbedding(SharedEmbedding):
     options: QuantizedOptions
     paper = "QTIP (Tseng et al., 2024); Lloyd-Max; residual vector quantization"
     idea = "every number of the table in few bits"
-    grid_choice = "trellis codes, the most bits"
+    grid_choice = "trellis codes, the most bits; 32 bits of codes count as a parameter"
     fit_bound = 0.3
     default_store = "fp16"
     candidates = (
@@ -317,6 +317,14 @@ class QuantizedEmbedding(SharedEmbedding):
         codec = options.codec_for(embedding_dim)
         shapes = codec.codebook_shapes(list(options.word_counts(num_embeddings))).values()
         return num_embeddings * codec.num_scales + sum(map(math.prod, shapes))
+
+    @classmethod
+    def search_size(cls, num_embeddings: int, embedding_dim: int, options: QuantizedOptions) -> int:
+        """Parameters, and 32 bits of the codes for one more."""
+        codec = options.codec_for(embedding_dim)
+        counts = options.word_counts(num_embeddings).items()
+        codes = sum(codec.row_bytes(width) * count for width, count in counts if width)
+        return cls.closed_form(num_embeddings, embedding_dim, options) + -(-codes // 4)
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from shared_embeddings.method import Options, SearchGrid
-from shared_embeddings.registry import expected_count, method_class, methods
+from shared_embeddings.registry import method_class, methods, search_size
 
 _MULTIPLIERS = {"": 1, "k": 10**3, "m": 10**6}
 
@@ -135,8 +135,8 @@ def _suggest_one(method: str, num_embeddings: int, embedding_dim: int, budget: i
 
 
 def _count(method: str, num_embeddings: int, embedding_dim: int, options: Options) -> int:
-    """The closed form."""
-    return expected_count(method, num_embeddings=num_embeddings, embedding_dim=embedding_dim, **options)
+    """The size of a method that is compared with the budget."""
+    return search_size(method, num_embeddings=num_embeddings, embedding_dim=embedding_dim, **options)
 
 
 def _lines(suggestion: Suggestion, dense: int) -> Iterator[str]:
