@@ -45,6 +45,8 @@ _LEAST_VALUES = 256
 # The largest integer of int8. The 8 bits of precision of a scale times its 7 are exact in float32, so that
 # packing unpacked rows finds the same scale; the range of scales is that of float32.
 _LARGEST = 127
+# Integers are packed if they need at most this share of their bits; codes that are packed already need more.
+_MOST_BITS = 0.95
 # int4: the bits of a value, and the values that share a scale.
 _WIDTH = 4
 _GROUP = 32
@@ -259,16 +261,24 @@ def _rows_at_once(codec: RepeatableCodec) -> int:
 
 
 def _has_codes(tensor: Tensor) -> bool:
-    """Whether a tensor consists of enough nonnegative integers to pack."""
+    """Whether a tensor consists of enough nonnegative integers to pack, and becomes smaller by that."""
     name = str(tensor.dtype).removeprefix("torch.")
-    return name in _INTEGERS and tensor.numel() >= _LEAST_VALUES and not bool((tensor < 0).any())
+    if name not in _INTEGERS or tensor.numel() < _LEAST_VALUES or bool((tensor < 0).any()):
+        return False
+    widths = _widths(tensor)
+    return sum(widths) <= _MOST_BITS * 8 * tensor.element_size() * len(widths)
+
+
+def _widths(tensor: Tensor) -> list[int]:
+    """The bits of the largest value of each column of nonnegative integers."""
+    columns = tensor.size(1) if tensor.dim() == 2 else 1
+    return [int(largest).bit_length() for largest in tensor.reshape(-1, columns).amax(dim=0)]
 
 
 def _pack_codes(name: str, tensor: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Pack integers, each column in the bits of its largest value; returns their description and bytes."""
-    columns = tensor.size(1) if tensor.dim() == 2 else 1
-    codes = tensor.detach().long().reshape(-1, columns).numpy()
-    widths = [int(largest).bit_length() for largest in codes.max(axis=0)]
+    widths = _widths(tensor)
+    codes = tensor.detach().long().reshape(-1, len(widths)).numpy()
     bits = [codes[:, [column]] >> np.arange(width) & 1 for column, width in enumerate(widths)]
     packed = np.packbits(np.concatenate(bits, axis=1).astype(np.uint8))
     kind = str(tensor.dtype).removeprefix("torch.")

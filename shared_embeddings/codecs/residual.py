@@ -20,10 +20,10 @@ from shared_embeddings.utils.extras import require
 
 _PIECE = 8
 _ENTRIES = 256
-_BEAM = 8
+_BEAM = 4
 # Pieces that codebooks are trained on, and rows that are encoded together.
 _SAMPLE = 2**16
-_ROWS = 64
+_ROWS = 16
 
 
 class ResidualCodec(Codec):
