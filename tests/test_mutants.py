@@ -13,8 +13,8 @@ from tests.mutants import REPOSITORY, Mutant, mutated, read_mutants
 MUTANTS = read_mutants()
 
 
-def test_there_are_sixty_in_all_packages() -> None:
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) == 60
+def test_there_are_sixty_or_more_in_all_packages() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 60
     for package in ("shared_embeddings", "nmt", "lm"):
         assert sum(mutant.file.startswith(f"{package}/") for mutant in MUTANTS) >= 12
     assert sum(bool(mutant.explained) for mutant in MUTANTS) <= 5
