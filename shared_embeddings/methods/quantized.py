@@ -174,12 +174,13 @@ class QuantizedEmbedding(SharedEmbedding):
         return rotate_back(rows, self.signs) if self.codec.rotates else rows
 
     def all_rows(self) -> Tensor:
-        """The rows ``(V, D)``, decoded block by block."""
-        return torch.cat([self.rows(block) for block in self._all_words().split(_BLOCK)])
+        """The rows ``(V, D)``."""
+        rows = self._all_coded_rows()
+        return rotate_back(rows, self.signs) if self.codec.rotates else rows
 
     def output_factors(self) -> OutputFactors:
         """The decoded rows ``(V, D)`` before they are rotated back, and the rotation ``(D, D)``."""
-        rows = torch.cat([self._coded_rows(block) for block in self._all_words().split(_BLOCK)])
+        rows = self._all_coded_rows()
         if not self.codec.rotates:
             return OutputFactors(rows, None)
         return OutputFactors(rows, rotate_back(torch.eye(self.embedding_dim).to(rows), self.signs))
@@ -228,6 +229,11 @@ class QuantizedEmbedding(SharedEmbedding):
                     yield self.codec.decode(codes, width, codebooks), scales
                 else:
                     yield scales.new_zeros(len(scales), self.embedding_dim), scales
+
+    def _all_coded_rows(self) -> Tensor:
+        """The scaled rows ``(V, D)`` of all words, rotated if the codec rotates."""
+        rows = torch.cat([self.codec.scaled(*block) for block in self._decoded_blocks()])
+        return rows if len(self.word_counts) == 1 else rows.index_select(0, self._slots())
 
     def _coded_rows(self, ids: Tensor) -> Tensor:
         """Scaled rows ``(n, D)`` of ids ``(n,)``, rotated if the codec rotates."""
