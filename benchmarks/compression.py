@@ -10,6 +10,7 @@ already has are skipped, so an interrupted command can be run again to resume.
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -47,7 +48,7 @@ def measured(trial: Trial) -> dict[str, Any]:
     """The numbers of a trial."""
     if trial.report is None:
         return {"impossible": trial.reason}
-    (quality, tables) = (trial.report.quality, trial.report.tables)
+    quality, tables = trial.report.quality, trial.report.tables
     assert quality is not None
     before = sum(table.stored_bytes.before for table in tables)
     return {
@@ -57,7 +58,7 @@ def measured(trial: Trial) -> dict[str, Any]:
         "error": tables[0].relative_error,
         "seconds": sum(table.fit.seconds for table in tables),
         "measure": quality.measure,
-        "how": quality.how,
+        "how": re.sub(r"\S*/", "", quality.how),  # without folders of this machine
         "before": quality.before,
         "after": quality.after,
         "kept": trial.share,
