@@ -27,7 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model whose table is wide enough for a few bits, and its validation text."""
     folder = tmp_path_factory.mktemp("choosing")
     data = write_corpus(folder / "corpus", " ".join(f"w{number}" for number in range(250)))
-    changes = {"embedding": {"method": "standard"}, "embedding_dim": 32, "steps": 60}
+    changes = {"embedding": {"method": "standard"}, "embedding_dim": 32, "steps": 40}
     train(settings(data, folder / "run", **changes))
     return folder / "run/last.pt", folder / "corpus/valid.txt"
 
