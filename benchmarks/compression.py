@@ -50,11 +50,10 @@ def measured(trial: Trial) -> dict[str, Any]:
         return {"impossible": trial.reason}
     quality, tables = trial.report.quality, trial.report.tables
     assert quality is not None
-    before = sum(table.stored_bytes.before for table in tables)
     return {
         "bytes": trial.embedding_bytes,
-        "smaller": before / trial.embedding_bytes,
-        "bits": 32 * trial.embedding_bytes / before,
+        "smaller": trial.smaller,
+        "bits": 32 / trial.smaller,
         "error": tables[0].relative_error,
         "seconds": sum(table.fit.seconds for table in tables),
         "measure": quality.measure,

@@ -7,7 +7,6 @@ compressed model: by its quality on validation data, or by the predictions that 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import tempfile
@@ -24,7 +23,7 @@ from shared_embeddings.options import OptionError
 from shared_embeddings.registry import method_class, methods
 from shared_embeddings.sizing.suggest import as_yaml
 from shared_embeddings.sizing.targets import Target
-from shared_embeddings.utils.files import remove, staged, write_text
+from shared_embeddings.utils.files import remove, staged
 
 # The ratios that `smallest` searches, and how close it gets: by a factor of 64**(1 / 2**6), about 1.07.
 _RATIOS = (2.0, 128.0)
@@ -58,6 +57,12 @@ class Trial:
     def embedding_bytes(self) -> int:
         """The bytes of all tables as stored."""
         return 0 if self.report is None else sum(table.stored_bytes.after for table in self.report.tables)
+
+    @property
+    def smaller(self) -> float:
+        """How many times fewer bytes than before all tables take."""
+        before = 0 if self.report is None else sum(table.stored_bytes.before for table in self.report.tables)
+        return before / max(self.embedding_bytes, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +105,9 @@ class Choice:
         """The cells of one trial."""
         report = trial.report
         assert report is not None
-        before = sum(table.stored_bytes.before for table in report.tables)
         quality = [] if report.quality is None else [f"{report.quality.after:.2f}"]
         share = "unknown" if trial.share < 0 else f"{100 * trial.share:.1f}%"
-        ratio = f"{before / max(trial.embedding_bytes, 1):.1f}x"
+        ratio = f"{trial.smaller:.1f}x"
         error = f"{report.tables[0].relative_error:.3f}"
         options = {
             name: value for name, value in report.tables[0].fit.options.items() if len(str(value)) <= 20
@@ -261,7 +265,7 @@ def _publish(
         for source, place in zip(sources, temporary):
             os.replace(source, place)
         if report_file is not None:
-            write_text(temporary[-1], json.dumps(dataclasses.asdict(report), indent=1) + "\n")
+            report.write(temporary[-1])
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:

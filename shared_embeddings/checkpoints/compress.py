@@ -6,7 +6,6 @@ This module knows no host; models come through `shared_embeddings.checkpoints.ad
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ from shared_embeddings.options import STORED, OptionError
 from shared_embeddings.registry import file_options, method_class
 from shared_embeddings.sizing import accounting
 from shared_embeddings.sizing.targets import Target, options_within
-from shared_embeddings.utils.files import bytes_on_disk, first_line, staged, write_text
+from shared_embeddings.utils.files import bytes_on_disk, first_line, staged
 from shared_embeddings.utils.path_options import PathOption, check_paths
 
 # Options that the table determines.
@@ -128,7 +127,7 @@ def compress(
             notes=notes,
         )
         if report_place is not None:
-            write_text(report_place, json.dumps(dataclasses.asdict(result), indent=1) + "\n")
+            result.write(report_place)
     return result
 
 

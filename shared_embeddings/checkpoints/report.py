@@ -6,7 +6,9 @@ Axes: ``V`` vocabulary, ``D`` model dimension.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from shared_embeddings.checkpoints.quality import QualityReport
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.fit import FitReport
 from shared_embeddings.sizing.suggest import as_yaml
+from shared_embeddings.utils.files import write_text
 
 # The last rank of each band of words by descending frequency; one more band has the rest.
 BANDS = (100, 1_000, 10_000)
@@ -130,6 +133,10 @@ class CompressionReport:
     kept: Kept
     tables: list[TableReport]
     notes: list[str]
+
+    def write(self, path: Path) -> None:
+        """Write the report to a JSON file."""
+        write_text(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     def described(self) -> str:
         """The report as text; the last line says how much of the model was kept."""

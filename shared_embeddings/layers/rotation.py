@@ -27,7 +27,7 @@ def factors_of(dim: int) -> list[int]:
 
 
 def rotate(values: Tensor, signs: Tensor) -> Tensor:
-    """Rotated vectors ``(n, D)``; the same as ``values @ rotation(signs)``.
+    """Rotated vectors ``(n, D)``.
 
     Args:
         values: ``(n, D)``.

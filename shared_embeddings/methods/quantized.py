@@ -131,7 +131,7 @@ class QuantizedEmbedding(SharedEmbedding):
             if width:
                 codes = torch.empty(count, self.codec.row_bytes(width), dtype=torch.uint8)
                 self.register_buffer(f"codes{width}", codes)
-        if len(self.word_counts) > 1:
+        if self._is_mixed:
             self.register_buffer("widths", torch.empty(num_embeddings, dtype=torch.uint8))
         if self.codec.rotates:
             self.register_buffer("signs", torch.empty(embedding_dim, dtype=torch.uint8))
@@ -145,7 +145,7 @@ class QuantizedEmbedding(SharedEmbedding):
             if name != "widths":
                 most = 2 if name == "signs" else 256
                 buffer.copy_(torch.randint(most, buffer.shape, generator=generator, device="cpu"))
-        if len(self.word_counts) > 1:
+        if self._is_mixed:
             # Frequent words often come first.
             widths = [torch.full((n,), width) for width, n in sorted(self.word_counts.items(), reverse=True)]
             self.widths.copy_(torch.cat(widths))
@@ -157,9 +157,14 @@ class QuantizedEmbedding(SharedEmbedding):
         for width in filter(None, self.word_counts):
             values = self.codec.decode(self._codes(width)[:_BLOCK], width, self.codebooks()).float()
             size = values.square().mean().sqrt().clamp(min=1e-30).to(self.scales)
-            if len(self.word_counts) > 1:
+            if self._is_mixed:
                 size = torch.where((self.widths == width).unsqueeze(1), size, 1.0)
             self.scales.div_(size)
+
+    @property
+    def _is_mixed(self) -> bool:
+        """Whether words have different widths."""
+        return len(self.word_counts) > 1
 
     def codebooks(self) -> Codebooks:
         """The codebooks of the codec."""
@@ -170,13 +175,11 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``."""
-        rows = self._coded_rows(ids)
-        return rotate_back(rows, self.signs) if self.codec.rotates else rows
+        return self._restored(self._coded_rows(ids))
 
     def all_rows(self) -> Tensor:
         """The rows ``(V, D)``."""
-        rows = self._all_coded_rows()
-        return rotate_back(rows, self.signs) if self.codec.rotates else rows
+        return self._restored(self._all_coded_rows())
 
     def output_factors(self) -> OutputFactors:
         """The decoded rows ``(V, D)`` before they are rotated back, and the rotation ``(D, D)``."""
@@ -192,11 +195,9 @@ class QuantizedEmbedding(SharedEmbedding):
         if not self._scores_by_blocks():
             return super().logits(hidden)
         self.check_hidden(hidden)
-        coded = hidden.reshape(-1, self.embedding_dim)
-        if self.codec.rotates:
-            coded = rotate(coded, self.signs)
+        coded = self._prepared(hidden.reshape(-1, self.embedding_dim))
         scores = torch.cat([self.codec.scores(coded, *block) for block in self._decoded_blocks()], dim=-1)
-        if len(self.word_counts) > 1:
+        if self._is_mixed:
             scores = scores.index_select(-1, self._slots())
         bias = self.output_bias()
         if bias is not None:
@@ -220,7 +221,7 @@ class QuantizedEmbedding(SharedEmbedding):
     def _decoded_blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Decoded rows ``(n, D)`` and their scales ``(n, S)``, block by block, by width and then by word."""
         codebooks = self.codebooks()
-        order = self._all_words() if len(self.word_counts) == 1 else self._slots().argsort()
+        order = self._slots().argsort() if self._is_mixed else self._all_words()
         for width, words in zip(self.word_counts, order.split(list(self.word_counts.values()))):
             for start in range(0, len(words), _BLOCK):
                 scales = self.scales.index_select(0, words[start : start + _BLOCK])
@@ -233,12 +234,12 @@ class QuantizedEmbedding(SharedEmbedding):
     def _all_coded_rows(self) -> Tensor:
         """The scaled rows ``(V, D)`` of all words, rotated if the codec rotates."""
         rows = torch.cat([self.codec.scaled(*block) for block in self._decoded_blocks()])
-        return rows if len(self.word_counts) == 1 else rows.index_select(0, self._slots())
+        return rows.index_select(0, self._slots()) if self._is_mixed else rows
 
     def _coded_rows(self, ids: Tensor) -> Tensor:
         """Scaled rows ``(n, D)`` of ids ``(n,)``, rotated if the codec rotates."""
         codebooks, scales = self.codebooks(), F.embedding(ids, self.scales)
-        if len(self.word_counts) == 1:
+        if not self._is_mixed:
             (width,) = self.word_counts
             if width == 0:
                 return scales.new_zeros(ids.size(0), self.embedding_dim)
@@ -291,7 +292,7 @@ class QuantizedEmbedding(SharedEmbedding):
         is_kept = torch.zeros(self.num_embeddings, dtype=torch.bool, device=ids.device)
         is_kept[ids] = True
         for width in self.word_counts:
-            words = self.widths == width if len(self.word_counts) > 1 else torch.ones_like(is_kept)
+            words = self.widths == width if self._is_mixed else torch.ones_like(is_kept)
             counts[width] = int((is_kept & words).sum())
             if width:
                 state[f"codes{width}"] = state[f"codes{width}"][is_kept[words]]
@@ -389,7 +390,7 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def _encode(self, task: FitTask, widths: Tensor) -> None:
         """Fill the codebooks, codes and scales for the rows of the teacher."""
-        if len(self.word_counts) > 1:
+        if self._is_mixed:
             self.widths.copy_(widths)
         codec, used = self.codec, list(self.word_counts)
         every = max(1, self.num_embeddings // _SAMPLE)
@@ -413,3 +414,7 @@ class QuantizedEmbedding(SharedEmbedding):
     def _prepared(self, rows: Tensor) -> Tensor:
         """Rows ``(n, D)`` as the codec takes them."""
         return rotate(rows, self.signs) if self.codec.rotates else rows
+
+    def _restored(self, rows: Tensor) -> Tensor:
+        """The inverse of `_prepared`."""
+        return rotate_back(rows, self.signs) if self.codec.rotates else rows
