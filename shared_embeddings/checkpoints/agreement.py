@@ -136,16 +136,24 @@ class Comparison:
         validation: the data for its quality, or None.
         texts: texts whose words it predicts; None to generate one.
         seed: for sampling.
+        before: the quality of the model, if it has been measured on this data.
 
     Raises:
         ValueError: the quality cannot be measured.
     """
 
     def __init__(
-        self, model: Measured, validation: Validation | None, texts: Sequence[Path] | None, seed: int
+        self,
+        model: Measured,
+        validation: Validation | None,
+        texts: Sequence[Path] | None,
+        seed: int,
+        before: Quality | None = None,
     ) -> None:
         self._model, self._validation = model, validation
-        self._quality = None if validation is None else checked(model.quality(validation))
+        self._quality = before
+        if before is None and validation is not None:
+            self._quality = checked(model.quality(validation))
         self._probe: Probe | None = None
         self._reason = ""
         if self._quality is not None and self._quality.value > 0:  # a BLEU of 0 cannot get worse

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shared_embeddings.checkpoints.adapter import find_host
 from shared_embeddings.checkpoints.compress import checked_files, compress
-from shared_embeddings.checkpoints.quality import Validation
+from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.report import CompressionReport
 from shared_embeddings.method import Candidate
 from shared_embeddings.options import OptionError
@@ -52,6 +52,12 @@ class Trial:
         if self.report is None or self.report.kept.share is None:
             return -1.0
         return self.report.kept.share
+
+    @property
+    def quality_before(self) -> Quality | None:
+        """The quality of the model that was compressed, if it was measured."""
+        found = None if self.report is None else self.report.quality
+        return None if found is None else Quality(found.measure, found.before, found.how)
 
     @property
     def embedding_bytes(self) -> int:
@@ -142,7 +148,7 @@ def choose(
     """
     if output is not None:
         checked_files(find_host(model)[1].read(model), output, texts, validation, report_file, force)
-    settings = {
+    settings: dict[str, object] = {
         "counts": counts,
         "texts": texts,
         "validation": validation,
@@ -151,10 +157,11 @@ def choose(
     }
     with _workplace(output) as folder:
         name = Path(model).name if output is None else output.name
-        trials = [
-            tried(model, folder / str(number) / name, method, candidate, target, settings)
-            for number, (method, candidate) in enumerate(candidates())
-        ]
+        trials: list[Trial] = []
+        for method, candidate in candidates():
+            place = folder / str(len(trials)) / name
+            trials.append(tried(model, place, method, candidate, target, settings))
+            settings["before"] = trials[-1].quality_before or settings.get("before")
         ranked = sorted(trials, key=lambda trial: (trial.report is None, -trial.share, trial.embedding_bytes))
         if ranked[0].report is None:
             raise ValueError(f"no method is possible at this size; {ranked[0].reason}")
@@ -186,6 +193,7 @@ def smallest(model: Path, max_loss: float, **settings: object) -> Target:
             target = Target(ratio=math.exp((low + high) / 2))
             place = folder / str(number) / Path(model).name
             trial = tried(model, place, method, candidate, target, settings)
+            settings["before"] = trial.quality_before or settings.get("before")
             if trial.share >= 1.0 - max_loss:
                 found, low = target, (low + high) / 2
             else:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shared_embeddings.checkpoints.adapter import TiedTable, TrainedModel, find_host
 from shared_embeddings.checkpoints.agreement import Comparison
-from shared_embeddings.checkpoints.quality import Validation
+from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.report import (
     CompressionReport,
     Sizes,
@@ -53,6 +53,7 @@ def compress(
     counts: Mapping[str, int] | None = None,
     texts: Sequence[Path] | None = None,
     validation: Validation | None = None,
+    before: Quality | None = None,
     seed: int = 0,
     steps: int | None = None,
     force: bool = False,
@@ -73,6 +74,7 @@ def compress(
         texts: to count words in instead of `counts`, tokenized by the host; without `validation`, the
             predictions of both models in them are compared.
         validation: what the quality of the model is measured on, before and after.
+        before: that quality, if it has been measured.
         seed: of all random numbers.
         steps: of gradient descent, for methods that are fitted by it.
         force: replace existing files.
@@ -93,10 +95,10 @@ def compress(
     files = checked_files(trained, output, texts, validation, report_file, force, named)
     if texts is not None:
         counts = trained.count_text(texts)
-    before, tables = _Footprint.of(trained, trained.tensors()), trained.tables()
+    original, tables = _Footprint.of(trained, trained.tensors()), trained.tables()
     # All options are checked before the first fit, which may take long.
     chosen = _chosen_options(trained, tables, method, given, target, store)
-    comparison = Comparison(trained, validation, texts, seed)
+    comparison = Comparison(trained, validation, texts, seed, before)
     fitting = {"seed": seed, "steps": steps, "progress": progress}
     fits = {
         table.name: _fit_table(table, method, store, _counts_for(table, counts), fitting | chosen[table.name])
@@ -118,9 +120,9 @@ def compress(
             method=method,
             store=store,
             bytes_on_disk=Sizes(disk, sum(map(bytes_on_disk, places))),
-            bytes_of_weights=Sizes(before.weights, after.weights),
-            bytes_in_memory=Sizes(before.memory, after.memory),
-            parameters=Sizes(before.parameters, after.parameters),
+            bytes_of_weights=Sizes(original.weights, after.weights),
+            bytes_in_memory=Sizes(original.memory, after.memory),
+            parameters=Sizes(original.parameters, after.parameters),
             quality=quality,
             kept=kept,
             tables=reports,

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from lm.adapter import CheckpointModel
 from lm.checkpoint import load_model
 from shared_embeddings.checkpoints import choosing
+from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.cli.main import main
 from shared_embeddings.method import Candidate
 from shared_embeddings.sizing.targets import Target
@@ -62,6 +64,21 @@ def test_the_best_candidate_is_written(
     assert "add --force" in capsys.readouterr().err
 
 
+def test_the_original_is_measured_once(
+    trained: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = trained
+    quality, measured = CheckpointModel.quality, []
+
+    def counted(self: CheckpointModel, validation: Validation) -> Quality:
+        measured.append(self)
+        return quality(self, validation)
+
+    monkeypatch.setattr(CheckpointModel, "quality", counted)
+    assert compress(model, "--bits", 8, "--compare", "--validation", text) == 0
+    assert len(measured) == 1 + len(rows(capsys.readouterr().out))
+
+
 def test_comparing_writes_nothing(
     trained: tuple[Path, Path],
     tmp_path: Path,
@@ -96,7 +113,7 @@ def test_the_smallest_size_is_found_by_bisection(
         model: Path, output: Path, method: str, candidate: Candidate, target: Target, settings: Any
     ) -> Any:
         assert target.ratio is not None and (method, candidate) == next(iter(choosing.candidates()))
-        return SimpleNamespace(share=1 - target.ratio / 100)
+        return SimpleNamespace(share=1 - target.ratio / 100, quality_before=None)
 
     monkeypatch.setattr(choosing, "tried", lose)
     for loss in (0.03, 0.1, 0.5):
