@@ -11,10 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Codebooks = dict[str, Tensor]
+
+# Rows that are decoded together, so that no dense table is in memory.
+_BLOCK = 512
 
 
 class Encoded(NamedTuple):
@@ -79,8 +83,25 @@ class Codec(ABC):
         """Decoded `values` ``(n, D)`` times their `scales` ``(n, S)``."""
         return values.to(scales.dtype) * scales
 
-    def scores(self, hidden: Tensor, values: Tensor, scales: Tensor) -> Tensor:
-        """The products ``(N, n)`` of hidden states ``(N, D)`` with scaled rows; see `scaled`."""
+    def rows(self, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor) -> Tensor:
+        """The decoded rows ``(n, D)`` times their scales, a block of rows at a time."""
+        blocks = zip(codes.split(_BLOCK), scales.split(_BLOCK))
+        return torch.cat(
+            [self.scaled(self.decode(part, width, codebooks), factors) for part, factors in blocks]
+        )
+
+    def scores(
+        self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
+    ) -> Tensor:
+        """The products ``(N, n)`` of hidden states ``(N, D)`` with scaled rows, a block of rows at a time."""
+        blocks = zip(codes.split(_BLOCK), scales.split(_BLOCK))
+        products = [
+            self.products(hidden, self.decode(part, width, codebooks), factors) for part, factors in blocks
+        ]
+        return torch.cat(products, dim=-1)
+
+    def products(self, hidden: Tensor, values: Tensor, scales: Tensor) -> Tensor:
+        """The products ``(N, n)`` of hidden states ``(N, D)`` with decoded `values` times their `scales`."""
         return F.linear(hidden, values.to(scales.dtype)) * scales.t()
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shared_embeddings.codecs.bit_packing import bytes_for, pack_bits, read_entries
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
-from shared_embeddings.layers.bit_packing import bytes_for, pack_bits, read_entries
 
 _ITERATIONS = 3000
 

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.codecs import kernels
+from shared_embeddings.codecs.bit_packing import bytes_for, pack_bits, read_windows
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
-from shared_embeddings.layers.bit_packing import bytes_for, pack_bits, read_windows
 
 STATE_BITS = 12
 _STATES = 2**STATE_BITS
@@ -38,21 +39,30 @@ class TrellisCodec(Codec):
     def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
         """As in the base class: the path with the least squared error for rows at unit variance."""
         book = codebook(rows.device)
-        # All blocks use the same memory: page faults would take longer than the search.
-        count = min(_ROWS, len(rows))
-        lowest = rows.new_empty((self.dim, _STATES >> width, count))
-        blocks = F.pad(rows / rms(rows), (0, 0, 0, -len(rows) % count)).split(count)
-        states = torch.cat([nearest_paths(block, width, book, lowest) for block in blocks])[: len(rows)]
+        states = _nearest_states(rows / rms(rows), width, book)
         codes = _packed(states, width)
         return Encoded(codes, fitted_scales(rows, book[states]))
 
     def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
         """As in the base class."""
+        if kernels.usable(codes):
+            return kernels.decode_windows(codes, self.dim, width, _START_BITS, codebook(codes.device))
         entries = successive_entries(width, codes.device)
         bits, each = entries.size(0).bit_length() - 1, entries.size(1)
         start = _START_BITS - STATE_BITS
         windows = read_windows(codes, -(-self.dim // each), bits, width * each, start)
         return F.embedding(windows, entries).flatten(1)[:, : self.dim]
+
+
+def _nearest_states(rows: Tensor, width: int, book: Tensor) -> Tensor:
+    """The states ``(n, D)`` of the path that is nearest to each row ``(n, D)``."""
+    if kernels.usable(rows):
+        return kernels.nearest_paths(rows, width, 1 << _START_BITS, book)
+    # All blocks use the same memory: page faults would take longer than the search.
+    count = min(_ROWS, len(rows))
+    lowest = rows.new_empty((rows.size(1), _STATES >> width, count))
+    blocks = F.pad(rows, (0, 0, 0, -len(rows) % count)).split(count)
+    return torch.cat([nearest_paths(block, width, book, lowest) for block in blocks])[: len(rows)]
 
 
 @functools.cache

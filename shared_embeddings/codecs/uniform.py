@@ -12,12 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.codecs import kernels
+from shared_embeddings.codecs.bit_packing import bytes_for, pack_bits, read_entries
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded
-from shared_embeddings.layers.bit_packing import bytes_for, pack_bits, read_entries
 
 # Scales that are tried, relative to that of the largest number, and the least-squares steps after them.
 _TRIALS = torch.linspace(0.5, 1.0, 11).tolist()
 _REFINEMENTS = 3
+# More tokens than this are scored faster by a product with decoded rows.
+_FEW_TOKENS = 4
 
 
 class UniformCodec(Codec):
@@ -71,8 +74,8 @@ class UniformCodec(Codec):
 
     def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
         """As in the base class."""
-        levels = torch.arange(2**width, device=codes.device) - _zero_point(width)
-        return read_entries(codes, self.dim, width, levels.float())
+        levels = (torch.arange(2**width, device=codes.device) - _zero_point(width)).float()
+        return read_entries(codes, self.dim, width, levels)
 
     def scaled(self, values: Tensor, scales: Tensor) -> Tensor:
         """As in the base class, with the scale of each group."""
@@ -81,7 +84,17 @@ class UniformCodec(Codec):
             return (values.unflatten(1, (-1, self.group_size)) * scales.unsqueeze(-1)).flatten(1)
         return values * scales.repeat_interleave(self.group_size, dim=1)[:, : self.dim]
 
-    def scores(self, hidden: Tensor, values: Tensor, scales: Tensor) -> Tensor:
+    def scores(
+        self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
+    ) -> Tensor:
+        """As in the base class; for a few tokens, from 4 or 8 bits without decoding."""
+        is_direct = width in (4, 8) and len(hidden) <= _FEW_TOKENS and self.dim % self.group_size == 0
+        # Groups of an odd size divide a byte.
+        if is_direct and width * self.group_size % 8 == 0 and kernels.usable(hidden, codes, scales):
+            return kernels.uniform_scores(hidden, codes, width, scales)
+        return super().scores(hidden, codes, width, codebooks, scales)
+
+    def products(self, hidden: Tensor, values: Tensor, scales: Tensor) -> Tensor:
         """As in the base class."""
         return F.linear(hidden, self.scaled(values, scales))
 

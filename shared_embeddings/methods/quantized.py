@@ -28,7 +28,7 @@ from shared_embeddings.method import Candidate, Options, OutputFactors, SearchGr
 from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least, require_seed
 from shared_embeddings.registry import register
 
-# Rows that are decoded together, so that no dense table is in memory.
+# Rows that are encoded together.
 _BLOCK = 512
 # Rows that codebooks are trained on.
 _SAMPLE = 2**15
@@ -196,7 +196,7 @@ class QuantizedEmbedding(SharedEmbedding):
             return super().logits(hidden)
         self.check_hidden(hidden)
         coded = self._prepared(hidden.reshape(-1, self.embedding_dim))
-        scores = torch.cat([self.codec.scores(coded, *block) for block in self._decoded_blocks()], dim=-1)
+        scores = torch.cat([self._scores_of(coded, *part) for part in self._parts()], dim=-1)
         if self._is_mixed:
             scores = scores.index_select(-1, self._slots())
         bias = self.output_bias()
@@ -218,23 +218,31 @@ class QuantizedEmbedding(SharedEmbedding):
         """Whether scores are computed without a table ``(V, D)``, which only gradients and compilers need."""
         return not (torch.is_grad_enabled() or torch.compiler.is_compiling())
 
-    def _decoded_blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Decoded rows ``(n, D)`` and their scales ``(n, S)``, block by block, by width and then by word."""
-        codebooks = self.codebooks()
-        order = self._slots().argsort() if self._is_mixed else self._all_words()
-        for width, words in zip(self.word_counts, order.split(list(self.word_counts.values()))):
-            for start in range(0, len(words), _BLOCK):
-                scales = self.scales.index_select(0, words[start : start + _BLOCK])
-                if width:
-                    codes = self._codes(width)[start : start + _BLOCK]
-                    yield self.codec.decode(codes, width, codebooks), scales
-                else:
-                    yield scales.new_zeros(len(scales), self.embedding_dim), scales
+    def _parts(self) -> Iterator[tuple[int, Tensor]]:
+        """Each width and the scales ``(V_b, S)`` of its words, in the order of the vocabulary."""
+        if not self._is_mixed:
+            yield next(iter(self.word_counts)), self.scales
+            return
+        words = self.cached("words", lambda: self._slots().argsort().int())
+        for width, ids in zip(self.word_counts, words.split(list(self.word_counts.values()))):
+            yield width, self.scales.index_select(0, ids)
+
+    def _scores_of(self, coded: Tensor, width: int, scales: Tensor) -> Tensor:
+        """The scores ``(N, V_b)`` of the words with `width` bits for prepared hidden states ``(N, D)``."""
+        if not width:
+            return coded.new_zeros(len(coded), len(scales))
+        return self.codec.scores(coded, self._codes(width), width, self.codebooks(), scales)
 
     def _all_coded_rows(self) -> Tensor:
         """The scaled rows ``(V, D)`` of all words, rotated if the codec rotates."""
-        rows = torch.cat([self.codec.scaled(*block) for block in self._decoded_blocks()])
+        rows = torch.cat([self._decoded(width, scales) for width, scales in self._parts()])
         return rows.index_select(0, self._slots()) if self._is_mixed else rows
+
+    def _decoded(self, width: int, scales: Tensor) -> Tensor:
+        """The scaled rows ``(V_b, D)`` of the words with `width` bits."""
+        if not width:
+            return scales.new_zeros(len(scales), self.embedding_dim)
+        return self.codec.rows(self._codes(width), width, self.codebooks(), scales)
 
     def _coded_rows(self, ids: Tensor) -> Tensor:
         """Scaled rows ``(n, D)`` of ids ``(n,)``, rotated if the codec rotates."""
@@ -266,15 +274,12 @@ class QuantizedEmbedding(SharedEmbedding):
         return self.cached("slots", self._count_slots)
 
     def _count_slots(self) -> Tensor:
-        slots, start = torch.zeros_like(self.widths, dtype=torch.long), 0
+        slots, start = torch.zeros_like(self.widths, dtype=torch.int32), 0
         for width, count in self.word_counts.items():
             is_this = self.widths == width
-            slots = torch.where(is_this, is_this.cumsum(0) - 1 + start, slots)
+            slots = torch.where(is_this, (is_this.cumsum(0) - 1 + start).int(), slots)
             start += count
         return slots
-
-    def _all_words(self) -> Tensor:
-        return self.all_ids(self.scales.device)
 
     # Sizes and selections of words.
 

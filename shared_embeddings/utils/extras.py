@@ -8,6 +8,7 @@ from typing import Any
 # The top-level modules that each extra installs beyond the dependencies of the library (pyproject.toml).
 EXTRAS = {
     "classes": ("gensim", "matplotlib", "sklearn"),
+    "fast": ("numba",),
     "hf": ("accelerate", "tokenizers", "transformers"),
     "lm": ("tensorboard", "torchtext"),
     "nmt": (

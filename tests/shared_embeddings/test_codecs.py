@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared_embeddings.codecs import trellis
+from shared_embeddings.codecs import kernels, trellis
 from shared_embeddings.codecs.allocation import even_counts, widths_within
+from shared_embeddings.codecs.bit_packing import pack_bits, read_windows
 from shared_embeddings.codecs.codec import Codec
 from shared_embeddings.codecs.lloyd_max import LloydMaxCodec, normal_levels
 from shared_embeddings.codecs.residual import ResidualCodec
 from shared_embeddings.codecs.trellis import TrellisCodec
 from shared_embeddings.codecs.uniform import UniformCodec
-from shared_embeddings.layers.bit_packing import pack_bits, read_windows
 from shared_embeddings.layers.rotation import factors_of, rotate, rotate_back
 
 DIM = 128
@@ -73,6 +73,42 @@ def test_rows_of_zeros_and_of_any_scale(codec: Codec) -> None:
     assert bool(values.isfinite().all()) and bool((values[0] == 0).all())
     for row, wanted in zip(values[2:], rows[2:]):
         assert error(row, wanted) < 0.3
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_compiled_loops_agree_with_torch(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_NUMBERS_PER_THREAD", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    rows, hidden = normal_rows(37, 96), normal_rows(3, 96)
+    for codec in (UniformCodec(96, 32), UniformCodec(96, 96), LloydMaxCodec(96), TrellisCodec(96)):
+        for width in range(1, 9):
+            codebooks = codec.initial_codebooks([width])
+            codes, scales = codec.encode(rows, width, codebooks)
+            results = []
+            for is_usable in (True, False):
+                monkeypatch.setattr(kernels, "usable", lambda *_, use=is_usable: use)
+                scores = codec.scores(hidden, codes, width, codebooks, scales)
+                results.append((codec.rows(codes, width, codebooks, scales), scores))
+            torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+def test_compiled_search_finds_paths_as_near_as_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernels.usable(torch.zeros(1)), "numba is not installed"
+    rows = normal_rows(37, 96)
+    for width in (1, 2, 4, 8):
+        compiled = error(recoded(TrellisCodec(96), rows, width)[0], rows)
+        with monkeypatch.context() as patched:
+            patched.setattr(kernels, "usable", lambda *_: False)
+            plain = error(recoded(TrellisCodec(96), rows, width)[0], rows)
+        assert compiled == pytest.approx(plain, rel=1e-3)
+
+
+def test_gradients_of_codebooks_do_not_use_compiled_loops() -> None:
+    codec = LloydMaxCodec(16)
+    levels = normal_levels(3).requires_grad_()
+    codes = codec.encode(normal_rows(4, 16), 3, {"levels3": levels.detach()}).codes
+    codec.decode(codes, 3, {"levels3": levels}).sum().backward()
+    assert levels.grad is not None and levels.grad.sum() == 64
 
 
 def test_the_path_is_the_best_of_all() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
+from shared_embeddings.codecs.codec import Codec
 from shared_embeddings.methods.quantized import QuantizedEmbedding
 from shared_embeddings.options import OptionError
 from tests.loops import in_turn
@@ -81,7 +82,7 @@ def test_evaluation_never_builds_the_table(codec: str, monkeypatch: pytest.Monke
     with monkeypatch.context() as patched, torch.no_grad():
         for name in ("all_rows", "output_factors", "table"):
             patched.setattr(QuantizedEmbedding, name, fail)
-        patched.setattr(sys.modules[QuantizedEmbedding.__module__], "_BLOCK", 64)
+        patched.setattr(sys.modules[Codec.__module__], "_BLOCK", 64)
         torch.testing.assert_close(embedding.logits(hidden), wanted, rtol=1e-4, atol=1e-4)
         loss = torch.nn.functional.cross_entropy(wanted, targets)
         torch.testing.assert_close(embedding.cross_entropy(hidden, targets), loss, rtol=1e-4, atol=1e-4)

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.codecs import kernels
+
 
 def bytes_for(bits: int) -> int:
     """The bytes that hold `bits` bits."""
@@ -61,6 +63,8 @@ def read_windows(packed: Tensor, count: int, width: int, stride: int, start: int
 
 def read_entries(packed: Tensor, count: int, width: int, book: Tensor) -> Tensor:
     """The entries ``(n, count)`` of `book` ``(2**width,)`` for numbers that `pack_bits` wrote."""
+    if kernels.usable(packed, book):
+        return kernels.decode_windows(packed, count, width, width, book)
     if 8 % width:
         numbers = read_windows(packed, count, width, width)
         return F.embedding(numbers, book.unsqueeze(1)).squeeze(-1)

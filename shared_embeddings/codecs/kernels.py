@@ -1,0 +1,125 @@
+"""Compiled loops over packed codes on a CPU, which replace operations of torch where numba is installed.
+
+Results agree with the operations up to rounding. Loops use as many threads as the operations of torch.
+
+Axes: ``n`` rows, ``N`` tokens, ``D`` numbers of a row, ``S`` groups of numbers that share a scale.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Numbers that are worth another thread.
+_NUMBERS_PER_THREAD = 2**17
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Whether the loops can replace operations on these tensors: on a CPU, without gradients or compilers."""
+    if torch.compiler.is_compiling() or not _has_numba():
+        return False
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return False
+    # Fake tensors and other subclasses have no memory that a loop can read.
+    return all(type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu" for tensor in tensors)
+
+
+def decode_windows(codes: Tensor, count: int, width: int, first: int, book: Tensor) -> Tensor:
+    """Entries ``(n, count)`` of `book` ``(2**b,)`` for the last b bits of a stream at each number.
+
+    Args:
+        codes: streams, bytes ``(n, B)``.
+        count: the numbers of a row.
+        width: the bits of a number.
+        first: the bits of the first number.
+        book: floats.
+    """
+    out = torch.empty(len(codes), count)
+    streams, entries, values = _array(codes), _array(book.float()), out.numpy()
+
+    def decode(rows: slice) -> None:
+        _loops().decode_windows(streams[rows], width, first, len(entries) - 1, entries, values[rows])
+
+    _in_threads(decode, len(codes), count)
+    return out.to(book.dtype)
+
+
+def uniform_scores(hidden: Tensor, codes: Tensor, width: int, scales: Tensor) -> Tensor:
+    """Products ``(N, n)`` of hidden states ``(N, D)`` with rows of evenly spaced levels in whole groups.
+
+    Args:
+        hidden: floats.
+        codes: bytes ``(n, D * width / 8)``.
+        width: 4 or 8 bits.
+        scales: ``(n, S)``.
+    """
+    out = torch.empty(len(hidden), len(codes))
+    numbers, factors = _array(codes), _array(scales.float())
+    for state, row in zip(hidden.float(), out.numpy()):
+        parts = [_array(state[0::2]), _array(state[1::2])] if width == 4 else [_array(state)]
+        loop = _loops().nibble_scores if width == 4 else _loops().byte_scores
+
+        def score(rows: slice, row: Any = row, parts: Any = parts, loop: Any = loop) -> None:
+            loop(numbers[rows], factors[rows], *parts, row[rows])
+
+        _in_threads(score, len(codes), hidden.size(1))
+    return out.to(hidden.dtype)
+
+
+def nearest_paths(rows: Tensor, width: int, start: int, book: Tensor) -> Tensor:
+    """The states ``(n, D)`` of the nearest path to each row, among those that begin in the first states.
+
+    Args:
+        rows: ``(n, D)``.
+        width: the bits of a number.
+        start: the number of states that a path can begin in.
+        book: the entry of each state.
+    """
+    lanes = _loops().LANES
+    numbers = _array(F.pad(rows.float(), (0, 0, 0, -len(rows) % lanes)))
+    out = torch.empty(numbers.shape, dtype=torch.long)
+    entries, states = _array(book.float()), out.numpy()
+
+    def find(blocks: slice) -> None:
+        some = slice(blocks.start * lanes, blocks.stop * lanes)
+        _loops().nearest_paths(numbers[some], width, start, entries, states[some])
+
+    _in_threads(find, len(numbers) // lanes, lanes * rows.size(1) * len(entries))
+    return out[: len(rows)]
+
+
+@functools.cache
+def _has_numba() -> bool:
+    return importlib.util.find_spec("numba") is not None
+
+
+@functools.cache
+def _loops() -> Any:
+    """The compiled loops; numba takes most of a second to import."""
+    return importlib.import_module("shared_embeddings.codecs.loops")
+
+
+def _array(tensor: Tensor) -> Any:
+    """The numbers of a tensor in memory as they are indexed."""
+    return tensor.detach().contiguous().numpy()
+
+
+def _in_threads(work: Callable[[slice], None], count: int, cost: int) -> None:
+    """Call `work` for slices of `count` rows, each of which takes `cost` operations."""
+    threads = max(1, min(torch.get_num_threads(), count, count * cost // _NUMBERS_PER_THREAD))
+    bounds = [count * thread // threads for thread in range(threads + 1)]
+    slices = [slice(start, stop) for start, stop in zip(bounds, bounds[1:])]
+    if threads == 1:
+        work(slices[0])
+        return
+    # A pool that lives longer would be unusable in processes that are forked later.
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, slices))
