@@ -75,12 +75,17 @@ def _addmm_operations(total: torch.Size, left: torch.Size, right: torch.Size, **
 
 def added_peak(step: Step) -> int:
     """Bytes that the first step adds to the peak memory of this process."""
-    before = _status("VmRSS")
+    before = resident()
     # Writing 5 resets the peak in Linux.
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     step()
     return _status("VmHWM") - before
+
+
+def resident() -> int:
+    """The memory of this process in bytes."""
+    return _status("VmRSS")
 
 
 def _status(name: str) -> int:

@@ -1,0 +1,183 @@
+"""Memory and time of quantized tables when a model generates text, beside plain tables in fp32 and bf16.
+
+Every table is measured in its own process: the memory that it holds there, and the time to look up 64 words,
+to score all words for one token, and for 256 tokens. Times are medians of runs that alternate with those of
+plain tables, and are printed relative to these.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.decoding --threads 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import shared_embeddings as se
+from benchmarks.measuring import median_times, resident
+from benchmarks.publishing import parser_of, publish, read_record
+from recipes.common.errors import run_main
+from shared_embeddings.checkpoints.storage import packed_bytes
+from shared_embeddings.utils.command_line import positive
+from shared_embeddings.utils.path_options import PathOption
+
+Uses = dict[str, Callable[[], Tensor]]
+SIZES = {"translation": (37_000, 512), "large": (262_144, 640), "tiny": (2_000, 64)}
+LOOKED_UP, BATCH = 64, 256
+
+
+class Table(NamedTuple):
+    """A table to measure: a type of plain numbers, or options of `quantized`."""
+
+    name: str
+    plain: str | None
+    options: dict[str, Any]
+
+
+TABLES = [
+    Table("plain, fp32", "float32", {}),
+    Table("plain, bf16", "bfloat16", {}),
+    *(
+        Table(f"{codec}, {bits} bits", None, {"codec": codec, "bits": float(bits)})
+        for codec, widths in {
+            "uniform": (8, 4, 2),
+            "lloyd_max": (4, 2),
+            "residual": (4, 2),
+            "trellis": (4, 2),
+        }.items()
+        for bits in widths
+    ),
+    Table("uniform, 4 bits, groups of 128", None, {"codec": "uniform", "bits": 4.0, "group_size": 128}),
+]
+
+
+def plain_uses(kind: str, size: tuple[int, int]) -> tuple[Uses, int]:
+    """The uses of a plain table, and its bytes."""
+    weight = torch.empty(size, dtype=getattr(torch, kind)).uniform_(-1, 1)
+    ids = torch.randint(size[0], (LOOKED_UP,))
+    hidden = torch.randn(BATCH, size[1]).to(weight.dtype)
+    uses = {
+        "look_up": lambda: F.embedding(ids, weight),
+        "token": lambda: F.linear(hidden[:1], weight),
+        "batch": lambda: F.linear(hidden, weight),
+    }
+    return uses, weight.nbytes
+
+
+def quantized_uses(options: dict[str, Any], size: tuple[int, int]) -> tuple[Uses, int]:
+    """The uses of a quantized table with random codes, and the bytes of its file."""
+    embedding = se.build("quantized", num_embeddings=size[0], embedding_dim=size[1], **options).eval()
+    ids, hidden = torch.randint(size[0], (LOOKED_UP,)), torch.randn(BATCH, size[1])
+    uses = {
+        "look_up": lambda: embedding(ids),
+        "token": lambda: embedding.logits(hidden[:1]),
+        "batch": lambda: embedding.logits(hidden),
+    }
+    numbers = sum(packed_bytes(parameter, embedding.default_store) for parameter in embedding.parameters())
+    return uses, numbers + sum(buffer.nbytes for buffer in embedding.buffers())
+
+
+@torch.no_grad()
+def measure(table: Table, size: tuple[int, int], repeats: int) -> dict[str, Any]:
+    """The memory that a table holds in this process, and its times beside plain tables."""
+    if not table.plain:
+        # Compiled loops take 160 MiB of this process, for tables of any size.
+        for use in quantized_uses(table.options, (1000, 128))[0].values():
+            use()
+    before = resident()
+    uses, file_bytes = plain_uses(table.plain, size) if table.plain else quantized_uses(table.options, size)
+    # The first uses fill caches.
+    for use in uses.values():
+        use()
+    gc.collect()
+    held = resident() - before
+    plain = {kind: plain_uses(kind, size)[0] for kind in ("float32", "bfloat16")}
+    times = {}
+    for name, use in uses.items():
+        kinds = [kind for kind in plain if name != "batch" or kind == "float32"]
+        taken = median_times([use, *(plain[kind][name] for kind in kinds)], repeats)
+        times[name] = {"seconds": taken[0], **dict(zip(kinds, taken[1:]))}
+    return {"name": table.name, "resident_bytes": held, "file_bytes": file_bytes, "times": times}
+
+
+def in_fresh_process(table: Table, size: str, threads: int, repeats: int) -> dict[str, Any]:
+    """`measure` in a new process."""
+    asked = ["--table", table.name, "--sizes", size, "--threads", str(threads), "--repeats", str(repeats)]
+    command = [sys.executable, "-m", "benchmarks.decoding", *asked]
+    found: dict[str, Any] = json.loads(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    )
+    return found
+
+
+def as_table(size: str, results: Sequence[dict[str, Any]]) -> str:
+    """A Markdown table of the results at one size."""
+    words, dim = SIZES[size]
+    titles = ["file, MiB", "in memory, MiB", f"look-up of {LOOKED_UP}, / fp32"]
+    titles += ["one token, / bf16", "one token, / fp32", f"{BATCH} tokens, / fp32"]
+    lines = [
+        f"V = {words:,}, D = {dim}",
+        "",
+        f"| table | {' | '.join(titles)} |",
+        "| --- " + "| --: " * len(titles) + "|",
+    ]
+    for one in results:
+        times = one["times"]
+        ratios = [
+            times[use]["seconds"] / times[use][kind]
+            for use, kind in (
+                ("look_up", "float32"),
+                ("token", "bfloat16"),
+                ("token", "float32"),
+                ("batch", "float32"),
+            )
+        ]
+        sizes = f"{one['file_bytes'] / 2**20:.1f} | {one['resident_bytes'] / 2**20:.1f}"
+        lines.append(f"| {one['name']} | {sizes} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure every table at every size, and publish.
+
+    Raises:
+        OSError, UserError: a file of ``--input`` cannot be read, or the README lacks the markers.
+    """
+    parser = parser_of("benchmarks.decoding", __doc__)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["translation", "large"])
+    parser.add_argument("--repeats", type=positive, default=5, help="measured runs of each (default: 5)")
+    parser.add_argument("--threads", type=positive, default=1)
+    parser.add_argument("--input", type=PathOption.FILE, help="print the numbers of this JSON file")
+    parser.add_argument("--table", choices=[table.name for table in TABLES], help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    if options.table:
+        (size,) = options.sizes
+        table = next(one for one in TABLES if one.name == options.table)
+        print(json.dumps(measure(table, SIZES[size], options.repeats)))
+        return
+    if options.input:
+        record = read_record(options.input)
+    else:
+        record = {"threads": options.threads, "torch": torch.__version__, "measured": {}}
+        for size in options.sizes:
+            record["measured"][size] = []
+            for table in TABLES:
+                print(f"{size}: measuring {table.name} ...", file=sys.stderr, flush=True)
+                record["measured"][size].append(
+                    in_fresh_process(table, size, options.threads, options.repeats)
+                )
+    text = "\n\n".join(as_table(size, results) for size, results in record["measured"].items())
+    publish(record, f"{text}\n\nThreads: {record['threads']}; torch {record['torch']}.", "decoding", options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("decoding", main))
