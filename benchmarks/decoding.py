@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 import shared_embeddings as se
 from benchmarks.measuring import median_times, resident
@@ -29,7 +28,7 @@ from shared_embeddings.checkpoints.storage import packed_bytes
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.path_options import PathOption
 
-Uses = dict[str, Callable[[], Tensor]]
+Uses = dict[str, Callable[[], object]]
 SIZES = {"translation": (37_000, 512), "large": (262_144, 640), "tiny": (2_000, 64)}
 LOOKED_UP, BATCH = 64, 256
 
@@ -64,7 +63,7 @@ def plain_uses(kind: str, size: tuple[int, int]) -> tuple[Uses, int]:
     weight = torch.empty(size, dtype=getattr(torch, kind)).uniform_(-1, 1)
     ids = torch.randint(size[0], (LOOKED_UP,))
     hidden = torch.randn(BATCH, size[1]).to(weight.dtype)
-    uses = {
+    uses: Uses = {
         "look_up": lambda: F.embedding(ids, weight),
         "token": lambda: F.linear(hidden[:1], weight),
         "batch": lambda: F.linear(hidden, weight),
@@ -76,7 +75,7 @@ def quantized_uses(options: dict[str, Any], size: tuple[int, int]) -> tuple[Uses
     """The uses of a quantized table with random codes, and the bytes of its file."""
     embedding = se.build("quantized", num_embeddings=size[0], embedding_dim=size[1], **options).eval()
     ids, hidden = torch.randint(size[0], (LOOKED_UP,)), torch.randn(BATCH, size[1])
-    uses = {
+    uses: Uses = {
         "look_up": lambda: embedding(ids),
         "token": lambda: embedding.logits(hidden[:1]),
         "batch": lambda: embedding.logits(hidden),

@@ -21,7 +21,7 @@ from benchmarks.publishing import joined, parser_of, publish
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.path_options import PathOption
 
-Step = Callable[[], None]
+Step = Callable[[], object]
 Prepare = Callable[[Row, Setting], Step]
 PLAIN = Row(DENSE, DENSE, {})
 # Times of the plain layer within this factor are noise of the machine.

@@ -114,7 +114,7 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     from nmt.options import checks
     from nmt.options.sizes import check_memory, check_model_sizes
     from nmt.summarization.length_control import check_positions
-    from nmt.train import distillation
+    from nmt.train import distillation, quantization
 
     checks.check_training_numbers(opt)
     corpora = _check_data(opt)
@@ -150,6 +150,7 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
             check_sizes(plan, sizes, vocabs)
         check_memory(sizes, vocabs)
     opt.embedding_distillation = distillation.parse_mapping(opt.embedding_distillation)
+    opt.embedding_quantization = quantization.parse_mapping(opt.embedding_quantization, plan)
     asked = distillation.parse_distillation(opt.embedding_distillation)
     if asked is not None and not opt.train_from:
         distillation.check_new(asked, plan, _new_vocabularies(opt))

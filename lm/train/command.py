@@ -25,6 +25,7 @@ from lm.train.progress import NoReport, Report
 from lm.train.resuming import restore_run, save_run
 from lm.yaml_input import from_arguments
 from shared_embeddings.errors import UserError
+from shared_embeddings.fitting.straight_through import quantize_in_training
 from shared_embeddings.options import OptionError
 from shared_embeddings.utils.command_line import USER_ERROR
 from shared_embeddings.utils.files import locked, remove, remove_leftovers, write_text
@@ -106,6 +107,11 @@ def _train(config: Configuration, group: Group) -> None:
         _init_from(Path(options.init_from), model, words)
     torch.manual_seed(options.seed + group.rank)  # dropout differs between processes
     trainer = Trainer(config, model.train(), corpus.train, corpus.valid, group, reconstruction)
+    if options.embedding_quantization is not None:
+        counts = torch.tensor(corpus.vocabulary.counts, device=group.device)
+        quantize_in_training(
+            model.embedding, options.embedding_quantization, counts, lambda: trainer.step, options.seed
+        )
     if last.exists():
         restore_run(last, trainer, settings, checksum)
     lines = [*lines, *_notes(options, group), describe_parameters(model), _start_line(trainer, len(words))]

@@ -17,6 +17,7 @@ from lm.train.optim import OPTIMIZERS
 from lm.train.schedules import SCHEDULES
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import OPTION, check_seed, parse_distillation
+from shared_embeddings.fitting.straight_through import parse_quantization
 from shared_embeddings.options import parse_options, require, require_at_least
 
 # Keys that may change when a run resumes: none of them affects the result of a step.
@@ -49,6 +50,9 @@ class TrainingOptions:
         seed: for initialization, dropout and segment lengths.
         embedding_distillation: {teacher: CHECKPOINT, alpha: 0.01} fits the embedding to the table of a
             trained model, starts from its network, and keeps the table close (Distilled Embedding).
+        embedding_quantization: {bits: 2, codec: lloyd_max} rounds the table of method standard in training,
+            with gradients straight to the table; 'shared-embeddings compress' stores it with these options.
+            Also quantize_from_step, refresh_every, share.
         init_from: checkpoint to initialize the parameters from, such as best.pt of another run.
         evaluate_every: steps between validations; null validates after every epoch.
         valid_batch_size: number of equal chunks of the validation text, each starting without context.
@@ -77,6 +81,7 @@ class TrainingOptions:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 1
     embedding_distillation: Mapping[str, Any] | None = None
+    embedding_quantization: Mapping[str, Any] | None = None
     init_from: str | None = None
     evaluate_every: int | None = None
     valid_batch_size: int = 10
@@ -109,6 +114,12 @@ class TrainingOptions:
             f"'grad_accum_steps' is {self.grad_accum_steps}, but it must divide 'batch_size' "
             f"{self.batch_size}; change one of them",
         )
+        if self.embedding_quantization is not None:
+            parse_quantization(self.embedding_quantization)
+            require(
+                not self.compile,
+                "'compile' cannot include the code search of 'embedding_quantization'; remove one of them",
+            )
         if self.embedding_distillation is not None:
             distillation = parse_distillation(self.embedding_distillation)
             check_seed(distillation, self.embedding)

@@ -9,6 +9,7 @@ from nmt.model.plan import EXAMPLE, OPTION_NAMES
 from nmt.summarization import length_control
 from nmt.train import distillation
 from nmt.train.runs import CHOICES
+from shared_embeddings.fitting import straight_through
 
 
 def with_embedding_options(original: Any) -> Any:
@@ -50,6 +51,15 @@ def with_training_options(original: Any) -> Any:
             choices=["none", "bf16"],
             default="none",
             help="Run matrix products in bfloat16; parameters, reductions and optimizer stay in float32",
+        )
+        group = parser.add_argument_group("Quantization")
+        group.add_argument(
+            f"--{straight_through.OPTION}",
+            f"-{straight_through.OPTION}",
+            default=None,
+            metavar="MAPPING",
+            help="Round the tables of method standard in training, with gradients straight to them: "
+            f"'{straight_through.EXAMPLE}'; `shared-embeddings compress` stores them with these options",
         )
         group = parser.add_argument_group("Resuming")
         group.add_argument(

@@ -155,7 +155,7 @@ def _fit_embeddings(
             teacher.tables[side].to(place.device),
             padding_idx=padding_of(vocabs, side),
             words=words,
-            token_counts=token_counts(words, _vocabulary_file(opt, side)),
+            token_counts=token_counts(words, vocabulary_file(opt, side)),
             seed=opt.seed,
             steps=steps,
             progress=is_first,
@@ -212,7 +212,7 @@ def token_counts(words: list[str], vocabulary: str) -> Tensor | None:
     return completed(words, counts, SENTENCE_MARKS) if counts else None
 
 
-def _vocabulary_file(opt: Namespace, side: str) -> str:
+def vocabulary_file(opt: Namespace, side: str) -> str:
     """Return the vocabulary file of one side."""
     return str(opt.src_vocab if side == "source" or opt.share_vocab else opt.tgt_vocab)
 

@@ -28,6 +28,7 @@ from nmt.patches.table import apply_patches
 from nmt.summarization.length_control import check_same_positions
 from nmt.train.distillation import asked_options, resume_distillation
 from nmt.train.finite import check_finite
+from nmt.train.quantization import quantize_embeddings
 from nmt.train.report import ProgressReport
 from nmt.train.stopping import Stopping
 from nmt.train.teacher import DistillationLoss, prepare_student
@@ -100,6 +101,7 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
     saver.run = record
     _count_checkpoints(saver, opt)
     trainer = _build_trainer(opt, device_id, model, vocabs, optim, saver)
+    quantize_embeddings(model, opt, vocabs, trainer)
     loss = DistillationLoss(trainer.train_loss, distilled) if distilled is not None else None
     trainer.train_loss = loss or trainer.train_loss
     trainer.report_manager = _build_report(opt, trainer, first_step, loss)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,11 @@ class StandardOptions(EmbeddingOptions):
 
 @register("standard", StandardOptions)
 class StandardEmbedding(SharedEmbedding):
-    """One trained vector for every word: ``weight`` ``(V, D)``, tied on both sides."""
+    """One trained vector for every word: ``weight`` ``(V, D)``, tied on both sides.
+
+    Attributes:
+        effective_table: computes the table that is used from `weight`, see `fitting.straight_through`.
+    """
 
     options: StandardOptions
     paper = "–"
@@ -37,6 +41,7 @@ class StandardEmbedding(SharedEmbedding):
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: StandardOptions
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
+        self.effective_table: Callable[[Tensor], Tensor] | None = None
         self.weight = nn.Parameter(torch.empty(num_embeddings, embedding_dim))
         # After the table, the order in the optimizer states of older checkpoints.
         self.register_parameter("bias", self._parameters.pop("bias"))
@@ -49,11 +54,15 @@ class StandardEmbedding(SharedEmbedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` of the table for ids ``(n,)``."""
-        return F.embedding(ids, self.weight)
+        return F.embedding(ids, self._used())
 
     def output_factors(self) -> OutputFactors:
         """The table itself ``(V, D)``."""
-        return OutputFactors(self.weight, None)
+        return OutputFactors(self._used(), None)
+
+    def _used(self) -> Tensor:
+        """The table ``(V, D)`` that both sides use."""
+        return self.weight if self.effective_table is None else self.effective_table(self.weight)
 
     @classmethod
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: StandardOptions) -> int:
