@@ -20,7 +20,15 @@ MAY_IMPORT = {
 # matching prefix decides.
 LAYERS = [
     ["cli", "hf", "utils.stubs"],
-    ["ledger", "checkpoints", "sizing.targets", "analysis", "fitting.distillation", "networks"],
+    [
+        "ledger",
+        "checkpoints",
+        "sizing.targets",
+        "analysis",
+        "fitting.distillation",
+        "fitting.straight_through",
+        "networks",
+    ],
     ["fitting.fit", "sizing"],
     ["methods"],
     ["registry"],
