@@ -16,7 +16,7 @@ import shared_embeddings as se
 from lm import models
 from lm.models.interface import LanguageModel
 from shared_embeddings.checkpoints.checksums import verified, with_checksum
-from shared_embeddings.checkpoints.storage import Packing, StorageError, packing_of, unpack
+from shared_embeddings.checkpoints.storage import Packing, StorageError, hold, packing_of, unpack
 from shared_embeddings.checkpoints.tensors import (
     Kind,
     check_finite,
@@ -27,6 +27,7 @@ from shared_embeddings.checkpoints.tensors import (
     unreadable,
 )
 from shared_embeddings.errors import UserError
+from shared_embeddings.layers.packed_modules import install
 from shared_embeddings.sizing.accounting import distinct_state
 from shared_embeddings.utils.files import UNREADABLE, first_line, replacing, save_tensors
 
@@ -122,12 +123,12 @@ def save_state(
 
 
 def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:
-    """Read a checkpoint and build its model on `device`.
+    """Read a checkpoint and build its model on `device`; packed weights stay packed.
 
     Raises:
         UserError: the file is missing, truncated, unsupported or inconsistent.
     """
-    content = read_checkpoint(path)
+    content = read_checkpoint(path, hold)
     config, words = content["config"], content["words"]
     try:
         kind = config["model"]
@@ -140,8 +141,14 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:
     return Trained(model.to(device).eval(), words, config, content["training"], content["packing"])
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint to the CPU and unpack its weights; ``packing`` is their storage format.
+def read_checkpoint(
+    path: Path, opened: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = unpack
+) -> dict[str, Any]:
+    """Read a checkpoint to the CPU; ``packing`` is the storage format of its weights.
+
+    Args:
+        path: the file.
+        opened: what becomes of packed weights, see `shared_embeddings.checkpoints.storage`.
 
     Raises:
         UserError: the file is missing, truncated or unsupported.
@@ -150,7 +157,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     _check_structure(path, content)
     content = verified(content, f"checkpoint {path}")
     try:
-        state, packing = unpack(content["model"]), packing_of(content["model"])
+        state, packing = opened(content["model"]), packing_of(content["model"])
     except StorageError as error:
         raise UserError(f"checkpoint {path}: {error}") from error
     check_finite(state, f"checkpoint {path}")
@@ -220,7 +227,7 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> Non
                 f"{tuple(own[name].shape)}); use its configuration and vocabulary"
             )
     # strict=False: aliases of these tensors are not in the state.
-    model.load_state_dict(dict(state), strict=False)
+    model.load_state_dict(install(model, state), strict=False)
 
 
 def _rebuilding(config: Mapping[str, Any], embedding: se.SharedEmbedding) -> dict[str, Any]:

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shared_embeddings.layers.packed_modules import warn_of_frozen
+from shared_embeddings.layers.packed_tensor import PackedTensor, dense
 from shared_embeddings.losses.blockwise import Reduction, with_even_tokens
 from shared_embeddings.losses.chunked import linear_cross_entropy
 from shared_embeddings.method import Method, OutputFactors
@@ -41,6 +43,12 @@ class SharedEmbedding(Method):
         False for a softmax in two steps.
         """
         return self.has_output
+
+    def train(self: Embedding, mode: bool = True) -> Embedding:
+        """As in the base class; warns once if there are packed tensors, which are not trained."""
+        if mode and any(isinstance(parameter, PackedTensor) for parameter in self.parameters()):
+            warn_of_frozen()
+        return super().train(mode)
 
     def reset_parameters(self) -> None:
         """Draw all parameters again (`draw_parameters`) and set the bias to zero."""
@@ -192,7 +200,7 @@ class SharedEmbedding(Method):
         """The dense output table ``(V, S)``: `logits` are ``h @ output_table().T`` plus any `output_bias`."""
         codes, basis = self._factors()
         table = codes if basis is None else codes @ basis
-        return self.without_padding(table, self.all_ids(table.device))
+        return self.without_padding(dense(table), self.all_ids(table.device))
 
     def output_bias(self) -> Tensor | None:
         """The bias ``(V,)`` of the scores, zero for the padding word; None without a bias."""

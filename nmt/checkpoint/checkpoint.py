@@ -6,6 +6,7 @@ import glob
 import os
 import shutil
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,14 @@ def load_weights(model: nn.Module, body: dict[str, Tensor], head: dict[str, Tens
     load_unique_state(model, joined_generator(body, head))
 
 
-def read_safetensors(path: str) -> dict[str, Tensor]:
+def read_safetensors(
+    path: str, opened: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint ``NAME.pt`` saved with ``save_format: safetensors``.
+
+    Args:
+        path: the checkpoint.
+        opened: what becomes of packed weights, see `shared_embeddings.checkpoints.storage`.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -58,11 +65,11 @@ def read_safetensors(path: str) -> dict[str, Tensor]:
     for file in safetensors_of(path):
         tensors.update(load_safetensors(file, f"checkpoint {file}"))
     try:
-        plain = unpack(tensors)
+        state = opened(tensors)
     except StorageError as error:
         raise UserError(f"checkpoint {file}: {error}") from error
-    check_finite(plain, f"checkpoint {file}")
-    return plain
+    check_finite(state, f"checkpoint {file}")
+    return state
 
 
 def packing_of_checkpoint(path: str, checkpoint: dict[str, Any]) -> Packing | None:
@@ -93,7 +100,7 @@ def read_weights(path: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str
     checkpoint = read_checkpoint(path)
     if "model" in checkpoint:
         return checkpoint, checkpoint["model"], checkpoint.get("generator") or {}
-    return checkpoint, *split_generator(read_safetensors(path))
+    return checkpoint, *split_generator(read_safetensors(path, unpack))
 
 
 def whole_steps(save_model: str | os.PathLike[str]) -> list[int]:

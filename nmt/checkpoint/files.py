@@ -7,7 +7,7 @@ import glob
 import os
 import re
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     with reading_checkpoint(name):
         checkpoint = torch.load(name, map_location="cpu", weights_only=True)
         check_checkpoint(name, checkpoint)
-        return with_plain_tensors(name, verified(checkpoint, f"checkpoint {name}"))
+        return with_opened_tensors(name, verified(checkpoint, f"checkpoint {name}"), unpack)
 
 
 def peek(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -162,12 +162,15 @@ def verify_checkpoint(path: str) -> None:
         verified(checkpoint, f"checkpoint {path}")
 
 
-def with_plain_tensors(path: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Unpack the weights of a checkpoint; ``packing`` is their storage format.
+def with_opened_tensors(
+    path: str, checkpoint: dict[str, Any], opened: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+) -> dict[str, Any]:
+    """Unpack the weights of a checkpoint, or keep them packed; ``packing`` is their storage format.
 
     Args:
         path: the checkpoint, for messages.
         checkpoint: its content.
+        opened: what becomes of packed weights, see `shared_embeddings.checkpoints.storage`.
 
     Raises:
         UserError: tensors are not finite.
@@ -177,11 +180,11 @@ def with_plain_tensors(path: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
     if "model" not in checkpoint:
         return checkpoint
     stored = joined_generator(checkpoint["model"], checkpoint.get("generator"))
-    plain = unpack(stored)
-    check_finite(plain, f"checkpoint {path}")
+    state = opened(stored)
+    check_finite(state, f"checkpoint {path}")
     if HEADER not in stored:
         return checkpoint
-    body, head = split_generator(plain)
+    body, head = split_generator(state)
     return {**checkpoint, "model": body, "generator": head, "packing": packing_of(stored)}
 
 

@@ -22,6 +22,7 @@ from nmt.model.plan import (
     words_of,
 )
 from shared_embeddings.errors import UserError
+from shared_embeddings.layers.packed_modules import install
 from shared_embeddings.sizing.accounting import distinct_state, parameter_table
 
 # The side that an option of its own describes; `embedding` describes the target beside others.
@@ -196,7 +197,7 @@ def load_unique_state(model: nn.Module, state: dict[str, Tensor]) -> None:
                 f"options of this model want {tuple(own[name].shape)}; use the vocabulary and the "
                 f"options that it was trained with"
             )
-    nn.Module.load_state_dict(model, complete, strict=False)
+    nn.Module.load_state_dict(model, install(model, complete), strict=False)
 
 
 def _some(names: list[str]) -> str:

@@ -12,6 +12,7 @@ from nmt.model.embeddings import insert_embeddings, reset_embeddings
 from nmt.model.plan import check_combinations, check_sizes, read_plan
 from nmt.summarization import length_control
 from shared_embeddings.layers.dropout import Dropout
+from shared_embeddings.layers.packed_modules import unfreeze
 
 
 def with_shared_embeddings(original: Any) -> Any:
@@ -60,7 +61,10 @@ def with_fast_dropout(original: Any) -> Any:
 
 
 def with_embedding_initialization(original: Any) -> Any:
-    """Initialize the shared embeddings of a new model after OpenNMT-py has initialized everything."""
+    """Initialize the shared embeddings of a new model after OpenNMT-py has initialized everything.
+
+    Those of a loaded model are made trainable.
+    """
 
     def build_model(
         model_opt: Namespace, opt: Namespace, vocabs: Any, checkpoint: Any, device_id: int
@@ -68,6 +72,8 @@ def with_embedding_initialization(original: Any) -> Any:
         model: nn.Module = original(model_opt, opt, vocabs, checkpoint, device_id)
         if checkpoint is None:
             reset_embeddings(model)
+        else:
+            unfreeze(model)
         return model
 
     return build_model

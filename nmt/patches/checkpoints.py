@@ -16,11 +16,12 @@ from nmt.checkpoint.files import (
     reading_checkpoint,
     split_generator,
     verify_checkpoint,
-    with_plain_tensors,
+    with_opened_tensors,
 )
 from nmt.data.transforms import stored_files
 from nmt.model.embeddings import fill_aliases, options_without_files, shared_embeddings_of
 from nmt.train.finite import check_finite
+from shared_embeddings.checkpoints.storage import hold
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.interrupts import RESUME, signals_delayed
 
@@ -59,7 +60,7 @@ def load_safe_state_dict(
     offset: int = 0,
 ) -> None:
     """Load weights from one safetensors file or several; OpenNMT-py finds numbered ones only."""
-    body, head = split_generator(fill_aliases(self, read_safetensors(f"{model_path}.pt")))
+    body, head = split_generator(fill_aliases(self, read_safetensors(f"{model_path}.pt", hold)))
     parts = {"model": body, "generator": head}
     self.load_state_dict(
         parts, precision=precision, device=torch.device(device), strict=strict, offset=offset
@@ -74,7 +75,7 @@ def with_verification(original: Any) -> Any:
             return None
         verify_checkpoint(ckpt_path)
         with reading_checkpoint(ckpt_path):
-            return with_plain_tensors(ckpt_path, original(ckpt_path))
+            return with_opened_tensors(ckpt_path, original(ckpt_path), hold)
 
     return load_checkpoint
 

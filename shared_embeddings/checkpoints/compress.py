@@ -25,10 +25,12 @@ from shared_embeddings.checkpoints.report import (
     frequency_bands,
     relative_error,
 )
-from shared_embeddings.checkpoints.storage import check_store, pack, unpack
+from shared_embeddings.checkpoints.storage import check_store, hold, pack
 from shared_embeddings.checkpoints.token_counts import counts_of
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.fit import fit
+from shared_embeddings.layers.packed_modules import install
+from shared_embeddings.layers.packed_tensor import inner_tensors
 from shared_embeddings.options import STORED, OptionError
 from shared_embeddings.registry import file_options, method_class
 from shared_embeddings.sizing import accounting
@@ -182,7 +184,7 @@ class _Footprint:
         held = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
         return cls(
             sum(tensor.nbytes for tensor in written.values()),
-            sum(tensor.nbytes for tensor in held.values()),
+            sum(part.nbytes for tensor in held.values() for part in inner_tensors(tensor)),
             accounting.count_parameters(module),
         )
 
@@ -262,14 +264,14 @@ def _fit_table(
 
 @torch.no_grad()
 def _store(embedding: SharedEmbedding, store: str, teacher: Tensor, counts: Tensor | None) -> StorageReport:
-    """Round an embedding to the values that its storage keeps; returns the cost."""
+    """Keep the numbers of an embedding as its storage does; returns the cost."""
     fitted = embedding.table().clone()
+    sizes = Sizes(*(-(-accounting.stored_bits(embedding, kind) // 8) for kind in ("fp32", store)))
     state = accounting.distinct_state(embedding)
-    for name, tensor in unpack(pack(state, state, store)).items():
-        state[name].copy_(tensor)
+    embedding.load_state_dict(install(embedding, hold(pack(state, state, store))), strict=False)
     return StorageReport(
         store=store,
-        stored_bytes=Sizes(*(-(-accounting.stored_bits(embedding, kind) // 8) for kind in ("fp32", store))),
+        stored_bytes=sizes,
         added_error=relative_error(embedding, fitted),
         relative_error=relative_error(embedding, teacher),
         added_bands=frequency_bands(embedding, fitted, counts),

@@ -1,21 +1,9 @@
 """Store the tensors of embeddings in fewer bits: fp16, int8 and int4 with scales, and bit-packed word codes.
 
-Tensors are unpacked on loading, to float32 for floats; there is no arithmetic on packed tensors. Packing
-unpacked tensors again gives the same bytes.
+On loading, real numbers become packed tensors that stay in few bits (`hold`), or float32 (`unpack`). Packing
+either again gives the same bytes. `shared_embeddings.layers.number_formats` has the formats.
 
 A packed state contains an extra tensor of bytes, `HEADER`, with JSON that describes how tensors are packed.
-
-int8 is symmetric: a row is a scale times integers from -127 to 127. Each row has its own scale, since norms
-differ most between rows: rows of tables and codes are words, whose norms grow with rarity, and rows of a
-basis are directions, whose norms decay like singular values. For a trained table of 4,120 x 128, the relative
-error was 0.0066 with a scale per word, 0.0092 per dimension, and 0.023 with a single scale. Short rows, as in
-codebooks of pieces, share a scale, see `_scaled_axes`.
-
-int4 divides a row into groups of 32 values, the last one maybe smaller. A group is a scale times integers
-from -8 to 7; the scale has the least squared error and may be negative, so that -8 is on the side of the
-largest value. For a normal table of 4,000 x 128, the relative error is 0.082 with 4.5 bits per value,
-compared with 0.0065 for int8 with 8.125 bits. Errors of factors add up: a product of normal factors of rank
-64 is off by 0.115, compared with 0.0088. `RepeatableCodec` chooses scales that packing again finds.
 
 Axes: ``V`` vocabulary.
 """
@@ -31,29 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared_embeddings.codecs.repeatable import SCALE_TYPE, RepeatableCodec
 from shared_embeddings.errors import UserError
+from shared_embeddings.layers.number_formats import FORMATS, Packed, expect
+from shared_embeddings.layers.packed_tensor import PackedTensor, dense
 from shared_embeddings.utils.reading import parse_json
 
-STORES = ("fp32", "fp16", "int8", "int4")
+STORES = ("fp32", *FORMATS)
 HEADER = "packed_tensors"
 VERSION = 1
 
 _SCALE = ".scale"
 # Smaller tensors are not packed.
 _LEAST_VALUES = 256
-# The largest integer of int8. The 8 bits of precision of a scale times its 7 are exact in float32, so that
-# packing unpacked rows finds the same scale; the range of scales is that of float32.
-_LARGEST = 127
 # Integers are packed if they need at most this share of their bits; codes that are packed already need more.
 _MOST_BITS = 0.95
-# int4: the bits of a value, and the values that share a scale.
-_WIDTH = 4
-_GROUP = 32
-# int4 is packed and unpacked in parts of this many values, to save memory.
-_VALUES_AT_ONCE = 2**20
-# The minimum number of values per scale, so that scales stay small compared to values.
-_LEAST_IN_ROW = 16
 _INTEGERS = {
     str(kind).removeprefix("torch."): kind
     for kind in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -103,6 +82,11 @@ def pack(state: Mapping[str, Tensor], prefixes: Iterable[str], store: str) -> di
     forms: dict[str, dict[str, Any]] = {}
     for name, tensor in state.items():
         packed[name] = tensor
+        if isinstance(tensor, PackedTensor):
+            form, parts = _parts(name, tensor)
+            packed.update(parts)
+            forms[name] = form
+            continue
         if not any(name == prefix or name.startswith(f"{prefix}.") for prefix in chosen):
             continue
         if is_packed(tensor, store):
@@ -125,13 +109,22 @@ def unpack(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         StorageError: the state has another version, or its tensors do not match its header.
     """
+    return {name: dense(tensor) for name, tensor in hold(state).items()}
+
+
+def hold(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`unpack`, except that real numbers stay in few bits, as `PackedTensor`.
+
+    Raises:
+        StorageError: see `unpack`.
+    """
     if HEADER not in state:
         return dict(state)
     forms = _read_header(state[HEADER])
     kept = {name: tensor for name, tensor in state.items() if name != HEADER}
     for name, form in forms.items():
         try:
-            kept[name] = _unpacked(name, form, kept)
+            kept[name] = _held(name, form, kept)
         except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise StorageError(
                 f"the packed tensor {name} does not match its description ({type(error).__name__}); the file "
@@ -171,31 +164,18 @@ def is_packed(tensor: Tensor, store: str) -> bool:
 
 
 def packed_bytes(tensor: Tensor, store: str) -> int:
-    """The size of a floating-point tensor in a storage, including scales; depends only on its shape."""
+    """The size of a floating-point tensor in a storage, including scales; depends only on its shape.
+
+    A packed tensor stays as it is.
+    """
+    if isinstance(tensor, PackedTensor):
+        return tensor.form.bytes
     return _bytes_as(tensor, store) if is_packed(tensor, store) else tensor.nbytes
 
 
 def _bytes_as(tensor: Tensor, store: str) -> int:
     """The size of a tensor in a storage, ignoring the minimum size for packing."""
-    rows = math.prod(tensor.shape[: _scaled_axes(tensor.shape)])
-    if store == "int8":
-        return tensor.numel() + rows * SCALE_TYPE.itemsize
-    if store == "int4":
-        codec = _int4_codec(tensor.shape)
-        return rows * (codec.row_bytes(_WIDTH) + codec.num_scales * SCALE_TYPE.itemsize)
-    return tensor.numel() * 2 if store == "fp16" else tensor.nbytes
-
-
-def _scaled_axes(shape: Sequence[int]) -> int:
-    """The number of leading axes that index rows with their own scale; at least one.
-
-    A row spans the fewest trailing axes with at least 16 values: the vector of a word or of a codebook entry,
-    or all entries of a codebook if each is only a piece of a vector.
-    """
-    axes = len(shape) - 1
-    while axes > 1 and math.prod(shape[axes:]) < _LEAST_IN_ROW:
-        axes -= 1
-    return axes
+    return tensor.nbytes if store == "fp32" else FORMATS[store](tensor.shape).bytes
 
 
 def _pack_numbers(name: str, tensor: Tensor, store: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -206,58 +186,23 @@ def _pack_numbers(name: str, tensor: Tensor, store: str) -> tuple[dict[str, Any]
             f"tensor {name} contains NaN or infinity and cannot be stored as {store}; use a checkpoint from "
             "before the training diverged"
         )
-    if store == "int8":
-        integers, scales = _quantized(values)
-        return {"as": "int8"}, {name: integers, f"{name}{_SCALE}": scales}
-    if store == "int4":
-        codes, scales = _int4_encoded(values)
-        return {"as": "int4", "shape": list(values.shape)}, {name: codes, f"{name}{_SCALE}": scales}
-    half = values.half()
-    if not bool(half.isfinite().all()):
+    form = FORMATS[store](values.shape)
+    packed = form.encode(values)
+    if store == "fp16" and not bool(packed.codes.isfinite().all()):
         raise StorageError(
             f"tensor {name} has values up to {float(values.abs().max()):g}, but fp16 is limited to 65504; "
             "use another storage"
         )
-    return {"as": "fp16"}, {name: half}
+    return _parts(name, PackedTensor(form, packed))
 
 
-def _quantized(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers with the shape of `values`, and a scale for every row."""
-    within = list(range(_scaled_axes(values.shape), values.dim()))
-    scales = (values.abs().amax(dim=within, keepdim=True) / _LARGEST).to(SCALE_TYPE)
-    # Scales below the smallest normal number are not exact; such rows become zero.
-    scales = scales.masked_fill(scales < torch.finfo(SCALE_TYPE).tiny, 0.0)
-    integers = (values / scales.float()).nan_to_num(0.0, 0.0, 0.0).round()
-    return integers.clamp(-_LARGEST, _LARGEST).to(torch.int8), scales
-
-
-def _int4_codec(shape: Sequence[int]) -> RepeatableCodec:
-    """The codec of the rows of a tensor, see `_scaled_axes`."""
-    return RepeatableCodec(math.prod(shape[_scaled_axes(shape) :]), _GROUP)
-
-
-def _int4_encoded(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes and scales, with an axis of rows and an axis of bytes or scales."""
-    codec = _int4_codec(values.shape)
-    parts = values.reshape(-1, codec.dim).split(_rows_at_once(codec))
-    encoded = [codec.encode(rows, _WIDTH, {}) for rows in parts]
-    return torch.cat([part.codes for part in encoded]), torch.cat([part.scales for part in encoded])
-
-
-def _int4_decoded(codes: Tensor, scales: Tensor, shape: Sequence[int]) -> Tensor:
-    """The inverse of `_int4_encoded` for values of a shape."""
-    codec = _int4_codec(shape)
-    _expect(codes.dtype == torch.uint8 and scales.dtype == SCALE_TYPE)
-    rows = math.prod(shape) // codec.dim
-    _expect(codes.shape == (rows, codec.row_bytes(_WIDTH)) and scales.shape == (rows, codec.num_scales))
-    parts = zip(codes.split(_rows_at_once(codec)), scales.float().split(_rows_at_once(codec)))
-    decoded = [codec.scaled(codec.decode(part, _WIDTH, {}), scale) for part, scale in parts]
-    return torch.cat(decoded).reshape(tuple(shape))
-
-
-def _rows_at_once(codec: RepeatableCodec) -> int:
-    """The rows of a part."""
-    return max(1, _VALUES_AT_ONCE // codec.dim)
+def _parts(name: str, tensor: PackedTensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The description of a packed tensor, and its parts by name."""
+    form: dict[str, Any] = {"as": tensor.form.name}
+    if tensor.codes.shape != tensor.shape:
+        form["shape"] = list(tensor.shape)
+    scales = {} if tensor.scales is None else {f"{name}{_SCALE}": tensor.scales}
+    return form, {name: tensor.codes, **scales}
 
 
 def _has_codes(tensor: Tensor) -> bool:
@@ -287,29 +232,24 @@ def _pack_codes(name: str, tensor: Tensor) -> tuple[dict[str, Any], dict[str, Te
     }
 
 
-def _unpacked(name: str, form: Mapping[str, Any], parts: dict[str, Tensor]) -> Tensor:
-    """Unpack one tensor; removes its scales from `parts`."""
+def _held(name: str, form: Mapping[str, Any], parts: dict[str, Tensor]) -> Tensor:
+    """A packed tensor, or unpacked integers; removes its scales from `parts`."""
     tensor = parts[name]
-    if form["as"] == "int8":
-        scales = parts.pop(f"{name}{_SCALE}")
-        _expect(tensor.dtype == torch.int8 and scales.dtype == SCALE_TYPE)
-        _expect(torch.broadcast_shapes(tensor.shape, scales.shape) == tensor.shape)
-        return tensor.float() * scales.float()
-    if form["as"] == "int4":
-        return _int4_decoded(tensor, parts.pop(f"{name}{_SCALE}"), form["shape"])
-    if form["as"] == "fp16":
-        _expect(tensor.dtype == torch.float16)
-        return tensor.float()
-    _expect(form["as"] == "bits" and tensor.dtype == torch.uint8)
+    if form["as"] in FORMATS:
+        numbers = FORMATS[form["as"]](form.get("shape", tensor.shape))
+        packed = Packed(tensor, parts.pop(f"{name}{_SCALE}", None))
+        numbers.check(packed)
+        return PackedTensor(numbers, packed)
+    expect(form["as"] == "bits" and tensor.dtype == torch.uint8)
     return _unpack_codes(tensor, form["shape"], form["widths"]).to(_INTEGERS[form["type"]])
 
 
 def _unpack_codes(packed: Tensor, shape: Sequence[int], widths: Sequence[int]) -> Tensor:
     """Unpack integers of a shape from bytes."""
-    _expect(all(0 <= width < 64 for width in widths))
+    expect(all(0 <= width < 64 for width in widths))
     rows = math.prod(shape) // len(widths)
     total = rows * sum(widths)
-    _expect(packed.numel() == -(-total // 8) and rows * len(widths) == math.prod(shape))
+    expect(packed.numel() == -(-total // 8) and rows * len(widths) == math.prod(shape))
     bits = np.unpackbits(packed.numpy(), count=total).reshape(rows, sum(widths)).astype(np.int64)
     ends = np.cumsum(widths)
     codes = [bits[:, end - width : end] @ (1 << np.arange(width)) for end, width in zip(ends, widths)]
@@ -329,9 +269,3 @@ def _read_header(header: Tensor) -> dict[str, dict[str, Any]]:
             "program that wrote them"
         )
     return forms
-
-
-def _expect(condition: bool) -> None:
-    """Raise ValueError unless `condition` is true."""
-    if not condition:
-        raise ValueError("not as described")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shared_embeddings.checkpoints.checksums import is_verified
 from shared_embeddings.errors import UserError
+from shared_embeddings.layers.packed_tensor import PackedTensor
 from shared_embeddings.utils.files import first_line
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -197,5 +198,7 @@ def check_finite(state: Mapping[str, Tensor], name: str) -> None:
 
 def _is_finite(tensor: Tensor) -> bool:
     """Whether all values of a tensor are finite."""
+    if isinstance(tensor, PackedTensor):
+        return all(map(_is_finite, tensor.blocks()))
     # The sum is a fast check, but may overflow.
     return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
+from torch import Tensor
 
 import shared_embeddings.utils.reading as documents
 from shared_embeddings.checkpoints.checksums import load_safetensors, recorded_checksum
@@ -16,6 +17,8 @@ from shared_embeddings.checkpoints.storage import HEADER, unpack
 from shared_embeddings.checkpoints.tensors import check_finite
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
+
+State = dict[str, Tensor]
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -118,12 +121,15 @@ def model_class(folder: Path, config: dict[str, Any]) -> Any:
     return found
 
 
-def read_model(folder: Path, chosen: Any, **settings: Any) -> tuple[Any, list[str]]:
+def read_model(
+    folder: Path, chosen: Any, opened: Callable[[State], State] = unpack, **settings: Any
+) -> tuple[Any, list[str]]:
     """Read a model on the CPU, in the dtype of its weights.
 
     Args:
         folder: the folder of the model.
         chosen: its class.
+        opened: what becomes of a packed state, see `shared_embeddings.checkpoints.storage`.
         settings: further arguments of ``from_pretrained``.
 
     Returns:
@@ -138,7 +144,7 @@ def read_model(folder: Path, chosen: Any, **settings: Any) -> tuple[Any, list[st
     settings = {"dtype": "auto", **settings, **safe, "output_loading_info": True}
     with reading(folder):
         if any(HEADER in tensor_names(file) for file in files):
-            model, found = _from_packed(folder, files, chosen, settings)
+            model, found = _from_packed(folder, files, chosen, opened, settings)
         else:
             check_weights(files)
             model, found = chosen.from_pretrained(folder, **settings)
@@ -177,7 +183,11 @@ def tensor_names(file: Path) -> list[str]:
 
 
 def _from_packed(
-    folder: Path, files: Sequence[Path], chosen: Any, settings: Mapping[str, Any]
+    folder: Path,
+    files: Sequence[Path],
+    chosen: Any,
+    opened: Callable[[State], State],
+    settings: Mapping[str, Any],
 ) -> tuple[Any, Any]:
     """Load a folder whose tensors were packed by `shared_embeddings.checkpoints.storage`."""
     local = {"local_files_only": True, "trust_remote_code": False}
@@ -187,7 +197,7 @@ def _from_packed(
             "generation_config", require("transformers").GenerationConfig.from_pretrained(folder, **local)
         )
     loaded = [load_safetensors(file, f"weights {file}") for file in files]
-    state = unpack({name: tensor for tensors in loaded for name, tensor in tensors.items()})
+    state = opened({name: tensor for tensors in loaded for name, tensor in tensors.items()})
     model, found = chosen.from_pretrained(None, state_dict=state, **named)
     model.name_or_path = model.config.name_or_path = os.fspath(folder)
     return model, found

@@ -8,17 +8,21 @@ from typing import Any
 
 import torch
 
+from shared_embeddings.checkpoints.storage import hold, unpack
 from shared_embeddings.hf.entry import ENTRY, from_entry, place
 from shared_embeddings.hf.folder import check_none, model_class, read_config, read_model, reading
+from shared_embeddings.hf.saving import keep_packed
 
 
-def load(folder: str | os.PathLike[str], **settings: Any) -> Any:
+def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings: Any) -> Any:
     """Load a model that `shared-embeddings compress`, `save` or ``save_pretrained`` wrote.
 
     Downloads nothing and runs no code from the folder.
 
     Args:
         folder: a folder with ``config.json`` and ``model.safetensors``.
+        trainable: whether embeddings in few bits become parameters in the dtype of the model. By default
+            they stay in few bits and are not trained.
         settings: further arguments of ``from_pretrained``, such as ``dtype`` or ``attn_implementation``.
 
     Returns:
@@ -39,9 +43,10 @@ def load(folder: str | os.PathLike[str], **settings: Any) -> Any:
     with reading(path), torch.device("meta"):
         from_entry(config[ENTRY])
     plain = model_class(path, config)
-    model, unexpected = read_model(path, _with_embeddings(plain), **settings)
+    model, unexpected = read_model(path, _with_embeddings(plain), unpack if trainable else hold, **settings)
     check_none(path, "unexpected_keys", unexpected)
     model.__class__ = plain
+    keep_packed(model)
     return model
 
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from shared_embeddings.layers.packed_tensor import inner_tensors
+
 Self = TypeVar("Self", bound="CachingModule")
 
 
@@ -65,8 +67,8 @@ class CachingModule(nn.Module):
 
     def _sources(self) -> Iterator[Tensor]:
         """All tensors that results can be derived from."""
-        yield from self.parameters()
-        yield from self.buffers()
+        for tensor in (*self.parameters(), *self.buffers()):
+            yield from inner_tensors(tensor)
 
     def train(self: Self, mode: bool = True) -> Self:
         """As in ``nn.Module``; clears the cache."""

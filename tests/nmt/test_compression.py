@@ -26,6 +26,7 @@ from nmt.compression import CheckpointModel
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from shared_embeddings.checkpoints.storage import HEADER, STORES
 from shared_embeddings.cli.main import main
+from shared_embeddings.layers.packed_modules import unfreeze
 from tests.altered import alter
 from tests.nmt.conftest import Host, Trained, run
 from tests.nmt.test_training import DEFINE_MAP, METHODS
@@ -318,6 +319,7 @@ def _check_ties(path: Path) -> None:
     saved = torch.load(path, weights_only=True)
     names = [name for name in saved["model"] if "emb_luts" in name and not name.endswith(".scale")]
     assert saved["generator"] == {} and len(names) == len(embedding.state_dict())
+    unfreeze(embedding)
     embedding.train()
     scored = embedding.log_prob(torch.ones(2, embedding.score_dim))
     looked_up = embedding(torch.arange(88))

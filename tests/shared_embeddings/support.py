@@ -11,6 +11,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from shared_embeddings.layers.packed_tensor import inner_tensors
+
 
 def gradients(module: nn.Module, loss: Tensor, *inputs: Tensor) -> dict[str, Tensor]:
     """Gradients of ``loss`` for every trainable parameter, by name, and for ``inputs``; zero where unused."""
@@ -66,7 +68,9 @@ class MemoryMeter(TorchDispatchMode):
         super().__init__()
         self.largest = 0
         self.peak = 0
-        self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self._known = {
+            part.untyped_storage().data_ptr() for tensor in known for part in inner_tensors(tensor)
+        }
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(
@@ -76,7 +80,8 @@ class MemoryMeter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
-                self._note(leaf)
+                for part in inner_tensors(leaf):
+                    self._note(part)
         return result
 
     def _note(self, tensor: Tensor) -> None:

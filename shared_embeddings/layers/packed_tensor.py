@@ -1,0 +1,337 @@
+"""A tensor that stays in few bits while it is used: see `PackedTensor`.
+
+Axes: ``V`` rows of a matrix, ``R`` width of a matrix, ``N`` hidden states or ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from shared_embeddings.layers.number_formats import FORMATS, NumberFormat, Packed
+
+# A matrix is decoded in blocks of this many values for a product, so that it is never in memory as a whole.
+_VALUES_AT_ONCE = 2**19
+_aten = torch.ops.aten
+
+
+class PackedTensor(Tensor):
+    """A frozen tensor of real numbers in the codes of a `NumberFormat`; it behaves like the decoded tensor.
+
+    Looking up rows decodes these rows only, and products with the transposed matrix decode one block of rows
+    after the other. Other operations decode the whole tensor. There are no gradients, and nothing but another
+    packed tensor can be copied into it.
+
+    Args:
+        form: of the codes.
+        packed: the codes and scales, see `NumberFormat.check`.
+        dtype: the type that the tensor has for others; codes and scales do not depend on it.
+        is_transposed: whether the tensor is the transposed matrix.
+    """
+
+    form: NumberFormat
+    packed: Packed
+    is_transposed: bool
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(
+        cls,
+        form: NumberFormat,
+        packed: Packed,
+        dtype: torch.dtype = torch.float32,
+        is_transposed: bool = False,
+    ) -> PackedTensor:
+        """A tensor without memory of its own."""
+        shape = form.shape[::-1] if is_transposed else form.shape
+        strides = (1, form.shape[-1]) if is_transposed else None
+        # Views of tensors that were made outside of inference mode must not be inference tensors.
+        with torch.inference_mode(False):
+            return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
+                cls, shape, strides=strides, dtype=dtype, device=packed.codes.device, requires_grad=False
+            )
+
+    def __init__(
+        self,
+        form: NumberFormat,
+        packed: Packed,
+        dtype: torch.dtype = torch.float32,
+        is_transposed: bool = False,
+    ) -> None:
+        self.form, self.packed, self.is_transposed = form, packed, is_transposed
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """The storage and the shape."""
+        return f"PackedTensor({self.form.name}, shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def decoded(self) -> Tensor:
+        """The plain tensor."""
+        values = self.form.decode(self.packed).contiguous().to(self.dtype)
+        return values.t() if self.is_transposed else values
+
+    def like(self, packed: Packed, dtype: torch.dtype | None = None) -> PackedTensor:
+        """A tensor with other codes of the same sizes, of type `dtype` or the same type."""
+        return PackedTensor(self.form, packed, dtype or self.dtype, self.is_transposed)
+
+    def turned(self) -> PackedTensor:
+        """The transposed matrix with the same codes."""
+        return PackedTensor(self.form, self.packed, self.dtype, not self.is_transposed)
+
+    def selected(self, ids: Tensor) -> Tensor:
+        """The decoded rows ``(n, ...)`` of ids ``(n,)``."""
+        return self.form.decode(self._rows(lambda part: part.index_select(0, ids))).to(self.dtype)
+
+    def narrowed(self, start: int, stop: int) -> PackedTensor:
+        """Consecutive rows with the same codes."""
+        form = type(self.form)((stop - start, *self.form.shape[1:]))
+        return PackedTensor(form, self._part(start, stop), self.dtype)
+
+    def scores(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """The products ``(N, V)`` of hidden states ``(N, R)`` with all rows, decoded in blocks.
+
+        Args:
+            hidden: the hidden states.
+            out: where to write them.
+
+        Raises:
+            RuntimeError: the hidden states have another width.
+        """
+        rows, width = self.form.shape
+        if hidden.size(-1) != width:
+            raise RuntimeError(f"{tuple(hidden.shape)} and ({width}, {rows}) cannot be multiplied")
+        states = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        found = hidden.new_empty(hidden.size(0), rows) if out is None else out
+        for start, stop in self._ranges():
+            found[:, start:stop] = self.form.scores(states, self._part(start, stop))
+        return found
+
+    def blocks(self) -> Iterator[Tensor]:
+        """The decoded rows in blocks, in float32."""
+        for start, stop in self._ranges():
+            yield self.form.decode(self._part(start, stop))
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        """The first row and the end of every block."""
+        rows = self.form.shape[0]
+        step = max(1, _VALUES_AT_ONCE * rows // max(1, self.numel()))
+        for start in range(0, rows, step):
+            yield start, min(start + step, rows)
+
+    def _part(self, start: int, stop: int) -> Packed:
+        """Codes and scales of consecutive rows."""
+        return self._rows(lambda part: part[start:stop])
+
+    def _rows(self, choose: Callable[[Tensor], Tensor]) -> Packed:
+        """The codes and scales of some of the first axis; `choose` selects from this axis."""
+        chosen = [
+            None if part is None else choose(part.unflatten(0, (self.form.shape[0], -1))).flatten(0, 1)
+            for part in self.packed
+        ]
+        return Packed(*chosen)  # type: ignore[arg-type]
+
+    def mapped(self, change: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None) -> PackedTensor:
+        """A tensor with changed codes and scales, such as on another device."""
+        codes, scales = self.packed
+        return self.like(Packed(change(codes), None if scales is None else change(scales)), dtype)
+
+    # What torch wants to know.
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation on packed tensors, see the class."""
+        named = dict(kwargs or {})
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            result = handler(*args, **named)
+            if result is not NotImplemented:
+                return result
+        # In inference mode, torch does not resolve composed operations such as `linear` before.
+        result = func.decompose(*args, **named)
+        if result is not NotImplemented:
+            return result
+        if func._schema.is_mutable and any(isinstance(part, PackedTensor) for part in _written(func, args)):
+            raise RuntimeError(
+                f"a packed tensor is frozen, but {func} would change it: load the model with trainable=True"
+            )
+        # As in `__new__`.
+        with torch.inference_mode(False) if func.is_view else contextlib.nullcontext():
+            args, named = tree_map_only(PackedTensor, PackedTensor.decoded, (args, named))
+            return func(*args, **named)
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
+        """The names of the plain tensors inside, and everything else."""
+        names = ["codes"] if self.packed.scales is None else ["codes", "scales"]
+        return names, (self.form.name, self.form.shape, self.dtype, self.is_transposed)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: Mapping[str, Tensor], context: tuple[Any, ...], outer_size: Any, outer_stride: Any
+    ) -> PackedTensor:
+        """The inverse of `__tensor_flatten__`."""
+        name, shape, dtype, is_transposed = context
+        packed = Packed(inner["codes"], inner.get("scales"))
+        return PackedTensor(FORMATS[name](shape), packed, dtype, is_transposed)
+
+    @property
+    def codes(self) -> Tensor:
+        """The codes."""
+        return self.packed.codes
+
+    @property
+    def scales(self) -> Tensor | None:
+        """The scales, None for fp16."""
+        return self.packed.scales
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedTensor:
+        """A tensor with its own memory, a parameter if this is one."""
+        copied = self.mapped(torch.clone)
+        copied.__dict__.update({name: value for name, value in self.__dict__.items() if name == "_is_param"})
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle the codes, from which `restore` rebuilds the tensor."""
+        is_parameter = isinstance(self, nn.Parameter)
+        content = (self.form.name, self.form.shape, *self.packed, self.dtype, self.is_transposed)
+        return restore, (*content, is_parameter)
+
+
+def restore(
+    name: str,
+    shape: Sequence[int],
+    codes: Tensor,
+    scales: Tensor | None,
+    dtype: torch.dtype,
+    is_transposed: bool,
+    is_parameter: bool,
+) -> Tensor:
+    """Rebuild an unpickled tensor; ``torch.load(weights_only=True)`` may call this.
+
+    Raises:
+        ValueError: the parts do not belong together.
+    """
+    form, packed = FORMATS[name](shape), Packed(codes, scales)
+    form.check(packed)
+    tensor = PackedTensor(form, packed, dtype, is_transposed)
+    return nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
+
+
+torch.serialization.add_safe_globals([restore])
+
+
+def inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors that hold the memory of a tensor: itself, or codes and scales."""
+    if isinstance(tensor, PackedTensor):
+        yield from (part for part in tensor.packed if part is not None)
+    else:
+        yield tensor
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """A tensor itself, or the decoded one."""
+    return tensor.decoded() if isinstance(tensor, PackedTensor) else tensor
+
+
+def _written(func: Any, args: Sequence[Any]) -> list[Any]:
+    """The arguments that an operation changes."""
+    found = zip(func._schema.arguments, args)
+    return [value for argument, value in found if argument.alias_info and argument.alias_info.is_write]
+
+
+# Operations that keep the codes or decode only what they need; NotImplemented decodes the whole tensor.
+
+
+def _same(tensor: PackedTensor, **settings: Any) -> Any:
+    return tensor.like(tensor.packed)
+
+
+def _clone(tensor: PackedTensor, **settings: Any) -> Any:
+    return tensor.mapped(torch.clone)
+
+
+def _to_copy(tensor: PackedTensor, **settings: Any) -> Any:
+    dtype = settings.get("dtype") or tensor.dtype
+    if not dtype.is_floating_point:
+        return NotImplemented
+    device = settings.get("device") or tensor.device
+    return tensor.mapped(lambda part: part.to(device, copy=True), dtype)
+
+
+def _copy(tensor: Tensor, source: Tensor, *others: Any) -> Any:
+    if not (isinstance(tensor, PackedTensor) and isinstance(source, PackedTensor)):
+        return NotImplemented
+    if _key(tensor) != _key(source):
+        return NotImplemented
+    for part, new in zip(inner_tensors(tensor), inner_tensors(source)):
+        part.copy_(new)
+    return tensor
+
+
+def _key(tensor: PackedTensor) -> tuple[Any, ...]:
+    return tensor.form.name, tensor.form.shape, tensor.is_transposed
+
+
+def _transpose(tensor: PackedTensor, *axes: Any) -> Any:
+    is_matrix = tensor.dim() == 2 and sorted(axis % 2 for axis in axes) in ([], [0, 1])
+    return tensor.turned() if is_matrix else NotImplemented
+
+
+def _permute(tensor: PackedTensor, axes: Sequence[int]) -> Any:
+    return tensor.turned() if tensor.dim() == 2 and [axis % 2 for axis in axes] == [1, 0] else NotImplemented
+
+
+def _slice(tensor: PackedTensor, axis: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    if axis != 0 or step != 1 or tensor.is_transposed:
+        return NotImplemented
+    first, stop, _ = slice(start, end).indices(tensor.size(0))
+    return tensor.narrowed(first, max(first, stop))
+
+
+def _index_select(tensor: PackedTensor, axis: int, ids: Tensor) -> Any:
+    return tensor.selected(ids) if axis == 0 and not tensor.is_transposed else NotImplemented
+
+
+def _embedding(tensor: Any, ids: Tensor, *others: Any) -> Any:
+    if not isinstance(tensor, PackedTensor) or tensor.is_transposed or tensor.dim() != 2:
+        return NotImplemented
+    return (
+        tensor.selected(ids.reshape(-1)).unflatten(0, ids.shape) if ids.dim() != 1 else tensor.selected(ids)
+    )
+
+
+def _mm(first: Any, second: Any, *, out: Tensor | None = None) -> Any:
+    if isinstance(first, PackedTensor) or isinstance(out, PackedTensor) or not second.is_transposed:
+        return NotImplemented
+    return second.scores(first, out)
+
+
+def _addmm(bias: Any, first: Any, second: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    is_plain = not isinstance(bias, PackedTensor) and beta == 1 and alpha == 1
+    scores = _mm(first, second) if is_plain and isinstance(second, PackedTensor) else NotImplemented
+    return scores if scores is NotImplemented else scores.add_(bias)
+
+
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    _aten.detach.default: _same,
+    _aten.alias.default: _same,
+    _aten.clone.default: _clone,
+    _aten._to_copy.default: _to_copy,
+    _aten.copy_.default: _copy,
+    _aten.t.default: _transpose,
+    _aten.transpose.int: _transpose,
+    _aten.permute.default: _permute,
+    _aten.slice.Tensor: _slice,
+    _aten.index_select.default: _index_select,
+    _aten.embedding.default: _embedding,
+    _aten.mm.default: _mm,
+    _aten.mm.out: _mm,
+    _aten.addmm.default: _addmm,
+}

@@ -1,0 +1,235 @@
+"""Tensors that stay in few bits in memory: what they compute, what they allocate, and how they are kept."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import shared_embeddings as se
+from shared_embeddings.checkpoints.storage import StorageError, hold, pack, unpack
+from shared_embeddings.layers.number_formats import FORMATS, Packed
+from shared_embeddings.layers.packed_modules import install, unfreeze, warn_of_frozen
+from shared_embeddings.layers.packed_tensor import PackedTensor
+from shared_embeddings.registry import method_class
+from shared_embeddings.sizing.accounting import distinct_state
+from tests.shared_embeddings.support import MemoryMeter
+
+ROWS, WIDTH = 700, 48
+MODES = (torch.enable_grad, torch.no_grad, torch.inference_mode)
+
+
+def packed(store: str, *shape: int, seed: int = 0) -> nn.Parameter:
+    """A parameter in few bits."""
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    form = FORMATS[store](shape)
+    return nn.Parameter(PackedTensor(form, form.encode(values)), requires_grad=False)
+
+
+def plain(tensor: Any) -> Tensor:
+    """The decoded tensor."""
+    return tensor.decoded()  # type: ignore[no-any-return]
+
+
+def installed(embedding: se.SharedEmbedding, store: str) -> se.SharedEmbedding:
+    """A copy of an embedding that holds its numbers as `store` does."""
+    state = distinct_state(embedding)
+    held = copy.deepcopy(embedding)
+    held.load_state_dict(install(held, hold(pack(state, state, store))), strict=False)
+    return held.eval()
+
+
+@pytest.mark.parametrize("store", FORMATS)
+def test_operations_are_those_of_the_decoded_tensor(store: str) -> None:
+    for width in (16, 17, 33, WIDTH):
+        table = packed(store, ROWS, width)
+        values = plain(table)
+        ids, hidden, bias = torch.randint(ROWS, (3, 4)), torch.randn(2, 3, width), torch.randn(ROWS)
+        for mode in MODES:
+            with mode():
+                exact: list[Callable[[Any], Tensor]] = [
+                    lambda x, ids=ids: F.embedding(ids, x),
+                    lambda x, ids=ids: x[ids],
+                    lambda x, ids=ids: x.index_select(0, ids[0]),
+                    lambda x: torch.cat([x[:5], x[650:]]),
+                    lambda x: x[3] + x[-2:].sum(0),
+                    lambda x: x.double(),
+                    lambda x: x.bfloat16() * 2,
+                    lambda x: x.int(),
+                    lambda x: x.flatten(),
+                ]
+                for compute in exact:
+                    assert torch.equal(torch.Tensor.add(compute(table), 0), compute(values))
+                near: list[Callable[[Any], Tensor]] = [
+                    lambda x, hidden=hidden: F.linear(hidden, x),
+                    lambda x, hidden=hidden, bias=bias: F.linear(hidden, x, bias),
+                    lambda x, hidden=hidden: hidden @ x.t(),
+                    lambda x, hidden=hidden: hidden[0, 0] @ x.T,
+                    lambda x, width=width: x @ torch.ones(width, 3),
+                    lambda x, hidden=hidden: torch.mm(hidden[0], x.transpose(0, 1), out=torch.empty(3, ROWS)),
+                ]
+                for compute in near:
+                    torch.testing.assert_close(compute(table), compute(values), rtol=1e-5, atol=1e-4)
+    with pytest.raises(IndexError):
+        F.embedding(torch.tensor([ROWS]), packed(store, ROWS, WIDTH))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        F.linear(torch.ones(2, WIDTH + 1), packed(store, ROWS, WIDTH))
+
+
+@pytest.mark.parametrize("store", FORMATS)
+def test_codebooks_of_short_pieces(store: str) -> None:
+    for shape in ((40, 7, 24), (40, 7, 3)):
+        books = packed(store, *shape)
+        assert torch.equal(books.flatten(0, 1), plain(books).flatten(0, 1))
+        assert torch.equal(books[5:9].sum(), plain(books)[5:9].sum())
+
+
+def test_hidden_states_get_gradients() -> None:
+    table, hidden = packed("int8", ROWS, WIDTH), torch.randn(3, WIDTH, requires_grad=True)
+    F.linear(hidden, table).sum().backward()
+    assert hidden.grad is not None
+    torch.testing.assert_close(hidden.grad, plain(table).sum(0).expand(3, -1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("store", FORMATS)
+def test_scores_and_look_ups_allocate_no_table(store: str) -> None:
+    rows, width = 40_000, 64
+    table = packed(store, rows, width)
+    hidden, ids = torch.randn(2, width), torch.arange(64)
+    with torch.no_grad(), MemoryMeter(table) as meter:
+        F.linear(hidden, table)
+        F.embedding(ids, table)
+    assert meter.peak < 0.8 * 4 * rows * width
+    with torch.no_grad(), MemoryMeter(table) as meter:
+        F.embedding(ids, table)
+    assert meter.largest <= 4 * 64 * width
+
+
+def test_nothing_is_written_into_packed_tensors() -> None:
+    table = packed("int8", ROWS, WIDTH)
+    for change in (lambda: table.mul_(2), lambda: table.copy_(torch.ones(ROWS, WIDTH)), table.zero_):
+        with pytest.raises(RuntimeError, match="frozen"), torch.no_grad():
+            change()
+    with torch.no_grad():
+        other = packed("int8", ROWS, WIDTH, seed=1)
+        table.copy_(other)
+    assert torch.equal(plain(table), plain(other))
+    assert torch.equal(torch.empty(ROWS, WIDTH).copy_(table), plain(other))
+
+
+@pytest.mark.parametrize("store", FORMATS)
+def test_copies_types_and_files(store: str) -> None:
+    layer = nn.Linear(WIDTH, ROWS, bias=False)
+    layer.weight = packed(store, ROWS, WIDTH)
+    table, values = layer.weight, plain(layer.weight)
+    assert repr(table).startswith(f"PackedTensor({store}")
+    copied = copy.deepcopy(layer)
+    assert isinstance(copied.weight, nn.Parameter) and isinstance(copied.weight, PackedTensor)
+    assert copied.weight.codes.data_ptr() != table.codes.data_ptr()  # type: ignore[attr-defined]
+    for kind in (torch.float16, torch.bfloat16, torch.float64):
+        moved = copy.deepcopy(layer).to(kind)
+        assert isinstance(moved.weight, PackedTensor) and moved.weight.dtype == kind
+        assert torch.equal(plain(moved.weight), values.to(kind))
+    assert layer.to("meta").weight.device.type == "meta"
+    file = io.BytesIO()
+    torch.save(copied.state_dict(), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)["weight"]
+    assert isinstance(loaded, PackedTensor) and torch.equal(plain(loaded), values)
+    assert copied.load_state_dict({"weight": loaded}).missing_keys == []
+
+
+def test_parts_of_a_file_must_fit() -> None:
+    for store, form in ((store, kind((ROWS, WIDTH))) for store, kind in FORMATS.items()):
+        codes, scales = form.encode(torch.randn(ROWS, WIDTH))
+        form.check(Packed(codes, scales))
+        damaged = [(codes[1:], scales), (codes.to(torch.int64), scales)]
+        damaged += [] if scales is None else [(codes, None), (codes, scales[1:]), (codes, scales.float())]
+        for parts in damaged:
+            with pytest.raises(ValueError, match="not as described"):
+                form.check(Packed(*parts))
+        state = pack({"t": torch.randn(ROWS, WIDTH)}, ["t"], store)
+        state["t"] = state["t"][1:].clone() if store == "int4" else state["t"].to(torch.int64)
+        with pytest.raises(StorageError, match="damaged"):
+            hold(state)
+
+
+@pytest.mark.parametrize("method", se.methods())
+def test_models_compute_what_unpacked_ones_do(method: str) -> None:
+    words, dim = 300, 32
+    for label, options in method_class(method).examples(words, dim).items():
+        torch.manual_seed(0)
+        embedding = se.build(method, num_embeddings=words, embedding_dim=dim, padding_idx=3, **options).eval()
+        ids, hidden = torch.randint(words, (2, 5)), torch.randn(2, 5, embedding.score_dim)
+        for store in FORMATS:
+            held, where = installed(embedding, store), f"{label} {store}"
+            state = distinct_state(embedding)
+            expected = copy.deepcopy(embedding)
+            expected.load_state_dict(unpack(pack(state, state, store)), strict=False)
+            assert any(isinstance(parameter, PackedTensor) for parameter in held.parameters()), where
+            for mode in MODES:
+                with mode():
+                    found = [held(ids), held.table()]
+                    wanted = [expected(ids), expected.table()]
+                    if embedding.has_output:
+                        losses = [one.cross_entropy(hidden, ids) for one in (held, expected)]
+                        found += [held.log_prob(hidden), losses[0]]
+                        wanted += [expected.log_prob(hidden), losses[1]]
+                for one, other in zip(found, wanted):
+                    assert torch.allclose(one, other, rtol=1e-4, atol=1e-4), where
+            # Packing again gives the same bytes.
+            first, again = pack(state, state, store), distinct_state(held)
+            second = pack(again, again, store)
+            assert first.keys() == second.keys()
+            assert all(torch.equal(first[name], second[name]) for name in first), where
+            assert held.counts()["total"] == embedding.counts()["total"]
+            unfreeze(held)
+            assert all(parameter.requires_grad for parameter in held.parameters())
+            assert torch.equal(held.table(), expected.table())
+
+
+def test_training_warns_once() -> None:
+    warn_of_frozen.cache_clear()
+    held = installed(se.build("standard", num_embeddings=ROWS, embedding_dim=WIDTH), "int8")
+    with pytest.warns(UserWarning, match="trainable=True") as caught:
+        held.train()
+        held.train()
+    assert len(caught) == 1
+    assert held.parameter_groups(0.0) == []
+
+
+def test_the_cache_follows_packed_tensors() -> None:
+    options = {"num_codebooks": 4, "codebook_size": 16}
+    one, two = (
+        installed(se.build("compositional_code", num_embeddings=ROWS, embedding_dim=WIDTH, **options), "int8")
+        for _ in range(2)
+    )
+    two.load_state_dict({**one.state_dict(), "codebooks": two.codebooks})
+    with torch.no_grad():
+        before = one.table().clone()
+        install(one, {"codebooks": two.codebooks})
+        assert torch.equal(one.table(), two.table()) and not torch.equal(one.table(), before)
+
+
+@pytest.mark.parametrize("store", FORMATS)
+def test_compiled_and_exported_models(store: str) -> None:
+    held = installed(se.build("standard", num_embeddings=ROWS, embedding_dim=WIDTH), store)
+    ids, hidden = torch.randint(ROWS, (2, 5)), torch.randn(2, 5, WIDTH)
+
+    def both(ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return held(ids), held.logits(hidden)
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = both(ids, hidden)
+        found = torch.compile(both, backend="aot_eager")(ids, hidden)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+        exported = torch.export.export(held, (ids,))
+        torch.testing.assert_close(exported.module()(ids), expected[0])
