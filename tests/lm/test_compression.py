@@ -24,6 +24,7 @@ from shared_embeddings.checkpoints.storage import HEADER, STORES
 from shared_embeddings.cli.main import main
 from shared_embeddings.errors import UserError
 from shared_embeddings.layers.packed_modules import unfreeze
+from shared_embeddings.layers.packed_tensor import PackedTensor
 from tests.altered import alter
 from tests.examples import arguments, example
 from tests.lm.command_line import run, write_corpus, write_model
@@ -218,6 +219,8 @@ def test_packed_models_are_evaluated_and_go_on(tmp_path: Path, capsys: pytest.Ca
     asked = ["--rank", 12, "--store", "int8", "--report", report]
     assert compress(tmp_path / "run" / "last.pt", "projective", small, *asked) == 0
     assert HEADER in torch.load(small, weights_only=True)["model"]
+    embedding = load_model(small).model.embedding
+    assert {type(parameter) for parameter in embedding.parameters()} == {PackedTensor}
     storage = json.loads(report.read_text())["tables"][0]["storage"]
     assert 0 < storage["added_error"] < 0.05
     assert "relative error in int8" in capsys.readouterr().out

@@ -27,6 +27,7 @@ from nmt.model.embeddings import shared_embeddings_of, words_module
 from shared_embeddings.checkpoints.storage import HEADER, STORES
 from shared_embeddings.cli.main import main
 from shared_embeddings.layers.packed_modules import unfreeze
+from shared_embeddings.layers.packed_tensor import PackedTensor
 from tests.altered import alter
 from tests.nmt.conftest import Host, Trained, run
 from tests.nmt.test_training import DEFINE_MAP, METHODS
@@ -345,7 +346,9 @@ def test_packed_models_go_through_every_command(trained: Trained, tmp_path: Path
     for output in ("released.pt", "mean.pt"):
         is_packed = HEADER in torch.load(tmp_path / output, weights_only=True)["model"]
         assert is_packed == (output == "released.pt")  # a mean has values of its own
-        assert torch.equal(scores(tmp_path / output), scores(small))
+        torch.testing.assert_close(scores(tmp_path / output), scores(small), rtol=1e-5, atol=1e-5)
+    (embedding,) = shared_embeddings_of(build_from_checkpoint(str(small))[0])
+    assert PackedTensor in {type(parameter) for parameter in embedding.parameters()}
     compress(small, "standard", tmp_path / "again.pt")
     torch.testing.assert_close(scores(tmp_path / "again.pt"), scores(small), atol=1e-4, rtol=0)
     packed = tmp_path / "packed.pt"
