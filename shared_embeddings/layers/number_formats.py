@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.codecs import kernels
 from shared_embeddings.codecs.repeatable import SCALE_TYPE, RepeatableCodec
 
 # The largest integer of int8. The 8 bits of precision of a scale times its 7 are exact in float32, so that
@@ -36,6 +37,8 @@ _WIDTH = 4
 _GROUP = 32
 # int4 is encoded in parts of this many values, to save memory.
 _VALUES_AT_ONCE = 2**20
+# More hidden states than this are multiplied faster with decoded rows.
+_FEW_STATES = 4
 # The minimum number of values per scale, so that scales stay small compared to values.
 _LEAST_IN_ROW = 16
 
@@ -91,6 +94,10 @@ class NumberFormat(ABC):
     def scores(self, hidden: Tensor, packed: Packed) -> Tensor:
         """The products ``(N, n)`` of hidden states ``(N, D)`` in at least 32 bits with n rows of a matrix."""
         return F.linear(hidden, self.decode(packed).to(hidden.dtype))
+
+    def direct_scores(self, hidden: Tensor, packed: Packed) -> Tensor | None:
+        """`scores` without decoded rows in memory; None where that is impossible or slower."""
+        return None
 
 
 class Float16(NumberFormat):
@@ -194,6 +201,18 @@ class Int4(NumberFormat):
         missing = values.size(1) - hidden.size(1)
         halves = F.pad(hidden, (0, missing)).unflatten(1, (-1, 2)).transpose(1, 2).flatten(1)
         return F.linear(halves, values.to(hidden.dtype))
+
+    def direct_scores(self, hidden: Tensor, packed: Packed) -> Tensor | None:
+        """As in the base class: for a few hidden states, by a compiled loop."""
+        assert packed.scales is not None
+        is_even = self._codec.dim % self._codec.group_size == 0 and self._codec.group_size % 2 == 0
+        if (
+            not is_even
+            or len(hidden) > _FEW_STATES
+            or not kernels.usable(hidden, packed.codes, packed.scales)
+        ):
+            return None
+        return kernels.uniform_scores(hidden, packed.codes, _WIDTH, packed.scales)
 
     def _halves(self, packed: Packed) -> Tensor:
         """Rows with the values of even positions before those of odd ones, maybe with more at both ends.

@@ -106,6 +106,9 @@ class PackedTensor(Tensor):
         if hidden.size(-1) != width:
             raise RuntimeError(f"{tuple(hidden.shape)} and ({width}, {rows}) cannot be multiplied")
         states = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        direct = self.form.direct_scores(states, self.packed)
+        if direct is not None:
+            return direct.to(hidden.dtype) if out is None else out.copy_(direct)
         found = hidden.new_empty(hidden.size(0), rows) if out is None else out
         for start, stop in self._ranges():
             found[:, start:stop] = self.form.scores(states, self._part(start, stop))

@@ -22,6 +22,7 @@ from shared_embeddings.codecs.uniform import UniformCodec
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY, FitTask
 from shared_embeddings.layers.initialization import entry_std
+from shared_embeddings.layers.packed_tensor import dense
 from shared_embeddings.layers.rotation import rotate, rotate_back
 from shared_embeddings.losses.scored import scored_cross_entropy
 from shared_embeddings.method import Candidate, Options, OutputFactors, SearchGrid
@@ -169,7 +170,7 @@ class QuantizedEmbedding(SharedEmbedding):
     def codebooks(self) -> Codebooks:
         """The codebooks of the codec."""
         names = self.codec.codebook_shapes(list(self.word_counts))
-        return {name: self.get_parameter(name) for name in names}
+        return {name: dense(self.get_parameter(name)) for name in names}
 
     # Rows.
 
@@ -221,7 +222,7 @@ class QuantizedEmbedding(SharedEmbedding):
     def _parts(self) -> Iterator[tuple[int, Tensor]]:
         """Each width and the scales ``(V_b, S)`` of its words, in the order of the vocabulary."""
         if not self._is_mixed:
-            yield next(iter(self.word_counts)), self.scales
+            yield next(iter(self.word_counts)), dense(self.scales)
             return
         words = self.cached("words", lambda: self._slots().argsort().int())
         for width, ids in zip(self.word_counts, words.split(list(self.word_counts.values()))):
