@@ -6,6 +6,7 @@ Axes: ``V`` words, ``D`` dimensions, ``G`` groups.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,11 +18,19 @@ from shared_embeddings.fitting.svd import best_basis, codes_in
 from shared_embeddings.fitting.table import blocks, check_counts, check_rank, check_table
 
 
+# Halvings of the range of ranks.
+_HALVINGS = 40
+
+
 class GroupLayout(NamedTuple):
     """How many words each group has, and its rank; the most frequent words first."""
 
     sizes: tuple[int, ...]
     ranks: tuple[int, ...]
+
+    def parameters(self, dim: int) -> int:
+        """The numbers of all codes and bases in D dimensions."""
+        return sum(rank * (size + dim) for size, rank in zip(self.sizes, self.ranks))
 
 
 def frequency_groups(
@@ -41,6 +50,28 @@ def frequency_groups(
             Embedding give the published sizes (within 5 %), or `min_rank` if that is more.
         dim: D.
     """
+    sizes, averages = _equal_shares(frequencies, num_groups)
+    return GroupLayout(sizes, _ranks(sizes, averages, min_rank, max_rank, dim))
+
+
+def groups_within(
+    frequencies: np.ndarray, num_groups: int, num_parameters: int, max_rank: int | None, dim: int
+) -> GroupLayout:
+    """The groups of `frequency_groups` with the largest ranks that take `num_parameters` numbers at most.
+
+    The minimum rank may be a fraction before the ranks are rounded. No rank is below 1, whatever it takes.
+    """
+    sizes, averages = _equal_shares(frequencies, num_groups)
+    low, high = 0.0, float(dim)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        layout = GroupLayout(sizes, _ranks(sizes, averages, middle, max_rank, dim))
+        low, high = (middle, high) if layout.parameters(dim) <= num_parameters else (low, middle)
+    return GroupLayout(sizes, _ranks(sizes, averages, low, max_rank, dim))
+
+
+def _equal_shares(frequencies: np.ndarray, num_groups: int) -> tuple[tuple[int, ...], list[float]]:
+    """The sizes of groups with equal shares of all running text, and their average frequencies."""
     words = len(frequencies)
     running = np.cumsum(frequencies, dtype=np.float64)
     shares = running[-1] * np.arange(1, num_groups) / num_groups
@@ -51,13 +82,18 @@ def frequency_groups(
         ends.append(min(max(last, ends[-1]) + 1, words - (num_groups - 1 - group)))
     ends.append(words)
     sizes = tuple(end - start for start, end in pairwise(ends))
-    averages = [float(np.mean(frequencies[start:end])) for start, end in pairwise(ends)]
-    highest = max(dim // 2, min_rank) if max_rank is None else max_rank
-    ranks = tuple(
-        min(round(min_rank * average / averages[-1]), highest, math.ceil(size * dim / (size + dim)))
+    return sizes, [float(np.mean(frequencies[start:end])) for start, end in pairwise(ends)]
+
+
+def _ranks(
+    sizes: Sequence[int], averages: Sequence[float], min_rank: float, max_rank: int | None, dim: int
+) -> tuple[int, ...]:
+    """The ranks of groups, see `frequency_groups`."""
+    highest = max(dim // 2, round(min_rank)) if max_rank is None else max_rank
+    return tuple(
+        max(min(round(min_rank * average / averages[-1]), highest, math.ceil(size * dim / (size + dim))), 1)
         for size, average in zip(sizes, averages)
     )
-    return GroupLayout(sizes, ranks)
 
 
 class GroupRound(NamedTuple):
@@ -88,8 +124,9 @@ def group_reduce(
     table: Tensor,
     token_counts: Tensor,
     num_groups: int,
-    min_rank: int,
+    min_rank: int | None = None,
     max_rank: int | None = None,
+    num_parameters: int | None = None,
     refinements: int = 3,
 ) -> GroupReduction:
     """Words in groups by frequency, each with its own weighted SVD (GroupReduce, Chen et al., 2018).
@@ -103,6 +140,7 @@ def group_reduce(
         table: ``(V, D)``.
         token_counts: ``(V,)``, not negative and not all zero, in any order.
         num_groups, min_rank, max_rank: as in `frequency_groups`.
+        num_parameters: as in `groups_within`; exactly one of this and `min_rank` is given.
         refinements: how often at most words change their groups.
 
     Raises:
@@ -113,14 +151,22 @@ def group_reduce(
     check_counts(token_counts, words)
     if not 1 <= num_groups <= words:
         raise ValueError(f"num_groups is {num_groups}, but it must be from 1 to the {words} words")
-    check_rank(min_rank, dim)
-    if max_rank is not None and not min_rank <= max_rank <= dim:
-        raise ValueError(f"max_rank is {max_rank}, but it must be from min_rank {min_rank} to {dim}")
+    if (min_rank is None) == (num_parameters is None):
+        raise ValueError("the ranks follow from min_rank or num_parameters; give exactly one of them")
+    if min_rank is not None:
+        check_rank(min_rank, dim)
+    if max_rank is not None and not (min_rank or 1) <= max_rank <= dim:
+        raise ValueError(f"max_rank is {max_rank}, but it must be from min_rank {min_rank or 1} to {dim}")
     counts = token_counts.to(table.device, torch.float64)
     frequencies, by_frequency = counts.sort(descending=True, stable=True)
     # Words that were never seen count as often as the rarest that was: an average of zero gives no ranks.
     seen = frequencies.clamp(min=float(frequencies[frequencies > 0].min())).cpu().numpy()
-    layout = frequency_groups(seen, num_groups, min_rank, max_rank, dim)
+    if min_rank is not None:
+        layout = frequency_groups(seen, num_groups, min_rank, max_rank, dim)
+    else:
+        assert num_parameters is not None
+        layout = groups_within(seen, num_groups, num_parameters, max_rank, dim)
+        min_rank = layout.ranks[-1]
     groups = torch.empty(words, dtype=torch.int64, device=table.device)
     groups[by_frequency] = torch.arange(num_groups, device=table.device).repeat_interleave(
         torch.tensor(layout.sizes, device=table.device)
@@ -152,12 +198,15 @@ def _group_bases(table: Tensor, counts: Tensor, groups: Tensor, ranks: list[int]
 
 
 def _losses(table: Tensor, counts: Tensor, bases: list[Tensor]) -> Tensor:
-    """``(V, G)`` the weighted squared error of each word in each group's basis."""
-    stacked, sizes = torch.cat(bases), [len(basis) for basis in bases]
+    """``(V, G)`` the weighted squared error of each word in each group's basis.
+
+    The products, most of the work of the fit, are in the type of the table, their sums in 64 bits.
+    """
+    stacked, sizes = torch.cat(bases).to(table.dtype), [len(basis) for basis in bases]
     losses = []
     for rows, block in blocks(table):
-        parts = (block @ stacked.t()).square_().split(sizes, dim=1)
-        given = torch.stack([part.sum(dim=1) for part in parts], dim=1)
+        parts = (table[rows].detach() @ stacked.t()).square_().split(sizes, dim=1)
+        given = torch.stack([part.sum(dim=1, dtype=torch.float64) for part in parts], dim=1)
         left = (block.square().sum(dim=1, keepdim=True) - given).clamp_(min=0.0)
         losses.append(left * counts[rows].unsqueeze(1))
     return torch.cat(losses)

@@ -22,5 +22,7 @@ def code_bits(codebook_size: int) -> int:
 
 def draw_codes(codes: Tensor, codebook_size: int, seed: int) -> None:
     """Fill `codes` with numbers below `codebook_size` from `seed` alone, the same on every device."""
+    if codes.is_meta:
+        return
     generator = torch.Generator(device="cpu").manual_seed(seed)
     codes.copy_(torch.randint(codebook_size, codes.shape, generator=generator, device="cpu"))

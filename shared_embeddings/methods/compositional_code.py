@@ -120,18 +120,10 @@ class CompositionalCodeEmbedding(SharedEmbedding):
 
     @classmethod
     def fit(cls, task: FitTask) -> CompositionalCodeEmbedding:
-        """Codes learned with the Gumbel-softmax (Shu & Nakayama), codebooks by least squares."""
+        """Codes and codebooks in turn, until the error stands still."""
         embedding: CompositionalCodeEmbedding = task.build()
-        options = embedding.options
-        steps = {} if task.steps is None else {"steps": task.steps}
-        codes, codebooks = learn_codes(
-            task.teacher,
-            options.num_codebooks,
-            options.codebook_size,
-            seed=task.seed,
-            progress=task.progress,
-            **steps,
-        )
+        sizes = (embedding.options.num_codebooks, embedding.options.codebook_size)
+        codes, codebooks = learn_codes(task.teacher, *sizes, seed=task.seed, progress=task.progress)
         with torch.no_grad():
             embedding.codes.copy_(codes)
             embedding.codebooks.copy_(codebooks)

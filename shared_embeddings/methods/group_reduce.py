@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting import nonnegative
 from shared_embeddings.fitting.factors import restore_scale, shrink_codes
-from shared_embeddings.fitting.groups import GroupLayout, frequency_groups, group_reduce
+from shared_embeddings.fitting.groups import GroupLayout, frequency_groups, group_reduce, groups_within
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import entry_std
 from shared_embeddings.layers.word_codes import code_bits, code_dtype
@@ -31,6 +32,10 @@ from shared_embeddings.options import (
 )
 from shared_embeddings.registry import register
 
+# The options that determine the groups without their sizes.
+_LAYOUT = ("num_groups", "min_rank", "max_rank", "num_parameters")
+# Parameters of one step of the search grid over those of the step before.
+_STEP = 1.004
 _ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
@@ -47,6 +52,10 @@ class GroupReduceOptions(EmbeddingOptions):
     max_rank: int | None = option(
         "The highest rank of any group; by default D / 2, or `min_rank` if that is more.", None
     )
+    num_parameters: int | None = option(
+        "The most parameters, which set the ranks instead of `min_rank`; a fit with token counts keeps to it.",
+        None,
+    )
     activation: Literal["relu", "gelu", "tanh"] | None = option(
         "f between the codes and the basis, as in `funnel`; none by default.", None
     )
@@ -58,17 +67,21 @@ class GroupReduceOptions(EmbeddingOptions):
     )
 
     def __post_init__(self) -> None:
-        for name in ("num_groups", "min_rank", "max_rank"):
+        for name in _LAYOUT:
             require_at_least(name, getattr(self, name), 1)
         if self.group_sizes is None and self.ranks is None:
-            for name in ("num_groups", "min_rank"):
+            needed = ("num_groups", "min_rank") if self.num_parameters is None else ("num_groups",)
+            for name in needed:
                 require(
                     getattr(self, name) is not None,
                     f"option '{name}' is missing; give it a value, or give 'group_sizes' and 'ranks'",
                 )
-            assert self.min_rank is not None
             require(
-                self.max_rank is None or self.max_rank >= self.min_rank,
+                self.min_rank is None or self.num_parameters is None,
+                "option 'min_rank' contradicts 'num_parameters', which sets the ranks; leave one of them out",
+            )
+            require(
+                self.max_rank is None or self.max_rank >= (self.min_rank or 1),
                 f"option 'max_rank' is {self.max_rank}, less than 'min_rank' {self.min_rank}; raise it",
             )
             return
@@ -80,7 +93,7 @@ class GroupReduceOptions(EmbeddingOptions):
             require(
                 other is None or getattr(self, name) is not None, f"option '{name}' is missing; give it too"
             )
-        for name in ("num_groups", "min_rank", "max_rank"):
+        for name in _LAYOUT:
             require(
                 getattr(self, name) is None,
                 f"option '{name}' has no effect when 'group_sizes' and 'ranks' are given; leave it out",
@@ -99,8 +112,11 @@ class GroupReduceOptions(EmbeddingOptions):
         """The sizes and ranks of all groups for V words in D dimensions."""
         if self.group_sizes is not None and self.ranks is not None:
             return GroupLayout(self.group_sizes, self.ranks)
-        assert self.num_groups is not None and self.min_rank is not None
+        assert self.num_groups is not None
         zipf = 1.0 / np.arange(1, num_embeddings + 1)
+        if self.num_parameters is not None:
+            return groups_within(zipf, self.num_groups, self.num_parameters, self.max_rank, embedding_dim)
+        assert self.min_rank is not None
         return frequency_groups(zipf, self.num_groups, self.min_rank, self.max_rank, embedding_dim)
 
 
@@ -131,7 +147,7 @@ class GroupReduceEmbedding(SharedEmbedding):
     options: GroupReduceOptions
     paper = "GroupReduce (Chen et al., 2018); with an activation GroupFunneling"
     idea = "groups of words, each V_g x R_g times R_g x D"
-    grid_choice = "10 groups, the largest minimum rank; a fit to token counts changes the size"
+    grid_choice = "10 groups, the largest ranks"
     fit_bound = 0.3
     groups: Tensor
     per_word = ("groups",)
@@ -171,6 +187,7 @@ class GroupReduceEmbedding(SharedEmbedding):
             num_groups=None,
             min_rank=None,
             max_rank=None,
+            num_parameters=None,
             group_sizes=tuple(self.layout.sizes),
             ranks=tuple(self.layout.ranks),
         )
@@ -360,15 +377,17 @@ class GroupReduceEmbedding(SharedEmbedding):
     @classmethod
     def closed_form(cls, num_embeddings: int, embedding_dim: int, options: GroupReduceOptions) -> int:
         """The sum of r_g (V_g + D) over the groups (Distilled Embedding, Eq. 2, for each)."""
-        layout = options.layout(num_embeddings, embedding_dim)
-        return sum(rank * (size + embedding_dim) for size, rank in zip(*layout))
+        return options.layout(num_embeddings, embedding_dim).parameters(embedding_dim)
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """As many groups as in Distilled Embedding, and all ranks up to the default of `max_rank`."""
+        """As many groups as in Distilled Embedding, and parameters up to those of a plain table."""
         groups = min(10, num_embeddings)
+        least = num_embeddings + groups * embedding_dim
+        steps = max(math.log(num_embeddings * embedding_dim / least, _STEP), 0.0)
         yield SearchGrid(
-            max(embedding_dim // 2, 1), lambda step: {"num_groups": groups, "min_rank": step + 1}
+            int(steps) + 1,
+            lambda step: {"num_groups": groups, "num_parameters": int(least * _STEP**step)},
         )
 
     @classmethod
@@ -384,7 +403,7 @@ class GroupReduceEmbedding(SharedEmbedding):
         Without counts, words are assumed to be sorted by frequency and to follow Zipf's law.
         """
         options: GroupReduceOptions = task.build().options
-        if options.num_groups is None or options.min_rank is None:
+        if options.num_groups is None:
             raise OptionError(
                 "group_reduce: fitting determines 'group_sizes' and 'ranks'; give 'num_groups' and 'min_rank'"
             )
@@ -392,7 +411,14 @@ class GroupReduceEmbedding(SharedEmbedding):
         if counts is None:
             counts = 1.0 / torch.arange(1, len(task.teacher) + 1, dtype=torch.float64)
         scaled, scale = task.at_unit_scale()
-        found = group_reduce(scaled.teacher, counts, options.num_groups, options.min_rank, options.max_rank)
+        found = group_reduce(
+            scaled.teacher,
+            counts,
+            options.num_groups,
+            options.min_rank,
+            options.max_rank,
+            options.num_parameters,
+        )
         kept = {name: task.options[name] for name in task.options if name in ("activation", "output_bias")}
         sizes, ranks = [len(codes) for codes in found.codes], [len(basis) for basis in found.bases]
         embedding: GroupReduceEmbedding = task.build_with({"group_sizes": sizes, "ranks": ranks, **kept})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import torch
@@ -17,6 +18,10 @@ from shared_embeddings.layers.word_codes import code_bits, code_dtype, draw_code
 from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least, require_seed
 from shared_embeddings.registry import register
+
+
+# The search grid has up to two to this power clusters: more take long to fit and are rarely better.
+_MOST_BITS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +52,7 @@ class StructuredEmbedding(SharedEmbedding):
     options: StructuredOptions
     paper = "Shi & Yu (2018)"
     idea = "pieces of a row, each one of K centroids"
-    grid_choice = "up to 32 groups, the largest number of clusters; codes are extra"
+    grid_choice = "pieces and clusters of the least expected error; 32 bits of codes count as a parameter"
     fit_bound = 0.15
     per_word = ("codes",)
     codes: Tensor
@@ -118,10 +123,16 @@ class StructuredEmbedding(SharedEmbedding):
         return num_embeddings * options.num_groups
 
     @classmethod
+    def search_size(cls, num_embeddings: int, embedding_dim: int, options: StructuredOptions) -> int:
+        """Parameters, and 32 bits of the codes for one more."""
+        codes = num_embeddings * options.num_groups * code_bits(options.num_clusters)
+        return cls.closed_form(num_embeddings, embedding_dim, options) + -(-codes // 32)
+
+    @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """All numbers of clusters."""
-        groups = _groups_of(embedding_dim)
-        yield SearchGrid(num_embeddings, lambda step: {"num_groups": groups, "num_clusters": step + 1})
+        """Numbers of groups and clusters by size, as far as the expected error falls."""
+        options = _worthwhile(num_embeddings, embedding_dim)
+        yield SearchGrid(len(options), lambda step: dict(options[step]))
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
@@ -139,6 +150,35 @@ class StructuredEmbedding(SharedEmbedding):
             embedding.codes.copy_(codes)
             embedding.centroids.copy_(centroids)
         return embedding
+
+
+def _worthwhile(num_embeddings: int, embedding_dim: int) -> list[Options]:
+    """Options from small to large, each with a smaller expected error than all those before."""
+    numbers = {2**bits * part // 8 for bits in range(_MOST_BITS + 1) for part in (5, 6, 7, 8)}
+    found = []
+    for groups in range(1, embedding_dim + 1):
+        if embedding_dim % groups == 0:
+            for clusters in sorted(number for number in numbers if 1 <= number <= num_embeddings):
+                options = StructuredOptions(num_groups=groups, num_clusters=clusters)
+                size = StructuredEmbedding.search_size(num_embeddings, embedding_dim, options)
+                found.append((size, _expected_error(embedding_dim // groups, clusters), groups, clusters))
+    kept: list[Options] = []
+    least = math.inf
+    for _, error, groups, clusters in sorted(found):
+        if error < least:
+            kept.append({"num_groups": groups, "num_clusters": clusters})
+            least = error
+    return kept
+
+
+def _expected_error(width: int, clusters: int) -> float:
+    """About the share of the variance of normal numbers that k-means of pieces of some width leaves.
+
+    With many clusters it is Zador's constant times ``K ** (-2 / d)``; the constant falls from 2.72 for
+    single numbers towards 1 for wide pieces.
+    """
+    constant = 1.0 + 1.72 * width**-0.77
+    return 1.0 / (1.0 + (clusters ** (2.0 / width) - 1.0) / constant)
 
 
 def _groups_of(embedding_dim: int) -> int:

@@ -175,7 +175,7 @@ def test_learned_codes_are_near_a_table_that_has_such_codes() -> None:
     generator = torch.Generator().manual_seed(0)
     books = torch.randn(3, 4, 8, generator=generator)
     table = sums(torch.randint(4, (300, 3), generator=generator), books)
-    codes, codebooks = codes_of.learn_codes(table, 3, 4, steps=1500)
+    codes, codebooks = codes_of.learn_codes(table, 3, 4)
     assert codes.shape == (300, 3) and codebooks.shape == (3, 4, 8)
     assert 0 <= int(codes.min()) and int(codes.max()) < 4
     left = (sums(codes, codebooks) - table).square().sum() / table.var(0, correction=0).mul(300).sum()
@@ -199,12 +199,12 @@ def test_codebooks_are_the_least_squares_solution_of_their_codes() -> None:
 def test_learning_codes_depends_on_its_seed_alone() -> None:
     table = low_rank_table(50)
     state = torch.get_rng_state()
-    first = codes_of.learn_codes(table, 2, 3, seed=1, steps=5)
+    first = codes_of.learn_codes(table, 2, 3, seed=1)
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(99)
-    second = codes_of.learn_codes(table, 2, 3, seed=1, steps=5)
+    second = codes_of.learn_codes(table, 2, 3, seed=1)
     assert all(torch.equal(one, other) for one, other in zip(first, second))
-    assert not torch.equal(first[1], codes_of.learn_codes(table, 2, 3, seed=2, steps=5)[1])
+    assert not torch.equal(first[1], codes_of.learn_codes(table, 2, 3, seed=2)[1])
 
 
 # Groups
@@ -343,7 +343,7 @@ def test_the_results_fit_the_embeddings_as_they_are() -> None:
     found = loaded("structured", {"codes": codes, "centroids": centroids}, num_groups=2, num_clusters=8)
     assert torch.equal(found, torch.cat([centroids[g][codes[:, g]] for g in range(2)], dim=1))
 
-    codes, books = codes_of.learn_codes(table, 2, 8, steps=2)
+    codes, books = codes_of.learn_codes(table, 2, 8)
     state = {"codes": codes, "codebooks": books}
     found = loaded("compositional_code", state, num_codebooks=2, codebook_size=8)
     torch.testing.assert_close(found, books[0][codes[:, 0]] + books[1][codes[:, 1]])
@@ -367,7 +367,7 @@ ALGORITHMS: dict[str, Callable[[Tensor], object]] = {
     "truncated_svd": lambda table: svd.truncated_svd(table, 2),
     "tt_svd": lambda table: tensor_train.tt_svd(table, (4, 5), (2, 3), 2),
     "product_quantization": lambda table: codes_of.product_quantization(table, 2, 3),
-    "learn_codes": lambda table: codes_of.learn_codes(table, 2, 2, steps=1),
+    "learn_codes": lambda table: codes_of.learn_codes(table, 2, 2),
     "group_reduce": lambda table: group_reduction.group_reduce(table, torch.ones(len(table)), 2, 2),
 }
 
@@ -433,7 +433,6 @@ def test_counts_that_cannot_be_are_refused(counts: Tensor, named: str) -> None:
         (lambda table: codes_of.product_quantization(table, 2, 0), "num_clusters is 0"),
         (lambda table: codes_of.learn_codes(table, 0, 2), "num_codebooks is 0"),
         (lambda table: codes_of.learn_codes(table, 2, 0), "codebook_size is 0"),
-        (lambda table: codes_of.learn_codes(table, 2, 2, steps=0), "steps is 0"),
         (lambda table: group_reduction.group_reduce(table, torch.ones(20), 21, 2), "num_groups is 21.*20"),
         (lambda table: group_reduction.group_reduce(table, torch.ones(20), 0, 2), "num_groups is 0"),
         (lambda table: group_reduction.group_reduce(table, torch.ones(20), 2, 0), "rank is 0"),
