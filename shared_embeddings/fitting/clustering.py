@@ -73,7 +73,7 @@ def nearest(points: Tensor, centroids: Tensor, progress: bool = False) -> tuple[
     clusters = len(centroids)
     rows = max(_BLOCK // clusters, _LEAST_ROWS)
     sizes, turned = centroids.square().sum(dim=1), -2.0 * centroids.t().contiguous()
-    buffer = torch.empty(rows, clusters)
+    buffer = centroids.new_empty(rows, clusters)
     codes, error = torch.empty(len(points), dtype=torch.int64), 0.0
     hidden = not progress
     bar = tqdm(total=len(points), desc="distances", delay=BAR_DELAY, leave=False, disable=hidden)
@@ -97,7 +97,9 @@ def _means(points: Tensor, codes: Tensor, centroids: Tensor) -> Tensor:
     return torch.where(sizes > 0, sums / sizes.clamp(min=1), centroids)
 
 
-def _drawn(points: Tensor, order: Tensor, clusters: int, generator: torch.Generator, progress: bool) -> Tensor:
+def _drawn(
+    points: Tensor, order: Tensor, clusters: int, generator: torch.Generator, progress: bool
+) -> Tensor:
     """First centroids ``(K, d)`` from points in random `order`, in as many parts as the work asks for."""
     order = order[: max(_DRAWN_PER_CLUSTER * clusters, _LEAST_DRAWN)]
     parts = min(max(len(order) * clusters // _DRAWN_DISTANCES, 1), clusters)
@@ -127,7 +129,7 @@ def _spread(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor
     for place in range(1, clusters):
         left[chosen[place - 1]] = 0.0
         shares = left.cumsum(0)
-        draws = torch.rand(trials, generator=generator) * shares[-1]
+        draws = torch.rand(trials, generator=generator, dtype=points.dtype) * shares[-1]
         tried = torch.searchsorted(shares, draws, right=True).clamp_(max=len(points) - 1)
         # ||a - b||², for all points and those tried.
         errors = torch.addmm(sizes, points[tried], points.t(), alpha=-2.0).add_(sizes[tried].unsqueeze(1))

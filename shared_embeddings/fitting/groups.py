@@ -17,7 +17,6 @@ from torch import Tensor
 from shared_embeddings.fitting.svd import best_basis, codes_in
 from shared_embeddings.fitting.table import blocks, check_counts, check_rank, check_table
 
-
 # Halvings of the range of ranks.
 _HALVINGS = 40
 

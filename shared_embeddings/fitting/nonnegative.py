@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from shared_embeddings.fitting.svd import truncated_svd
+from shared_embeddings.fitting.table import BLOCK
 
 # Rounds of reweighting, and the relative gain at which they end.
 _ROUNDS = 20
 _LEAST_GAIN = 1e-5
+# Words from which on the rounds take more than seconds and show a bar.
+_LONG = 2**15
 # A row whose error is smaller than this share of the mean error weighs no more than one with such an error.
 _LEAST_ERROR = 1e-3
 # Codes shorter than this share of the mean length do not count in the search for a direction.
@@ -30,12 +34,18 @@ _GOOD_SHARE = 0.5
 _LEAST_COSINE = 0.01
 
 
+def distances(table: Tensor, codes: Tensor, basis: Tensor) -> Tensor:
+    """``||table[w] - codes[w] @ basis||`` of each word ``(V,)``, computed in blocks."""
+    pairs = zip(table.split(BLOCK), codes.split(BLOCK))
+    return torch.cat([(rows - part @ basis).norm(dim=1) for rows, part in pairs])
+
+
 def mean_distance(table: Tensor, codes: Tensor, basis: Tensor) -> float:
-    """The mean over the words of ``||table[w] - codes[w] @ basis||`` (Distilled Embedding, Eq. 5)."""
-    return float((table - codes @ basis).norm(dim=1).mean())
+    """The mean over the words of `distances` (Distilled Embedding, Eq. 5)."""
+    return float(distances(table, codes, basis).mean())
 
 
-def least_mean_distance(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def least_mean_distance(table: Tensor, rank: int, progress: bool = False) -> tuple[Tensor, Tensor]:
     """Factors of rank R with the least mean distance between rows, where the SVD has the least mean square.
 
     SVDs in which a row counts by the inverse of the distance that it had in the round before; each can only
@@ -44,6 +54,7 @@ def least_mean_distance(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     Args:
         table: ``(V, D)``.
         rank: R, from 1 to D.
+        progress: whether to show a progress bar.
 
     Returns:
         Codes ``(V, R)``, and the basis ``(R, D)`` with orthonormal rows.
@@ -53,10 +64,10 @@ def least_mean_distance(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """
     codes, basis = truncated_svd(table, rank)
     best = mean_distance(table, codes, basis)
-    for _ in range(_ROUNDS):
+    for _ in tqdm(range(_ROUNDS), desc="reweighting", disable=not progress or len(table) < _LONG):
         if best == 0.0:
             break
-        errors = (table - codes @ basis).norm(dim=1).double()
+        errors = distances(table, codes, basis).double()
         found = truncated_svd(table, rank, 1.0 / errors.clamp(min=_LEAST_ERROR * best))
         mean = mean_distance(table, *found)
         if mean >= best:

@@ -40,7 +40,7 @@ class Sums:
         self.codes = torch.zeros(
             len(table), num_codebooks, dtype=torch.uint8 if codebook_size <= 256 else torch.int32
         )
-        self.codebooks = torch.zeros(num_codebooks, codebook_size, table.size(1))
+        self.codebooks = self.left.new_zeros(num_codebooks, codebook_size, table.size(1))
 
     def start(self, seed: int, progress: bool) -> None:
         """Cluster what is left in a few columns for each codebook, in all columns once for D codebooks."""
@@ -130,7 +130,8 @@ def _shares(variances: Tensor, number: int, bits: float) -> list[Tensor]:
         given[column] += 1
         # A bit takes three quarters; a codebook has no more bits than its own.
         rest[column] = rest[column] / 4 if given[column] < int(bits) else -1.0
-    loads, columns = torch.zeros(number), [[] for _ in range(number)]  # type: list[list[int]]
+    loads = torch.zeros(number)
+    columns: list[list[int]] = [[] for _ in range(number)]
     for column in given.argsort(descending=True, stable=True).tolist():
         codebook = int(loads.argmin())
         columns[codebook].append(column)

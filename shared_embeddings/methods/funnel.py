@@ -127,12 +127,13 @@ class FunnelEmbedding(SharedEmbedding):
 
     def _fit_without_negatives(self, task: FitTask) -> bool:
         """Set factors without negative codes; returns whether they are as good as the best of this rank."""
-        table = task.teacher[task.words()]
-        codes, basis = nonnegative.least_mean_distance(table, self.options.rank)
+        # The row of padding is zero and does not count.
+        table = task.teacher
+        codes, basis = nonnegative.least_mean_distance(table, self.options.rank, task.progress)
         best = nonnegative.mean_distance(table, codes, basis)
         codes, basis = nonnegative.without_negatives(codes, basis)
         with torch.no_grad():
-            self.codes[task.words()] = codes
+            self.codes.copy_(codes)
             self.basis.copy_(basis)
             zero_padding_row(self.codes, task.padding_idx)
         allowed = best * (1.0 + _ACCEPTED_LOSS) + _ROUNDING * float(table.norm(dim=1).mean())

@@ -53,7 +53,7 @@ class GroupReduceOptions(EmbeddingOptions):
         "The highest rank of any group; by default D / 2, or `min_rank` if that is more.", None
     )
     num_parameters: int | None = option(
-        "The most parameters, which set the ranks instead of `min_rank`; a fit with token counts keeps to it.",
+        "The most parameters; sets the ranks instead of `min_rank`, also in a fit with token counts.",
         None,
     )
     activation: Literal["relu", "gelu", "tanh"] | None = option(

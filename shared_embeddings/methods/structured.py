@@ -19,7 +19,6 @@ from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least, require_seed
 from shared_embeddings.registry import register
 
-
 # The search grid has up to two to this power clusters: more take long to fit and are rarely better.
 _MOST_BITS = 10
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from shared_embeddings.classes.levels import Level, Source, level_of_ids, level_of_words, plain_classes
 from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.fitting.centers import class_centers
 from shared_embeddings.fitting.codes import product_quantization
-from shared_embeddings.fitting.task import FitTask, reconstruct
+from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import entry_std, zero_padding_row
 from shared_embeddings.losses.class_factored import ClassIndex, class_cross_entropy, class_index
 from shared_embeddings.method import Layer, Options, SearchGrid
@@ -325,7 +326,7 @@ class UncleEmbedding(SharedEmbedding):
 
     @classmethod
     def fit(cls, task: FitTask) -> UncleEmbedding:
-        """Unique parts from the teacher and class vectors as means, then gradient descent.
+        """Unique parts from the teacher; class vectors with the least mean distance.
 
         Without classes in the options, the parts that classes share are clustered by k-means.
         """
@@ -333,16 +334,15 @@ class UncleEmbedding(SharedEmbedding):
         if not options.get("classes") and not options.get("random_classes"):
             options["classes"] = cls._clustered(task).tolist()
         embedding: UncleEmbedding = task.build_with(options)
-        unique, *shared = task.teacher.split(list(embedding.widths), dim=1)
+        unique = task.teacher[:, : embedding.widths[0]]
+        parts = task.teacher[:, embedding.widths[0] :].split(list(embedding.widths[1:]), dim=1)
         words = task.words()
         with torch.no_grad():
             embedding.unique.copy_(unique)
-            for level, (table, part) in enumerate(zip(embedding.class_tables, shared, strict=True)):
-                classes = embedding.classes[words, level].long()
-                sums = torch.zeros_like(table).index_add_(0, classes, part[words])
-                sizes = classes.bincount(minlength=len(table)).clamp(min=1)
-                table.copy_(sums / sizes.unsqueeze(1))
-        return reconstruct(embedding, task)
+            tables = class_centers(parts, embedding.classes, words, embedding.num_classes)
+            for table, found in zip(embedding.class_tables, tables, strict=True):
+                table.copy_(found)
+        return embedding
 
     @classmethod
     def _clustered(cls, task: FitTask) -> Tensor:
