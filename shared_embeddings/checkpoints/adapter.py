@@ -263,12 +263,13 @@ def find_host(model: Path) -> tuple[str, Adapter]:
     """
     if not model.exists():
         raise ValueError(f"model {model}: no such file; check the path")
-    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    # In reverse, since importing "hf" imports transformers where it is installed, which takes long.
+    points = sorted(entry_points(group=GROUP), key=lambda point: point.name, reverse=True)
     for point in points:
         adapter: Any = point.load()()
         if adapter.sniff(model):
             return point.name, adapter
-    known = ", ".join(point.name for point in points) or "none"
+    known = ", ".join(sorted(point.name for point in points)) or "none"
     raise ValueError(
         f"model {model}: truncated or unsupported checkpoint (supported hosts: {known}); check the path, or "
         "copy the file again"

@@ -15,7 +15,7 @@ from shared_embeddings.checkpoints.agreement import Probe
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.hf.agreement import probe
-from shared_embeddings.hf.entry import ENTRY, place
+from shared_embeddings.hf.entry import ENTRY, KEY, find_entry, place
 from shared_embeddings.hf.folder import CONFIG, model_class, read_config, read_model, reading
 from shared_embeddings.hf.loading import load
 from shared_embeddings.hf.quality import check_causal, perplexity
@@ -81,9 +81,9 @@ class FolderModel:
     def __init__(self, path: Path) -> None:
         self.path = path
         config = read_config(path)
-        if config.get("quantization_config") is not None:
+        self.is_compressed = find_entry(config) is not None
+        if config.get(KEY) is not None and not self.is_compressed:
             raise ValueError(f"model {path}: is quantized; compress the original model")
-        self.is_compressed = ENTRY in config
         self.module: Any
         self.module, self._dropped = (
             (load(path), []) if self.is_compressed else read_model(path, model_class(path, config))

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from shared_embeddings.checkpoints.storage import HEADER, pack, packing_of, unpack
-from shared_embeddings.hf.entry import ENTRY, entry_of, from_entry
+from shared_embeddings.hf.entry import ENTRY, entry_of, find_entry, from_entry
 
 
 def is_of_embeddings(name: str) -> bool:
@@ -35,7 +35,7 @@ class CompressedTables:
 
     def __init__(self, files: Sequence[Path], settings: Mapping[str, Any], rows: int) -> None:
         self.tensors = _read(files)
-        self.entry: dict[str, Any] | None = settings.get(ENTRY)
+        self.entry: dict[str, Any] | None = find_entry(settings)
         self._packing = packing_of(self.tensors)
         if self.entry is None:
             return

@@ -15,9 +15,11 @@ from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.hf.sides import InputSide, OutputSide
 from shared_embeddings.registry import build
 
-# The name of the entry and of the model's submodule that contains the embeddings.
+# The name of the model's submodule that contains the embeddings, and of the quantizer that loads them.
 ENTRY = "shared_embeddings"
 VERSION = 1
+# Where the entry is in config.json: transformers looks there for the name of a quantizer.
+KEY = "quantization_config"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,13 @@ def entry_of(
             "inputs": dict(placement.inputs),
             "outputs": list(placement.outputs),
         }
-    return {"version": VERSION, "tables": tables}
+    return {"quant_method": ENTRY, "version": VERSION, "tables": tables}
+
+
+def find_entry(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The entry in the content of ``config.json``; None for a plain model, or one of another quantizer."""
+    entry = settings.get(KEY)
+    return entry if isinstance(entry, dict) and entry.get("quant_method") == ENTRY else None
 
 
 def from_entry(
@@ -59,11 +67,10 @@ def from_entry(
     Raises:
         ValueError: the entry has another version, is incomplete, or its embeddings cannot be built.
     """
-    if not isinstance(entry, Mapping) or entry.get("version") != VERSION:
-        found = entry.get("version") if isinstance(entry, Mapping) else entry
+    if entry.get("version") != VERSION:
         raise ValueError(
-            f"entry '{ENTRY}' of config.json has version {found!r}, but this program supports {VERSION}; use "
-            "the program that wrote it"
+            f"entry '{KEY}' of config.json has version {entry.get('version')!r}, but this program supports "
+            f"{VERSION}; use the program that wrote it"
         )
     embeddings, placements = {}, {}
     try:
@@ -76,9 +83,7 @@ def from_entry(
             )
             placements[name] = Placement(dict(table["inputs"]), tuple(table["outputs"]))
     except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"entry '{ENTRY}' of config.json is incomplete ({error!r}); copy it again"
-        ) from error
+        raise ValueError(f"entry '{KEY}' of config.json is incomplete ({error!r}); copy it again") from error
     return embeddings, placements
 
 
@@ -86,36 +91,57 @@ def place(model: Any, embeddings: Mapping[str, SharedEmbedding], placements: Map
     """Insert embeddings into a transformers model and its configuration.
 
     Output layers keep their biases.
-
-    Raises:
-        ValueError: the model has no module at a path.
     """
     for name, embedding in embeddings.items():
         placement = placements[name]
         for path, scale in placement.inputs.items():
             _replace(model, path, InputSide(embedding, scale))
         for path in placement.outputs:
-            bias = getattr(_module(model, path), "bias", None)
+            bias = getattr(model.get_submodule(path), "bias", None)
             _replace(model, path, OutputSide(embedding, bias))
     setattr(model, ENTRY, nn.ModuleDict(embeddings))
-    setattr(model.config, ENTRY, entry_of(embeddings, placements))
+    setattr(model.config, KEY, entry_of(embeddings, placements))
     model.resize_token_embeddings = _resizing_fails
 
 
-def _module(model: nn.Module, path: str) -> nn.Module:
-    """The module at a path; ValueError if there is none."""
-    try:
-        return model.get_submodule(path)
-    except AttributeError:
-        raise ValueError(
-            f"entry '{ENTRY}' of config.json names {path}, but {type(model).__name__} has no such module; "
-            "load the class of model that was compressed"
-        ) from None
+def placements_in(model: Any, placements: Mapping[str, Placement]) -> dict[str, Placement]:
+    """The placements in a model of the same architecture, but maybe for another task.
+
+    A task changes the prefix of paths and the output layers. Embeddings that the model does not use are
+    left out.
+
+    Raises:
+        ValueError: the model has other word embeddings, or an output layer that was not compressed.
+    """
+    found = {}
+    for name, placement in placements.items():
+        inputs = {_path_in(model, path): scale for path, scale in placement.inputs.items()}
+        outputs = {_path_in(model, path) for path in placement.outputs}
+        here = Placement(
+            {path: scale for path, scale in inputs.items() if path}, tuple(filter(None, outputs))
+        )
+        if here.inputs or here.outputs:
+            found[name] = here
+    replaced = {path for one in found.values() for path in (*one.inputs, *one.outputs)}
+    modules = {id(model.get_submodule(path)) for path in replaced}
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if layer is not None and id(layer) not in modules:
+            raise ValueError(
+                f"entry '{KEY}' of config.json does not describe the {type(layer).__name__} layer for words "
+                f"of {type(model).__name__}; load the class of model that was compressed"
+            )
+    return found
+
+
+def _path_in(model: Any, path: str) -> str | None:
+    """The path of a module in a model whose paths may have a prefix more or less; None if it has none."""
+    prefix = f"{model.base_model_prefix}."
+    modules = dict(model.named_modules(remove_duplicate=False))
+    return next((one for one in (path, path.removeprefix(prefix), prefix + path) if one in modules), None)
 
 
 def _replace(model: nn.Module, path: str, new: nn.Module) -> None:
     """Replace the module at a path."""
-    _module(model, path)
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, new)
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from torch import Tensor
 
 import shared_embeddings.utils.reading as documents
 from shared_embeddings.checkpoints.checksums import load_safetensors, recorded_checksum
-from shared_embeddings.checkpoints.storage import HEADER, unpack
 from shared_embeddings.checkpoints.tensors import check_finite
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
-
-State = dict[str, Tensor]
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -121,15 +116,12 @@ def model_class(folder: Path, config: dict[str, Any]) -> Any:
     return found
 
 
-def read_model(
-    folder: Path, chosen: Any, opened: Callable[[State], State] = unpack, **settings: Any
-) -> tuple[Any, list[str]]:
+def read_model(folder: Path, chosen: Any, **settings: Any) -> tuple[Any, list[str]]:
     """Read a model on the CPU, in the dtype of its weights.
 
     Args:
         folder: the folder of the model.
         chosen: its class.
-        opened: what becomes of a packed state, see `shared_embeddings.checkpoints.storage`.
         settings: further arguments of ``from_pretrained``.
 
     Returns:
@@ -141,13 +133,12 @@ def read_model(
     """
     files = weight_files(folder)
     safe = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
-    settings = {"dtype": "auto", **settings, **safe, "output_loading_info": True}
+    # torch_dtype is the old name.
+    dtype = {} if "torch_dtype" in settings else {"dtype": "auto"}
+    settings = {**dtype, **settings, **safe, "output_loading_info": True}
     with reading(folder):
-        if any(HEADER in tensor_names(file) for file in files):
-            model, found = _from_packed(folder, files, chosen, opened, settings)
-        else:
-            check_weights(files)
-            model, found = chosen.from_pretrained(folder, **settings)
+        check_weights(files)
+        model, found = chosen.from_pretrained(folder, **settings)
     for kind in ("missing_keys", "mismatched_keys"):
         check_none(folder, kind, found[kind])
     check_finite(dict(model.named_parameters()), f"model {folder}")
@@ -180,24 +171,3 @@ def tensor_names(file: Path) -> list[str]:
     """The names of the tensors in a safetensors file; SafetensorError if it is damaged."""
     with safe_open(file, "pt") as opened:
         return list(opened.keys())
-
-
-def _from_packed(
-    folder: Path,
-    files: Sequence[Path],
-    chosen: Any,
-    opened: Callable[[State], State],
-    settings: Mapping[str, Any],
-) -> tuple[Any, Any]:
-    """Load a folder whose tensors were packed by `shared_embeddings.checkpoints.storage`."""
-    local = {"local_files_only": True, "trust_remote_code": False}
-    named = {"config": chosen.config_class.from_pretrained(folder, **local), **settings}
-    if (folder / GENERATION).is_file():
-        named.setdefault(
-            "generation_config", require("transformers").GenerationConfig.from_pretrained(folder, **local)
-        )
-    loaded = [load_safetensors(file, f"weights {file}") for file in files]
-    state = opened({name: tensor for tensors in loaded for name, tensor in tensors.items()})
-    model, found = chosen.from_pretrained(None, state_dict=state, **named)
-    model.name_or_path = model.config.name_or_path = os.fspath(folder)
-    return model, found

@@ -8,16 +8,15 @@ from typing import Any
 
 import torch
 
-from shared_embeddings.checkpoints.storage import hold, unpack
-from shared_embeddings.hf.entry import ENTRY, from_entry, place
+from shared_embeddings.hf.entry import KEY, find_entry, from_entry
 from shared_embeddings.hf.folder import check_none, model_class, read_config, read_model, reading
-from shared_embeddings.hf.saving import keep_packed
 
 
 def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings: Any) -> Any:
     """Load a model that `shared-embeddings compress`, `save` or ``save_pretrained`` wrote.
 
-    Downloads nothing and runs no code from the folder.
+    Like ``from_pretrained`` of the class that the configuration names, but downloads nothing, runs no code
+    from the folder, and fails where ``from_pretrained`` warns that weights are missing or unused.
 
     Args:
         folder: a folder with ``config.json`` and ``model.safetensors``.
@@ -26,7 +25,7 @@ def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings:
         settings: further arguments of ``from_pretrained``, such as ``dtype`` or ``attn_implementation``.
 
     Returns:
-        A model of the class that the configuration names, in evaluation mode, in the dtype of its weights.
+        A model in evaluation mode, in the dtype of its weights unless `settings` have another.
 
     Raises:
         ValueError: the folder is incomplete or contains a plain model.
@@ -34,28 +33,17 @@ def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings:
     """
     path = Path(folder)
     config = read_config(path)
-    if ENTRY not in config:
+    entry = find_entry(config)
+    if entry is None:
         raise ValueError(
-            f"model {path}: its config.json has no entry '{ENTRY}': it is a plain model; load it with "
-            "from_pretrained of transformers"
+            f"model {path}: its config.json has no entry '{KEY}' of a compressed model: it is a plain model; "
+            "load it with from_pretrained of transformers"
         )
     # Report an unreadable entry before transformers builds the model.
     with reading(path), torch.device("meta"):
-        from_entry(config[ENTRY])
-    plain = model_class(path, config)
-    model, unexpected = read_model(path, _with_embeddings(plain), unpack if trainable else hold, **settings)
+        from_entry(entry)
+    model, unexpected = read_model(path, model_class(path, config), **settings)
     check_none(path, "unexpected_keys", unexpected)
-    model.__class__ = plain
-    keep_packed(model)
+    if trainable and getattr(model, "hf_quantizer", None) is not None:
+        model.dequantize()
     return model
-
-
-def _with_embeddings(plain: Any) -> Any:
-    """A subclass of a transformers class that is initialized with the embeddings of its configuration."""
-
-    def init(self: Any, config: Any, *arguments: Any, **named: Any) -> None:
-        plain.__init__(self, config, *arguments, **named)
-        place(self, *from_entry(getattr(config, ENTRY)))
-
-    # transformers chooses the loss, among other things, by the name of the class.
-    return type(plain.__name__, (plain,), {"__init__": init, "__module__": plain.__module__})

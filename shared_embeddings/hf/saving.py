@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import shutil
@@ -12,12 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from torch import Tensor
 
 from shared_embeddings.checkpoints.checksums import stamp_safetensors
-from shared_embeddings.checkpoints.storage import pack
-from shared_embeddings.hf.entry import ENTRY
-from shared_embeddings.layers.packed_tensor import PackedTensor
 from shared_embeddings.utils.files import first_line, remove_leftovers, replacing
 
 # Files next to the weights and the configuration, such as tokenizers and generation settings. No code.
@@ -95,29 +90,6 @@ def check_output(folder: Path, force: bool) -> None:
                 f"output {folder}: contains {entry.name}, which is not part of a model and would be lost; "
                 "name another folder"
             )
-
-
-def keep_packed(model: Any) -> None:
-    """Freeze the packed tensors of a transformers model, and make ``save_pretrained`` write them as they are.
-
-    Does nothing for a model without packed tensors.
-    """
-    packed = [parameter for parameter in model.parameters() if isinstance(parameter, PackedTensor)]
-    for parameter in packed:
-        parameter.requires_grad_(False)
-    if packed:
-        model.save_pretrained = functools.partial(_save_packed, model)
-
-
-def _save_packed(
-    model: Any, folder: str | os.PathLike[str], state_dict: dict[str, Tensor] | None = None, **settings: Any
-) -> None:
-    """``save_pretrained`` of a model with packed tensors."""
-    state = model.state_dict() if state_dict is None else state_dict
-    stores = {tensor.form.name for tensor in state.values() if isinstance(tensor, PackedTensor)}
-    for store in stores:
-        state = pack(state, [ENTRY], store)
-    type(model).save_pretrained(model, folder, state_dict=state, **settings)
 
 
 def copy_rest(source: Path, target: Path) -> None:

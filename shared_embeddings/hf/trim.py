@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from shared_embeddings.checkpoints.adapter import Vocabulary
-from shared_embeddings.hf.entry import ENTRY
+from shared_embeddings.hf.entry import KEY
 from shared_embeddings.hf.folder import CONFIG, GENERATION, INDEX, model_class, read_config, read_json
 from shared_embeddings.hf.positions import first_position
 from shared_embeddings.hf.saving import replacing_folder
@@ -191,7 +191,7 @@ class TrimmableFolder:
         part[text.attribute_map.get("vocab_size", "vocab_size")] = size
         part.update({name: size for name in SIDES if part.get(name) is not None})
         tables = self.weights.tables.entry
-        return settings if tables is None else {**settings, ENTRY: tables}
+        return settings if tables is None else {**settings, KEY: tables}
 
     def _is_copied(self, file: Path) -> bool:
         """Whether a file goes into the new folder as it is."""

@@ -9,7 +9,13 @@ import torch
 import transformers
 from torch import Tensor
 
+import shared_embeddings as se
+from shared_embeddings.checkpoints.storage import pack
 from shared_embeddings.cli.main import main
+from shared_embeddings.hf.entry import ENTRY, place
+from shared_embeddings.hf.saving import save_pretrained
+from shared_embeddings.hf.tables import find_tables
+from shared_embeddings.sizing.accounting import distinct_state
 
 WORDS = 300
 DIM = 16
@@ -109,6 +115,21 @@ def write(kind: str, folder: Path) -> Any:
     """A folder with the model; gives the model."""
     model = build(kind)
     model.save_pretrained(folder)
+    return model
+
+
+def shrink(kind: str, folder: Path, store: str = "fp32") -> Any:
+    """A folder with the model and random embeddings of rank 6, which takes less time than a fit."""
+    model = build(kind)
+    tables = {table.name: table for table in find_tables(model)}
+    fitted = {
+        name: se.build("projective", num_embeddings=WORDS, embedding_dim=DIM, rank=6) for name in tables
+    }
+    place(model, fitted, {name: table.placement for name, table in tables.items()})
+    folder.mkdir()
+    # transformers leaves out the other names of tied tensors.
+    state = {**model.state_dict(), **pack(distinct_state(model), [ENTRY], store)}
+    save_pretrained(model, folder, state_dict=state)
     return model
 
 

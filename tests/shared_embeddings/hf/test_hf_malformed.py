@@ -105,7 +105,7 @@ ODD: dict[str, Any] = {
 }
 SETTINGS = {
     "gpt2": ("architectures", "model_type", "vocab_size", "n_embd", "n_layer", "eos_token_id", "dtype"),
-    "small": ("shared_embeddings", "n_embd", "tie_word_embeddings"),
+    "small": ("quantization_config", "n_embd", "tie_word_embeddings"),
 }
 ENTRY = ("version", "tables")
 TABLE = ("method", "num_embeddings", "embedding_dim", "options", "inputs", "outputs")
@@ -118,7 +118,7 @@ def odd_folders(model: Path, small: Path, folder: Path) -> Iterator[tuple[str, P
         json.loads((model / "config.json").read_text()),
         json.loads((small / "config.json").read_text()),
     )
-    own = entry["shared_embeddings"]
+    own = entry["quantization_config"]
     name = next(iter(own["tables"]))
     for kind, value in ODD.items():
         changes: list[tuple[str, Path, str, Any]] = [
@@ -130,12 +130,12 @@ def odd_folders(model: Path, small: Path, folder: Path) -> Iterator[tuple[str, P
         ]
         for key in ENTRY:
             changes.append(
-                (f"entry {key}", small, "config.json", {**entry, "shared_embeddings": {**own, key: value}})
+                (f"entry {key}", small, "config.json", {**entry, "quantization_config": {**own, key: value}})
             )
         for key in TABLE:
             table = {**own["tables"][name], key: value}
             tables = {**own, "tables": {name: table}}
-            changes.append((f"table {key}", small, "config.json", {**entry, "shared_embeddings": tables}))
+            changes.append((f"table {key}", small, "config.json", {**entry, "quantization_config": tables}))
         for what, source, file, content in changes:
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(source, folder)

@@ -201,20 +201,34 @@ def test_a_full_disk_leaves_all_as_it_was(
     assert {folder.name: content(folder) for folder in tmp_path.iterdir()} == before
 
 
-def test_compressed_folders_are_for_load_alone(tmp_path: Path) -> None:
+def test_folders_that_load_cannot_read(tmp_path: Path) -> None:
     model, small = tmp_path / "model", tmp_path / "small"
     write("llama", model)
     with pytest.raises(ValueError, match="is a plain model"):
         hf.load(model)
     assert compress(model, "projective", small, "--rank", 4) == 0
-    with pytest.raises(RuntimeError):
-        transformers.LlamaForCausalLM.from_pretrained(small)
     loaded = hf.load(small)
     with pytest.raises(ValueError, match="cannot be resized"):
         loaded.resize_token_embeddings(WORDS + 1)
-    with_settings(small, shared_embeddings={"version": 2})
-    with pytest.raises(ValueError, match="has version 2, but this program supports 1"):
-        hf.load(small)
+    with_settings(small, quantization_config={"quant_method": "shared_embeddings", "version": 2})
+    for read in (hf.load, transformers.LlamaForCausalLM.from_pretrained):
+        with pytest.raises(ValueError, match="has version 2, but this program supports 1"):
+            read(small)
+
+
+def test_without_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What transformers says where nothing has registered the quantizer."""
+    from transformers.quantizers import auto
+
+    model, small = tmp_path / "model", tmp_path / "small"
+    write("llama", model)
+    assert compress(model, "projective", small, "--rank", 4) == 0
+    monkeypatch.delitem(auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "shared_embeddings")
+    warned: list[str] = []
+    monkeypatch.setattr(auto.logger, "warning", warned.append)
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        transformers.LlamaForCausalLM.from_pretrained(small)
+    assert "Unknown quantization type, got shared_embeddings" in warned[0]
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
