@@ -82,7 +82,7 @@ def learn_codes(
     for name, size in (("num_codebooks", num_codebooks), ("codebook_size", codebook_size)):
         if size < 1:
             raise ValueError(f"{name} is {size}, but it must be at least 1")
-    rotation = best_basis(table, table.size(1), None).t().to(table).cpu()
+    rotation = best_basis(table, table.size(1), None, progress).t().to(table).cpu()
     left = torch.cat([block.detach().cpu() @ rotation for block in table.split(BLOCK)])
     sums = Sums(left, num_codebooks, codebook_size)
     sums.start(seed, progress)

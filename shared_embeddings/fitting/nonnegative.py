@@ -17,11 +17,12 @@ from tqdm import tqdm
 
 from shared_embeddings.fitting.svd import truncated_svd
 from shared_embeddings.fitting.table import BLOCK
+from shared_embeddings.fitting.task import BAR_DELAY
 
 # Rounds of reweighting, and the relative gain at which they end.
 _ROUNDS = 20
 _LEAST_GAIN = 1e-5
-# Words from which on the rounds take more than seconds and show a bar.
+# Words from which on a round takes seconds.
 _LONG = 2**15
 # A row whose error is smaller than this share of the mean error weighs no more than one with such an error.
 _LEAST_ERROR = 1e-3
@@ -62,19 +63,23 @@ def least_mean_distance(table: Tensor, rank: int, progress: bool = False) -> tup
     Raises:
         ValueError: a table that cannot be used, or an impossible rank.
     """
-    codes, basis = truncated_svd(table, rank)
-    best = mean_distance(table, codes, basis)
-    for _ in tqdm(range(_ROUNDS), desc="reweighting", disable=not progress or len(table) < _LONG):
-        if best == 0.0:
-            break
-        errors = distances(table, codes, basis).double()
-        found = truncated_svd(table, rank, 1.0 / errors.clamp(min=_LEAST_ERROR * best))
-        mean = mean_distance(table, *found)
-        if mean >= best:
-            break
-        gain, best, (codes, basis) = 1.0 - mean / best, mean, found
-        if gain < _LEAST_GAIN:
-            break
+    # The bar appears at once where a round takes seconds.
+    delay = BAR_DELAY if len(table) < _LONG else 0.0
+    with tqdm(total=_ROUNDS + 1, desc="reweighting", delay=delay, disable=not progress) as bar:
+        codes, basis = truncated_svd(table, rank)
+        best = mean_distance(table, codes, basis)
+        for _ in range(_ROUNDS):
+            bar.update()
+            if best == 0.0:
+                break
+            errors = distances(table, codes, basis).double()
+            found = truncated_svd(table, rank, 1.0 / errors.clamp(min=_LEAST_ERROR * best))
+            mean = mean_distance(table, *found)
+            if mean >= best:
+                break
+            gain, best, (codes, basis) = 1.0 - mean / best, mean, found
+            if gain < _LEAST_GAIN:
+                break
     return codes, basis
 
 

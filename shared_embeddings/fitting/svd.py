@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from shared_embeddings.fitting.table import blocks, check_counts, check_rank, check_table
+from shared_embeddings.fitting.table import BLOCK, blocks, check_counts, check_rank, check_table
 
 
 def truncated_svd(table: Tensor, rank: int, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -36,10 +37,11 @@ def truncated_svd(table: Tensor, rank: int, weights: Tensor | None = None) -> tu
     return codes_in(table, basis), basis.to(table.dtype)
 
 
-def best_basis(table: Tensor, rank: int, weights: Tensor | None) -> Tensor:
+def best_basis(table: Tensor, rank: int, weights: Tensor | None, progress: bool = False) -> Tensor:
     """The `rank` most important directions ``(R, D)`` of the weighted rows, orthonormal, in 64 bits."""
     gram = torch.zeros((table.size(1), table.size(1)), dtype=torch.float64, device=table.device)
-    for rows, block in blocks(table):
+    total = -(-len(table) // BLOCK)
+    for rows, block in tqdm(blocks(table), desc="directions", total=total, disable=not progress):
         weighted = block if weights is None else block * weights[rows].to(block).unsqueeze(1)
         gram.addmm_(weighted.t(), block)
     return torch.linalg.eigh(gram).eigenvectors[:, -rank:].flip(1).t().contiguous()

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from shared_embeddings.layers.dropout import set_updates
@@ -23,6 +24,14 @@ LEARNING_RATE = 5e-3
 BATCH = 4096
 _STEPS = 2000
 _STEPS_BETWEEN_EVALUATIONS = 100
+# The most products of numbers in all steps, several minutes of one core. Steps that are too many for it take
+# fewer words, then they become fewer.
+_PRODUCTS = 10**13
+_SMALL_BATCH = 1024
+_LEAST_STEPS = 100
+# Words that the loss is evaluated on. With more words than that, fits take minutes, so their bars appear at
+# once.
+_EVALUATED = 2**15
 # Seconds before a progress bar appears.
 BAR_DELAY = 2.0
 
@@ -79,18 +88,21 @@ def reconstruct(embedding: Module, task: FitTask) -> Module:
     """Minimize the mean of ``||e - ê||`` (Distilled Embedding, Eq. 5) over the words with Adam.
 
     The learning rate decays to zero along half a cosine. Every pass over the words uses a new order. The
-    parameters with the lowest loss over all words are kept; it is evaluated every few steps and at the start.
+    parameters with the lowest loss are kept; it is evaluated every few steps and at the start, over all words
+    or, if they are many, over some.
     """
     parameters = [parameter for parameter in embedding.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(parameters, lr=task.learning_rate)
-    steps = task.steps or _STEPS
+    optimizer = torch.optim.Adam(parameters, lr=task.learning_rate, fused=True)
+    words = task.words()
+    steps, batch = (task.steps, BATCH) if task.steps else _steps_within(embedding, words)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: 0.5 * (1.0 + math.cos(math.pi * step / steps))
     )
+    delay = BAR_DELAY if len(words) <= _EVALUATED else 0.0
+    bar = tqdm(total=steps, desc="fitting", unit=" steps", delay=delay, disable=not task.progress)
     best, kept = _loss(embedding, task), _copied_state(embedding)
     embedding.train()
-    bar = tqdm(total=steps, desc="fitting", unit=" steps", delay=BAR_DELAY, disable=not task.progress)
-    for step, ids in zip(range(1, steps + 1), _batches(task.words(), task.seed), strict=False):
+    for step, ids in zip(range(1, steps + 1), _batches(words, batch, task.seed), strict=False):
         set_updates(embedding, step - 1)
         loss = (embedding(ids) - task.teacher[ids]).norm(dim=1).mean()
         optimizer.zero_grad()
@@ -109,9 +121,29 @@ def reconstruct(embedding: Module, task: FitTask) -> Module:
 
 
 @torch.no_grad()
+def _steps_within(embedding: nn.Module, words: Tensor) -> tuple[int, int]:
+    """How many steps take minutes at most, and with how many words each."""
+
+    def products(number: int) -> int:
+        with FlopCounterMode(display=False) as counter:
+            embedding(words[:number])
+        # The counter has two operations for a product; the backward pass has two products for each.
+        return counter.get_total_flops() * 3 // 2
+
+    few, more = products(_SMALL_BATCH // 4), products(_SMALL_BATCH // 2)
+    of_words = (more - few) * 4 // _SMALL_BATCH
+    shared = max(few - of_words * _SMALL_BATCH // 4, 0)
+    if _STEPS * (shared + of_words * BATCH) <= _PRODUCTS:
+        return _STEPS, BATCH
+    steps = _PRODUCTS // (shared + of_words * _SMALL_BATCH)
+    return min(max(steps, _LEAST_STEPS), _STEPS), _SMALL_BATCH
+
+
+@torch.no_grad()
 def _loss(embedding: nn.Module, task: FitTask) -> float:
-    """The mean of ``||e - ê||`` over all words."""
+    """The mean of ``||e - ê||`` over words."""
     words = task.words()
+    words = words[:: -(-len(words) // _EVALUATED) or 1]
     total = sum(float((embedding(ids) - task.teacher[ids]).norm(dim=1).sum()) for ids in words.split(BATCH))
     return total / max(len(words), 1)
 
@@ -121,9 +153,9 @@ def _copied_state(embedding: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in embedding.state_dict().items()}
 
 
-def _batches(words: Tensor, seed: int) -> Iterator[Tensor]:
+def _batches(words: Tensor, batch: int, seed: int) -> Iterator[Tensor]:
     """Batches of `words` without end; every pass is shuffled with random numbers from `seed`."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         order = torch.randperm(len(words), generator=generator).to(words.device)
-        yield from words[order].split(BATCH)
+        yield from words[order].split(batch)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.fitting.table import check_table
+from shared_embeddings.fitting.table import BLOCK, check_table
 
 
 def tt_svd(
@@ -46,7 +46,8 @@ def tt_svd(
             f"vocab_shape {list(vocab_shape)} and dim_shape {list(dim_shape)} have the products {padded} "
             f"and {math.prod(dim_shape)}, but they must be at least {words} and exactly {dim}, as the table's"
         )
-    full = F.pad(table.double(), (0, 0, 0, padded - words)).view(*vocab_shape, *dim_shape)
+    rows = table.detach() if padded == words else F.pad(table.detach(), (0, 0, 0, padded - words))
+    full = rows.reshape(*vocab_shape, *dim_shape)
     rest = full.permute([axis for k in range(number) for axis in (k, number + k)])
     cores, rank = [], 1
     for vocab, width, next_rank in zip(vocab_shape, dim_shape, inner):
@@ -60,9 +61,11 @@ def tt_svd(
 def _split(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Orthonormal columns ``(m, rank)`` and the rest ``(rank, n)`` of a matrix ``(m, n)``, padded with 0."""
     if matrix.size(0) < matrix.size(1):
-        left = torch.linalg.eigh(matrix @ matrix.t()).eigenvectors.flip(1)[:, :rank]
+        gram = sum(part @ part.t() for part in map(Tensor.double, matrix.split(BLOCK, dim=1)))
+        left = torch.linalg.eigh(gram).eigenvectors.flip(1)[:, :rank]
     else:
-        left = torch.linalg.svd(matrix, full_matrices=False).U[:, :rank]
+        left = torch.linalg.svd(matrix.double(), full_matrices=False).U[:, :rank]
+    left = left.to(matrix.dtype)
     missing = rank - left.size(1)
     return F.pad(left, (0, missing)), F.pad(left.t() @ matrix, (0, 0, 0, missing))
 
