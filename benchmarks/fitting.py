@@ -5,11 +5,18 @@ Penn Treebank's ``ptb.train.txt``. Options are those that `suggest` finds for th
 that the ``--output`` file already has are skipped, so an interrupted command can be run again to resume.
 
     python -m benchmarks.fitting --text ptb.train.txt --output benchmarks/results/fitting.json
+
+With ``--size`` it measures the time and the memory of fits to a drawn table of this size instead, each fit in
+a process of its own.
+
+    python -m benchmarks.fitting --size 262144x640 --output benchmarks/results/large_fits.json
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +27,8 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
+from benchmarks.large_fits import Size, fit_apart, fit_one
+from benchmarks.large_fits import as_table as as_large_table
 from benchmarks.publishing import Record, parser_of, publish, read_record
 from recipes.common.errors import UserError, run_main
 from shared_embeddings.classes.skipgram import train_word_vectors
@@ -94,18 +103,51 @@ def as_table(found: list[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Fit what the output file does not have yet, and publish.
+    """Measure what the output file does not have yet, and publish.
 
     Raises:
         OSError, UserError: the text or the output cannot be used, or the README lacks the markers.
     """
     parser = parser_of("benchmarks.fitting", __doc__)
-    parser.add_argument("--text", type=PathOption.FILE, required=True)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--text", type=PathOption.FILE)
+    source.add_argument("--size", type=Size.parse, metavar="VxD", help="measure time and memory")
     parser.add_argument("--methods", nargs="+", choices=se.methods(), default=se.methods())
     parser.add_argument("--dim", type=positive, default=400, help="D (default: 400)")
     parser.add_argument("--epochs", type=positive, default=10, help="passes of skip-gram (default: 10)")
     parser.add_argument("--compression", type=positive, default=8, help="(default: 8)")
+    parser.add_argument("--one", choices=se.methods(), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.one:
+        print(json.dumps(fit_one(options.one, options.size, options.compression)))
+    elif options.size:
+        measure_large(options)
+    else:
+        measure_trained(options)
+
+
+def measure_large(options: argparse.Namespace) -> None:
+    """Fit methods to a drawn table, each in its own process, and publish."""
+    asked = {
+        "size": list(options.size),
+        "compression": options.compression,
+        "threads": torch.get_num_threads(),
+    }
+    fits = kept(options.output, asked)
+    for method in options.methods:
+        if method not in {fit["method"] for fit in fits}:
+            if found := fit_apart(method, options.size, options.compression):
+                fits.append(found)
+            if options.output:
+                write_record(options.output, {**provenance(), **asked, "fits": fits})
+    title = (
+        f"{options.size.words:,} x {options.size.dim}; threads: {asked['threads']}; torch {torch.__version__}"
+    )
+    publish({**asked, "fits": fits}, f"{title}\n\n{as_large_table(fits)}", "large fits", options)
+
+
+def measure_trained(options: argparse.Namespace) -> None:
+    """Fit methods to word vectors of a text, as far as the output file does not have them, and publish."""
     asked = {
         "text": options.text.name,
         "sha256": sha256(options.text),
