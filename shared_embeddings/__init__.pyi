@@ -81,8 +81,8 @@ def build(
     method: Literal["group_reduce"], *, num_embeddings: int, embedding_dim: int,
     padding_idx: int | None = ..., words: Sequence[str] | None = ..., output_bias: bool = ...,
     num_groups: int | None = ..., min_rank: int | None = ..., max_rank: int | None = ...,
-    activation: Literal['relu', 'gelu', 'tanh'] | None = ..., group_sizes: Sequence[int] | None = ...,
-    ranks: Sequence[int] | None = ...,
+    num_parameters: int | None = ..., activation: Literal['relu', 'gelu', 'tanh'] | None = ...,
+    group_sizes: Sequence[int] | None = ..., ranks: Sequence[int] | None = ...,
 ) -> GroupReduceEmbedding: ...
 @overload
 def build(
@@ -177,8 +177,8 @@ def fit(
     padding_idx: int | None = ..., words: Sequence[str] | None = ..., seed: int = ...,
     steps: int | None = ..., learning_rate: float = ..., progress: bool = ..., output_bias: bool = ...,
     num_groups: int | None = ..., min_rank: int | None = ..., max_rank: int | None = ...,
-    activation: Literal['relu', 'gelu', 'tanh'] | None = ..., group_sizes: Sequence[int] | None = ...,
-    ranks: Sequence[int] | None = ...,
+    num_parameters: int | None = ..., activation: Literal['relu', 'gelu', 'tanh'] | None = ...,
+    group_sizes: Sequence[int] | None = ..., ranks: Sequence[int] | None = ...,
 ) -> tuple[GroupReduceEmbedding, FitReport]: ...
 @overload
 def fit(

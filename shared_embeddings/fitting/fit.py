@@ -174,7 +174,8 @@ def _checked_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
     # `build` rejects an index that is out of range.
     if isinstance(padding_idx, Integral) and 0 <= padding_idx < len(table):
         table[padding_idx] = 0.0
-    broken = (~table.isfinite()).any(dim=1).nonzero().flatten()
+    # In blocks, because torch would hold a second table for this.
+    broken = torch.cat([~rows.isfinite().all(dim=1) for rows in table.split(BATCH)]).nonzero().flatten()
     if len(broken):
         raise ValueError(
             f"the teacher has values that are not finite in {len(broken)} rows, the first is row "

@@ -66,7 +66,15 @@ def groups_within(
         middle = (low + high) / 2
         layout = GroupLayout(sizes, _ranks(sizes, averages, middle, max_rank, dim))
         low, high = (middle, high) if layout.parameters(dim) <= num_parameters else (low, middle)
-    return GroupLayout(sizes, _ranks(sizes, averages, low, max_rank, dim))
+    ranks = list(_ranks(sizes, averages, low, max_rank, dim))
+    limits = _ranks(sizes, averages, dim, max_rank or dim, dim)
+    left = num_parameters - GroupLayout(sizes, tuple(ranks)).parameters(dim)
+    # What is left goes to single groups, the largest for which it is enough, beyond D / 2 if need be.
+    by_size = sorted(range(num_groups), key=lambda group: -sizes[group])
+    while open_groups := [g for g in by_size if ranks[g] < limits[g] and sizes[g] + dim <= left]:
+        ranks[open_groups[0]] += 1
+        left -= sizes[open_groups[0]] + dim
+    return GroupLayout(sizes, tuple(ranks))
 
 
 def _equal_shares(frequencies: np.ndarray, num_groups: int) -> tuple[tuple[int, ...], list[float]]:

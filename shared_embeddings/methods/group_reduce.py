@@ -385,10 +385,14 @@ class GroupReduceEmbedding(SharedEmbedding):
         groups = min(10, num_embeddings)
         least = num_embeddings + groups * embedding_dim
         steps = max(math.log(num_embeddings * embedding_dim / least, _STEP), 0.0)
-        yield SearchGrid(
-            int(steps) + 1,
-            lambda step: {"num_groups": groups, "num_parameters": int(least * _STEP**step)},
-        )
+
+        def options_at(step: int) -> Options:
+            options = GroupReduceOptions(num_groups=groups, num_parameters=int(least * _STEP**step))
+            # Other groups, from counts, must not take more.
+            size = cls.closed_form(num_embeddings, embedding_dim, options)
+            return {"num_groups": groups, "num_parameters": size}
+
+        yield SearchGrid(int(steps) + 1, options_at)
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
@@ -411,14 +415,8 @@ class GroupReduceEmbedding(SharedEmbedding):
         if counts is None:
             counts = 1.0 / torch.arange(1, len(task.teacher) + 1, dtype=torch.float64)
         scaled, scale = task.at_unit_scale()
-        found = group_reduce(
-            scaled.teacher,
-            counts,
-            options.num_groups,
-            options.min_rank,
-            options.max_rank,
-            options.num_parameters,
-        )
+        layout = {name: getattr(options, name) for name in _LAYOUT}
+        found = group_reduce(scaled.teacher, counts, **layout)
         kept = {name: task.options[name] for name in task.options if name in ("activation", "output_bias")}
         sizes, ranks = [len(codes) for codes in found.codes], [len(basis) for basis in found.bases]
         embedding: GroupReduceEmbedding = task.build_with({"group_sizes": sizes, "ranks": ranks, **kept})

@@ -91,3 +91,27 @@ def test_the_table_shows_sizes_in_bits_of_eight() -> None:
     assert fitting.as_table([report]).splitlines()[-1] == (
         "| funnel | 1,234 | 3 | 0.123 | 0.500 | 0.250 | 2 |"
     )
+
+
+def test_fits_to_a_drawn_table_are_measured_apart(tmp_path: Path, capsys) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- BEGIN large fits -->\n<!-- END large fits -->\n")
+    output = tmp_path / "large.json"
+    asked = ["--size", "600x32", "--compression", "4", "--methods", "projective", "standard"]
+    where = ["--output", str(output), "--readme", str(readme)]
+    fitting.main([*asked, *where])
+    assert "standard is skipped" in capsys.readouterr().err
+    (found,) = json.loads(output.read_text())["fits"]
+    assert found["method"] == "projective" and found["peak_tables"] > 0
+    assert 4 <= found["compression"] < 5
+    assert "| projective | 4." in readme.read_text()
+    output.write_text(json.dumps({**json.loads(output.read_text()), "fits": [{**found, "seconds": 71}]}))
+    fitting.main([*asked, *where])
+    assert "| 71 |" in readme.read_text()
+
+
+@pytest.mark.parametrize("wrong", ["640", "0x640", "axb", "1x2x3"])
+def test_what_is_no_size_is_refused(wrong: str, capsys) -> None:
+    with pytest.raises(SystemExit) as error:
+        fitting.main(["--size", wrong])
+    assert error.value.code == 2 and "--size" in capsys.readouterr().err

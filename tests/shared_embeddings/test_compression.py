@@ -119,3 +119,25 @@ def test_a_table_of_its_own_on_the_output_has_no_teacher() -> None:
     with pytest.raises(ValueError, match="not its input table"):
         teacher_table(untied, is_scored=True)
     assert teacher_table(untied, is_scored=False).shape == (50, 16)
+
+
+@pytest.mark.parametrize("ratio", [3, 8, 20])
+@pytest.mark.parametrize("exponent", [0.8, 1.1])
+def test_group_reduce_meets_a_target_with_counts_that_are_not_by_zipfs_law(
+    ratio: int, exponent: float
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(4000, 64, generator=generator)
+    counts = (1e6 / torch.arange(1.0, 4001.0) ** exponent)[torch.randperm(4000, generator=generator)]
+    limit = table.nbytes // ratio
+    options: dict[str, Any] = options_within("group_reduce", 4000, 64, limit)
+    _, report = se.fit("group_reduce", table, token_counts=counts, progress=False, **options)
+    assert 0.98 * limit <= report.stored_bits / 8 <= limit
+
+
+def test_structured_takes_small_pieces_and_few_clusters_for_many_words() -> None:
+    bytes_of_a_table = 4 * 262_144 * 640
+    for ratio, width in ((4, 1), (8, 2), (16, 5)):
+        options = options_within("structured", 262_144, 640, bytes_of_a_table // ratio)
+        assert options["num_groups"] == 640 // width
+        assert options["num_clusters"] <= 512
