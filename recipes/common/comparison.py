@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from recipes.common.results import Record
+from recipes.common.results import Record, embedding_bits
 from recipes.common.table import NOT_RUN, describe_options, is_baseline
 from recipes.common.tools import option_value
 
@@ -28,9 +28,17 @@ def comparison_table(records: Sequence[Record], metric: str) -> str:
     """
     by_name = {record["row"]: record for record in records}
     plain = next((record for record in records if is_baseline(record["row"])), None)
-    titles = ["row", "options", "stored embedding", "total parameters", *STAGES.values(), "trained on for"]
+    titles = [
+        "row",
+        "options",
+        "times smaller",
+        "bits per weight",
+        "total parameters",
+        *STAGES.values(),
+        "trained on for",
+    ]
     lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
-    for name in _lines(by_name):
+    for name in sorted(_lines(by_name), key=lambda name: -_size(name, by_name)):
         group = {ending: by_name.get(f"{name}{ending}") for ending in STAGES}
         there = [record for record in group.values() if record is not None]
         scores = [NONE if record is None else _score(record, metric) for record in group.values()]
@@ -38,6 +46,14 @@ def comparison_table(records: Sequence[Record], metric: str) -> str:
         cells = [name, *_sizes(there, plain), *scores, _length(lasting)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _size(name: str, by_name: Mapping[str, Record]) -> float:
+    """The bits of the embedding of a line's rows; none measured counts as zero."""
+    records = (by_name.get(f"{name}{ending}") for ending in STAGES)
+    return max(
+        (embedding_bits(record["counts"]) for record in records if record and record["counts"]), default=0
+    )
 
 
 def _lines(by_name: Mapping[str, Record]) -> list[str]:
@@ -62,22 +78,19 @@ def _score(record: Record, metric: str) -> str:
 
 
 def _sizes(records: Sequence[Record], plain: Record | None) -> list[str]:
-    """The options of rows of one size, how many times fewer bits they store, and all their parameters."""
+    """The options of rows of one size, how many times fewer bits they store, bits per weight, parameters."""
     measured = next((record for record in records if record["counts"]), None)
     options = describe_options({"config": {"embedding": records[0]["config"].get("embedding")}})
+    store = (records[0]["config"].get("fit") or {}).get("store")
+    options = f"{options}, numbers in {store}" if store else options
     if measured is None:
-        return [options, NOT_RUN, NOT_RUN]
+        return [options, NOT_RUN, NOT_RUN, NOT_RUN]
     counts = measured["counts"]
+    total = f"{counts['total'] / 1e6:.2f} M"
     if plain is None or not plain["counts"]:
-        return [options, NOT_RUN, f"{counts['total'] / 1e6:.2f} M"]
-    times = _embedding_bits(plain["counts"]) / _embedding_bits(counts)
-    smaller = NONE if measured is plain else f"{times:.1f}x smaller"
-    return [options, smaller, f"{counts['total'] / 1e6:.2f} M"]
-
-
-def _embedding_bits(counts: Mapping[str, float]) -> float:
-    """The bits that input and output take, codes and other integers included; the rest is in float32."""
-    return counts["stored_bits"] - 32 * counts["rest"]
+        return [options, NOT_RUN, NOT_RUN, total]
+    smaller = embedding_bits(plain["counts"]) / embedding_bits(counts)
+    return [options, NONE if measured is plain else f"{smaller:.1f}x", f"{32 / smaller:.2f}", total]
 
 
 def _length(record: Record) -> str:

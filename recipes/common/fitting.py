@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def fit_model(
     counts: Path,
     seed: int,
     output: Path,
-    steps: int | None = None,
+    fit: Mapping[str, Any],
 ) -> None:
     """Write a copy of a trained model with an embedding that is fitted to its own.
 
@@ -34,7 +35,7 @@ def fit_model(
         counts: a word, a tab and its count on every line.
         seed: of what is drawn.
         output: the copy.
-        steps: for methods that are fitted by gradient descent; None for a good number.
+        fit: the row's ``fit``: ``fit_steps`` and ``store`` may be left out.
 
     Raises:
         UserError: the command failed.
@@ -43,8 +44,9 @@ def fit_model(
     arguments: list[str | Path] = ["compress", "--model", teacher, "--method", embedding["method"]]
     arguments += ["--token-counts", counts, "--seed", str(seed), "--force"]
     arguments += ["--output", output, "--report", output.with_name(REPORT)]
-    if steps is not None:
-        arguments += ["--fit-steps", str(steps)]
+    for key, name in (("fit_steps", "--fit-steps"), ("store", "--store")):
+        if key in fit:
+            arguments += [name, str(fit[key])]
     for name, value in embedding.items():
         if name != "method":
             text = value if isinstance(value, str) else json.dumps(value)

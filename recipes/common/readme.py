@@ -9,7 +9,8 @@
   from a trained one;
 - ``quality``: ``bleu`` or ``perplexity``, by which the models are judged;
 - ``columns``: names out of `recipes.common.table.COLUMNS`, with commas (default: those of the quality);
-- ``picture: true``: also draws ``quality_size.png``, quality against size.
+- ``picture: true``: also draws ``quality_size.png``, the rows from scratch, quality against
+  stored bytes; for a comparison ``compressed.png``, right after the fit and trained on.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing import Any
 
 from recipes.common.comparison import comparison_table
 from recipes.common.errors import UserError
-from recipes.common.plot import TITLES, quality_size_plot
+from recipes.common.plot import TITLES, quality_size_plot, stages_plot
 from recipes.common.recipe import Recipe
 from recipes.common.results import Record, read_results
 from recipes.common.rows import FILE, read_file
 from recipes.common.table import RECIPE_COLUMNS, chosen_columns, markdown_table, records_of, update_readme
 
-PICTURE = "quality_size.png"
+PICTURE, STAGES_PICTURE = "quality_size.png", "compressed.png"
 
 
 def update_tables(recipe: Recipe, results: Path, readme: Path) -> str:
@@ -50,13 +51,23 @@ def update_tables(recipe: Recipe, results: Path, readme: Path) -> str:
     for table in tables:
         records = records_of(recipe.rows, found, table.get("rows", "*"))
         if table.get("from_scratch"):
-            records = [record for record in records if recipe.rows[record["row"]].teacher is None]
+            records = [record for record in records if not _starts_trained(recipe, record)]
         update_readme(readme, table["marker"], _text(recipe, table, records))
         measured = [record for record in records if record["metrics"]]
         if table.get("picture") and measured:
-            quality_size_plot(measured, readme.with_name(PICTURE), table["quality"])
+            is_comparison = table.get("table") == "comparison"
+            draw, name = (stages_plot, STAGES_PICTURE) if is_comparison else (quality_size_plot, PICTURE)
+            shown = (
+                measured if is_comparison else [one for one in measured if not _starts_trained(recipe, one)]
+            )
+            draw(shown, readme.with_name(name), table["quality"])
     known = sum(record["row"] in recipe.rows for record in found)
     return f"{readme}: {known} of {len(recipe.rows)} rows measured"
+
+
+def _starts_trained(recipe: Recipe, record: Record) -> bool:
+    """Whether a row starts from a trained one."""
+    return recipe.rows[record["row"]].teacher is not None
 
 
 def _text(recipe: Recipe, table: dict[str, Any], records: Sequence[Record]) -> str:

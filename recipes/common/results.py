@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -131,3 +131,8 @@ def natural(name: str) -> list[tuple[int, str]]:
 def is_smoke(path: Path, runs: Path) -> bool:
     """Whether a file below the folder `runs` was made with ``--smoke``, on generated data."""
     return SMOKE_FOLDER in path.relative_to(runs).parts
+
+
+def embedding_bits(counts: Mapping[str, float]) -> float:
+    """The bits that input and output take, codes and other integers included; the rest is in float32."""
+    return counts["stored_bits"] - 32 * counts.get("rest", 0)

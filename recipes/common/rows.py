@@ -22,8 +22,8 @@ The settings of a row are
 - ``finetune``: options of a second training from the best model of the first (language models);
 - ``data``: which of the prepared data it uses; ``batch``: tokens per step, whatever the number of GPUs;
 - ``distill``: ``teacher``, the row that it starts from, and the other options of ``embedding_distillation``;
-- ``fit``: ``teacher``, the row whose embedding is replaced by one fitted to it, without training, and
-  ``fit_steps`` for methods that are fitted by gradient descent.
+- ``fit``: ``teacher``, the row whose embedding is replaced by one fitted to it, without training,
+  ``fit_steps`` for methods that are fitted by gradient descent, and ``store``, the type of its numbers.
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ def _row(where: str, name: str, settings: Content, path: Path, content: Content)
         for key in ("distill", "train"):
             if key in settings:
                 raise UserError(f"{where}: {key} has no effect on a row that is only fitted; remove it")
-        for key in settings["fit"].keys() - {"teacher", "fit_steps"}:
-            raise UserError(f"{where}: fit: unknown key {key!r}; it may hold teacher and fit_steps")
+        for key in settings["fit"].keys() - {"teacher", "fit_steps", "store"}:
+            raise UserError(f"{where}: fit: unknown key {key!r}; it may hold teacher, fit_steps and store")
     for way in ("distill", "fit"):
         if way in settings and "teacher" not in settings[way]:
             raise UserError(f"{where}: {way}: teacher is missing; name the row that it starts from")

@@ -108,8 +108,7 @@ def _fit(recipe: Recipe, row: Row, run: Path, options: Sequence[str], checksum: 
         _write_log(run, [segment], checksum, options)
         embedding = recipe.with_files(row.embedding, recipe.home)
         counts = data_folder(recipe, row) / "vocabulary.tsv"
-        seed, steps = row.train.get("seed", 0), row.fit.get("fit_steps")
-        fit_model(teacher, embedding, counts, seed, run / BEST, steps)
+        fit_model(teacher, embedding, counts, row.train.get("seed", 0), run / BEST, row.fit)
         segment["ended"] = time.time()
         _write_log(run, [segment], checksum, options)
 

@@ -203,7 +203,7 @@ def _pictures(task: Task) -> list[Block]:
             Picture(
                 f"{name}-quality",
                 figures.quality_size(scored, key, known),
-                f"{known.title} against embedding parameters of {len(scored)} rows of {name}",
+                f"{known.title} against stored bytes of {len(scored)} rows of {name}",
                 f"{known.title} against the size of the embedding; {better} and further left is better. "
                 "The table below has the numbers.",
             )

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recipes.common.plot import draw_quality_size, label_rows
+from recipes.common.plot import draw_quality_size, label_rows, place
 from recipes.report.lines import Line
 from recipes.report.measures import Measure
 
@@ -80,12 +80,11 @@ def quality_size(lines: Sequence[Line], key: str, measure: Measure) -> str:
         draw_quality_size(axes, records, key)
         axes.figure.legend(loc="outside lower left", ncols=3, fontsize=8, handletextpad=0.2)
         axes.set_ylabel(measure.title + ("" if measure.higher_is_better else " (lower is better)"))
-        for line in lines:
+        for line, record in zip(lines, records, strict=True):
             spread = line.measured[key]
             if spread.deviation is not None:
                 axes.errorbar(
-                    line.counts["embedding"],
-                    spread.mean,
+                    *place(record, key),
                     yerr=spread.deviation,
                     color=_INK,
                     capsize=2,
@@ -149,8 +148,8 @@ def training_curves(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
                 linewidth=1.4,
             )
         axes.set_yscale("log")
-        for place in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            place(FuncFormatter(lambda value, _: f"{value:g}"))
+        for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            set_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.set_xlabel("steps")
         axes.set_ylabel("validation perplexity")
         axes.grid(which="both")

@@ -109,8 +109,7 @@ def fit_row(row: Row, run: Path, data: Data, teacher: Path, counts: Path, option
         raise UserError(f"{row.name} is only fitted, not trained: {options[0]} has no effect; remove it")
     with locked(run / "lock"):
         started = time.time()
-        seed, steps = row.train.get("seed", 0), (row.fit or {}).get("fit_steps")
-        fit_model(teacher, row.embedding, counts, seed, run / AVERAGED, steps)
+        fit_model(teacher, row.embedding, counts, row.train.get("seed", 0), run / AVERAGED, row.fit or {})
         log = {"settings": {"embedding": row.embedding}, "data_checksum": data.checksum, "finished": 0}
         log |= {"options": [], "seconds": round(time.time() - started, 1)}
         log |= {"peak_memory_mib": peak_memory_of_children()}

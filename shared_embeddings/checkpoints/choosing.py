@@ -95,7 +95,9 @@ class Choice:
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines = ["  ".join(_aligned(cells, widths)) for cells in rows]
         lines += [
-            f"{trial.method}: not possible: {trial.reason}" for trial in self.trials if trial.report is None
+            f"not possible: {trial.method}: {trial.reason.removeprefix(f'{trial.method}: ')}"
+            for trial in self.trials
+            if trial.report is None
         ]
         assert self.best.report is not None
         if self.output is not None:

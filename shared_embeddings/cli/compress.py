@@ -82,6 +82,9 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
         raise ValueError("--output is given twice; a method's option 'output' is --embedding-output here")
     if known.compare == bool(known.output):
         raise ValueError("give --output for a model, or --compare to compare the candidates only")
+    for name in ("force", "report"):
+        if known.compare and getattr(known, name):
+            raise ValueError(f"--compare writes no files, so that --{name} has no effect; remove one of them")
     require_seed(known.seed)
     settings = {
         "counts": read_counts(known.token_counts) if known.token_counts is not None else None,

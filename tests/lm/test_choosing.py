@@ -131,6 +131,7 @@ def test_options_that_contradict_each_other(
         ([*output], "give one of --target-ratio, --target-bytes, --bits and --max-loss"),
         ([*output, "--bits", 2, "--target-ratio", 4], "give one of"),
         (["--bits", 2], "give --output for a model, or --compare"),
+        (["--bits", 2, "--compare", "--force"], "--compare writes no files, so that --force has no effect"),
         ([*output, "--bits", 2, "--compare"], "give --output for a model, or --compare"),
         ([*output, "--bits", 2, "--rank", 4], "--rank is an option of a method"),
         ([*output, "--bits", 64], "below 32"),

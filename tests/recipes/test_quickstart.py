@@ -21,7 +21,14 @@ from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.score import scores
 
 RECIPE = find_recipe("quickstart")
-COUNTS = {"step": 30, "embedding": 1000, "total": 5000, "compression": 4.0, "config": {"seed": 1}}
+COUNTS = {
+    "step": 30,
+    "embedding": 1000,
+    "stored_bits": 160_000,
+    "total": 5000,
+    "compression": 4.0,
+    "config": {"seed": 1},
+}
 SMALL = {"--train": "40", "--valid": "4", "--test": "6", "--steps": "30", "--rows": "standard,projective"}
 
 FAKE_COMMANDS = {
@@ -218,7 +225,12 @@ def test_table_of_fake_results() -> None:
         return {
             "row": row,
             "config": {"embedding": {"method": row, "rank": 8} if row != "standard" else {"method": row}},
-            "counts": {"embedding": embedding, "total": 2 * embedding, "compression": 800_000 / embedding},
+            "counts": {
+                "embedding": embedding,
+                "stored_bits": 32 * embedding,
+                "total": 2 * embedding,
+                "compression": 800_000 / embedding,
+            },
             "metrics": {"bleu": bleu, "tokens_per_second": speed},
         }
 

@@ -83,6 +83,7 @@ def record(row: str = "standard", seed: int = 1, perplexity: float = 50.0, **cha
         "row": row,
         "config": {"embedding": {"method": "define"}, "seed": seed},
         "counts": {"embedding": 2_000_000, "output": 500_000, "rest": 6_000_000, "total": 8_000_000}
+        | {"stored_bits": 32 * 8_000_000}
         | {"dense_embedding": 8_000_000},
         "metrics": {"perplexity": perplexity, "training_seconds": 90.0},
         "data_checksum": "c" * 64,

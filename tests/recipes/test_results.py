@@ -25,7 +25,12 @@ def write(folder: Path, row: str, bleu: float = 30.0, embedding: int = 1000, **e
         folder,
         row,
         config={"embedding": {"method": row.split("_")[0], "rank": 3}},
-        counts={"embedding": embedding, "total": 2_500_000, "compression": 4.0},
+        counts={
+            "embedding": embedding,
+            "stored_bits": 32 * embedding,
+            "total": 2_500_000,
+            "compression": 4.0,
+        },
         metrics={
             "bleu": bleu,
             "chrf": 50.0,
@@ -162,7 +167,7 @@ def write_perplexity(folder: Path, row: str, perplexity: float) -> None:
         folder,
         row,
         config={"embedding": {"method": row.split("_")[1]}},
-        counts={"embedding": 1000, "total": 2000, "compression": 4.0},
+        counts={"embedding": 1000, "stored_bits": 32_000, "total": 2000, "compression": 4.0},
         metrics={"perplexity": perplexity, "valid_perplexity": 70.0, "pointer_perplexity": 50.0},
         data_checksum="c",
     )
@@ -266,10 +271,20 @@ def test_names_of_rows_do_not_cover_each_other() -> None:
 
     axes = Figure().add_subplot()
     records = [
-        {"row": f"row_{place}", "config": {}, "counts": {"embedding": 1000}, "metrics": {"bleu": 30.0}}
+        {
+            "row": f"row_{place}",
+            "config": {},
+            "counts": {"embedding": 1000, "stored_bits": 32_000},
+            "metrics": {"bleu": 30.0},
+        }
         for place in range(9)
     ]
-    far = {"row": "far", "config": {}, "counts": {"embedding": 90_000}, "metrics": {"bleu": 9.0}}
+    far = {
+        "row": "far",
+        "config": {},
+        "counts": {"embedding": 90_000, "stored_bits": 2_880_000},
+        "metrics": {"bleu": 9.0},
+    }
     draw_quality_size(axes, [*records, far], "bleu")
     label_rows(axes, [*records, far], "bleu")
     assert [label.get_text() for label in axes.texts] == ["row_0", "row_1", "row_2", "row_3", "far"]
