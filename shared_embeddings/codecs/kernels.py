@@ -74,6 +74,23 @@ def uniform_scores(hidden: Tensor, codes: Tensor, width: int, scales: Tensor) ->
     return out.to(hidden.dtype)
 
 
+def nearest_sums(pieces: Tensor, stages: Tensor) -> Tensor:
+    """Codes ``(n, s)`` of sums of entries that are near to pieces, by a beam search.
+
+    Args:
+        pieces: ``(n, p)``.
+        stages: the entries of every stage ``(s, 256, p)``.
+    """
+    out = torch.empty(len(pieces), len(stages), dtype=torch.uint8)
+    numbers, entries, codes = _array(pieces.float()), _array(stages.float().transpose(1, 2)), out.numpy()
+
+    def find(rows: slice) -> None:
+        _loops().nearest_sums(numbers[rows], entries, codes[rows])
+
+    _in_threads(find, len(pieces), stages.numel())
+    return out
+
+
 def nearest_paths(rows: Tensor, width: int, start: int, book: Tensor) -> Tensor:
     """The states ``(n, D)`` of the nearest path to each row, among those that begin in the first states.
 

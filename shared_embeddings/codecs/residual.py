@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.codecs import kernels
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
 from shared_embeddings.utils.extras import require
 
@@ -70,7 +71,10 @@ class ResidualCodec(Codec):
         """As in the base class: the best of a beam of sums, then the best scale."""
         stages = codebooks["stages"][:width].float()
         pieces = self._pieces(rows / rms(rows))
-        codes = torch.cat([_beam_search(part.flatten(0, 1), stages) for part in pieces.split(_ROWS)])
+        if kernels.usable(pieces, stages):
+            codes = kernels.nearest_sums(pieces.flatten(0, 1), stages)
+        else:
+            codes = torch.cat([_beam_search(part.flatten(0, 1), stages) for part in pieces.split(_ROWS)])
         packed = codes.to(torch.uint8).view(len(rows), -1)
         return Encoded(packed, fitted_scales(rows, self.decode(packed, width, {"stages": stages})))
 

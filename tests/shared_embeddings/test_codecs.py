@@ -92,14 +92,15 @@ def test_compiled_loops_agree_with_torch(threads: int, monkeypatch: pytest.Monke
             torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
-def test_compiled_search_finds_paths_as_near_as_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("codec", [TrellisCodec(96), ResidualCodec(96)])
+def test_compiled_search_finds_codes_as_near_as_torch(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.usable(torch.zeros(1)), "numba is not installed"
     rows = normal_rows(37, 96)
     for width in (1, 2, 4, 8):
-        compiled = error(recoded(TrellisCodec(96), rows, width)[0], rows)
+        compiled = error(recoded(codec, rows, width)[0], rows)
         with monkeypatch.context() as patched:
             patched.setattr(kernels, "usable", lambda *_: False)
-            plain = error(recoded(TrellisCodec(96), rows, width)[0], rows)
+            plain = error(recoded(codec, rows, width)[0], rows)
         assert compiled == pytest.approx(plain, rel=1e-3)
 
 
