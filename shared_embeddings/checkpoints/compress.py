@@ -183,7 +183,7 @@ class _Footprint:
         module = trained.module
         held = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
         return cls(
-            sum(tensor.nbytes for tensor in written.values()),
+            sum(part.nbytes for tensor in written.values() for part in inner_tensors(tensor)),
             sum(part.nbytes for tensor in held.values() for part in inner_tensors(tensor)),
             accounting.count_parameters(module),
         )

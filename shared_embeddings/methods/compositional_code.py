@@ -47,6 +47,7 @@ class CompositionalCodeEmbedding(SharedEmbedding):
     idea = "sums of M codebook entries, chosen by codes"
     grid_choice = "codebooks of 16, as many as fit; codes are extra"
     fit_bound = 0.3
+    default_store = "fp16"
     per_word = ("codes",)
     codes: Tensor
     is_deep = True

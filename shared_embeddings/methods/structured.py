@@ -53,6 +53,7 @@ class StructuredEmbedding(SharedEmbedding):
     idea = "pieces of a row, each one of K centroids"
     grid_choice = "pieces and clusters of the least expected error; 32 bits of codes count as a parameter"
     fit_bound = 0.15
+    default_store = "fp16"
     per_word = ("codes",)
     codes: Tensor
 
