@@ -54,7 +54,7 @@ def test_sizes_of_the_papers_coding() -> None:
     sizes = {"num_embeddings": 1000, "embedding_dim": 512}
     assert se.expected_count("compositional_code", **sizes) == 262_144
     emb = se.build("compositional_code", **sizes)
-    assert emb.counts()["stored_bits"] == 262_144 * 32 + 1000 * 32 * 4
+    assert emb.counts()["stored_bits"] == 262_144 * 16 + 1000 * 32 * 4  # numbers in 16 bits
     assert emb.index_entries(1000, 512, options) == 32_000
     assert [name for name, _ in emb.named_parameters()] == ["codebooks"]
 
