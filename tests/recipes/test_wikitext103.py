@@ -94,7 +94,7 @@ def test_codes_take_as_many_bytes_as_their_notes_say(recipe: str, name: str) -> 
         sizes = {"num_embeddings": replaced.num_embeddings, "embedding_dim": replaced.embedding_dim}
         new = se.build(row.embedding["method"], **sizes, **options)
     assert new.counts()["total"] == 32 * 16 * replaced.embedding_dim
-    books = 4 * new.counts()["total"]
+    books = 2 * new.counts()["total"]
     codes = new.counts()["stored_bits"] // 8 - books
     assert codes == 267_735 * 32 * 4 // 8
     notes = " ".join((RECIPES / recipe / "rows.yaml").read_text().split())
