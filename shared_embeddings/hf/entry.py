@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from shared_embeddings.checkpoints.storage import HEADER, hold
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.hf.sides import InputSide, OutputSide
 from shared_embeddings.registry import build
@@ -102,6 +103,7 @@ def place(model: Any, embeddings: Mapping[str, SharedEmbedding], placements: Map
     setattr(model, ENTRY, nn.ModuleDict(embeddings))
     setattr(model.config, KEY, entry_of(embeddings, placements))
     model.resize_token_embeddings = _resizing_fails
+    model.register_load_state_dict_pre_hook(_hold_packed)
 
 
 def placements_in(model: Any, placements: Mapping[str, Placement]) -> dict[str, Placement]:
@@ -144,6 +146,14 @@ def _replace(model: nn.Module, path: str, new: nn.Module) -> None:
     """Replace the module at a path."""
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, new)
+
+
+def _hold_packed(model: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+    """Prepare the packed content of a file for ``load_state_dict``, as Trainer calls it to resume."""
+    if not prefix and HEADER in state:
+        held = hold(state)
+        state.clear()
+        state.update(held)
 
 
 def _resizing_fails(*arguments: object, **named: object) -> NoReturn:

@@ -7,7 +7,8 @@ Axes: ``B`` batch, ``T`` time, ``V`` vocabulary, ``D`` model dimension.
 
 from __future__ import annotations
 
-from typing import NoReturn
+import copy
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +29,24 @@ class _Side(nn.Module):
     embedding: SharedEmbedding
 
     def __init__(self, embedding: SharedEmbedding) -> None:
-        super().__init__()
+        # Not the initialization of layers that this may be a subclass of, which have their own weights.
+        nn.Module.__init__(self)
         # Bypasses nn.Module, which would register it.
         object.__setattr__(self, "embedding", embedding)
         like = next(embedding.parameters())
         self.weight = nn.Parameter(like.new_empty(embedding.num_embeddings, 0), requires_grad=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Side:
+        """A copy as a part of a copied model; RuntimeError for a copy of this layer alone."""
+        if not memo:
+            raise RuntimeError(
+                f"{type(self).__name__} cannot be copied without its model, as modules_to_save of PEFT does: "
+                "adapt the input layer with LoRA (target_modules), or train the model without PEFT"
+            )
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         raise RuntimeError(
@@ -41,8 +55,10 @@ class _Side(nn.Module):
         )
 
 
-class InputSide(_Side):
+class InputSide(_Side, nn.Embedding):
     """Replaces an ``nn.Embedding``: ids ``(B, T)`` to vectors ``(B, T, D)``.
+
+    PEFT adapts instances of ``nn.Embedding``, whose attributes it reads.
 
     Args:
         embedding: looks up the vectors.
@@ -51,19 +67,22 @@ class InputSide(_Side):
 
     def __init__(self, embedding: SharedEmbedding, scale: float) -> None:
         super().__init__(embedding)
-        self.scale = scale
+        self.embed_scale = scale
         self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
         self.padding_idx = embedding.padding_idx
+        self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = None, 2.0, False, False
 
     def forward(self, ids: Tensor) -> Tensor:
         """The vectors ``(..., D)`` of ids ``(...)``."""
         vectors = self.embedding(ids)
         # Round to the dtype of the vectors first, as the models do.
-        return vectors if self.scale == 1.0 else vectors * torch.tensor(self.scale, dtype=vectors.dtype)
+        if self.embed_scale == 1.0:
+            return vectors
+        return vectors * torch.tensor(self.embed_scale, dtype=vectors.dtype)
 
     def extra_repr(self) -> str:
         """The arguments, for print(module)."""
-        return f"{self.embedding.method}, scale={self.scale:g}"
+        return f"{self.embedding.method}, scale={self.embed_scale:g}"
 
 
 class OutputSide(_Side):

@@ -1,0 +1,168 @@
+"""What people do with a model of transformers works with compressed ones, see ``docs/huggingface.md``."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import transformers  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from shared_embeddings.layers.packed_tensor import PackedTensor  # noqa: E402
+from tests.loops import slow_except  # noqa: E402
+from tests.shared_embeddings.hf.models import IDS, KINDS, scores, shrink  # noqa: E402
+from tests.shared_embeddings.hf.test_hf_from_pretrained import auto_class  # noqa: E402
+from tests.shared_embeddings.hf.test_hf_quality import add_tokenizer  # noqa: E402
+
+STORES = ("fp32", "int8")
+SPEAKING = [kind for kind in KINDS if auto_class(kind) is not transformers.AutoModelForMaskedLM]
+
+
+def opened(kind: str, folder: Path, store: str = "fp32") -> Any:
+    """A small model of a kind, as ``from_pretrained`` reads it."""
+    small = folder / f"{kind}_{store}"
+    if not small.exists():
+        shrink(kind, small, store)
+    return auto_class(kind).from_pretrained(small)
+
+
+GENERATION: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beams": {"num_beams": 3},
+    "sampling": {"do_sample": True, "top_k": 20},
+    "prompt lookup": {"prompt_lookup_num_tokens": 2},
+}
+
+
+def said(model: Any, **how: Any) -> Tensor:
+    """What a model says after some ids."""
+    torch.manual_seed(4)
+    given = {"attention_mask": torch.ones(1, 3), "max_new_tokens": 5, "pad_token_id": 0, **how}
+    found: Tensor = model.generate(IDS[:1, :3], **given)
+    return found
+
+
+@pytest.mark.parametrize("kind", slow_except(["gemma3", "marian"], SPEAKING))
+def test_generation(tmp_path: Path, kind: str) -> None:
+    for store in STORES:
+        model, again = opened(kind, tmp_path, store), opened(kind, tmp_path, store)
+        for name, how in GENERATION.items():
+            if not (name == "prompt lookup" and model.config.is_encoder_decoder):
+                assert torch.equal(said(model, **how), said(again, **how)), name
+        # An assistant changes how long it takes, but not what is said.
+        if not model.config.is_encoder_decoder:
+            assert torch.equal(said(model, assistant_model=again), said(model))
+
+
+def test_pipelines(tmp_path: Path) -> None:
+    for kind, task in {"llama": "text-generation", "bert": "fill-mask"}.items():
+        shrink(kind, tmp_path / kind)
+        add_tokenizer(tmp_path / kind)
+    told = transformers.pipeline("text-generation", model=str(tmp_path / "llama"))
+    assert told("w5 w9", max_new_tokens=3, do_sample=False)[0]["generated_text"].startswith("w5 w9")
+    vectors = transformers.pipeline("feature-extraction", model=str(tmp_path / "bert"))
+    assert len(vectors("w5 w9 w3")[0]) == 3
+
+
+def arguments(folder: Path) -> Any:
+    """Settings of Trainer for four steps with a checkpoint after two."""
+    return transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=4,
+        save_steps=2,
+        per_device_train_batch_size=2,
+        learning_rate=1e-2,
+        report_to=[],
+        use_cpu=True,
+        seed=1,
+        disable_tqdm=True,
+        gradient_checkpointing=True,
+    )
+
+
+@pytest.mark.parametrize("kind", slow_except(["gemma"], ["gemma", "bert", "t5_untied", "marian"]))
+def test_trainer_resumes(tmp_path: Path, kind: str) -> None:
+    """To the same weights, with recomputed activations; packed embeddings stay as they are."""
+    rows = [{"input_ids": ids, "labels": ids} for ids in IDS] * 4
+    for store in ("fp32", "int4"):
+        whole, model = opened(kind, tmp_path, store), opened(kind, tmp_path, store)
+        before = {name: part.detach().clone() for name, part in model.named_parameters()}
+        run = tmp_path / f"run_{store}"
+        given = {"args": arguments(run), "train_dataset": rows}
+        transformers.Trainer(model=whole, **given).train()
+        transformers.Trainer(model=model, **given).train(resume_from_checkpoint=str(run / "checkpoint-2"))
+        assert torch.equal(scores(model), scores(whole))
+        for name, part in model.named_parameters():
+            if name.startswith("shared_embeddings."):
+                is_packed = isinstance(part, PackedTensor)
+                assert is_packed == (store == "int4" and before[name].numel() >= 256)
+                assert is_packed == bool((part == before[name]).all())
+        again = auto_class(kind).from_pretrained(run / "checkpoint-4")
+        assert torch.equal(scores(again), scores(model))
+
+
+def test_packed_embeddings_become_trainable(tmp_path: Path) -> None:
+    model = opened("llama", tmp_path, "int8")
+    before = scores(model)
+    assert not all(part.requires_grad for part in model.shared_embeddings.parameters())
+    model.dequantize()
+    assert all(part.requires_grad for part in model.shared_embeddings.parameters())
+    torch.testing.assert_close(scores(model), before)
+    model.save_pretrained(tmp_path / "plain")
+    torch.testing.assert_close(
+        scores(transformers.LlamaForCausalLM.from_pretrained(tmp_path / "plain")), before
+    )
+
+
+def test_copies(tmp_path: Path) -> None:
+    """A model is copied with its embeddings; a layer of it is not, as PEFT's modules_to_save would."""
+    for store in STORES:
+        model = opened("gemma", tmp_path, store)
+        copied = copy.deepcopy(model)
+        assert torch.equal(scores(copied), scores(model))
+        assert copied.get_input_embeddings().embedding is copied.shared_embeddings["words"]
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+            with pytest.raises(RuntimeError, match="cannot be copied without its model, as modules_to_save"):
+                copy.deepcopy(layer)
+
+
+@pytest.mark.slow
+def test_compilation(tmp_path: Path) -> None:
+    for store in STORES:
+        model = opened("gemma", tmp_path, store)
+        compiled = torch.compile(model, backend="aot_eager")
+        with torch.no_grad():
+            found = compiled(input_ids=IDS, attention_mask=torch.ones_like(IDS)).logits
+        torch.testing.assert_close(found, scores(model))
+
+
+def test_pushed_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``push_to_hub`` uploads is complete."""
+    hub = transformers.utils.hub
+
+    class Server:
+        """Answers to every request."""
+
+        repo_id = "someone/small"
+
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            return lambda *_, **__: self
+
+    def upload(model: Any, folder: str, *_: Any, **__: Any) -> None:
+        shutil.copytree(folder, tmp_path / "hub")
+
+    model = opened("gemma", tmp_path, "int8")
+    monkeypatch.setattr(hub, "hf_api", Server)
+    monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *_, **__: Server())
+    monkeypatch.setattr(type(model), "_upload_modified_files", upload)
+    model.push_to_hub("someone/small")
+    downloaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hub")
+    assert torch.equal(scores(downloaded), scores(model))
