@@ -27,6 +27,7 @@ class _Side(nn.Module):
     """
 
     embedding: SharedEmbedding
+    weight: Tensor
 
     def __init__(self, embedding: SharedEmbedding) -> None:
         # Not the initialization of layers that this may be a subclass of, which have their own weights.

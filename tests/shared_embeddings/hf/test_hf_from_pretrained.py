@@ -15,6 +15,7 @@ from safetensors.torch import load_file  # noqa: E402
 
 from shared_embeddings import hf  # noqa: E402
 from shared_embeddings.hf.sides import InputSide  # noqa: E402
+from tests.loops import slow_except  # noqa: E402
 from tests.shared_embeddings.hf.models import IDS, KINDS, scores, shrink  # noqa: E402
 
 AUTO = {
@@ -40,7 +41,7 @@ def hidden(model: Any) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("store", ["fp32", "int8"])
+@pytest.mark.parametrize("store", slow_except(["int8"], ["fp32", "int8"]))
 def test_every_family(tmp_path: Path, store: str) -> None:
     """With and without its output layer; what it saves is read again."""
     for kind in KINDS:
