@@ -19,7 +19,7 @@ _ROWS = 1024
 # Rounds over all codebooks of a sample: at most so many, for at most so many products in all (minutes), and
 # no more once the error falls by less than a share. Each product of an entry comes with the cost of so many.
 _ROUNDS = 20
-_PRODUCTS = 4 * 10**12
+_PRODUCTS = 3 * 10**12
 _LEAST_GAIN = 2e-3
 _COST = 48
 # Rounds for the words that are not in the sample.
