@@ -49,7 +49,7 @@ def kmeans(
         progress: whether to show progress bars.
 
     Returns:
-        The cluster ``(n,)`` int64 of every point, and the centroids ``(K, d)``, the means of their points.
+        The cluster ``(n,)`` int64 of every point, and the centroids ``(K, d)``.
     """
     generator = torch.Generator().manual_seed(seed % 2**64)
     order = torch.randperm(len(points), generator=generator)
@@ -63,8 +63,8 @@ def kmeans(
         if error >= best * (1.0 - _LEAST_GAIN):
             break
         best, centroids = error, _means(sample, codes, centroids)
-    codes, _ = nearest(points, centroids, progress)
-    centroids = _means(points, codes, centroids)
+    if sample is not points:
+        centroids = _means(points, nearest(points, centroids, progress)[0], centroids)
     return nearest(points, centroids, progress)[0], centroids
 
 

@@ -414,7 +414,8 @@ class GroupReduceEmbedding(SharedEmbedding):
         counts = task.token_counts
         if counts is None:
             counts = 1.0 / torch.arange(1, len(task.teacher) + 1, dtype=torch.float64)
-        scaled, scale = task.at_unit_scale()
+        # Only gradient descent depends on the scale.
+        scaled, scale = (task, 1.0) if options.activation is None else task.at_unit_scale()
         layout = {name: getattr(options, name) for name in _LAYOUT}
         found = group_reduce(scaled.teacher, counts, **layout)
         kept = {name: task.options[name] for name in task.options if name in ("activation", "output_bias")}
