@@ -28,6 +28,7 @@ EXTRAS = {
         "subword_nmt",
         "waitress",
     ),
+    "onnx": ("onnx", "onnxruntime"),
     "recipes": ("babel", "num2words", "sacremoses"),
 }
 # Packages that are not named like their module.
