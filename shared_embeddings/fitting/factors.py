@@ -21,7 +21,9 @@ def shrink_codes(codes: Tensor, basis: Tensor) -> None:
     """
     size = codes.square().mean().sqrt()
     if size > 0:
-        factor = CODE_SCALE * (codes @ basis).square().mean().sqrt() / size
+        # The squares of the products, from small matrices instead of the table.
+        squares = ((codes.t() @ codes).double() * (basis @ basis.t()).double()).sum().clamp(min=0.0)
+        factor = (CODE_SCALE * (squares / (len(codes) * basis.size(1))).sqrt() / size).to(codes.dtype)
         codes.mul_(factor)
         basis.div_(factor)
 

@@ -60,11 +60,14 @@ def tt_svd(
 
 def _split(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Orthonormal columns ``(m, rank)`` and the rest ``(rank, n)`` of a matrix ``(m, n)``, padded with 0."""
+    # Sums over the longer side, block by block in 64 bits.
     if matrix.size(0) < matrix.size(1):
         gram = sum(part @ part.t() for part in map(Tensor.double, matrix.split(BLOCK, dim=1)))
         left = torch.linalg.eigh(gram).eigenvectors.flip(1)[:, :rank]
     else:
-        left = torch.linalg.svd(matrix.double(), full_matrices=False).U[:, :rank]
+        gram = sum(part.t() @ part for part in map(Tensor.double, matrix.split(BLOCK)))
+        right = torch.linalg.eigh(gram).eigenvectors.flip(1)[:, :rank]
+        left = torch.linalg.qr(torch.cat([part.double() @ right for part in matrix.split(BLOCK)])).Q
     left = left.to(matrix.dtype)
     missing = rank - left.size(1)
     return F.pad(left, (0, missing)), F.pad(left.t() @ matrix, (0, 0, 0, missing))
