@@ -166,7 +166,7 @@ class CheckpointModel:
         """The one file of a model named `output`."""
         return [output]
 
-    def write(self, output: Path, tensors: Mapping[str, Tensor]) -> None:
+    def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         """Write a checkpoint without training state, all or nothing."""
         save_state(output, tensors, self.words, self.config, None)
 

@@ -222,7 +222,7 @@ class CheckpointModel:
             raise UserError(f"output {output}: must end in .pt, because its weights go into a file beside it")
         return [output, output.with_suffix(".safetensors")]
 
-    def write(self, output: Path, tensors: Mapping[str, Tensor]) -> None:
+    def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         """Write the model without training state, all or nothing."""
         kept = kept_files(self.checkpoint)
         saved = {"vocab": self.checkpoint["vocab"], "opt": self.options, "optim": None, **kept}

@@ -184,12 +184,13 @@ class TrainedModel(StoredModel, Protocol):
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the model, each once, sharing memory with it."""
 
-    def write(self, output: Path, tensors: Mapping[str, Tensor]) -> None:
+    def write(self, output: Path, tensors: Mapping[str, Tensor], card: str) -> None:
         """Write the model in the host's own format, all or nothing.
 
         Args:
             output: one of the names that `files` accepts.
             tensors: what `tensors` returned, possibly packed by `shared_embeddings.checkpoints.storage`.
+            card: what was done, in Markdown, for formats with a place for it.
 
         Raises:
             OSError: it cannot be written.

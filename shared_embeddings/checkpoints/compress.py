@@ -114,14 +114,13 @@ def compress(
     quality, kept = comparison.result()
     disk = sum(map(bytes_on_disk, trained.sources()))
     with _writing(output, files, report_file) as (places, report_place):
-        trained.write(places[0], written)
         result = CompressionReport(
             model=os.fspath(model),
             output=os.fspath(output),
             host=name,
             method=method,
             store=store,
-            bytes_on_disk=Sizes(disk, sum(map(bytes_on_disk, places))),
+            bytes_on_disk=Sizes(disk, 0),
             bytes_of_weights=Sizes(original.weights, after.weights),
             bytes_in_memory=Sizes(original.memory, after.memory),
             parameters=Sizes(original.parameters, after.parameters),
@@ -130,6 +129,9 @@ def compress(
             tables=reports,
             notes=notes,
         )
+        trained.write(places[0], written, result.card())
+        after_disk = Sizes(disk, sum(map(bytes_on_disk, places)))
+        result = dataclasses.replace(result, bytes_on_disk=after_disk)
         if report_place is not None:
             result.write(report_place)
     return result

@@ -138,6 +138,24 @@ class CompressionReport:
         """Write the report to a JSON file."""
         write_text(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
+    def card(self) -> str:
+        """What was done and what it cost, in Markdown, for the card of the written model."""
+        rows = {"bytes of weights": self.bytes_of_weights, "parameters": self.parameters}
+        for table in self.tables:
+            rows[f"bytes of table {table.name} ({', '.join(table.uses)})"] = table.stored_bytes
+        lines = ["| | before | after | smaller |", "| --- | ---: | ---: | ---: |"]
+        for title, sizes in rows.items():
+            factor = sizes.before / max(sizes.after, 1)
+            lines.append(f"| {title} | {sizes.before:,} | {sizes.after:,} | {factor:.2f}x |")
+        lines += ["", *(f"- table {table.name}: `{_described_fit(table)}`" for table in self.tables)]
+        lines.append(f"- numbers are stored as {self.store}")
+        if self.quality is not None:
+            found = self.quality
+            lines.append(
+                f"- {found.measure} of {found.how}: {found.before:.2f} before, {found.after:.2f} after"
+            )
+        return "\n".join([*lines, f"- {self.kept.described()}", ""])
+
     def described(self) -> str:
         """The report as text; the last line says how much of the model was kept."""
         rows = {
@@ -274,10 +292,8 @@ def _quality_lines(quality: QualityReport) -> Iterator[str]:
 def _table_lines(table: TableReport) -> Iterator[str]:
     """The lines about one table."""
     fit = table.fit
-    # Lists of classes and ranks of a large vocabulary would fill the screen.
-    options = {name: value for name, value in fit.options.items() if len(str(value)) <= 60}
     of_part = "" if table.part is None else f", {table.part}"
-    yield f"table {table.name} ({', '.join(table.uses)}){of_part}: {as_yaml(fit.method, options)}"
+    yield f"table {table.name} ({', '.join(table.uses)}){of_part}: {_described_fit(table)}"
     yield _line("  parameters", table.parameters)
     yield _line("  bytes", table.stored_bytes)
     weighted = "" if fit.weighted_error is None else f", weighted by counts {fit.weighted_error:.4f}"
@@ -291,6 +307,13 @@ def _table_lines(table: TableReport) -> Iterator[str]:
             f"{stored.added_error:.5f}"
         )
         yield from _band_lines(stored.bands, table.order)
+
+
+def _described_fit(table: TableReport) -> str:
+    """The method of a table and its options."""
+    # Lists of classes and ranks of a large vocabulary would fill the screen.
+    options = {name: value for name, value in table.fit.options.items() if len(str(value)) <= 60}
+    return as_yaml(table.fit.method, options)
 
 
 def _band_lines(bands: list[Band], order: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ from shared_embeddings.hf.entry import ENTRY, KEY, find_entry, place
 from shared_embeddings.hf.folder import CONFIG, model_class, read_config, read_model, reading
 from shared_embeddings.hf.loading import load
 from shared_embeddings.hf.quality import check_causal, perplexity
-from shared_embeddings.hf.saving import check_output, copy_rest, replacing_folder, save_pretrained
+from shared_embeddings.hf.saving import check_output, copy_rest, replacing_folder, save_pretrained, write_card
 from shared_embeddings.hf.tables import WordTable, check_scoring, find_tables
 from shared_embeddings.hf.trim import TrimmableFolder
 from shared_embeddings.hf.words import Vocabulary
@@ -206,14 +206,15 @@ class FolderModel:
         check_output(output, force=True)
         return [output]
 
-    def write(self, output: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write the folder, with the tokenizer of the original, all or nothing."""
+    def write(self, output: Path, tensors: Mapping[str, Tensor], card: str) -> None:
+        """Write the folder, with the tokenizer of the original and a model card, all or nothing."""
         check_output(output, force=True)
         # transformers chooses which of several names of a tensor to write.
         state = {**self.module.state_dict(), **tensors}
         with replacing_folder(output) as temporary:
             save_pretrained(self.module, temporary, state_dict=state)
             copy_rest(self.path, temporary)
+            write_card(self.path, temporary, type(self.module).__name__, card)
 
 
 def _for_input(method: str, options: dict[str, object]) -> dict[str, object]:

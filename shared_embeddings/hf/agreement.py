@@ -26,6 +26,8 @@ _RATIO, _MORE = 1.5, 5
 _MASKED = 7
 # Texts per forward pass.
 _TEXTS = 4
+# The factor of cosines in the softmax over neighbors, that of sentence encoders in training.
+_SHARPNESS = 20.0
 
 
 class _Inputs(NamedTuple):
@@ -47,6 +49,9 @@ def probe(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed
 
     An encoder-decoder model is probed after every token of its own greedy outputs.
 
+    A model that does not score words is probed for the nearest neighbors among texts, by the mean of their
+    last hidden states.
+
     Args:
         model: a transformers model, to be changed later.
         vocabulary: the vocabulary of the model.
@@ -57,6 +62,8 @@ def probe(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed
         ValueError: the model needs other inputs than tokens, or the texts have no tokens.
     """
     try:
+        if model.get_output_embeddings() is None:
+            return _probe_of_neighbors(model.eval(), vocabulary, texts, seed)
         given = _inputs(model.eval(), vocabulary, texts, seed)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         # Each model class fails in its own way without its other inputs.
@@ -65,6 +72,36 @@ def probe(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed
     if texts and given.of:
         of = f"{given.of} {of}"
     return Probe(f"{int(given.positions.sum()):,} tokens {of}", lambda: _predictions(model, given))
+
+
+def _probe_of_neighbors(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int) -> Probe:
+    """Probe which text is nearest to each text.
+
+    Raises:
+        ValueError: there are fewer than two texts.
+    """
+    if texts is None:
+        read = list(_random_ids(model, (PREDICTIONS // _RANDOM, _RANDOM), seed))
+        how = f"nearest neighbors of {len(read)} texts of random tokens; pass a real text with --text"
+    else:
+        read = [torch.tensor(ids) for ids in vocabulary.sentences(sampled_lines(texts, seed), _LONGEST)]
+        how = f"nearest neighbors of {len(read)} lines of {names_of(texts)}"
+    if len(read) < 2:
+        raise ValueError("one line has no neighbors; pass a longer text")
+    _neighbors(model, read[:2])  # fails here for models that need more than ids
+    return Probe(how, lambda: _neighbors(model, read))
+
+
+@torch.no_grad()
+def _neighbors(model: Any, texts: Sequence[Tensor]) -> Predictions:
+    """The nearest neighbor of each text, and its share of all neighbors."""
+    found = []
+    for ids in texts:
+        states = model.eval()(input_ids=ids[None], output_hidden_states=True).hidden_states[-1]
+        found.append(states[0].float().mean(dim=0))
+    vectors = torch.nn.functional.normalize(torch.stack(found), dim=-1)
+    similar = (_SHARPNESS * vectors @ vectors.T).fill_diagonal_(-torch.inf)
+    return Predictions.of(similar, lambda part: part)
 
 
 @torch.no_grad()

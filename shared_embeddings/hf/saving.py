@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from shared_embeddings.checkpoints.checksums import stamp_safetensors
 from shared_embeddings.utils.files import first_line, remove_leftovers, replacing
+from shared_embeddings.utils.reading import read_json
 
 # Files next to the weights and the configuration, such as tokenizers and generation settings. No code.
 _COPIED = (
@@ -31,6 +32,9 @@ _COPIED = (
 # All files that may be in the folder of a model that is replaced.
 _REPLACED = (*_COPIED, "*.safetensors", "*.tsv", "*.md")
 _TEMPLATES = "additional_chat_templates"
+_CARD = "README.md"
+# Names the folders of the layers after the model in sentence encoders, such as 1_Pooling.
+_MODULES = "modules.json"
 # Files that describe the old weights or their training.
 _NOT_COPIED = (
     "config.json",
@@ -84,7 +88,7 @@ def check_output(folder: Path, force: bool) -> None:
     if not folder.is_dir() or not (folder / "config.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"output {folder}: exists but is not a model, so it is not replaced; name another")
     for entry in sorted(folder.iterdir()):
-        is_own = any(map(entry.match, _REPLACED)) if entry.is_file() else entry.name == _TEMPLATES
+        is_own = any(map(entry.match, _REPLACED)) if entry.is_file() else entry in folders_of(folder)
         if not is_own:
             raise ValueError(
                 f"output {folder}: contains {entry.name}, which is not part of a model and would be lost; "
@@ -98,9 +102,46 @@ def copy_rest(source: Path, target: Path) -> None:
         for file in source.glob(pattern):
             if file.is_file() and file.name not in _NOT_COPIED and not file.name.endswith(".index.json"):
                 shutil.copyfile(file, target / file.name)
-    templates = source / _TEMPLATES
-    if templates.is_dir():
-        shutil.copytree(templates, target / templates.name)
+    copy_folders(source, target)
+
+
+def write_card(source: Path, target: Path, kind: str, summary: str) -> None:
+    """Write a model card, above that of the original, whose license and language it inherits.
+
+    Args:
+        source: the folder of the original.
+        target: the folder of the model.
+        kind: the class of the model.
+        summary: what was done, in Markdown.
+    """
+    original = source / _CARD
+    text = original.read_text(encoding="utf-8", errors="replace") if original.is_file() else ""
+    parts = re.fullmatch(r"(---\n.*?\n---\n)?(.*)", text, flags=re.DOTALL)
+    header, body = parts.groups(default="") if parts else ("", text)
+    loading = (
+        f'import shared_embeddings.hf\nfrom transformers import {kind}\nmodel = {kind}.from_pretrained("DIR")'
+    )
+    own = (
+        f"# Word embeddings compressed with shared-embeddings\n\n{summary}\n"
+        f"```python\n{loading}  # DIR: this folder\n```\n"
+    )
+    (target / _CARD).write_text("\n".join(filter(None, (header, own, body.lstrip()))), encoding="utf-8")
+
+
+def folders_of(source: Path) -> list[Path]:
+    """The folders inside a model's folder that belong to it: chat templates, and layers after the model."""
+    names = {_TEMPLATES}
+    if (source / _MODULES).is_file():
+        content = read_json(source / _MODULES)
+        modules = content if isinstance(content, list) else []
+        names.update(str(module.get("path")) for module in modules if isinstance(module, dict))
+    return [folder for folder in sorted(source.iterdir()) if folder.is_dir() and folder.name in names]
+
+
+def copy_folders(source: Path, target: Path) -> None:
+    """Copy the folders of a model, without code."""
+    for folder in folders_of(source):
+        shutil.copytree(folder, target / folder.name, ignore=shutil.ignore_patterns("*.py"))
 
 
 @contextmanager

@@ -33,10 +33,10 @@ class WordTable:
 
 
 def find_tables(model: Any) -> list[WordTable]:
-    """The tables of a language model: one if input and output are tied, else one for each.
+    """The tables of a model: one if input and output are tied or nothing scores words, else one for each.
 
     Raises:
-        ValueError: the model does not score words, or uses a table in an unsupported way.
+        ValueError: the model uses a table in an unsupported way.
     """
     kind = type(model).__name__
     named = _layers(model)
@@ -58,10 +58,10 @@ def find_tables(model: Any) -> list[WordTable]:
 
 
 def _layers(model: Any) -> list[tuple[str, Any]]:
-    """The input and output layers of a model, by name.
+    """The input and output layers of a model, by name; encoders and classifiers have no output for words.
 
     Raises:
-        ValueError: it has no output layer, is quantized, or takes more than text.
+        ValueError: it is quantized, or takes more than text.
     """
     kind, config = type(model).__name__, model.config
     if getattr(config, "quantization_config", None) is not None:
@@ -70,15 +70,15 @@ def _layers(model: Any) -> list[tuple[str, Any]]:
     if other:
         raise ValueError(f"{kind}: takes more than text ({other[0]}); use a text-only model")
     try:
-        layers = [("input", model.get_input_embeddings()), ("output", model.get_output_embeddings())]
+        layers = [("input", model.get_input_embeddings())]
         if getattr(config, "is_encoder_decoder", False):
-            layers.insert(1, ("decoder", model.get_decoder().get_input_embeddings()))
+            layers.append(("decoder", model.get_decoder().get_input_embeddings()))
+        if (output := model.get_output_embeddings()) is not None:
+            layers.append(("output", output))
     except (NotImplementedError, AttributeError) as error:
         raise ValueError(
             f"{kind}: does not define where its word embeddings are; it is not supported"
         ) from error
-    if layers[-1][1] is None:
-        raise ValueError(f"{kind}: has no output embeddings; use a model that scores words, not a classifier")
     return layers
 
 
@@ -89,7 +89,9 @@ def check_scoring(model: Any) -> None:
     MobileBERT and newer DeBERTa multiply by its table directly, which compression removes.
     """
     layers = _layers(model)
-    kind, output = type(model).__name__, layers[-1][1]
+    kind, (name, output) = type(model).__name__, layers[-1]
+    if name != "output":
+        return
     calls: list[None] = []
     hook = output.register_forward_hook(lambda *_: calls.append(None))
     ids = torch.arange(min(_TESTED_WORDS, *(len(layer.weight) for _, layer in layers)))[None]

@@ -16,7 +16,7 @@ from shared_embeddings.checkpoints.adapter import Vocabulary
 from shared_embeddings.hf.entry import KEY
 from shared_embeddings.hf.folder import CONFIG, GENERATION, INDEX, model_class, read_config, read_json
 from shared_embeddings.hf.positions import first_position
-from shared_embeddings.hf.saving import replacing_folder
+from shared_embeddings.hf.saving import copy_folders, folders_of, replacing_folder
 from shared_embeddings.hf.token_ids import check_ids, named_ids, with_new_ids
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
 from shared_embeddings.hf.word_rows import SIDES, Weights, without_weights, word_axes
@@ -172,6 +172,7 @@ class TrimmableFolder:
             for file in self.path.iterdir():
                 if self._is_copied(file):
                     shutil.copyfile(file, folder / file.name)
+            copy_folders(self.path, folder)
             self.weights.write(folder, self.kept)
 
     def _write_settings(self, folder: Path) -> None:
@@ -203,6 +204,7 @@ class TrimmableFolder:
         return (
             self._is_copied(file)
             or file.name in (TOKENIZER, INDEX, *_settings_files(self.path))
+            or file in folders_of(self.path)
             or file in self.weights.files
         )
 

@@ -141,9 +141,9 @@ def test_a_new_process_computes_what_was_in_memory(tmp_path: Path, monkeypatch: 
     kept: dict[str, torch.Tensor] = {}
     write = CheckpointModel.write
 
-    def remembering(self: CheckpointModel, path: Path, weights: dict[str, torch.Tensor]) -> None:
+    def remembering(self: CheckpointModel, path: Path, weights: dict[str, torch.Tensor], *card: str) -> None:
         kept[path.name] = scores_of(self.module)
-        write(self, path, weights)
+        write(self, path, weights, *card)
 
     monkeypatch.setattr(CheckpointModel, "write", remembering)
     for method in se.methods():

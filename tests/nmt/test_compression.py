@@ -291,9 +291,9 @@ def test_a_new_process_computes_what_was_in_memory(
     kept: dict[str, torch.Tensor] = {}
     write = CheckpointModel.write
 
-    def remembering(self: CheckpointModel, path: Path, weights: dict[str, torch.Tensor]) -> None:
+    def remembering(self: CheckpointModel, path: Path, weights: dict[str, torch.Tensor], *card: str) -> None:
         kept[path.name] = scores_of(self.module, self.vocabs)
-        write(self, path, weights)
+        write(self, path, weights, *card)
 
     monkeypatch.setattr(CheckpointModel, "write", remembering)
     for method, settings in METHODS.items():

@@ -34,9 +34,9 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     write_folder = FolderModel.write
 
-    def remembering(self: FolderModel, path: Path, weights: dict[str, Tensor]) -> None:
+    def remembering(self: FolderModel, path: Path, weights: dict[str, Tensor], card: str) -> None:
         found[path.name] = scores(self.module)
-        write_folder(self, path, weights)
+        write_folder(self, path, weights, card)
 
     monkeypatch.setattr(FolderModel, "write", remembering)
     return found
