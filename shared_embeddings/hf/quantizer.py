@@ -52,6 +52,12 @@ class EmbeddingsQuantizer(HfQuantizer):
         super().__init__(quantization_config, **settings)
         self._conversions: list[WeightConverter] = []
 
+    def update_device_map(self, device_map: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The map, with the device of its first part for the embeddings if it was made for the original."""
+        if not isinstance(device_map, dict) or "" in device_map:
+            return device_map
+        return {**device_map, ENTRY: device_map.get(ENTRY, next(iter(device_map.values())))}
+
     def is_serializable(self) -> bool:
         """Whether the model can be saved: yes."""
         return True

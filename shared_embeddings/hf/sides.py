@@ -37,6 +37,10 @@ class _Side(nn.Module):
         like = next(embedding.parameters())
         self.weight = nn.Parameter(like.new_empty(embedding.num_embeddings, 0), requires_grad=False)
 
+    def _moved(self, tensor: Tensor) -> Tensor:
+        """A tensor on the device of the embedding, which may be another one than that of this layer."""
+        return tensor.to(next(self.embedding.parameters()).device)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> _Side:
         """A copy as a part of a copied model; RuntimeError for a copy of this layer alone."""
         if not memo:
@@ -75,7 +79,7 @@ class InputSide(_Side, nn.Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         """The vectors ``(..., D)`` of ids ``(...)``."""
-        vectors = self.embedding(ids)
+        vectors = self.embedding(self._moved(ids))
         # Round to the dtype of the vectors first, as the models do.
         if self.embed_scale == 1.0:
             return vectors
@@ -103,8 +107,8 @@ class OutputSide(_Side):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The scores ``(..., V)`` of hidden states ``(..., D)``."""
-        scores = self.embedding.logits(hidden)
-        return scores if self.bias is None else scores + self.bias
+        scores = self.embedding.logits(self._moved(hidden))
+        return scores if self.bias is None else scores + self._moved(self.bias)
 
     def extra_repr(self) -> str:
         """The arguments, for print(module)."""

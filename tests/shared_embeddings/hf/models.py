@@ -118,12 +118,14 @@ def write(kind: str, folder: Path) -> Any:
     return model
 
 
-def shrink(kind: str, folder: Path, store: str = "fp32") -> Any:
-    """A folder with the model and random embeddings of rank 6, which takes less time than a fit."""
+def shrink(kind: str, folder: Path, store: str = "fp32", method: str = "projective", **options: Any) -> Any:
+    """A folder with the model and random embeddings, which takes less time than a fit."""
     model = build(kind)
     tables = {table.name: table for table in find_tables(model)}
+    if method == "projective":
+        options.setdefault("rank", 6)
     fitted = {
-        name: se.build("projective", num_embeddings=WORDS, embedding_dim=DIM, rank=6) for name in tables
+        name: se.build(method, num_embeddings=WORDS, embedding_dim=DIM, **options).eval() for name in tables
     }
     place(model, fitted, {name: table.placement for name, table in tables.items()})
     folder.mkdir()

@@ -13,10 +13,12 @@ pytest.importorskip("transformers")
 import transformers  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
+import shared_embeddings as se  # noqa: E402
 from shared_embeddings import hf  # noqa: E402
 from shared_embeddings.hf.sides import InputSide  # noqa: E402
-from tests.loops import slow_except  # noqa: E402
-from tests.shared_embeddings.hf.models import IDS, KINDS, scores, shrink  # noqa: E402
+from tests.examples import example  # noqa: E402
+from tests.loops import check_each, slow_except  # noqa: E402
+from tests.shared_embeddings.hf.models import DIM, IDS, KINDS, WORDS, scores, shrink  # noqa: E402
 
 AUTO = {
     "ForCausalLM": transformers.AutoModelForCausalLM,
@@ -63,6 +65,31 @@ def test_every_family(tmp_path: Path, store: str) -> None:
         assert torch.equal(hidden(transformers.AutoModel.from_pretrained(base)), hidden(body)), kind
 
 
+@pytest.mark.parametrize("store", slow_except(["int8"], ["fp32", "int8", "int4"]))
+def test_every_method(tmp_path: Path, store: str) -> None:
+    """In both dtypes; what it saves is read again."""
+
+    def check(method: str) -> None:
+        options = example(method, WORDS, DIM)
+        emb = se.build(method, num_embeddings=WORDS, embedding_dim=DIM, **options)
+        if not emb.has_linear_scores or emb.score_dim != DIM:
+            return  # compress does not put it into these models
+        small, again = tmp_path / method, tmp_path / f"{method}_again"
+        wanted = scores(shrink("qwen2", small, store, method, **options))
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        model = load(small)
+        if store == "fp32":
+            torch.testing.assert_close(scores(model), wanted)
+        model.save_pretrained(again)
+        assert torch.equal(scores(load(again)), scores(model))
+        assert scores(load(small, dtype=torch.bfloat16)).dtype == torch.bfloat16
+        checked.append(method)
+
+    checked: list[str] = []
+    check_each(check, se.methods())
+    assert len(checked) > 6
+
+
 def test_other_tasks(tmp_path: Path) -> None:
     small = tmp_path / "small"
     shrink("bert", small)
@@ -90,6 +117,7 @@ def test_the_dtype(tmp_path: Path, store: str) -> None:
         load(small).bfloat16(),
         load(small, dtype=torch.bfloat16, device_map="auto"),
         load(small, device_map={"": "cpu"}).to(torch.bfloat16),
+        load(small, device_map={"model": "cpu", "lm_head": "cpu"}).to(torch.bfloat16),
     ):
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
         torch.testing.assert_close(scores(model).float(), scores(whole), atol=0.03, rtol=0)
