@@ -93,13 +93,19 @@ def place(model: Any, embeddings: Mapping[str, SharedEmbedding], placements: Map
 
     Output layers keep their biases.
     """
+    placeholders: set[str] = set()
     for name, embedding in embeddings.items():
         placement = placements[name]
+        placeholders.update(f"{path}.weight" for path in (*placement.inputs, *placement.outputs))
         for path, scale in placement.inputs.items():
             _replace(model, path, InputSide(embedding, scale))
         for path in placement.outputs:
             bias = getattr(model.get_submodule(path), "bias", None)
             _replace(model, path, OutputSide(embedding, bias))
+    # accelerate takes tied tensors without memory for any tensor that it has offloaded.
+    model.all_tied_weights_keys = {
+        name: tied for name, tied in model.all_tied_weights_keys.items() if name not in placeholders
+    }
     setattr(model, ENTRY, nn.ModuleDict(embeddings))
     setattr(model.config, KEY, entry_of(embeddings, placements))
     model.resize_token_embeddings = _resizing_fails

@@ -53,9 +53,15 @@ class EmbeddingsQuantizer(HfQuantizer):
         self._conversions: list[WeightConverter] = []
 
     def update_device_map(self, device_map: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The map, with the device of its first part for the embeddings if it was made for the original."""
+        """The map, with the device of its first part for the embeddings if it was made for the original.
+
+        Raises:
+            ValueError: it puts the embeddings on the disk.
+        """
         if not isinstance(device_map, dict) or "" in device_map:
             return device_map
+        if device_map.get(ENTRY) == "disk":
+            raise ValueError(f"device_map: '{ENTRY}' cannot be on 'disk'; name a device for it")
         return {**device_map, ENTRY: device_map.get(ENTRY, next(iter(device_map.values())))}
 
     def is_serializable(self) -> bool:

@@ -90,6 +90,26 @@ def test_every_method(tmp_path: Path, store: str) -> None:
     assert len(checked) > 6
 
 
+def test_layers_on_the_disk(tmp_path: Path) -> None:
+    for kind in ("llama", "qwen2"):
+        small = tmp_path / kind
+        shrink(kind, small, "int8")
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        parts = {
+            "model.embed_tokens": "cpu",
+            "model.norm": "cpu",
+            "model.rotary_emb": "cpu",
+            "lm_head": "cpu",
+        }
+        settings = {"offload_folder": str(tmp_path / "offload")}
+        offloaded = load(small, device_map={**parts, "model.layers": "disk"}, **settings)
+        assert torch.equal(scores(offloaded), scores(load(small)))
+        with pytest.raises(ValueError, match="'shared_embeddings' cannot be on 'disk'; name a device"):
+            load(
+                small, device_map={"model": "cpu", "lm_head": "cpu", "shared_embeddings": "disk"}, **settings
+            )
+
+
 def test_other_tasks(tmp_path: Path) -> None:
     small = tmp_path / "small"
     shrink("bert", small)
