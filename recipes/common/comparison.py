@@ -95,7 +95,7 @@ def _sizes(records: Sequence[Record], plain: Record | None) -> list[str]:
 
 def _length(record: Record) -> str:
     """How long a line's rows were trained on, by the results or the settings of one of them."""
-    if not (record["config"].get("distill") or record["config"].get("fit")):
+    if not record["config"].get("distill"):
         return NONE
     settings = {**record["config"], **(record["config"].get("train") or {})}
     for key, unit in LENGTHS.items():
