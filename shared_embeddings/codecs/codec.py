@@ -94,11 +94,13 @@ class Codec(ABC):
         self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
     ) -> Tensor:
         """The products ``(N, n)`` of hidden states ``(N, D)`` with scaled rows, a block of rows at a time."""
-        blocks = zip(codes.split(_BLOCK), scales.split(_BLOCK))
-        products = [
-            self.products(hidden, self.decode(part, width, codebooks), factors) for part, factors in blocks
-        ]
-        return torch.cat(products, dim=-1)
+        # Results of blocks in a list would keep the memory of decoded blocks from being used again.
+        found = hidden.new_empty(len(hidden), len(codes))
+        for start in range(0, len(codes), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            values = self.decode(codes[block], width, codebooks)
+            found[:, block] = self.products(hidden, values, scales[block])
+        return found
 
     def products(self, hidden: Tensor, values: Tensor, scales: Tensor) -> Tensor:
         """The products ``(N, n)`` of hidden states ``(N, D)`` with decoded `values` times their `scales`."""
