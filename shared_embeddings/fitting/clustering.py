@@ -23,12 +23,12 @@ _LEAST_DRAWN = 2**13
 # The most distances for drawing. More points are dealt to parts, each with its share of the clusters: on
 # 10,000 rows of 180 dimensions, 900 clusters from four parts end 1.6 % behind those from one, in a quarter
 # of the time, where clusters from the parts of a coarser k-means end 6 % behind.
-_DRAWN_DISTANCES = 2**28
+_DRAWN_DISTANCES = 2**27
 # The most iterations. They end when the squared error falls by less than this share.
 _MOST_ITERATIONS = 100
 _LEAST_GAIN = 1e-4
 # Iterations in each of the parts.
-_PART_ITERATIONS = 10
+_PART_ITERATIONS = 5
 # Distances that are computed together, so that they stay in the cache, and the fewest points for them.
 _BLOCK = 2**18
 _LEAST_ROWS = 256

@@ -44,16 +44,17 @@ def product_quantization(
         raise ValueError(f"num_groups is {num_groups}, but it must divide the {dim} dimensions of the table")
     if not 1 <= num_clusters <= words:
         raise ValueError(f"num_clusters is {num_clusters}, but it must be from 1 to the {words} words")
-    codes, centroids = [], []
+    codes = torch.empty(words, num_groups, dtype=torch.int64)
+    centroids = []
     pieces = table.detach().float().cpu().view(words, num_groups, -1).unbind(1)
     is_one = num_groups == 1
     bar = tqdm(pieces, desc="k-means", unit=" pieces", disable=not progress or is_one)
     for group, piece in enumerate(bar):
         products = _PRODUCTS // num_groups
         found = kmeans(piece.contiguous(), num_clusters, seed + group, products, progress and is_one)
-        codes.append(found[0])
+        codes[:, group] = found[0]
         centroids.append(found[1])
-    return torch.stack(codes, dim=1).to(table.device), torch.stack(centroids).to(table)
+    return codes.to(table.device), torch.stack(centroids).to(table)
 
 
 def learn_codes(

@@ -69,8 +69,10 @@ def _split(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         right = torch.linalg.eigh(gram).eigenvectors.flip(1)[:, :rank]
         left = torch.linalg.qr(torch.cat([part.double() @ right for part in matrix.split(BLOCK)])).Q
     left = left.to(matrix.dtype)
-    missing = rank - left.size(1)
-    return F.pad(left, (0, missing)), F.pad(left.t() @ matrix, (0, 0, 0, missing))
+    rest, missing = left.t() @ matrix, rank - left.size(1)
+    if missing <= 0:
+        return left, rest
+    return F.pad(left, (0, missing)), F.pad(rest, (0, 0, 0, missing))
 
 
 def _balanced(cores: list[Tensor]) -> list[Tensor]:
