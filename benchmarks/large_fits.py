@@ -21,6 +21,7 @@ from torch import Tensor
 import shared_embeddings as se
 from benchmarks.measuring import added_peak
 from shared_embeddings.options import OptionError
+from shared_embeddings.registry import method_class
 from shared_embeddings.sizing.targets import options_within
 
 _BLOCK = 8192
@@ -61,8 +62,7 @@ def drawn_table(size: Size) -> tuple[Tensor, Tensor]:
 def fit_one(method: str, size: Size, compression: int) -> dict[str, Any]:
     """Fit one method in this process; returns its sizes, times, memory and errors."""
     started = time.perf_counter()
-    limit = 4 * size.words * size.dim // compression
-    options: dict[str, Any] = options_within(method, size.words, size.dim, limit)
+    options: dict[str, Any] = _options(method, size, compression)
     found: dict[str, Any] = {"method": method, "search_seconds": time.perf_counter() - started}
     # Fitting finds better classes than random ones.
     options.pop("random_classes", None)
@@ -84,10 +84,20 @@ def fit_one(method: str, size: Size, compression: int) -> dict[str, Any]:
     return found
 
 
+def _options(method: str, size: Size, compression: int) -> dict[str, Any]:
+    """The options of a method at a size in bytes, in its own storage.
+
+    Raises:
+        OptionError: the method is impossible at this size.
+    """
+    limit = 4 * size.words * size.dim // compression
+    return options_within(method, size.words, size.dim, limit, method_class(method).default_store)
+
+
 def fit_apart(method: str, size: Size, compression: int) -> dict[str, Any] | None:
     """`fit_one` in a new process; None if the method is impossible at this size."""
     try:
-        options_within(method, size.words, size.dim, 4 * size.words * size.dim // compression)
+        _options(method, size, compression)
     except OptionError as error:
         print(f"{method} is skipped: {error}", file=sys.stderr, flush=True)
         return None

@@ -74,7 +74,7 @@ def learn_codes(
         progress: whether to show progress bars.
 
     Returns:
-        Codes ``(V, M)`` int64, and codebooks ``(M, K, D)``.
+        Codes ``(V, M)`` in the smallest type that holds them, and codebooks ``(M, K, D)``.
 
     Raises:
         ValueError: a table that cannot be used, or a size below 1.
@@ -84,11 +84,13 @@ def learn_codes(
         if size < 1:
             raise ValueError(f"{name} is {size}, but it must be at least 1")
     rotation = best_basis(table, table.size(1), None, progress).t().to(table).cpu()
-    left = torch.cat([block.detach().cpu() @ rotation for block in table.split(BLOCK)])
+    left = torch.empty_like(table, dtype=rotation.dtype, device="cpu")
+    for rows, block in zip(left.split(BLOCK), table.detach().split(BLOCK)):
+        torch.mm(block.cpu(), rotation, out=rows)
     sums = Sums(left, num_codebooks, codebook_size)
     sums.start(seed, progress)
     sums.improve(seed, progress)
-    codes, codebooks = sums.codes.long().to(table.device), (sums.codebooks @ rotation.t()).to(table)
+    codes, codebooks = sums.codes.to(table.device), (sums.codebooks @ rotation.t()).to(table)
     if len(table) * (num_codebooks * codebook_size) ** 2 <= _SOLVED:
         codebooks = least_squares_codebooks(table, codes, codebook_size)
     return codes, codebooks
@@ -98,7 +100,7 @@ def least_squares_codebooks(table: Tensor, codes: Tensor, codebook_size: int) ->
     """The codebooks ``(M, K, D)`` whose sums for `codes` ``(V, M)`` are nearest to the table."""
     number = codes.size(1)
     entries = number * codebook_size
-    places = codes + torch.arange(number, device=codes.device) * codebook_size
+    places = codes.long() + torch.arange(number, device=codes.device) * codebook_size
     normal = torch.zeros((entries, entries), dtype=torch.float64, device=table.device)
     right = torch.zeros((entries, table.size(1)), dtype=torch.float64, device=table.device)
     for rows, block in blocks(table):

@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from shared_embeddings.fitting.clustering import kmeans
+from shared_embeddings.layers.word_codes import code_dtype
 
 # Words that codebooks are fitted to, and words that stay in the cache while their codes are chosen.
 _SAMPLE = 2**16
@@ -37,9 +38,7 @@ class Sums:
 
     def __init__(self, table: Tensor, num_codebooks: int, codebook_size: int) -> None:
         self.left = table.float()
-        self.codes = torch.zeros(
-            len(table), num_codebooks, dtype=torch.uint8 if codebook_size <= 256 else torch.int32
-        )
+        self.codes = torch.zeros(len(table), num_codebooks, dtype=code_dtype(codebook_size))
         self.codebooks = self.left.new_zeros(num_codebooks, codebook_size, table.size(1))
 
     def start(self, seed: int, progress: bool) -> None:

@@ -50,7 +50,7 @@ def test_codes_of_words_outside_the_sample_are_as_good(monkeypatch: pytest.Monke
 
     def error() -> float:
         codes, entries = learn_codes(table, 6, 8)
-        rows = sum(book[code] for book, code in zip(entries, codes.unbind(1)))
+        rows = sum(book[code] for book, code in zip(entries, codes.long().unbind(1)))
         return float((rows - table).norm() / table.norm())
 
     of_all = error()

@@ -346,7 +346,7 @@ def test_the_results_fit_the_embeddings_as_they_are() -> None:
     codes, books = codes_of.learn_codes(table, 2, 8)
     state = {"codes": codes, "codebooks": books}
     found = loaded("compositional_code", state, num_codebooks=2, codebook_size=8)
-    torch.testing.assert_close(found, books[0][codes[:, 0]] + books[1][codes[:, 1]])
+    torch.testing.assert_close(found, books[0][codes[:, 0].long()] + books[1][codes[:, 1].long()])
 
     groups = group_reduction.group_reduce(table, counts, 4, 3)
     state = {"groups": groups.groups}
