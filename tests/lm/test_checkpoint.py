@@ -125,9 +125,13 @@ def test_files_that_are_no_checkpoint_are_named(
     save_model(path, built(EMBEDDINGS[0]), WORDS, config(EMBEDDINGS[0]), None)
     damage(path)
     recwarn.clear()
+    allowed = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()  # nmt, in other tests, lets Namespaces be read
-    with pytest.raises(UserError, match=word) as refusal:
-        load_model(path)
+    try:
+        with pytest.raises(UserError, match=word) as refusal:
+            load_model(path)
+    finally:
+        torch.serialization.add_safe_globals(allowed)
     assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
     assert not recwarn.list, "a warning is another line on stderr"
 

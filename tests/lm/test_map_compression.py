@@ -41,7 +41,7 @@ def define_model(path: Path) -> Path:
 
 def test_the_map_becomes_codes_and_the_rest_stays(tmp_path: Path) -> None:
     model, small, report = define_model(tmp_path / "model.pt"), tmp_path / "small.pt", tmp_path / "report"
-    codes = ["--num-codebooks", 4, "--codebook-size", 16, "--fit-steps", 20, "--seed", 5]
+    codes = ["--num-codebooks", 4, "--codebook-size", 16, "--fit-steps", 20, "--seed", 5, "--store", "fp32"]
     assert compress(model, "compositional_code", small, *codes, "--report", report) == 0
     old, new = load_model(model).model.embedding, load_model(small).model.embedding
     # The codes of the map are those of a fit to its table, in both directions.
