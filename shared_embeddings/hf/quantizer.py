@@ -23,6 +23,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from shared_embeddings.checkpoints.storage import HEADER, hold, pack, packing_of
 from shared_embeddings.hf.entry import ENTRY, from_entry, place, placements_in
 from shared_embeddings.hf.folder import check_weights, tensor_names
+from shared_embeddings.hf.sides import InputSide, OutputSide
 from shared_embeddings.layers.packed_modules import unfreeze
 from shared_embeddings.layers.packed_tensor import PackedTensor
 
@@ -106,6 +107,10 @@ class EmbeddingsQuantizer(HfQuantizer):
         packed = [parameter for parameter in model.parameters() if isinstance(parameter, PackedTensor)]
         for parameter in packed:
             parameter.requires_grad_(False)
+        for module in model.modules():
+            # Optimizers would count tied placeholders differently after they are loaded again.
+            if isinstance(module, (InputSide, OutputSide)):
+                module.weight.requires_grad_(False)
         if not packed:
             self._detach(model)
 

@@ -155,7 +155,7 @@ def test_every_method_is_loaded_as_it_was_fitted(method: str, trained: Trained, 
     _, model = trained(embedding=STANDARD)
     output = tmp_path / "small.pt"
     options = {name: value for name, value in METHODS[method].items() if name != "method"}
-    compress(model, method, output, *spelled(options), "--fit-steps", 30, "--seed", 3)
+    compress(model, method, output, *spelled(options), "--fit-steps", 30, "--seed", 3, "--store", "fp32")
     before, vocabs, *_ = build_from_checkpoint(str(model))
     asked = {"words": vocabs["src"].ids_to_tokens, "padding_idx": vocabs["src"]["<blank>"]}
     fitted, _ = se.fit(method, words_module(before, "source").table(), seed=3, steps=30, **asked, **options)
