@@ -24,6 +24,7 @@ from shared_embeddings.checkpoints.adapter import (
     WordEmbedding,
     check_scores,
     copy_output_bias,
+    lines_without,
     name_of_part,
     teacher_table,
     with_untrained_part,
@@ -180,14 +181,19 @@ class CheckpointModel:
         del vocabulary  # there is only one
         return [self.original.encode(line) for line in lines]
 
-    def used(self, vocabulary: str, lines: Sequence[str]) -> Counter[int]:
+    def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
         """How often the lines use each word."""
-        return Counter(word for line in self.encode(vocabulary, lines) for word in line)
+        return [Counter(word for line in self.encode(vocabulary, lines) for word in line)]
 
     def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
         """The ids unchanged: no word depends on another."""
         del vocabulary
         return ids
+
+    def characters(self, vocabulary: str) -> set[int]:
+        """No ids: words are not spelled."""
+        del vocabulary
+        return set()
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except those ``(n,)``; texts that contain others then read ``<unk>``.
@@ -211,6 +217,14 @@ class CheckpointModel:
         del vocabulary
         return [self.trimmed.encode(line) for line in lines]
 
+    def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+        """How many lines have no ``<unk>``."""
+        return lines_without(self.original.unk, ids)
+
+    def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+        """Like `restored`, with the trimmed vocabulary."""
+        return lines_without(self.trimmed.unk, ids)
+
     def _stored(self) -> dict[str, Tensor]:
         """The tensors of the model, packed like those in the file that was read."""
         return packed_as(self.tensors(), self.packing)
@@ -219,7 +233,7 @@ class CheckpointModel:
         """The bytes of all tensors as stored."""
         return sum(tensor.nbytes for tensor in self._stored().values())
 
-    def write_trimmed(self, output: Path) -> None:
+    def write_trimmed(self, output: Path, card: str = "") -> None:
         """Write a checkpoint without training state, all or nothing."""
         self.write(output, self._stored())
 

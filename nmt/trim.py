@@ -14,7 +14,7 @@ from nmt.compression import CheckpointModel
 from nmt.data.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from nmt.model.plan import PADDING, words_of
-from shared_embeddings.checkpoints.adapter import BANDS_NOTE, TRAINING_STATE_NOTE, Vocabulary
+from shared_embeddings.checkpoints.adapter import BANDS_NOTE, TRAINING_STATE_NOTE, Vocabulary, lines_without
 from shared_embeddings.checkpoints.storage import packed_as
 from shared_embeddings.errors import UserError
 
@@ -66,18 +66,31 @@ class TrimmableCheckpoint(CheckpointModel):
         """Return the ids of the words of each line."""
         return [self.original[vocabulary](line.split()) for line in lines]
 
-    def used(self, vocabulary: str, lines: Sequence[str]) -> Counter[int]:
+    def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
         """Return how often the lines use each word."""
-        return Counter(word for line in self.encode(vocabulary, lines) for word in line)
+        return [Counter(word for line in self.encode(vocabulary, lines) for word in line)]
 
     def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
         """Return the ids unchanged: no word depends on another."""
         del vocabulary
         return ids
 
+    def characters(self, vocabulary: str) -> set[int]:
+        """Return no ids: words are not spelled."""
+        del vocabulary
+        return set()
+
     def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         """Like `encode`, with the trimmed vocabulary."""
         return [self.trimmed[vocabulary](line.split()) for line in lines]
+
+    def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+        """Return how many lines have no ``<unk>``."""
+        return lines_without(self.original[vocabulary].default_id, ids)
+
+    def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+        """Like `restored`, with the trimmed vocabulary."""
+        return lines_without(self.trimmed[vocabulary].default_id, ids)
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except those ``(n,)`` of each vocabulary.
@@ -136,7 +149,7 @@ class TrimmableCheckpoint(CheckpointModel):
         """Return the bytes of all tensors as stored."""
         return sum(tensor.nbytes for tensor in self._stored().values())
 
-    def write_trimmed(self, output: Path) -> None:
+    def write_trimmed(self, output: Path, card: str = "") -> None:
         """Write the model without training state, all or nothing."""
         # OpenNMT itself expects every name of a tied tensor.
         is_shared = shared_embeddings_of(self.module)

@@ -206,11 +206,14 @@ class TrimmableModel(StoredModel, Protocol):
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         """The ids of each line in an original vocabulary, including those added to every line."""
 
-    def used(self, vocabulary: str, lines: Sequence[str]) -> Counter[int]:
-        """How often lines use each word, whether read one by one or as one text."""
+    def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
+        """How often lines use each word: a count for each way of reading them, line by line first."""
 
     def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
         """The ids, plus those without which texts would be tokenized differently."""
+
+    def characters(self, vocabulary: str) -> set[int]:
+        """The ids without which other texts could no longer be decoded from their ids."""
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except the `kept` ids ``(n,)`` of each vocabulary.
@@ -225,11 +228,22 @@ class TrimmableModel(StoredModel, Protocol):
     def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         """Like `encode`, with the trimmed vocabulary and its ids."""
 
+    def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+        """How many lines round-trip: decoding their `ids` gives the line, up to spaces and normalization."""
+
+    def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+        """Like `restored`, for ids of `encode_trimmed`."""
+
     def weight_bytes(self) -> int:
         """The bytes of the tensors as `write_trimmed` would write them."""
 
-    def write_trimmed(self, output: Path) -> None:
-        """Write the model, all or nothing."""
+    def write_trimmed(self, output: Path, card: str) -> None:
+        """Write the model, all or nothing.
+
+        Args:
+            output: one of the names that `files` accepts.
+            card: what was done, in Markdown, for formats with a place for it.
+        """
 
 
 class Adapter(Protocol):
@@ -275,6 +289,11 @@ def find_host(model: Path) -> tuple[str, Adapter]:
         f"model {model}: truncated or unsupported checkpoint (supported hosts: {known}); check the path, or "
         "copy the file again"
     )
+
+
+def lines_without(word: int | None, ids: Sequence[Sequence[int]]) -> int:
+    """How many lines do not have the id of a word."""
+    return sum(word not in line for line in ids)
 
 
 def name_of_part(embedding: SharedEmbedding) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -143,11 +143,8 @@ class CompressionReport:
         rows = {"bytes of weights": self.bytes_of_weights, "parameters": self.parameters}
         for table in self.tables:
             rows[f"bytes of table {table.name} ({', '.join(table.uses)})"] = table.stored_bytes
-        lines = ["| | before | after | smaller |", "| --- | ---: | ---: | ---: |"]
-        for title, sizes in rows.items():
-            factor = sizes.before / max(sizes.after, 1)
-            lines.append(f"| {title} | {sizes.before:,} | {sizes.after:,} | {factor:.2f}x |")
-        lines += ["", *(f"- table {table.name}: `{_described_fit(table)}`" for table in self.tables)]
+        lines = list(_markdown(rows))
+        lines += [*(f"- table {table.name}: `{_described_fit(table)}`" for table in self.tables)]
         lines.append(f"- numbers are stored as {self.store}")
         if self.quality is not None:
             found = self.quality
@@ -183,14 +180,18 @@ class Coverage:
         tokens: their number, in the original vocabulary.
         kept: how many of them are in the trimmed vocabulary.
         unknown: how many of those were the unknown word in the original, too.
-        lines: lines whose tokens are all kept; they are tokenized as before.
+        whole: lines whose tokens are all kept; they are tokenized as before.
+        lines: all lines.
+        round_trips: lines that can be decoded from their ids, before and after.
     """
 
     text: str
     tokens: int
     kept: int
     unknown: int
+    whole: int
     lines: int
+    round_trips: Sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,13 +201,15 @@ class TrimmedVocabulary:
     Attributes:
         name: the host's name for it.
         rows: of its tables.
-        map_file: the old and the new id of every kept row.
-        texts: in the order given.
+        reasons: why rows are kept -> how many that no earlier reason keeps.
+        map_file: the old and the new id of every kept row; None if nothing was written.
+        texts: in the order given, held-out texts last.
     """
 
     name: str
     rows: Sizes
-    map_file: str
+    reasons: Mapping[str, int]
+    map_file: str | None
     texts: Sequence[Coverage]
 
 
@@ -215,32 +218,46 @@ class TrimReport:
     """The result of trimming a model.
 
     Attributes:
-        model, output: the files or folders.
+        model, output: the files or folders; no output if nothing was written.
         host: whose format they are in.
         vocabularies: each with its own rows.
         bytes_of_weights: of the tensors.
-        bytes_on_disk: of all files; the one before may include training state.
+        bytes_on_disk: of all files, if they were written; the one before may include training state.
         notes: other changes.
     """
 
     model: str
-    output: str
+    output: str | None
     host: str
     vocabularies: Sequence[TrimmedVocabulary]
     bytes_of_weights: Sizes
-    bytes_on_disk: Sizes
+    bytes_on_disk: Sizes | None
     notes: Sequence[str]
 
     def described(self) -> str:
         """The report as text."""
-        lines = [f"{self.model} ({self.host}) -> {self.output}"]
+        lines = [f"{self.model} ({self.host}) -> {self.output or 'nothing written'}"]
         for vocabulary in self.vocabularies:
             lines.append(_change(f"rows of {vocabulary.name}", vocabulary.rows))
+            lines += [f"  {reason:<36}{count:>23,}" for reason, count in vocabulary.reasons.items()]
         lines.append(_change("bytes of weights", self.bytes_of_weights))
-        lines.append(_change("bytes on disk", self.bytes_on_disk))
-        lines += [_covered(text) for vocabulary in self.vocabularies for text in vocabulary.texts]
-        lines += [f"old and new ids: {vocabulary.map_file}" for vocabulary in self.vocabularies]
+        if self.bytes_on_disk is not None:
+            lines.append(_change("bytes on disk", self.bytes_on_disk))
+        lines += [
+            line for vocabulary in self.vocabularies for text in vocabulary.texts for line in _covered(text)
+        ]
+        lines += [f"old and new ids: {found.map_file}" for found in self.vocabularies if found.map_file]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def card(self) -> str:
+        """What was done, in Markdown, for the card of the written model."""
+        rows = {f"rows of {found.name}": found.rows for found in self.vocabularies}
+        rows["bytes of weights"] = self.bytes_of_weights
+        lines = list(_markdown(rows))
+        for text in (text for found in self.vocabularies for text in found.texts):
+            name = Path(text.text).name
+            lines += [f"- {line}" for line in _covered(dataclasses.replace(text, text=name))]
+        return "\n".join([*lines, ""])
 
 
 def relative_error(embedding: SharedEmbedding, wanted: Tensor) -> float:
@@ -329,10 +346,24 @@ def _change(title: str, sizes: Sizes) -> str:
     return f"{title:<24}{sizes.before:>16,} -> {sizes.after:>14,}  ({share:.1%})"
 
 
-def _covered(text: Coverage) -> str:
-    """One line about a text."""
+def _markdown(rows: Mapping[str, Sizes]) -> Iterator[str]:
+    """The lines of a table of sizes, and an empty line."""
+    yield from ("| | before | after | smaller |", "| --- | ---: | ---: | ---: |")
+    for title, sizes in rows.items():
+        factor = sizes.before / max(sizes.after, 1)
+        yield f"| {title} | {sizes.before:,} | {sizes.after:,} | {factor:.2f}x |"
+    yield ""
+
+
+def _covered(text: Coverage) -> Iterator[str]:
+    """The lines about a text."""
     share = text.kept / max(text.tokens, 1)
-    return (
+    yield (
         f"text {text.text}: {share:.2%} of {text.tokens:,} tokens kept ({text.unknown:,} of them unknown, as "
-        f"before); {text.lines:,} lines kept whole, tokenized as before"
+        f"before); {text.whole:,} lines kept whole, tokenized as before"
+    )
+    trips = text.round_trips
+    yield (
+        f"text {text.text}: of {text.lines:,} lines, {trips.before:,} round-trip before, "
+        f"{trips.after:,} after"
     )

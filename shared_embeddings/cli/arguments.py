@@ -43,6 +43,18 @@ def read_options(rest: list[str]) -> dict[str, object]:
     return given
 
 
+def percentage(text: str) -> float:
+    """A share from a text such as 1% or 0.01."""
+    number, sign, rest = text.partition("%")
+    try:
+        value = float(number) / (100 if sign else 1)
+    except ValueError:
+        value = -1.0
+    if rest or not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a share; write 1% or 0.01")
+    return value
+
+
 def _read_value(text: str, where: str) -> object:
     """A value from the command line: JSON where it is, a list of numbers such as 100,200, or plain text."""
     for candidate in (text, f"[{text}]" if "," in text else text):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
 from shared_embeddings.checkpoints.storage import STORES
-from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, read_options
+from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, percentage, read_options
 from shared_embeddings.options import require_seed
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
@@ -144,18 +144,6 @@ def _choose(
     target = target or smallest(known.model, known.max_loss, **settings)
     output = None if known.compare else Path(known.output[0])
     return choose(known.model, output, target, **settings, **writing).described()
-
-
-def percentage(text: str) -> float:
-    """A share from a text such as 1% or 0.01."""
-    number, sign, rest = text.partition("%")
-    try:
-        value = float(number) / (100 if sign else 1)
-    except ValueError:
-        value = -1.0
-    if rest or not 0.0 <= value < 1.0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a share; write 1% or 0.01")
-    return value
 
 
 def _ratio_of(bits: object) -> float:

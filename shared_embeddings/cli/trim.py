@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from shared_embeddings.cli.arguments import add
+from shared_embeddings.cli.arguments import add, percentage
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
 
@@ -26,7 +26,18 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
             metavar="FILE",
             help=f"the same for the {side} of a translation model",
         )
-    command.add_argument("--output", required=True, type=PathOption.NEW, help="the model to write, as it was")
+    command.add_argument(
+        "--held-out",
+        nargs="+",
+        default=[],
+        type=PathOption.FILE,
+        metavar="FILE",
+        help="other texts, which select no words: reports how many of their lines round-trip",
+    )
+    command.add_argument("--output", type=PathOption.NEW, help="the model to write, in the format of --model")
+    command.add_argument(
+        "--dry-run", action="store_true", help="report what would be kept and how large it is, write nothing"
+    )
     command.add_argument(
         "--keep",
         nargs="+",
@@ -43,15 +54,38 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="N",
         help="words that the texts use less often go (default: 1)",
     )
+    command.add_argument(
+        "--top-k",
+        type=int,
+        metavar="N",
+        help="of the words that the texts use, keep the N most frequent ones",
+    )
+    command.add_argument(
+        "--coverage",
+        type=percentage,
+        help="keep the most frequent words that make up this share of the texts, such as 99.9%%",
+    )
+    command.add_argument(
+        "--drop-characters",
+        action="store_true",
+        help="drop single characters that the texts do not use; without them, other texts become unknown",
+    )
 
 
 def _trim(known: argparse.Namespace, _: list[str]) -> str:
-    from shared_embeddings.checkpoints.trim import Keep, Texts, read_words, trim
+    from shared_embeddings.checkpoints.selection import Keep, Texts, read_words
+    from shared_embeddings.checkpoints.trim import trim
 
+    if known.dry_run == bool(known.output):
+        raise ValueError("give --output for a trimmed model, or --dry-run for a report only")
     words = [word for path in known.keep for word in read_words(path)]
-    return trim(
-        known.model,
-        Texts(known.text, known.source_text, known.target_text),
-        known.output,
-        Keep(known.min_count, words, known.keep_first),
-    ).described()
+    keep = Keep(
+        min_count=known.min_count,
+        words=words,
+        first=known.keep_first,
+        top=known.top_k,
+        coverage=known.coverage,
+        characters=not known.drop_characters,
+    )
+    texts = Texts(known.text, known.source_text, known.target_text, known.held_out)
+    return trim(known.model, texts, known.output, keep).described()

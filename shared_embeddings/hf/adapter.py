@@ -214,7 +214,7 @@ class FolderModel:
         with replacing_folder(output) as temporary:
             save_pretrained(self.module, temporary, state_dict=state)
             copy_rest(self.path, temporary)
-            write_card(self.path, temporary, type(self.module).__name__, card)
+            write_card(self.path, temporary, "Word embeddings compressed", type(self.module).__name__, card)
 
 
 def _for_input(method: str, options: dict[str, object]) -> dict[str, object]:

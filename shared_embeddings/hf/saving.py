@@ -13,9 +13,12 @@ from typing import Any
 from safetensors import SafetensorError
 
 from shared_embeddings.checkpoints.checksums import stamp_safetensors
+from shared_embeddings.hf.entry import find_entry
 from shared_embeddings.utils.files import first_line, remove_leftovers, replacing
 from shared_embeddings.utils.reading import read_json
 
+# The old and new ids of a trimmed model.
+IDS = "ids.tsv"
 # Files next to the weights and the configuration, such as tokenizers and generation settings. No code.
 _COPIED = (
     "*.json",
@@ -28,6 +31,7 @@ _COPIED = (
     "*.codes",
     "*.tiktoken",
     "LICENSE*",
+    IDS,
 )
 # All files that may be in the folder of a model that is replaced.
 _REPLACED = (*_COPIED, "*.safetensors", "*.tsv", "*.md")
@@ -105,27 +109,31 @@ def copy_rest(source: Path, target: Path) -> None:
     copy_folders(source, target)
 
 
-def write_card(source: Path, target: Path, kind: str, summary: str) -> None:
+def write_card(source: Path, target: Path, done: str, kind: str, summary: str) -> None:
     """Write a model card, above that of the original, whose license and language it inherits.
 
     Args:
         source: the folder of the original.
-        target: the folder of the model.
+        target: the folder of the model, with its configuration.
+        done: the start of the title, such as "Vocabulary trimmed".
         kind: the class of the model.
-        summary: what was done, in Markdown.
+        summary: sizes and quality, in Markdown.
     """
     original = source / _CARD
     text = original.read_text(encoding="utf-8", errors="replace") if original.is_file() else ""
     parts = re.fullmatch(r"(---\n.*?\n---\n)?(.*)", text, flags=re.DOTALL)
     header, body = parts.groups(default="") if parts else ("", text)
-    loading = (
-        f'import shared_embeddings.hf\nfrom transformers import {kind}\nmodel = {kind}.from_pretrained("DIR")'
-    )
-    own = (
-        f"# Word embeddings compressed with shared-embeddings\n\n{summary}\n"
-        f"```python\n{loading}  # DIR: this folder\n```\n"
-    )
-    (target / _CARD).write_text("\n".join(filter(None, (header, own, body.lstrip()))), encoding="utf-8")
+    needed = "" if find_entry(read_json(target / "config.json")) is None else "import shared_embeddings.hf\n"
+    loading = f'{needed}from transformers import {kind}\nmodel = {kind}.from_pretrained("DIR")'
+    own = f"# {done} with shared-embeddings\n\n{summary}\n```python\n{loading}  # DIR: this folder\n```\n"
+    body = _with_earlier_steps(body.lstrip())
+    (target / _CARD).write_text("\n".join(filter(None, (header, own, body))), encoding="utf-8")
+
+
+def _with_earlier_steps(card: str) -> str:
+    """The body of a card in which sections of `write_card` are marked as steps before the last one."""
+    marked = re.sub(r"^# (.* with shared-embeddings)$", r"## Earlier step: \1", card, flags=re.MULTILINE)
+    return re.sub(r"\n```python\n[^`]*# DIR: this folder\n```\n", "", marked)
 
 
 def folders_of(source: Path) -> list[Path]:

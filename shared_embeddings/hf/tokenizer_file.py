@@ -9,7 +9,8 @@ The tokens to keep, in addition to those of the texts, depend on the kind of tok
 - WordPiece takes the longest piece at each position. Words that it cannot complete are unknown; the pieces
   up to the failing position are kept.
 
-Byte tokens are kept if the tokenizer falls back to them, so that it can still tokenize any text.
+Byte tokens are kept if the tokenizer falls back to them, so that it can still tokenize any text. Other
+tokenizers need single characters for that, see `TokenizerFile.characters`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+_BYTES = 256
 KINDS = ("BPE", "Unigram", "WordPiece", "WordLevel")
 
 
@@ -77,7 +79,7 @@ class TokenizerFile:
         Args:
             ids: the ids to keep, including special ones.
         """
-        kept = {number for number in ids if number in self.tokens} | self._alphabet()
+        kept = {number for number in ids if number in self.tokens} | self._bytes()
         if self.kind == "BPE":
             paths = (self._merge_path(self.tokens[number]) for number in list(kept))
             kept |= {self.ids[part] for path in paths for part in path if part in self.ids}
@@ -86,11 +88,25 @@ class TokenizerFile:
             kept.add(scores.index(min(scores)))
         return kept
 
-    def _alphabet(self) -> set[int]:
+    def characters(self) -> set[int]:
+        """The ids that spell other texts: single characters, and tokens with other characters than those.
+
+        Tokenizers that fall back to bytes do not need them; those of whole words do not spell.
+        """
+        if self.kind == "WordLevel" or len(self._bytes()) >= _BYTES:
+            return set()
+        found = set()
+        for token, number in self._model_ids().items():
+            spelled = self._characters(token)
+            if len(spelled) == 1 or any(character not in self.ids for character in spelled):
+                found.add(number)
+        return found
+
+    def _bytes(self) -> set[int]:
         """The ids of byte tokens, if the tokenizer has any."""
         found: set[str] = set()
         if self.model.get("byte_fallback"):
-            found = {f"<0x{byte:02X}>" for byte in range(256)}
+            found = {f"<0x{byte:02X}>" for byte in range(_BYTES)}
         if _has_part(self.content.get("pre_tokenizer"), "ByteLevel") or _has_part(
             self.content.get("normalizer"), "ByteLevel"
         ):
@@ -99,11 +115,16 @@ class TokenizerFile:
             found |= set(ByteLevel.alphabet())
         return {self.ids[token] for token in found if token in self.ids}
 
+    def _prefix(self) -> str:
+        """What a piece inside a word starts with."""
+        default = "##" if self.kind == "WordPiece" else ""
+        return self.model.get("continuing_subword_prefix") or default
+
     def _merge_path(self, token: str) -> list[str]:
         """The characters of a token and the parts that merging creates from them, in order."""
         parts = self._characters(token)
         path = list(parts)
-        prefix = self.model.get("continuing_subword_prefix") or ""
+        prefix = self._prefix()
         while len(parts) > 1:
             ranked = [(self._ranks.get(pair, -1), place) for place, pair in enumerate(zip(parts, parts[1:]))]
             possible = [found for found in ranked if found[0] >= 0]
@@ -117,7 +138,7 @@ class TokenizerFile:
 
     def _characters(self, token: str) -> list[str]:
         """The characters that merging starts from, with the prefix or suffix of their place in a word."""
-        prefix = self.model.get("continuing_subword_prefix") or ""
+        prefix = self._prefix()
         suffix = self.model.get("end_of_word_suffix") or ""
         is_inside, is_last = (
             bool(prefix) and token.startswith(prefix),
@@ -132,7 +153,7 @@ class TokenizerFile:
 
     def beginning_of(self, word: str) -> list[int]:
         """The ids of the pieces that WordPiece finds in a word, up to where it finds none."""
-        prefix = self.model.get("continuing_subword_prefix", "##")
+        prefix = self._prefix()
         found, start = [], 0
         while start < len(word):
             for end in range(len(word), start, -1):

@@ -16,7 +16,7 @@ from shared_embeddings.checkpoints.adapter import Vocabulary
 from shared_embeddings.hf.entry import KEY
 from shared_embeddings.hf.folder import CONFIG, GENERATION, INDEX, model_class, read_config, read_json
 from shared_embeddings.hf.positions import first_position
-from shared_embeddings.hf.saving import copy_folders, folders_of, replacing_folder
+from shared_embeddings.hf.saving import copy_folders, folders_of, replacing_folder, write_card
 from shared_embeddings.hf.token_ids import check_ids, named_ids, with_new_ids
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
 from shared_embeddings.hf.word_rows import SIDES, Weights, without_weights, word_axes
@@ -25,6 +25,8 @@ from shared_embeddings.utils.files import first_line
 
 NAME = "tokens"
 TOKENIZER = "tokenizer.json"
+# The share of rows that have a token, at least. Models often pad their tables, but not by that much.
+_LEAST_TOKENS = 0.5
 # The part of the configuration of a model of text and pictures that is about text.
 TEXT = "text_config"
 # What else is copied; vocabularies of slow tokenizers would still have all tokens.
@@ -58,9 +60,14 @@ class TrimmableFolder:
         self.rows = int(text.vocab_size)
         # Loading it first says better what is wrong with a damaged one.
         self.tokenizer = _load_tokenizer(path)
-        self.file = TokenizerFile(read_json(path / TOKENIZER))
+        has_file = (path / TOKENIZER).is_file()
+        self.file = TokenizerFile(
+            read_json(path / TOKENIZER) if has_file else json.loads(self.tokenizer.to_str())
+        )
         _check_tokens(self.file, self.tokenizer, self.rows)
-        model = without_weights(model_class(path, self.settings), self.config)
+        chosen = model_class(path, self.settings)
+        self.kind = chosen.__name__
+        model = without_weights(chosen, self.config)
         self.weights = Weights(path, word_axes(model), self.rows, self.settings)
         self.first_position = first_position(model)
         self.named: set[int] = set()
@@ -88,14 +95,14 @@ class TrimmableFolder:
         del vocabulary  # there is one only
         return _encoded(self.tokenizer, lines)
 
-    def used(self, vocabulary: str, lines: Sequence[str]) -> Counter[int]:
-        """How often the lines use each token, whether one by one or as one text with its line ends."""
+    def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
+        """How often the lines use each token: one by one, and as one text with its line ends."""
         alone = self.encode(vocabulary, lines)
         if self.file.kind == "WordPiece":
             unknown = self._unknown()
             self._note_beginnings(line for line, ids in zip(lines, alone, strict=True) if unknown in ids)
         together = _encoded(self.tokenizer, ["".join(f"{line}\n" for line in lines)])
-        return Counter(word for line in alone for word in line) | Counter(together[0])
+        return [Counter(word for line in alone for word in line), Counter(together[0])]
 
     def _note_beginnings(self, lines: Iterator[str]) -> None:
         """Remember how far WordPiece gets in words that it cannot finish."""
@@ -113,6 +120,11 @@ class TrimmableFolder:
         del vocabulary
         before = {one for one in range(self.first_position) if one in self.file.tokens}
         return self.file.closed(ids | self.beginnings | before)
+
+    def characters(self, vocabulary: str) -> set[int]:
+        """The ids of single characters, unless the tokenizer falls back to bytes."""
+        del vocabulary
+        return self.file.characters()
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         """Leave out all tokens but those ``(n,)``, and rows that have no token.
@@ -152,6 +164,16 @@ class TrimmableFolder:
         del vocabulary
         return _encoded(self.trimmed, lines)
 
+    def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+        """How many lines the tokenizer decodes from their ids, up to spaces and normalization."""
+        del vocabulary
+        return _restored(self.tokenizer, lines, ids)
+
+    def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+        """Like `restored`, by the trimmed tokenizer."""
+        del vocabulary
+        return _restored(self.trimmed, lines, ids)
+
     def weight_bytes(self) -> int:
         """The bytes of all tensors."""
         return self.weights.bytes(self.rows if self.kept is None else len(self.kept))
@@ -164,8 +186,8 @@ class TrimmableFolder:
         """The folder of a model that is called `output`."""
         return [output]
 
-    def write_trimmed(self, output: Path) -> None:
-        """Write the folder, all or nothing."""
+    def write_trimmed(self, output: Path, card: str) -> None:
+        """Write the folder with a model card, all or nothing."""
         assert self.kept is not None
         with replacing_folder(output) as folder:
             self._write_settings(folder)
@@ -174,6 +196,7 @@ class TrimmableFolder:
                     shutil.copyfile(file, folder / file.name)
             copy_folders(self.path, folder)
             self.weights.write(folder, self.kept)
+            write_card(self.path, folder, "Vocabulary trimmed", self.kind, card)
 
     def _write_settings(self, folder: Path) -> None:
         """Write the tokenizer and the settings with ids in them."""
@@ -214,6 +237,20 @@ def _encoded(tokenizer: Any, lines: Sequence[str]) -> list[list[int]]:
     return [encoding.ids for encoding in tokenizer.encode_batch(list(lines))]
 
 
+def _restored(tokenizer: Any, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+    """How many lines a tokenizer decodes from their ids.
+
+    Normalization may change case or accents; decoders of words and pieces may add or drop spaces.
+    """
+    normalizer = tokenizer.normalizer
+
+    def letters(text: str) -> str:
+        return "".join((text if normalizer is None else normalizer.normalize_str(text)).split())
+
+    decoded = tokenizer.decode_batch([list(line) for line in ids], skip_special_tokens=True)
+    return sum(letters(line) == letters(text) for line, text in zip(lines, decoded, strict=True))
+
+
 def _settings_files(folder: Path) -> list[str]:
     """The names of the files in which settings name tokens by their ids."""
     names = (CONFIG, GENERATION, "tokenizer_config.json")
@@ -221,15 +258,10 @@ def _settings_files(folder: Path) -> list[str]:
 
 
 def _check_folder(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ValueError for a model that needs code of its own, has no fast tokenizer, or two vocabularies."""
+    """Raise ValueError for a model that needs code of its own, or has two vocabularies."""
     if "auto_map" in settings:
         raise ValueError(
             f"model {folder}: needs code that comes with it, which is not run; it cannot be trimmed"
-        )
-    if not (folder / TOKENIZER).is_file():
-        raise ValueError(
-            f"model {folder}: has no {TOKENIZER}, so that its tokenizer is a slow one, which says in code "
-            "how it cuts texts; only fast tokenizers can be trimmed"
         )
     if settings.get("share_encoder_decoder_embeddings") is False:
         raise ValueError(
@@ -249,9 +281,16 @@ def _load_tokenizer(folder: Path) -> Any:
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # the library tokenizers raises plain ones
-        raise ValueError(f"model {folder}: its tokenizer cannot be loaded ({first_line(error)})") from error
+        missing = "" if (folder / TOKENIZER).is_file() else f"there is no {TOKENIZER}; "
+        reason = f"{missing}{first_line(error)}"
+        raise ValueError(
+            f"model {folder}: its tokenizer cannot be loaded ({reason}); copy it again"
+        ) from error
     if not loaded.is_fast:
-        raise ValueError(f"model {folder}: has a slow tokenizer; only fast tokenizers can be trimmed")
+        raise ValueError(
+            f"model {folder}: {type(loaded).__name__} is a slow tokenizer, whose rules are code; only fast "
+            "tokenizers can be trimmed"
+        )
     tokenizer = loaded.backend_tokenizer
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -263,8 +302,13 @@ def _check_tokens(file: TokenizerFile, tokenizer: Any, rows: int) -> None:
     last = max(file.tokens)
     if last >= rows:
         raise ValueError(
-            f"token {file.tokens[last]!r} has the id {last}, but the model has {rows} rows; give the model "
-            "its own tokenizer"
+            f"token {file.tokens[last]!r} has the id {last}, but the model has {rows} rows: the tokenizer "
+            "belongs to another model; give the model its own"
+        )
+    if len(file.tokens) < rows * _LEAST_TOKENS:
+        raise ValueError(
+            f"the tokenizer has {len(file.tokens)} tokens for the {rows} rows of the model, so it is missing "
+            "or belongs to another model; give the model its own"
         )
     if tokenizer.get_vocab(with_added_tokens=True) != file.ids:
         odd = sorted(tokenizer.get_vocab(with_added_tokens=True).items() ^ file.ids.items())[0]

@@ -1,0 +1,264 @@
+"""Choosing the words that a trimmed model keeps: those that some texts use most."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from shared_embeddings.checkpoints.adapter import TrimmableModel, Vocabulary
+from shared_embeddings.checkpoints.token_counts import text_lines
+
+# Lines that are tokenized at a time.
+_BLOCK = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """The texts whose words are kept.
+
+    Attributes:
+        both: for a model with one vocabulary.
+        source: for the source of a translation model.
+        target: for its target.
+        held_out: other texts that the trimmed model should still read, for a model with one vocabulary; they
+            select no words.
+    """
+
+    both: Sequence[Path] = ()
+    source: Sequence[Path] = ()
+    target: Sequence[Path] = ()
+    held_out: Sequence[Path] = ()
+
+    def of(self, vocabularies: Sequence[Vocabulary]) -> dict[str, list[Path]]:
+        """The texts for each vocabulary.
+
+        Raises:
+            ValueError: a text could belong to several vocabularies or to none, or a vocabulary has no text.
+        """
+        if self.both and len(vocabularies) > 1:
+            raise ValueError(
+                f"--text {self.both[0]}: the model has a vocabulary for the source and one for the target; "
+                "give --source-text and --target-text instead"
+            )
+        if self.held_out and len(vocabularies) > 1:
+            raise ValueError(
+                f"--held-out {self.held_out[0]}: the model has a vocabulary for the source and one for the "
+                "target, so lines of either side cannot be counted together; leave it out"
+            )
+        given = {"source": self.source, "target": self.target}
+        for side, paths in given.items():
+            if paths and not any(side in vocabulary.sides for vocabulary in vocabularies):
+                raise ValueError(f"--{side}-text {paths[0]}: the model has no {side} side; give it as --text")
+        found = {
+            vocabulary.name: [*self.both, *(path for side in vocabulary.sides for path in given[side])]
+            for vocabulary in vocabularies
+        }
+        for vocabulary in vocabularies:
+            name = vocabulary.name
+            if not found[name]:
+                option = "--text" if len(vocabularies) == 1 else f"--{name}-text"
+                raise ValueError(f"no text selects the words of the vocabulary '{name}'; give {option}")
+            for side in vocabulary.sides:
+                if not (self.both or given[side]):
+                    raise ValueError(
+                        f"no text selects the words of the {side}, which shares the vocabulary; give "
+                        f"--{side}-text, or --text for both"
+                    )
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """Which words are kept.
+
+    Attributes:
+        min_count: how often the texts must use a word.
+        words: kept even if no text uses them, spelled as in a vocabulary.
+        first: how many words at the start of each vocabulary are kept even if no text uses them.
+        top: at most so many words that the texts use, the most frequent ones; None for all.
+        coverage: the most frequent words that make up this share of the texts; None for all words.
+        characters: whether to keep what other texts need to be decoded from their ids.
+    """
+
+    min_count: int = 1
+    words: Sequence[str] = ()
+    first: int = 0
+    top: int | None = None
+    coverage: float | None = None
+    characters: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if self.min_count < 1:
+            raise ValueError(f"--min-count is {self.min_count}, but it must be at least 1; raise it")
+        if self.first < 0:
+            raise ValueError(f"--keep-first is {self.first}, but it must be at least 0; raise it")
+        if self.top is not None and self.top < 1:
+            raise ValueError(f"--top-k is {self.top}, but it must be at least 1; raise it")
+        if self.coverage is not None and not 0.0 < self.coverage <= 1.0:
+            raise ValueError(f"--coverage is {self.coverage:.1%}, but it must be above 0% and at most 100%")
+        limits = {"--min-count": self.min_count > 1, "--top-k": self.top, "--coverage": self.coverage}
+        given = [name for name, value in limits.items() if value]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} each limit the words; give one of them")
+
+    def ids(self, vocabularies: Sequence[Vocabulary]) -> dict[str, set[int]]:
+        """The ids of each vocabulary that are kept even if no text uses them.
+
+        Raises:
+            ValueError: a word is in no vocabulary.
+        """
+        kept: dict[str, set[int]] = {}
+        missing = set(self.words)
+        for vocabulary in vocabularies:
+            index = {word: number for number, word in enumerate(vocabulary.words)}
+            found = {word for word in self.words if word in index}
+            missing -= found
+            kept[vocabulary.name] = {index[word] for word in found} | set(
+                range(min(self.first, len(vocabulary.words)))
+            )
+        for word in self.words:
+            if word in missing:
+                raise ValueError(
+                    f"word to keep {word!r}: is not in the vocabulary; spell it as the vocabulary does, or "
+                    "put it into a text"
+                )
+        return kept
+
+    def frequent(self, readings: Sequence[Counter[int]], always: set[int]) -> set[int]:
+        """The words that texts use often enough.
+
+        Args:
+            readings: how often the texts use each word, for each way of reading them.
+            always: words that are kept in any case.
+        """
+        counts = functools.reduce(operator.or_, readings)
+        ranked = sorted(counts.keys() - always, key=lambda word: (-counts[word], word))
+        if self.top is not None:
+            return set(ranked[: self.top])
+        if self.coverage is not None:
+            return set(
+                ranked[: max(_shortest(reading, ranked, always, self.coverage) for reading in readings)]
+            )
+        return {word for word in ranked if counts[word] >= self.min_count}
+
+
+def _shortest(counts: Counter[int], ranked: Sequence[int], always: set[int], coverage: float) -> int:
+    """How many of the `ranked` words, after those kept `always`, make up a share of a text."""
+    missing = coverage * counts.total() - sum(counts[word] for word in always)
+    for number, word in enumerate(ranked):
+        if missing <= 0:
+            return number
+        missing -= counts[word]
+    return len(ranked)
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The words of a vocabulary that are kept.
+
+    Attributes:
+        ids: ``(n,)``, ascending.
+        reasons: why -> how many words that no earlier reason keeps.
+    """
+
+    ids: Tensor
+    reasons: Mapping[str, int]
+
+
+def select(
+    trained: TrimmableModel,
+    vocabularies: Sequence[Vocabulary],
+    texts: Mapping[str, Sequence[Path]],
+    keep: Keep,
+) -> dict[str, Selection]:
+    """The words of each vocabulary that are kept.
+
+    Raises:
+        ValueError: the texts use too few words, or a word to keep does not exist.
+    """
+    asked, found = keep.ids(vocabularies), {}
+    for vocabulary in vocabularies:
+        name = vocabulary.name
+        readings = _count(trained, vocabulary, texts[name])
+        characters = trained.characters(name) if keep.characters else set()
+        frequent = keep.frequent(readings, asked[name] | vocabulary.specials | characters)
+        wanted = frequent | asked[name] | vocabulary.specials
+        used = {word for counts in readings for word, count in counts.items() if count >= keep.min_count}
+        if (used | asked[name]) <= vocabulary.specials:
+            raise ValueError(
+                f"no word of the vocabulary '{name}' is used {keep.min_count} times; lower --min-count"
+            )
+        ids = trained.closed(name, wanted | characters)
+        reasons = {
+            "special": vocabulary.specials,
+            "asked for": asked[name],
+            "characters that spell other texts": characters,
+            "most used by the texts": frequent,
+            "needed by the tokenizer": ids,
+        }
+        found[name] = Selection(torch.tensor(sorted(ids)), _counted(reasons))
+    return found
+
+
+def _counted(reasons: Mapping[str, Collection[int]]) -> dict[str, int]:
+    """How many words each reason keeps that no earlier one does; reasons that keep none are left out."""
+    before: set[int] = set()
+    counted = {}
+    for reason, words in reasons.items():
+        if new := set(words) - before:
+            counted[reason] = len(new)
+        before |= new
+    return counted
+
+
+def read_words(path: Path) -> list[str]:
+    """The words of a file, one on every line.
+
+    Raises:
+        ValueError: there is none, or the file is not UTF-8.
+        OSError: it cannot be read.
+    """
+    words = [line for line in text_lines(path) if line]
+    if not words:
+        raise ValueError(f"words to keep {path}: is empty; write one word per line, or remove the option")
+    return words
+
+
+def blocks(path: Path) -> Iterator[list[str]]:
+    """The lines of a text in blocks, with a progress bar on a terminal."""
+    lines = text_lines(path)
+    with tqdm(desc=path.name, unit=" lines", disable=None) as progress:
+        while block := list(islice(lines, _BLOCK)):
+            yield block
+            progress.update(len(block))
+
+
+def _count(trained: TrimmableModel, vocabulary: Vocabulary, paths: Sequence[Path]) -> list[Counter[int]]:
+    """How often texts use each word, for each way of reading them.
+
+    Raises:
+        ValueError: they use only special words.
+    """
+    readings: list[Counter[int]] = []
+    for path in paths:
+        for block in blocks(path):
+            for number, counts in enumerate(trained.used(vocabulary.name, block)):
+                if number == len(readings):
+                    readings.append(Counter())
+                readings[number].update(counts)
+    if all(counts.keys() <= vocabulary.specials for counts in readings):
+        raise ValueError(
+            f"text {', '.join(map(str, paths))}: has no word of the vocabulary '{vocabulary.name}'; tokenize "
+            "it like the model's training data"
+        )
+    return readings
