@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -138,6 +138,13 @@ class CheckpointModel:
             UserError: its scores are NaN.
         """
         return probe(self.module, self.words, texts, seed)
+
+    def onnx_body(self) -> NoReturn:
+        """Fails: the state of these models has no form in ONNX yet."""
+        raise UserError(
+            f"model {self.path}: language models of lm_train are not exported to ONNX as a whole; use "
+            "--format onnx-embeddings"
+        )
 
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embedding into the model; returns notes about other changes."""

@@ -6,7 +6,7 @@ import copy
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
@@ -179,6 +179,13 @@ class CheckpointModel:
 
         probe = language_probe if self.is_language_model else translation_probe
         return probe(self.module, self.vocabs, texts, seed)
+
+    def onnx_body(self) -> NoReturn:
+        """Fails: translation models run in CTranslate2."""
+        raise UserError(
+            f"model {self.path}: translation models are not exported to ONNX as a whole; run "
+            "onmt_release_model -format ctranslate2, or use --format onnx-embeddings"
+        )
 
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embeddings of all sides into the model; return notes about other changes."""

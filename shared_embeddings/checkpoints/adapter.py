@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.checkpoints.agreement import Probe
+from shared_embeddings.checkpoints.onnx_body import OnnxBody
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.errors import UserError
@@ -176,6 +177,14 @@ class TrainedModel(StoredModel, Protocol):
 
         Raises:
             ValueError: the model cannot be probed; says why.
+        """
+
+    def onnx_body(self) -> OnnxBody:
+        """The graph of the whole model; the model cannot be used afterwards.
+
+        Raises:
+            ValueError: the host or this model has no such graph; says what to do.
+            ImportError: a package for it is not installed.
         """
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:

@@ -1,23 +1,27 @@
-"""Exports the embeddings of a trained model to ONNX, and checks them in ONNX Runtime."""
+"""Writes trained models and their embeddings as ONNX, after a check in ONNX Runtime."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from shared_embeddings.checkpoints.adapter import WordEmbedding
-from shared_embeddings.checkpoints.onnx_graph import onnx_graph
+from shared_embeddings.checkpoints.onnx_body import Example, OnnxBody, joined
+from shared_embeddings.checkpoints.onnx_graph import TableGraph, serialized, table_graph
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import replacing
 
 _WORDS, _STATES = 64, 4
 _SECONDS = 0.5
+_MOST_ERROR = 1e-2
 
 
 @dataclass(frozen=True)
@@ -26,16 +30,18 @@ class Exported:
 
     Attributes:
         output: the file.
-        form: how the table is stored.
+        form: how the tables are stored.
         bytes: the size of the file.
         error: the largest difference from torch, relative to the largest value.
-        tokens_per_second: of the output layer for one token at a time; None without an output layer.
+        timed: what `tokens_per_second` measures.
+        tokens_per_second: one text at a time; None without an output layer.
     """
 
     output: Path
     form: str
     bytes: int
     error: float
+    timed: str
     tokens_per_second: float | None
 
     def described(self) -> str:
@@ -43,11 +49,11 @@ class Exported:
         text = f"wrote {self.output}: {self.form}, {self.bytes:,} bytes, within {self.error:.1e} of torch"
         if self.tokens_per_second is None:
             return text
-        return f"{text}\noutput layer, a token at a time: {self.tokens_per_second:,.0f} tokens per second"
+        return f"{text}\n{self.timed}: {self.tokens_per_second:,.0f} tokens per second"
 
 
 def export_embedding(embedding: WordEmbedding, output: Path) -> Exported:
-    """Write an embedding and its output layer as an ONNX file, after a check in ONNX Runtime.
+    """Write an embedding and its output layer as an ONNX file.
 
     Raises:
         ModuleNotFoundError: onnx or onnxruntime is not installed.
@@ -55,44 +61,79 @@ def export_embedding(embedding: WordEmbedding, output: Path) -> Exported:
         OSError: the file cannot be written.
     """
     module = embedding.module.eval()
-    store = module.default_store if isinstance(module, SharedEmbedding) else "fp32"
-    content, form = onnx_graph(module, store)
-    error, speed = _checked(content, module)
-    if error > 1e-2:
+    table = table_graph(module)
+    return _write(serialized(table), output, table.form, [_example(module, table)])
+
+
+def export_model(body: OnnxBody, output: Path) -> Exported:
+    """Write a model as an ONNX file.
+
+    Args:
+        body: the traced model.
+        output: the file.
+
+    Raises:
+        ModuleNotFoundError: onnx or onnxruntime is not installed.
+        ValueError: ONNX Runtime computes something else than torch, or the file would be too large.
+        OSError: the file cannot be written.
+    """
+    tables = {name: table_graph(module) for name, module in body.tables.items()}
+    content = joined(body, tables)
+    forms = ", ".join(f"{name}: {table.form}" for name, table in tables.items())
+    share = f"{forms}, {len(content) / body.checkpoint_bytes:.2f} times its checkpoint"
+    return _write(content, output, share, body.examples)
+
+
+def _write(content: bytes, output: Path, form: str, examples: Sequence[Example]) -> Exported:
+    """Write a model after a check; see `export_model`."""
+    session = require("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
+    error = max(_error(session, example) for example in examples)
+    if error > _MOST_ERROR:
         raise ValueError(f"ONNX Runtime differs from torch by {error:.1e}; report this as a bug")
     with replacing(output) as temporary:
         temporary.write_bytes(content)
-    return Exported(output, form, len(content), error, speed)
+    timed, speed = _speed(session, examples[-1])
+    return Exported(output, form, len(content), error, timed, speed)
 
 
 @torch.no_grad()
-def _checked(content: bytes, module: SharedEmbedding | nn.Embedding) -> tuple[float, float | None]:
-    """The largest relative difference from torch, and the speed of the output layer."""
-    session = require("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
+def _example(module: SharedEmbedding | nn.Embedding, table: TableGraph) -> Example:
+    """Some words and hidden states; the scores of the padding word do not matter and are NaN."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(module.num_embeddings, (_WORDS,), generator=generator)
-    outputs = [output.name for output in session.get_outputs()]
-    feeds = {"ids": ids.numpy()}
-    wanted = [module(ids)]
-    if "scores" in outputs:
+    inputs, outputs = {"ids": ids.numpy()}, {"vectors": module(ids).float().numpy()}
+    if "scores" in table.widths:
         assert isinstance(module, SharedEmbedding)
         hidden = torch.randn(_STATES, module.score_dim, generator=generator)
-        feeds["hidden"] = hidden.numpy()
-        wanted.append(module.logits(hidden))
-    found = session.run(outputs, feeds)
-    padding = module.padding_idx
-    errors = []
-    for one, other in zip(found, wanted):
-        right = other.float().numpy()
-        difference = np.abs(one - right)
-        if padding is not None and right.shape[1] == module.num_embeddings:
-            difference[:, padding] = 0
-        errors.append(float(difference.max() / max(float(np.abs(right).max()), 1e-30)))
-    if "scores" not in outputs:
-        return max(errors), None
-    one_token = {"ids": np.zeros(0, np.int64), "hidden": feeds["hidden"][:1]}
+        scores = module.logits(hidden).float().numpy()
+        if module.padding_idx is not None:
+            scores[:, module.padding_idx] = np.nan
+        inputs["hidden"], outputs["scores"] = hidden.numpy(), scores
+    return Example(inputs, outputs)
+
+
+def _error(session: Any, example: Example) -> float:
+    """The largest difference of any output from torch, relative to its largest value; NaN is ignored."""
+    found = session.run(list(example.outputs), example.inputs)
+    errors = [
+        np.nanmax(np.abs(one - other)) / max(np.nanmax(np.abs(other)), 1e-30)
+        for one, other in zip(found, example.outputs.values())
+        if other.size
+    ]
+    return float(max(errors))
+
+
+def _speed(session: Any, example: Example) -> tuple[str, float | None]:
+    """What is measured with an example, and the tokens per second."""
+    inputs, outputs, timed = dict(example.inputs), list(example.outputs), "one text at a time"
+    tokens = next(iter(inputs.values())).size
+    if "hidden" in inputs:
+        inputs.update(ids=np.zeros(0, np.int64), hidden=inputs["hidden"][:1])
+        outputs, tokens, timed = ["scores"], 1, "output layer, a token at a time"
+    elif outputs == ["vectors"]:
+        return timed, None
     runs, start = 0, time.perf_counter()
     while time.perf_counter() - start < _SECONDS:
-        session.run(["scores"], one_token)
+        session.run(outputs, inputs)
         runs += 1
-    return max(errors), runs / (time.perf_counter() - start)
+    return timed, tokens * runs / (time.perf_counter() - start)

@@ -14,7 +14,7 @@ Axes: ``V`` vocabulary, ``D`` dimensions, ``S`` width of hidden states, ``B`` gr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from shared_embeddings.methods.structured import StructuredEmbedding
 from shared_embeddings.utils.extras import require
 
 OPSET, IR_VERSION = 18, 10
-_MICROSOFT = "com.microsoft"
+MICROSOFT = "com.microsoft"
 _BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 
@@ -58,7 +58,7 @@ class GraphBuilder:
 
     def node(self, kind: str, inputs: str, output: str, **attributes: Any) -> str:
         """A node with inputs separated by spaces; returns the name of its output."""
-        domain = _MICROSOFT if kind in ("GatherBlockQuantized", "MatMulNBits") else ""
+        domain = MICROSOFT if kind in ("GatherBlockQuantized", "MatMulNBits") else ""
         self.nodes.append(self.helper.make_node(kind, inputs.split(), [output], domain=domain, **attributes))
         return output
 
@@ -78,26 +78,38 @@ class GraphBuilder:
             self.initializers,
         )
         opsets = [helper.make_opsetid("", OPSET)]
-        if any(node.domain == _MICROSOFT for node in self.nodes):
-            opsets.append(helper.make_opsetid(_MICROSOFT, 1))
+        if any(node.domain == MICROSOFT for node in self.nodes):
+            opsets.append(helper.make_opsetid(MICROSOFT, 1))
         content: bytes = helper.make_model(
             graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="shared-embeddings"
         ).SerializeToString()
         return content
 
 
-@torch.no_grad()
-def onnx_graph(module: SharedEmbedding | nn.Embedding, store: str) -> tuple[bytes, str]:
-    """The serialized ONNX model of an embedding, and how the table is stored in it.
+class TableGraph(NamedTuple):
+    """The graph of an embedding, see the module.
 
-    Args:
-        module: an embedding on the CPU.
-        store: how the checkpoint stores numbers, see `checkpoints.storage`.
+    Attributes:
+        builder: its nodes and initializers.
+        form: how the table is stored.
+        widths: the outputs, "vectors" and maybe "scores", and their last axis.
+        score_dim: S.
+    """
+
+    builder: GraphBuilder
+    form: str
+    widths: dict[str, int]
+    score_dim: int
+
+
+@torch.no_grad()
+def table_graph(module: SharedEmbedding | nn.Embedding) -> TableGraph:
+    """The graph of an embedding on the CPU.
 
     Raises:
         ModuleNotFoundError: onnx is not installed.
     """
-    graph = GraphBuilder(store)
+    graph = GraphBuilder(module.default_store if isinstance(module, SharedEmbedding) else "fp32")
     has_output = isinstance(module, SharedEmbedding) and module.has_output and module.has_linear_scores
     if isinstance(module, QuantizedEmbedding) and _is_packable(module):
         form = _add_blocks(graph, module)
@@ -105,20 +117,27 @@ def onnx_graph(module: SharedEmbedding | nn.Embedding, store: str) -> tuple[byte
         form = _add_centroids(graph, module)
     else:
         form = _add_factors(graph, module, has_output)
-    dim = module.embedding_dim
+    widths = {"vectors": module.embedding_dim}
+    if not has_output:
+        return TableGraph(graph, form, widths, module.embedding_dim)
+    assert isinstance(module, SharedEmbedding)
+    bias = module.output_bias()
+    if bias is None:
+        graph.node("Identity", "products", "scores")
+    else:
+        graph.constant("bias", bias.detach().float().numpy())
+        graph.node("Add", "products bias", "scores")
+    return TableGraph(graph, form, {**widths, "scores": module.num_embeddings}, module.score_dim)
+
+
+def serialized(table: TableGraph) -> bytes:
+    """The graph of an embedding as an ONNX model."""
     inputs: dict[str, tuple[int, list[Any]]] = {"ids": (7, ["n"])}
-    outputs: dict[str, list[Any]] = {"vectors": ["n", dim]}
-    if has_output:
-        assert isinstance(module, SharedEmbedding)
-        inputs["hidden"] = (1, ["m", module.score_dim])
-        outputs["scores"] = ["m", module.num_embeddings]
-        bias = module.output_bias()
-        if bias is None:
-            graph.node("Identity", "products", "scores")
-        else:
-            graph.constant("bias", bias.detach().float().numpy())
-            graph.node("Add", "products bias", "scores")
-    return graph.model(inputs, outputs), form
+    outputs: dict[str, list[Any]] = {"vectors": ["n", table.widths["vectors"]]}
+    if "scores" in table.widths:
+        inputs["hidden"] = (1, ["m", table.score_dim])
+        outputs["scores"] = ["m", table.widths["scores"]]
+    return table.builder.model(inputs, outputs)
 
 
 def _is_packable(module: QuantizedEmbedding) -> bool:

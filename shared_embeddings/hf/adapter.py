@@ -12,15 +12,17 @@ from torch import Tensor, nn
 
 from shared_embeddings.checkpoints.adapter import TiedTable, WordEmbedding, check_scores
 from shared_embeddings.checkpoints.agreement import Probe
+from shared_embeddings.checkpoints.onnx_body import OnnxBody
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.hf.agreement import probe
 from shared_embeddings.hf.entry import ENTRY, KEY, find_entry, place
-from shared_embeddings.hf.folder import CONFIG, model_class, read_config, read_model, reading
+from shared_embeddings.hf.folder import CONFIG, model_class, read_config, read_model, reading, weight_files
 from shared_embeddings.hf.loading import load
 from shared_embeddings.hf.quality import check_causal, perplexity
 from shared_embeddings.hf.saving import check_output, copy_rest, replacing_folder, save_pretrained, write_card
 from shared_embeddings.hf.tables import WordTable, check_scoring, find_tables
+from shared_embeddings.hf.tracing import traced
 from shared_embeddings.hf.trim import TrimmableFolder
 from shared_embeddings.hf.words import Vocabulary
 from shared_embeddings.options import OptionError
@@ -193,6 +195,17 @@ class FolderModel:
         computed = self.module._keys_to_ignore_on_save or ()
         return {name: found for name, found in distinct_state(self.module).items() if name not in computed}
 
+    def onnx_body(self) -> OnnxBody:
+        """The graph of the model, which cannot be used afterwards; plain tables become `standard`.
+
+        Raises:
+            ValueError: it cannot be traced.
+            ImportError: a package for it is not installed.
+        """
+        if not self.is_compressed:
+            self.place({name: _plain(table.weight) for name, table in self._tables.items()})
+        return traced(self.module, sum(file.stat().st_size for file in weight_files(self.path)))
+
     def sources(self) -> list[Path]:
         """The folder that the model was read from."""
         return [self.path]
@@ -215,6 +228,15 @@ class FolderModel:
             save_pretrained(self.module, temporary, state_dict=state)
             copy_rest(self.path, temporary)
             write_card(self.path, temporary, "Word embeddings compressed", type(self.module).__name__, card)
+
+
+@torch.no_grad()
+def _plain(weight: Tensor) -> SharedEmbedding:
+    """An embedding with a table ``(V, D)``."""
+    words, width = weight.shape
+    embedding: Any = build("standard", num_embeddings=words, embedding_dim=width)
+    embedding.weight.copy_(weight)
+    return embedding  # type: ignore[no-any-return]
 
 
 def _for_input(method: str, options: dict[str, object]) -> dict[str, object]:

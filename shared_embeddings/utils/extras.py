@@ -28,7 +28,7 @@ EXTRAS = {
         "subword_nmt",
         "waitress",
     ),
-    "onnx": ("onnx", "onnxruntime"),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "recipes": ("babel", "num2words", "sacremoses"),
 }
 # Packages that are not named like their module.

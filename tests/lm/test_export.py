@@ -20,7 +20,7 @@ def test_export_of_a_compressed_model(tmp_path: Path, capsys: pytest.CaptureFixt
     model, small, output = (tmp_path / name for name in ("model.pt", "small.pt", "words.onnx"))
     wide_model(model)
     assert compress(model, "quantized", small, "--codec", "uniform", "--bits", 4, "--group_size", 16) == 0
-    asked = ["export", "--model", str(small), "--output", str(output)]
+    asked = ["export", "--model", str(small), "--output", str(output), "--format", "onnx-embeddings"]
     assert main(asked) == 0
     printed = capsys.readouterr().out
     assert "4-bit blocks of 16 numbers" in printed and "tokens per second" in printed

@@ -1,0 +1,123 @@
+"""Whole models in ONNX Runtime: the numbers of torch for any shape, in the bytes of the checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import shared_embeddings.hf as hf
+from shared_embeddings.checkpoints import onnx_file
+from shared_embeddings.cli.main import main
+from tests.shared_embeddings.hf.models import IDS, KINDS, build, shrink, write
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers.exporters.exporter_onnx")
+
+# Graphs of these tiny models are not small beside their weights.
+GRAPH_BYTES = 45_000
+UNIFORM = {"method": "quantized", "bits": 4, "codec": "uniform", "group_size": 16}
+
+
+@pytest.fixture(autouse=True)
+def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_file, "_SECONDS", 0.0)
+
+
+def export(model: Path, output: Path, *more: str) -> int:
+    return main(["export", "--model", str(model), "--output", str(output), *more])
+
+
+def opened(path: Path) -> Any:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def test_an_encoder_of_any_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, output = tmp_path / "model", tmp_path / "model.onnx"
+    shrink("bert", model, store="fp16", **UNIFORM)
+    assert export(model, output) == 0
+    printed = capsys.readouterr()
+    assert "words: 4-bit blocks of 16 numbers" in printed.out and "tokens per second" in printed.out
+    assert not printed.err
+    # fp16 scales lie beside 4-bit codes, and both sides read the same ones.
+    assert output.stat().st_size < (model / "model.safetensors").stat().st_size + GRAPH_BYTES
+    names = [one.name for one in onnx.load(output).graph.initializer]
+    assert [name for name in names if "codes" in name] == ["words.codes"]
+    torch_model = hf.load(model)
+    for ids in (IDS, IDS[:1], IDS[:, :2]):
+        mask = torch.ones_like(ids)
+        mask[-1, -1] = 0
+        (found,) = opened(output).run(
+            ["logits"],
+            {"input_ids": ids.numpy(), "attention_mask": mask.numpy(), "token_type_ids": 0 * ids.numpy()},
+        )
+        with torch.no_grad():
+            wanted = torch_model(ids, attention_mask=mask).logits
+        torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-3, atol=1e-3)
+
+    assert export(model, output) == 2 and "--force" in capsys.readouterr().err
+    assert export(model, output, "--format", "onnx-embeddings", "--force") == 0
+
+
+def test_a_decoder_with_its_cache(tmp_path: Path) -> None:
+    """Greedy generation token by token gives what torch generates."""
+    model, output = tmp_path / "model", tmp_path / "model.onnx"
+    shrink("llama", model)
+    assert export(model, output) == 0
+    session = opened(output)
+    past = {
+        one.name: np.zeros((2, one.shape[1], 0, one.shape[3]), np.float32)
+        for one in session.get_inputs()
+        if one.name.startswith("past")
+    }
+    texts = step = IDS.numpy()
+    for _ in range(5):
+        mask = np.ones_like(texts)
+        logits, *present = session.run(None, {"input_ids": step, "attention_mask": mask, **past})
+        past = dict(zip(past, present))
+        step = logits[:, -1:].argmax(-1)
+        texts = np.concatenate([texts, step], axis=1)
+    wanted = hf.load(model).generate(
+        IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=5, do_sample=False, eos_token_id=None
+    )
+    assert texts.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("bert", "llama")])
+def test_every_family(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, output = tmp_path / "model", tmp_path / "model.onnx"
+    shrink(kind, model)
+    assert export(model, output) == 0
+    assert "two factors of rank 6" in capsys.readouterr().out
+
+
+def test_a_plain_model_in_bfloat16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tied table is stored once, and the weights in 16 bits."""
+    model, output = tmp_path / "model", tmp_path / "model.onnx"
+    build("qwen2").bfloat16().save_pretrained(model)
+    assert export(model, output) == 0
+    assert "words: dense table" in capsys.readouterr().out
+    assert output.stat().st_size < (model / "model.safetensors").stat().st_size + GRAPH_BYTES
+    tables = [one for one in onnx.load(output).graph.initializer if list(one.dims) == [300, 16]]
+    assert [one.data_type for one in tables] == [onnx.TensorProto.BFLOAT16]
+
+
+def test_what_cannot_be_traced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.exporters.exporter_onnx import OnnxExporter
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such operator\nand a long trace")
+
+    model, output = tmp_path / "model", tmp_path / "model.onnx"
+    write("gpt2", model)
+    monkeypatch.setattr(OnnxExporter, "export", fail)
+    assert export(model, output) == 2
+    error = capsys.readouterr().err
+    assert "no such operator" in error and "onnx-embeddings" in error and error.count("\n") == 1
+    assert not output.exists()
