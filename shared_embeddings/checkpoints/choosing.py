@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from shared_embeddings.checkpoints.adapter import find_host
-from shared_embeddings.checkpoints.compress import checked_files, compress
+from shared_embeddings.checkpoints.compress import checked_files, compress, publish
 from shared_embeddings.checkpoints.quality import Quality, Validation
-from shared_embeddings.checkpoints.report import CompressionReport
+from shared_embeddings.checkpoints.report import CompressionReport, TrimReport
 from shared_embeddings.method import Candidate
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import method_class, methods
 from shared_embeddings.sizing.suggest import as_yaml
 from shared_embeddings.sizing.targets import Target
-from shared_embeddings.utils.files import remove, staged
+from shared_embeddings.utils.files import workplace
 
 # The ratios that `smallest` searches, and how close it gets: by a factor of 64**(1 / 2**6), about 1.07.
 _RATIOS = (2.0, 128.0)
@@ -88,6 +85,16 @@ class Choice:
         """The trial that kept the most."""
         return self.trials[0]
 
+    def with_output(self, output: Path) -> Choice:
+        """The same for a model that was moved."""
+        best = dataclasses.replace(self.best, report=self.written().with_output(output))
+        return Choice([best, *self.trials[1:]], output)
+
+    def written(self) -> CompressionReport:
+        """The report of the best trial."""
+        assert self.best.report is not None
+        return self.best.report
+
     def described(self) -> str:
         """A table of the trials, then the report of the best if it was written."""
         rows = [("method", "store", "bytes", "smaller", "error", *self._quality_titles(), "kept")]
@@ -99,14 +106,12 @@ class Choice:
             for trial in self.trials
             if trial.report is None
         ]
-        assert self.best.report is not None
         if self.output is not None:
-            lines += ["", self.best.report.described()]
+            lines += ["", self.written().described()]
         return "\n".join(lines)
 
     def _quality_titles(self) -> list[str]:
-        assert self.best.report is not None
-        quality = self.best.report.quality
+        quality = self.written().quality
         return [] if quality is None else [quality.measure]
 
     def _row(self, trial: Trial) -> tuple[str, ...]:
@@ -136,11 +141,12 @@ def choose(
     force: bool = False,
     report_file: Path | None = None,
     progress: bool = True,
+    trimmed: TrimReport | None = None,
 ) -> Choice:
     """Compress a model with every candidate, and write the one that keeps the most.
 
     Args:
-        model, counts, texts, validation, seed, force, report_file, progress: as in `compress`.
+        model, counts, texts, validation, seed, force, report_file, progress, trimmed: as in `compress`.
         output: the model to write; None compares only.
         target: the size of the embeddings.
 
@@ -156,8 +162,9 @@ def choose(
         "validation": validation,
         "seed": seed,
         "progress": progress,
+        "trimmed": trimmed,
     }
-    with _workplace(output) as folder:
+    with workplace(output) as folder:
         name = Path(model).name if output is None else output.name
         trials: list[Trial] = []
         for method, candidate in candidates():
@@ -169,9 +176,11 @@ def choose(
             raise ValueError(f"no method is possible at this size; {ranked[0].reason}")
         if output is None:
             return Choice(ranked, None)
-        report = dataclasses.replace(ranked[0].report, output=os.fspath(output))
-        _publish(Path(ranked[0].report.output), model, output, report, report_file)
-        return Choice([dataclasses.replace(ranked[0], report=report), *ranked[1:]], output)
+        trained = find_host(model)[1].read(model)
+        files = trained.files(Path(ranked[0].report.output))
+        found = Choice(ranked, None).with_output(output)
+        publish(dict(zip(files, trained.files(output))), found.written(), report_file)
+        return found
 
 
 def smallest(model: Path, max_loss: float, **settings: object) -> Target:
@@ -190,7 +199,7 @@ def smallest(model: Path, max_loss: float, **settings: object) -> Target:
     method, candidate = next(iter(candidates()))
     low, high = map(math.log, _RATIOS)
     found: Target | None = None
-    with _workplace(None) as folder:
+    with workplace(None) as folder:
         for number in range(_HALVINGS):
             target = Target(ratio=math.exp((low + high) / 2))
             place = folder / str(number) / Path(model).name
@@ -247,35 +256,6 @@ def tried(
     except OptionError as error:
         return Trial(method, options, store, None, str(error))
     return Trial(method, options, store, report)
-
-
-@contextmanager
-def _workplace(output: Path | None) -> Iterator[Path]:
-    """A temporary folder for compressed models, beside the output so that they can be moved there."""
-    if output is None:
-        with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder)
-        return
-    place = output.with_name(f".{output.name}.{os.getpid()}.tmp.trials.tmp")
-    place.mkdir(parents=True)
-    try:
-        yield place
-    finally:
-        remove(place)
-
-
-def _publish(
-    found: Path, model: Path, output: Path, report: CompressionReport, report_file: Path | None
-) -> None:
-    """Move a compressed model to its place, together with its report."""
-    trained = find_host(model)[1].read(model)
-    sources, places = trained.files(found), trained.files(output)
-    reports = [] if report_file is None else [report_file]
-    with staged([*places, *reports]) as temporary:
-        for source, place in zip(sources, temporary):
-            os.replace(source, place)
-        if report_file is not None:
-            report.write(temporary[-1])
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shared_embeddings.checkpoints.adapter import TiedTable, TrainedModel, find_host
+from shared_embeddings.checkpoints.adapter import StoredModel, TiedTable, TrainedModel, find_host
 from shared_embeddings.checkpoints.agreement import Comparison
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.report import (
@@ -22,6 +22,7 @@ from shared_embeddings.checkpoints.report import (
     Sizes,
     StorageReport,
     TableReport,
+    TrimReport,
     frequency_bands,
     relative_error,
 )
@@ -61,6 +62,7 @@ def compress(
     force: bool = False,
     report_file: Path | None = None,
     progress: bool = True,
+    trimmed: TrimReport | None = None,
 ) -> CompressionReport:
     """Write a copy of a trained model with other embeddings, fitted to its own.
 
@@ -82,6 +84,7 @@ def compress(
         force: replace existing files.
         report_file: a JSON file for the report.
         progress: show progress bars for long fits.
+        trimmed: how `model` was trimmed before, for the report and the model card.
 
     Raises:
         ValueError: no host recognizes the model, the paths clash, the options are invalid, or the quality
@@ -115,7 +118,7 @@ def compress(
     disk = sum(map(bytes_on_disk, trained.sources()))
     with _writing(output, files, report_file) as (places, report_place):
         result = CompressionReport(
-            model=os.fspath(model),
+            model=os.fspath(model) if trimmed is None else trimmed.model,
             output=os.fspath(output),
             host=name,
             method=method,
@@ -128,6 +131,7 @@ def compress(
             kept=kept,
             tables=reports,
             notes=notes,
+            trimmed=trimmed,
         )
         trained.write(places[0], written, result.card())
         after_disk = Sizes(disk, sum(map(bytes_on_disk, places)))
@@ -138,13 +142,14 @@ def compress(
 
 
 def checked_files(
-    trained: TrainedModel,
+    trained: StoredModel,
     output: Path,
     texts: Sequence[Path] | None = None,
     validation: Validation | None = None,
     report_file: Path | None = None,
     force: bool = False,
     named: Mapping[str, str] | None = None,
+    beside: Sequence[Path] = (),
 ) -> list[Path]:
     """The files of a compressed model, after checking that they can be written.
 
@@ -152,6 +157,7 @@ def checked_files(
         trained: the model.
         output, texts, validation, report_file, force: as in `compress`.
         named: files that options of the method name, by option.
+        beside: other files that are written together with the model.
 
     Raises:
         ValueError: the paths clash, or a file is missing or would be replaced.
@@ -163,12 +169,31 @@ def checked_files(
             "--text": (PathOption.FILE, texts),
             **_paths_of(validation),
             **{f"--{name}": (PathOption.FILE, path) for name, path in (named or {}).items()},
-            "--output": (_kind_of(trained.sources()), files),
+            "--output": (_kind_of(trained.sources()), [*files, *beside]),
             "--report": (PathOption.NEW_FILE, report_file),
         },
         force,
     )
     return files
+
+
+def publish(moves: Mapping[Path, Path], report: CompressionReport, report_file: Path | None) -> None:
+    """Move finished files or folders to their places, and write the report: all of them, or none.
+
+    Args:
+        moves: where each one is -> where it belongs.
+        report: of the compressed model.
+        report_file: as in `compress`.
+
+    Raises:
+        OSError: one cannot be written.
+    """
+    reports = [] if report_file is None else [report_file]
+    with staged([*moves.values(), *reports]) as temporary:
+        for source, place in zip(moves, temporary):
+            os.replace(source, place)
+        if report_file is not None:
+            report.write(temporary[-1])
 
 
 @dataclasses.dataclass(frozen=True)

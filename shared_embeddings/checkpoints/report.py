@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -118,6 +119,8 @@ class CompressionReport:
         kept: how much of the original's behavior the written model keeps.
         tables: one per replaced table.
         notes: other changes.
+        trimmed: how the model was trimmed before; sizes and quality before compression are then those of the
+            trimmed model.
     """
 
     model: str
@@ -133,6 +136,7 @@ class CompressionReport:
     kept: Kept
     tables: list[TableReport]
     notes: list[str]
+    trimmed: TrimReport | None = None
 
     def write(self, path: Path) -> None:
         """Write the report to a JSON file."""
@@ -143,7 +147,8 @@ class CompressionReport:
         rows = {"bytes of weights": self.bytes_of_weights, "parameters": self.parameters}
         for table in self.tables:
             rows[f"bytes of table {table.name} ({', '.join(table.uses)})"] = table.stored_bytes
-        lines = list(_markdown(rows))
+        lines = [] if self.trimmed is None else [self._all_bytes(self.trimmed), ""]
+        lines += _markdown(rows)
         lines += [*(f"- table {table.name}: `{_described_fit(table)}`" for table in self.tables)]
         lines.append(f"- numbers are stored as {self.store}")
         if self.quality is not None:
@@ -161,7 +166,8 @@ class CompressionReport:
             "bytes in memory": self.bytes_in_memory,
             "parameters": self.parameters,
         }
-        lines = [f"{self.output}: {self.host} model with {self.method} embeddings in {self.store}"]
+        lines = [] if self.trimmed is None else [self.trimmed.described(), self._all_bytes(self.trimmed), ""]
+        lines += [f"{self.output}: {self.host} model with {self.method} embeddings in {self.store}"]
         lines += [f"{'':<28}{'before':>16}{'after':>16}{'smaller':>10}"]
         lines += [_line(title, sizes) for title, sizes in rows.items()]
         if self.quality is not None:
@@ -169,6 +175,22 @@ class CompressionReport:
         for table in self.tables:
             lines += ["", *_table_lines(table)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes), self.kept.described()])
+
+    def with_output(self, output: Path) -> CompressionReport:
+        """The report of a model that was moved."""
+        return dataclasses.replace(self, output=os.fspath(output))
+
+    def written(self) -> CompressionReport:
+        """This report."""
+        return self
+
+    def _all_bytes(self, trimmed: TrimReport) -> str:
+        """One line with the bytes of the original, the trimmed and the compressed model."""
+        before, after = trimmed.bytes_of_weights.before, self.bytes_of_weights.after
+        return (
+            f"bytes of weights: {before:,} before, {trimmed.bytes_of_weights.after:,} after trimming, "
+            f"{after:,} after compressing ({before / max(after, 1):.2f}x smaller)"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,7 +40,7 @@ def trim(model: Path, texts: Texts, output: Path | None, keep: Keep = Keep()) ->
     name, adapter = find_host(model)
     trained = adapter.read_trimmable(model)
     vocabularies = trained.vocabularies()
-    maps = {} if output is None else _map_files(trained, output, vocabularies)
+    maps = {} if output is None else map_files(trained, output, vocabularies)
     files = [] if output is None else trained.files(output)
     outputs = files if _is_folder(trained) else [*files, *maps.values()]
     _check_paths(trained, texts, outputs)
@@ -74,7 +74,7 @@ def trim(model: Path, texts: Texts, output: Path | None, keep: Keep = Keep()) ->
         return report
     with staged(outputs) as places:
         trained.write_trimmed(places[0], report.card())
-        for vocabulary, path in _map_files(trained, places[0], vocabularies).items():
+        for vocabulary, path in map_files(trained, places[0], vocabularies).items():
             write_text(path, _map_text(kept[vocabulary].ids))
         after = sum(map(bytes_on_disk, places[: len(files)]))
     return dataclasses.replace(report, bytes_on_disk=Sizes(disk, after))
@@ -99,7 +99,7 @@ def _is_folder(trained: StoredModel) -> bool:
     return any(map(os.path.isdir, trained.sources()))
 
 
-def _map_files(trained: StoredModel, output: Path, vocabularies: Sequence[Vocabulary]) -> dict[str, Path]:
+def map_files(trained: StoredModel, output: Path, vocabularies: Sequence[Vocabulary]) -> dict[str, Path]:
     """The file for the ids of each vocabulary: in a model's folder, or next to its file."""
     if _is_folder(trained):
         return {vocabulary.name: output / "ids.tsv" for vocabulary in vocabularies}

@@ -14,6 +14,8 @@ from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
 
 if TYPE_CHECKING:
+    from shared_embeddings.checkpoints.choosing import Choice
+    from shared_embeddings.checkpoints.report import CompressionReport
     from shared_embeddings.sizing.targets import Target
 
 
@@ -30,6 +32,13 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     command.add_argument(
         "--output", action="append", type=PathOption.NEW, help="the model to write, in the format of --model"
+    )
+    command.add_argument(
+        "--trim-to",
+        nargs="+",
+        type=PathOption.FILE,
+        metavar="TEXT",
+        help="first trim the vocabulary to these texts, as the command trim does; ratios count from there",
     )
     command.add_argument("--compare", action="store_true", help="compare the candidates, and write no model")
     command.add_argument("--embedding-output", help="the option 'output' of a method, such as table")
@@ -93,36 +102,50 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
         "seed": known.seed,
     }
     writing = {"force": known.force, "report_file": known.report}
-    if known.method is None:
-        return _choose(known, rest, settings, writing)
-    return _compress_with(known, rest, {**settings, **writing})
+    output = None if known.compare else Path(known.output[0])
+    run = _choose if known.method is None else _compress_with
+    if known.trim_to is None:
+        return run(known, rest, known.model, output, {**settings, **writing}).described()
+    from shared_embeddings.checkpoints.trim_and_compress import trim_and_compress
+
+    return trim_and_compress(
+        known.model,
+        output,
+        known.trim_to,
+        lambda model, place, trimmed: run(known, rest, model, place, {**settings, "trimmed": trimmed}),
+        validation=settings["validation"],
+        **writing,
+    ).described()
 
 
-def _compress_with(known: argparse.Namespace, rest: list[str], settings: dict[str, Any]) -> str:
+def _compress_with(
+    known: argparse.Namespace, rest: list[str], model: Path, output: Path | None, settings: dict[str, Any]
+) -> CompressionReport:
     """Compress with the method that was named."""
     from shared_embeddings.checkpoints.compress import compress
 
     for name in ("compare", "max_loss"):
         if getattr(known, name):
             raise ValueError(f"--{name.replace('_', '-')} tries candidates; remove --method")
+    assert output is not None
     options = read_options(rest)
     if known.embedding_output is not None:
         options["output"] = known.embedding_output
     return compress(
-        known.model,
+        model,
         known.method,
-        Path(known.output[0]),
+        output,
         options=options,
         target=_target(known.target_ratio, known.target_bytes),
         store=known.store,
         steps=known.fit_steps,
         **settings,
-    ).described()
+    )
 
 
 def _choose(
-    known: argparse.Namespace, rest: list[str], settings: dict[str, Any], writing: dict[str, Any]
-) -> str:
+    known: argparse.Namespace, rest: list[str], model: Path, output: Path | None, settings: dict[str, Any]
+) -> Choice:
     """Compress with the best of the candidates."""
     from shared_embeddings.checkpoints.choosing import choose, smallest
 
@@ -141,9 +164,9 @@ def _choose(
             "or name a --method"
         )
     target = _target(known.target_ratio if ratio is None else ratio, known.target_bytes)
-    target = target or smallest(known.model, known.max_loss, **settings)
-    output = None if known.compare else Path(known.output[0])
-    return choose(known.model, output, target, **settings, **writing).described()
+    measuring = {name: value for name, value in settings.items() if name not in ("force", "report_file")}
+    target = target or smallest(model, known.max_loss, **measuring)
+    return choose(model, output, target, **settings)
 
 
 def _ratio_of(bits: object) -> float:

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 _BYTES = 256
+# In place of a space, as in SentencePiece.
+SPACE = "▁"
 KINDS = ("BPE", "Unigram", "WordPiece", "WordLevel")
 
 
@@ -33,6 +35,7 @@ class TokenizerFile:
         kind: one of `KINDS`.
         tokens: id -> token.
         ids: token -> id.
+        marks: what pieces start or end with to mark their place in a word.
 
     Raises:
         ValueError: an unknown kind of tokenizer.
@@ -51,6 +54,8 @@ class TokenizerFile:
         }
         self.tokens = {number: token for token, number in self.ids.items()}
         self.merges = [_parts(merge) for merge in self.model.get("merges", ())]
+        self._suffix: str = self.model.get("end_of_word_suffix") or ""
+        self.marks = [mark for mark in (self._prefix(), self._suffix, SPACE) if mark]
         self._ranks = {parts: rank for rank, parts in enumerate(self.merges)}
 
     def _model_ids(self) -> dict[str, int]:
@@ -112,7 +117,7 @@ class TokenizerFile:
         ):
             from tokenizers.pre_tokenizers import ByteLevel
 
-            found |= set(ByteLevel.alphabet())
+            found |= {byte + end for byte in ByteLevel.alphabet() for end in ("", self._suffix)}
         return {self.ids[token] for token in found if token in self.ids}
 
     def _prefix(self) -> str:
@@ -139,7 +144,7 @@ class TokenizerFile:
     def _characters(self, token: str) -> list[str]:
         """The characters that merging starts from, with the prefix or suffix of their place in a word."""
         prefix = self._prefix()
-        suffix = self.model.get("end_of_word_suffix") or ""
+        suffix = self._suffix
         is_inside, is_last = (
             bool(prefix) and token.startswith(prefix),
             bool(suffix) and token.endswith(suffix),

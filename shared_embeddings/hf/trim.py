@@ -16,7 +16,7 @@ from shared_embeddings.checkpoints.adapter import Vocabulary
 from shared_embeddings.hf.entry import KEY
 from shared_embeddings.hf.folder import CONFIG, GENERATION, INDEX, model_class, read_config, read_json
 from shared_embeddings.hf.positions import first_position
-from shared_embeddings.hf.saving import copy_folders, folders_of, replacing_folder, write_card
+from shared_embeddings.hf.saving import check_output, copy_folders, folders_of, replacing_folder, write_card
 from shared_embeddings.hf.token_ids import check_ids, named_ids, with_new_ids
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
 from shared_embeddings.hf.word_rows import SIDES, Weights, without_weights, word_axes
@@ -167,12 +167,12 @@ class TrimmableFolder:
     def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
         """How many lines the tokenizer decodes from their ids, up to spaces and normalization."""
         del vocabulary
-        return _restored(self.tokenizer, lines, ids)
+        return _restored(self.tokenizer, lines, ids, self.file.marks)
 
     def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
         """Like `restored`, by the trimmed tokenizer."""
         del vocabulary
-        return _restored(self.trimmed, lines, ids)
+        return _restored(self.trimmed, lines, ids, self.file.marks)
 
     def weight_bytes(self) -> int:
         """The bytes of all tensors."""
@@ -183,7 +183,12 @@ class TrimmableFolder:
         return [self.path]
 
     def files(self, output: Path) -> list[Path]:
-        """The folder of a model that is called `output`."""
+        """The folder of a model that is called `output`.
+
+        Raises:
+            ValueError: it exists and holds other files that would be lost.
+        """
+        check_output(output, force=True)
         return [output]
 
     def write_trimmed(self, output: Path, card: str) -> None:
@@ -237,15 +242,20 @@ def _encoded(tokenizer: Any, lines: Sequence[str]) -> list[list[int]]:
     return [encoding.ids for encoding in tokenizer.encode_batch(list(lines))]
 
 
-def _restored(tokenizer: Any, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+def _restored(
+    tokenizer: Any, lines: Sequence[str], ids: Sequence[Sequence[int]], marks: Sequence[str]
+) -> int:
     """How many lines a tokenizer decodes from their ids.
 
-    Normalization may change case or accents; decoders of words and pieces may add or drop spaces.
+    Normalization may change case or accents; decoders may add or drop spaces, or leave the `marks` of pieces.
     """
     normalizer = tokenizer.normalizer
 
     def letters(text: str) -> str:
-        return "".join((text if normalizer is None else normalizer.normalize_str(text)).split())
+        found = text if normalizer is None else normalizer.normalize_str(text)
+        for mark in marks:
+            found = found.replace(mark, "")
+        return "".join(found.split())
 
     decoded = tokenizer.decode_batch([list(line) for line in ids], skip_special_tokens=True)
     return sum(letters(line) == letters(text) for line, text in zip(lines, decoded, strict=True))

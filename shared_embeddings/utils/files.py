@@ -133,6 +133,21 @@ def staged(outputs: Sequence[Path]) -> Iterator[list[Path]]:
             remove(folder)
 
 
+@contextmanager
+def workplace(output: Path | None) -> Iterator[Path]:
+    """Yield a temporary folder, beside an output so that models can be moved there; deleted at the end."""
+    if output is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+        return
+    place = output.with_name(f".{output.name}.{os.getpid()}.tmp.trials.tmp")
+    place.mkdir(parents=True)
+    try:
+        yield place
+    finally:
+        remove(place)
+
+
 class _Place(NamedTuple):
     """The temporary path and the final path of an output."""
 

@@ -52,6 +52,28 @@ def log_probabilities(model: Path, lines: str) -> dict[str, torch.Tensor]:
     return {word: found[:, number] for word, number in index.items()}
 
 
+def test_trimmed_and_compressed_in_one_go(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS), "awd_lstm")
+    output = tmp_path / "out" / "small.pt"
+    asked = ["compress", "--model", model, "--trim-to", text, "--output", output]
+    asked = [*map(str, asked), "--method", "projective", "--rank", "4"]
+    assert main(asked) == 0
+    assert sorted(file.name for file in output.parent.iterdir()) == ["small.pt", "small.pt.ids.tsv"]
+    assert set(load_model(output).words) == {"<unk>", "<eos>", "a", "c", "e", "i"}
+    printed = capsys.readouterr().out
+    assert f"old and new ids: {output}.ids.tsv" in printed and " after trimming, " in printed
+    output.unlink()
+    assert main(asked) == 2
+    assert "small.pt.ids.tsv already exists; add --force" in capsys.readouterr().err
+    assert main([*asked, "--force"]) == 0
+    assert (
+        main(["trim", "--model", str(output), "--text", str(text), "--held-out", str(text), "--dry-run"]) == 0
+    )
+    assert "of 3 lines, 3 round-trip before, 3 after" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("kind", ["awd_lstm", "transformer_xl"])
 @pytest.mark.parametrize("method", ["plain", "compressed first", "compressed after"])
 def test_kept_words_keep_their_probabilities(tmp_path: Path, text: Path, kind: str, method: str) -> None:

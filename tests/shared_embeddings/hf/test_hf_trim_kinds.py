@@ -1,0 +1,192 @@
+"""Trimming tokenizers of every kind, and trimming and compressing in one go."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+from tokenizers import models, normalizers, pre_tokenizers, trainers  # noqa: E402
+
+from shared_embeddings.checkpoints import trim_and_compress  # noqa: E402
+from shared_embeddings.checkpoints.report import Sizes, TrimReport  # noqa: E402
+from shared_embeddings.checkpoints.selection import Keep, Texts  # noqa: E402
+from shared_embeddings.checkpoints.trim import trim  # noqa: E402
+from shared_embeddings.cli.main import main  # noqa: E402
+from tests.shared_embeddings.hf.trimming import llama, refused, save, sentences  # noqa: E402
+
+UNKNOWN = "Kato 漢字 xyzzy!  zwei"
+
+
+def trained(model: Any, trainer: Any, splitter: Any, normalizer: Any = None) -> dict[str, Any]:
+    """The model part of a tokenizer of made-up words."""
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = splitter
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.train_from_iterator(sentences(300, 2), trainer)
+    found: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
+    return found
+
+
+def merges(specials: Sequence[str], splitter: Any, alphabet: Sequence[str] = (), **settings: str) -> Any:
+    """The vocabulary and merges of a BPE model."""
+    size = 300 + len(specials)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=list(specials),
+        initial_alphabet=list(alphabet),
+        show_progress=False,
+        **settings,
+    )
+    found = trained(models.BPE(**settings), trainer, splitter)
+    return {"vocab": found["vocab"], "merges": [tuple(merge) for merge in found["merges"]]}
+
+
+def byte_level(*specials: str, **settings: str) -> Any:
+    """A BPE model of bytes."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return merges([*specials, *sorted(alphabet)], splitter, alphabet, **settings)
+
+
+def fallback(*specials: str) -> Any:
+    """A BPE model of characters that falls back to bytes."""
+    return merges([*specials, *(f"<0x{byte:02X}>" for byte in range(256))], pre_tokenizers.Metaspace())
+
+
+def unigram(*specials: str) -> Any:
+    """The pieces of a Unigram model with their scores."""
+    trainer = trainers.UnigramTrainer(
+        vocab_size=300, special_tokens=list(specials), unk_token="<unk>", show_progress=False
+    )
+    found = trained(models.Unigram(), trainer, pre_tokenizers.Metaspace())
+    return {"vocab": [(piece, score) for piece, score in found["vocab"]]}
+
+
+def wordpiece() -> Any:
+    """The pieces of a WordPiece model."""
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=specials, show_progress=False)
+    splitter, normalizer = pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer()
+    return {"vocab": trained(models.WordPiece(unk_token="[UNK]"), trainer, splitter, normalizer)["vocab"]}
+
+
+# The class of a tokenizer -> its vocabulary, and the lines with unknown characters that round-trip.
+KINDS: dict[str, tuple[Callable[[], Any], int]] = {
+    "GPT2Tokenizer": (lambda: byte_level("<|endoftext|>"), 1),
+    "Qwen2Tokenizer": (lambda: byte_level("<|endoftext|>"), 1),
+    "CLIPTokenizer": (lambda: byte_level("<|startoftext|>", "<|endoftext|>", end_of_word_suffix="</w>"), 0),
+    "LlamaTokenizer": (lambda: fallback("<unk>", "<s>", "</s>"), 1),
+    "GemmaTokenizer": (lambda: fallback("<pad>", "<eos>", "<bos>", "<unk>", "<mask>"), 1),
+    "NllbTokenizer": (lambda: merges(["<s>", "<pad>", "</s>", "<unk>"], pre_tokenizers.Metaspace()), 0),
+    "T5Tokenizer": (lambda: unigram("<pad>", "</s>", "<unk>"), 0),
+    "XLMRobertaTokenizer": (lambda: unigram("<s>", "<pad>", "</s>", "<unk>"), 0),
+    "BertTokenizer": (wordpiece, 0),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(kind: str, tmp_path: Path, text: Path) -> None:
+    make, unknown = KINDS[kind]
+    tokenizer = getattr(transformers, kind)(**make())
+    model, other = tmp_path / "model", tmp_path / "other"
+    llama(len(tokenizer)).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    unseen = sentences(20, 5)
+    other.write_text("\n".join([*unseen, UNKNOWN]) + "\n", encoding="utf-8")
+    texts = Texts([text], held_out=[other])
+    (found,) = trim(model, texts, tmp_path / "out").vocabularies
+    lines = len(text.read_text(encoding="utf-8").splitlines())
+    assert found.rows.after < found.rows.before
+    assert [one.whole for one in found.texts][0] == lines
+    assert found.texts[1].round_trips == Sizes(*[len(unseen) + unknown] * 2)
+    before = transformers.AutoTokenizer.from_pretrained(model)
+    after = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert type(after) is type(tokenizer)
+    for line in text.read_text(encoding="utf-8").splitlines():
+        assert after.tokenize(line) == before.tokenize(line)
+    for line in unseen:
+        assert after.decode(after(line)["input_ids"]) == before.decode(before(line)["input_ids"])
+    (dropped,) = trim(model, texts, None, Keep(characters=False)).vocabularies
+    needs_characters = isinstance(tokenizer.backend_tokenizer.model, (models.Unigram, models.WordPiece))
+    assert (dropped.texts[1].round_trips.after < len(unseen)) == needs_characters
+
+
+def test_one_go(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, output, report = save(tmp_path / "model", "gpt2"), tmp_path / "out", tmp_path / "report.json"
+    (model / "README.md").write_text("---\nlicense: mit\n---\n# Original\n")
+    asked = ["compress", "--model", model, "--trim-to", text, "--method", "projective", "--rank", 4]
+    writing = ["--output", output, "--report", report]
+    assert main(list(map(str, [*asked, *writing]))) == 0
+    printed = capsys.readouterr().out
+    assert sorted(os.listdir(tmp_path)) == sorted(["model", "out", "report.json", text.name])
+    content = json.loads(report.read_text())
+    sizes = content["trimmed"]["bytes_of_weights"]
+    line = (
+        f"bytes of weights: {sizes['before']:,} before, {sizes['after']:,} after trimming, "
+        f"{content['bytes_of_weights']['after']:,} after compressing"
+    )
+    card = (output / "README.md").read_text()
+    assert line in printed and line in card and card.startswith("---\nlicense: mit\n---\n")
+    steps = [heading for heading in card.splitlines() if heading.startswith("#")]
+    assert steps == [
+        "# Word embeddings compressed with shared-embeddings",
+        "## Earlier step: Vocabulary trimmed with shared-embeddings",
+        "# Original",
+    ]
+    assert card.count("from_pretrained") == 1
+    rows = len((output / "ids.tsv").read_text().splitlines())
+    assert json.loads((output / "config.json").read_text())["vocab_size"] == rows
+    assert content["model"] == str(model) and content["output"] == str(output)
+    assert content["trimmed"]["vocabularies"][0]["map_file"] == str(output / "ids.tsv")
+    assert str(tmp_path / ".out") not in printed + card + report.read_text()
+    capsys.readouterr()
+    assert main(list(map(str, [*asked, *writing]))) == 2
+    assert "already exists; add --force" in capsys.readouterr().err
+    (output / "diary.doc").write_text("")
+    assert main(list(map(str, [*asked, *writing, "--force"]))) == 2
+    assert "contains diary.doc" in capsys.readouterr().err
+    (output / "diary.doc").unlink()
+    assert main(list(map(str, [*asked, *writing, "--force"]))) == 0
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save(tmp_path / "model", "gpt2")
+
+    def fails(small: Path, place: Path | None, trimmed: TrimReport) -> Any:
+        assert small.is_dir() and place is not None and trimmed.output == str(tmp_path / "out")
+        raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        trim_and_compress.trim_and_compress(model, tmp_path / "out", [text], fails)
+    assert sorted(os.listdir(tmp_path)) == sorted(["model", text.name])
+
+
+def test_tokenizers_of_other_models(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = save(tmp_path / "model", "gpt2")
+    asked = ["--model", model, "--text", text, "--dry-run"]
+    file = model / "tokenizer.json"
+    content = json.loads(file.read_text())
+    whole = content["model"]["vocab"]
+    content["model"] |= {"vocab": {word: whole[word] for word in list(whole)[:100]}, "merges": []}
+    file.write_text(json.dumps(content))
+    assert "belongs to another model" in refused(capsys, *asked)
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 10_000, "content": "<far>"})
+    file.write_text(json.dumps(content))
+    assert "token '<far>' has the id 10000, but the model has" in refused(capsys, *asked)
+
+
+def test_dry_runs_take_no_output(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--model", text, "--text", text]
+    assert "give --output for a trimmed model, or --dry-run" in refused(capsys, *asked)
+    with pytest.raises(SystemExit):
+        main(["trim", *map(str, asked), "--dry-run", "--coverage", "150%"])
+    assert "'150%' is not a share" in capsys.readouterr().err
