@@ -10,7 +10,7 @@ DRILLS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help stubs setup demo report test test-all smoke drill check format pins clean
+.PHONY: help stubs setup demo report docs notebooks test test-all smoke drill check format pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
@@ -23,6 +23,13 @@ demo: setup ## train, run and compare several small translators, about five minu
 
 report: setup ## all results next to the papers' figures, in runs/report/report.html (RUNS=... for other runs)
 	@$(BIN)/python -m recipes report
+
+docs: setup ## build the documentation into site/ (open site/index.html)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "site/index.html"
+
+notebooks: setup ## run the notebooks of docs/notebooks, a minute each
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbmake --nbmake-timeout=300 docs/notebooks
 
 test: setup ## run the quick tests, three minutes (PYTEST_ARGS="-k name" selects, WORKERS=0 for one process)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(PYTEST_ARGS)

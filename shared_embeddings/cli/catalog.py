@@ -7,6 +7,7 @@ import dataclasses
 import json
 import textwrap
 import typing
+from collections.abc import Iterator
 
 import torch
 
@@ -16,6 +17,7 @@ from shared_embeddings.registry import build, expected_count, method_class, meth
 from shared_embeddings.utils.command_line import Parser
 
 _WIDTH, _INDENT = 100, " " * 6
+REQUIRED = "required"
 # Arguments of `build` that are not options of a method.
 _NO_OPTIONS = ("num_embeddings", "embedding_dim", "words")
 
@@ -47,13 +49,19 @@ def describe_methods() -> str:
         lines.append(f"{method}: {found.idea} ({found.paper})")
         if found.fullgraph_limit is not None:
             lines.append(f"  no torch.compile(fullgraph=True) in training: {found.fullgraph_limit}")
-        hints = typing.get_type_hints(found.options_class)
-        for field in dataclasses.fields(found.options_class):
-            lines.append(f"  {field.name}: {describe_type(hints[field.name])}{_default(field)}")
-            lines += textwrap.wrap(
-                field.metadata["description"], _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT
-            )
+        for name, accepted, default, description in options_of(method):
+            note = "" if default is None else f" ({default if default == REQUIRED else f'default: {default}'})"
+            lines.append(f"  {name}: {accepted}{note}")
+            lines += textwrap.wrap(description, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
     return "\n".join(lines)
+
+
+def options_of(method: str) -> Iterator[tuple[str, str, str | None, str]]:
+    """The options of a method: name, accepted values, default as in YAML (or `REQUIRED`), description."""
+    options_class = method_class(method).options_class
+    hints = typing.get_type_hints(options_class)
+    for field in dataclasses.fields(options_class):
+        yield field.name, describe_type(hints[field.name]), _default(field), field.metadata["description"]
 
 
 def methods_table() -> str:
@@ -121,11 +129,11 @@ def _suggest(known: argparse.Namespace, _: list[str]) -> str:
     return describe_suggestions(known.vocab_size, known.dim, known.budget, as_json=known.json)
 
 
-def _default(field: dataclasses.Field[object]) -> str:
-    """The default of an option, for the list of options."""
+def _default(field: dataclasses.Field[object]) -> str | None:
+    """The default of an option, `REQUIRED`, or None for a default that is made of other values."""
     if field.default is not dataclasses.MISSING:
-        return " (default: none)" if field.default is None else f" (default: {_as_yaml(field.default)})"
-    return "" if field.default_factory is not dataclasses.MISSING else " (required)"
+        return "none" if field.default is None else _as_yaml(field.default)
+    return REQUIRED if field.default_factory is dataclasses.MISSING else None
 
 
 def _as_yaml(value: object) -> str:
