@@ -1,7 +1,7 @@
 """Hooks of mkdocs for `make docs`: pages from outside ``docs/``, and what is generated from code and results.
 
-A line ``<!-- generated: NAME -->`` in a page is replaced by the Markdown that `GENERATED` makes. Links lead to
-the same file of the repository as on disk; links to files that are not on the site keep their text only.
+A line ``<!-- generated: NAME -->`` in a page is replaced by the Markdown that `GENERATED` makes. Links lead
+to the same file of the repository as on disk; links to files that are not on the site keep their text only.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def papers() -> str:
 
     measured = _measured_rows()
     lines = [
-        "| paper | rows in tables | trained by a recipe | measured here | sizes in print | agree | differ | quoted |",
+        "| paper | rows | trained by a recipe | measured here | sizes in print | agree | differ | quoted |",
         "| --- |" + " --: |" * 7,
     ]
     for paper in read_papers():

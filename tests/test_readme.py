@@ -12,8 +12,10 @@ from shared_embeddings.cli.catalog import methods_table
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
     "README.md",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
-    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    "SECURITY.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -37,9 +39,21 @@ def test_it_stays_short() -> None:
     assert len(README.split()) <= 1500
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
-def test_links_lead_somewhere(path: str) -> None:
-    assert (ROOT / path).exists()
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    paths = set(re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text))
+    assert [path for path in sorted(paths) if not ((ROOT / document).parent / path).exists()] == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    """`mkdocs` itself reports pages of the navigation that are missing."""
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    listed = set(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE))
+    docs = ROOT / "docs"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    pages |= {f"notebooks/{path.stem}.md" for path in docs.glob("notebooks/*.ipynb")}
+    assert pages <= listed
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -50,7 +50,9 @@ def describe_methods() -> str:
         if found.fullgraph_limit is not None:
             lines.append(f"  no torch.compile(fullgraph=True) in training: {found.fullgraph_limit}")
         for name, accepted, default, description in options_of(method):
-            note = "" if default is None else f" ({default if default == REQUIRED else f'default: {default}'})"
+            note = (
+                "" if default is None else f" ({default if default == REQUIRED else f'default: {default}'})"
+            )
             lines.append(f"  {name}: {accepted}{note}")
             lines += textwrap.wrap(description, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
     return "\n".join(lines)
