@@ -26,6 +26,7 @@ from shared_embeddings.utils.command_line import (
     run,
     run_module,
 )
+from shared_embeddings.utils.files import bytes_on_disk
 from shared_embeddings.utils.interrupts import RESUME
 from shared_embeddings.utils.path_options import PathOption
 
@@ -308,6 +309,10 @@ def release_model() -> None:
     if opt.format == "ctranslate2":
         check_new_model([model], output, PathOption.NEW, opt.force)
         export_ctranslate2(model, output, opt.quantization)
+        written, stored = bytes_on_disk(Path(output)), bytes_on_disk(Path(model))
+        print(
+            f"wrote {output}: {written:,} bytes, {written / stored:.2f} times the checkpoint ({stored:,} bytes)"
+        )
         return
     if opt.quantization:
         raise UserError("quantization: needs --format ctranslate2; remove it")

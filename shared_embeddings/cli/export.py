@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from shared_embeddings.cli.arguments import add
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption, check_paths
 
 _FORMATS = {
     "onnx": "the whole model for ONNX Runtime",
     "onnx-embeddings": "its embeddings and output layer alone",
+    "dense": "a Hugging Face folder with dense tables under the original names, as llama.cpp converts it",
 }
 
 
@@ -22,29 +26,50 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     command.add_argument(
         "--output",
         required=True,
-        type=PathOption.NEW_FILE,
-        help="ONNX file; with onnx-embeddings, models with several embeddings get one each, named after it",
+        type=PathOption.NEW,
+        help="ONNX file, or the folder of dense; with onnx-embeddings, models with several embeddings get a "
+        "file each, named after it",
     )
     formats = "; ".join(f"{name}: {text}" for name, text in _FORMATS.items())
     command.add_argument("--format", choices=[*_FORMATS], default="onnx", help=f"{formats} (default: onnx)")
     command.add_argument("--force", action="store_true", help="replace files that are there already")
 
 
+def _check(known: argparse.Namespace, outputs: Sequence[Path]) -> None:
+    """Raise UserError unless the ONNX files can be written."""
+    table = {f"--output ({path.name})": (PathOption.NEW_FILE, path) for path in outputs}
+    check_paths({"--model": (PathOption.SOURCE, known.model), **table}, known.force)
+
+
+def _write_dense(model: Any, output: Path, force: bool) -> str:
+    """Write the folder of a Hugging Face model; returns a line for the user."""
+    from shared_embeddings.hf.dense import write_dense
+
+    written = write_dense(model, output, force)
+    return f"wrote {output}: dense tables, {written:,} bytes of weights"
+
+
 def _export(known: argparse.Namespace, _: list[str]) -> str:
     from shared_embeddings.checkpoints.adapter import find_host
     from shared_embeddings.checkpoints.onnx_file import export_embedding, export_model
 
-    model = find_host(known.model)[1].read(known.model)
-    output = Path(known.output)
+    host, adapter = find_host(known.model)
+    if known.format == "dense" and host != "hf":
+        raise UserError(
+            f"--format dense: writes Hugging Face models, but {known.model} is of the host '{host}'"
+        )
+    model, output = adapter.read(known.model), Path(known.output)
+    if known.format == "dense":
+        return _write_dense(model, output, known.force)
     if known.format == "onnx":
+        _check(known, [output])
         return export_model(model.onnx_body(), output).described()
     embeddings = model.embeddings()
     outputs = [
         output if len(embeddings) == 1 else output.with_name(f"{output.stem}.{one.name}{output.suffix}")
         for one in embeddings
     ]
-    table = {f"--output ({path.name})": (PathOption.NEW_FILE, path) for path in outputs}
-    check_paths({"--model": (PathOption.SOURCE, known.model), **table}, known.force)
+    _check(known, outputs)
     return "\n".join(
         export_embedding(embedding, path).described() for embedding, path in zip(embeddings, outputs)
     )

@@ -28,7 +28,9 @@ from tests.nmt.conftest import FUNNEL, SECONDS, Host, Refusal, Trained, command,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharing", [True, False], ids=["three-way", "inputs apart"])
-def test_ctranslate2_translates_the_same(sharing: bool, host: Host) -> None:
+def test_ctranslate2_translates_the_same(
+    sharing: bool, host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
     checkpoint = host.train("model", embedding=FUNNEL, share_embeddings=sharing, train_steps=60)
     exported = host.folder / "exported"
@@ -43,6 +45,7 @@ def test_ctranslate2_translates_the_same(sharing: bool, host: Host) -> None:
             "ctranslate2",
             "-force",
         )
+    assert f"times its checkpoint of {checkpoint.stat().st_size:,}" in capsys.readouterr().out
     ours = host.translate(checkpoint, "-beam_size", "1", "-min_length", "3")
     sources = (host.folder / "test.src").read_text().splitlines()
     results = ctranslate2.Translator(str(exported)).translate_batch(

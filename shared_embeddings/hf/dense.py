@@ -1,0 +1,82 @@
+"""Write a compressed model with dense tables, under the names of the original tensors.
+
+Axes: ``V`` vocabulary, ``D`` model dimension.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.hf.adapter import FolderModel
+from shared_embeddings.hf.entry import ENTRY, KEY, Placement, from_entry
+from shared_embeddings.hf.saving import check_output, copy_rest, replacing_folder, save_pretrained
+
+
+def write_dense(model: FolderModel, output: Path, force: bool) -> int:
+    """Write a folder that any program reads that reads the original; returns the bytes of its weights.
+
+    Args:
+        model: a compressed model.
+        output: the folder.
+        force: replace an existing folder of a model.
+
+    Raises:
+        ValueError: the model is not compressed, its tied sides differ, or the folder cannot be replaced.
+        OSError: it cannot be written.
+    """
+    check_output(output, force)
+    if not model.is_compressed:
+        raise ValueError(f"model {model.path}: is not compressed, so its tables are dense already; use it")
+    plain = dense_model(model.module)
+    with replacing_folder(output) as temporary:
+        save_pretrained(plain, temporary)
+        copy_rest(model.path, temporary)
+        return sum(file.stat().st_size for file in temporary.glob("*.safetensors"))
+
+
+@torch.no_grad()
+def dense_model(model: Any) -> Any:
+    """A model of transformers without shared embeddings, which computes the same.
+
+    Raises:
+        ValueError: two sides of an embedding have different tables.
+    """
+    config = copy.deepcopy(model.config)
+    placements = from_entry(config.to_dict()[KEY])[1]
+    delattr(config, KEY)
+    plain = type(model)._from_config(config, dtype=model.dtype).eval()
+    state = {name: value for name, value in model.state_dict().items() if not name.startswith(f"{ENTRY}.")}
+    tables = {}
+    for name, embedding in getattr(model, ENTRY).items():
+        weight = nn.Parameter(_table(name, embedding, placements[name]).to(model.dtype))
+        tables.update(dict.fromkeys((*placements[name].inputs, *placements[name].outputs), weight))
+    plain.load_state_dict({**state, **{f"{path}.weight": weight for path, weight in tables.items()}})
+    # A new model may tie tables that this one does not.
+    for path, weight in tables.items():
+        plain.get_submodule(path).weight = weight
+    return plain
+
+
+def _table(name: str, embedding: SharedEmbedding, placement: Placement) -> Tensor:
+    """The table ``(V, D)`` of all layers that use an embedding.
+
+    Raises:
+        ValueError: they use different ones.
+    """
+    table = embedding.table()
+    if not placement.outputs:
+        return table
+    scored = embedding.output_table()
+    is_same = not placement.inputs or torch.equal(scored, table)
+    if embedding.output_bias() is not None or not is_same:
+        raise ValueError(
+            f"table '{name}': its {embedding.method} embedding scores words with other numbers than it looks "
+            "up, so that no single dense table replaces it; use --format onnx"
+        )
+    return scored
