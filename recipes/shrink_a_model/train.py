@@ -1,0 +1,89 @@
+"""Trim and compress the model, row by row."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from recipes.common.recipe import Recipe
+from recipes.common.smoke import SMOKE, SMOKE_HELP
+from recipes.common.steps import print_line, run_step
+from recipes.common.tools import run_module
+from recipes.shrink_a_model.grid import ShrinkRow, chosen_rows
+from recipes.shrink_a_model.preprocess import MODEL, TEXT
+from shared_embeddings.utils.command_line import Parser
+
+COMMAND = "shared_embeddings.cli.main"
+WEIGHTS = "model.safetensors"
+
+
+def model_folder(home: Path, row: ShrinkRow) -> Path:
+    """The folder of the model of a row."""
+    return home / "models" / row.name
+
+
+def shrink(home: Path, row: ShrinkRow) -> None:
+    """Write the model of a row unless it is there, from the same model and settings."""
+    data, trimmed = home / "data", ShrinkRow("trimmed", trim=True)
+    source = data / MODEL
+    if row.trim:
+        source, folder = model_folder(home, trimmed), model_folder(home, trimmed)
+        run_step(
+            trimmed.name,
+            home / "steps",
+            partial(_trim, data / MODEL, data / TEXT, folder),
+            inputs=[data / MODEL / WEIGHTS, data / TEXT],
+            outputs=[folder / WEIGHTS],
+            settings={},
+        )
+    folder = model_folder(home, row)
+    if row.is_compressed:
+        run_step(
+            row.name,
+            home / "steps",
+            partial(_compress, source, data / TEXT, folder, row),
+            inputs=[source / WEIGHTS, data / TEXT],
+            outputs=[folder / WEIGHTS],
+            settings=vars(row),
+        )
+    elif not row.trim:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+
+
+def _trim(model: Path, text: Path, output: Path) -> None:
+    """Trim the vocabulary of a model to a text."""
+    shutil.rmtree(output, ignore_errors=True)
+    run_module(COMMAND, ["trim", "--model", model, "--text", text, "--output", output])
+
+
+def _compress(model: Path, text: Path, output: Path, row: ShrinkRow) -> None:
+    """Replace the table of a model."""
+    arguments: list[str | Path] = ["compress", "--model", model, "--text", text, "--output", output]
+    arguments += ["--report", output.with_suffix(".json"), "--force"]
+    if row.ratio is not None:
+        arguments += ["--target-ratio", str(row.ratio)]
+    for name, value in row.embedding.items():
+        arguments += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    run_module(COMMAND, arguments)
+
+
+def main(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Write the models of the rows; those that are up to date are kept."""
+    parser = Parser("train.sh", description=main.__doc__)
+    parser.add_argument("rows", nargs="*", default=["*"], help="names or patterns, 'automatic_*'; all")
+    parser.add_argument("--list", action="store_true", help="only list the rows")
+    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
+    options = parser.parse_args(arguments)
+    recipe = recipe.smoke() if options.smoke else recipe
+    rows = chosen_rows(recipe, options.rows)
+    if options.list:
+        print("\n".join(row.name for row in rows))
+        return
+    recipe.describe_data(recipe.data)  # fails where there are none
+    for row in rows:
+        shrink(recipe.home, row)
+        print_line(f"{row.name}: {model_folder(recipe.home, row)}")
