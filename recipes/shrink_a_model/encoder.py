@@ -80,12 +80,15 @@ def read_onnx(file: Path, folder: Path) -> Encoder | None:
     settings.intra_op_num_threads = torch.get_num_threads()
     settings.log_severity_level = 3
     session = runtime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
-    if not {*_INPUTS} <= {value.name for value in session.get_inputs()}:
+    names = [value.name for value in session.get_inputs()]
+    if not {*_INPUTS} <= {*names}:
         return None
     output = session.get_outputs()[0].name
 
     def run(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        return np.asarray(session.run([output], dict(zip(_INPUTS, (ids, mask), strict=True)))[0])
+        # Others, such as the segments of BERT, are zero.
+        others = dict.fromkeys(names, np.zeros_like(ids))
+        return np.asarray(session.run([output], {**others, **dict(zip(_INPUTS, (ids, mask)))})[0])
 
     return Encoder(_tokenizer(folder), run)
 
