@@ -311,7 +311,8 @@ def release_model() -> None:
         export_ctranslate2(model, output, opt.quantization)
         written, stored = bytes_on_disk(Path(output)), bytes_on_disk(Path(model))
         print(
-            f"wrote {output}: {written:,} bytes, {written / stored:.2f} times the checkpoint ({stored:,} bytes)"
+            f"wrote {output}: {written:,} bytes, "
+            f"{written / stored:.2f} times the checkpoint ({stored:,} bytes)"
         )
         return
     if opt.quantization:
