@@ -104,6 +104,8 @@ class EmbeddingsQuantizer(HfQuantizer):
         # Saving does not revert them.
         model._weight_conversions = [one for one in model._weight_conversions if one not in self._conversions]
         model.is_quantized = False
+        if hasattr(model.config, "auto_map"):  # names a file that save_pretrained does not write
+            del model.config.auto_map
         packed = [parameter for parameter in model.parameters() if isinstance(parameter, PackedTensor)]
         for parameter in packed:
             parameter.requires_grad_(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from safetensors import SafetensorError
 
 from shared_embeddings.checkpoints.checksums import stamp_safetensors
 from shared_embeddings.hf.entry import find_entry
+from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line, remove_leftovers, replacing
 from shared_embeddings.utils.reading import read_json
 
@@ -34,7 +36,11 @@ _COPIED = (
     IDS,
 )
 # All files that may be in the folder of a model that is replaced.
-_REPLACED = (*_COPIED, "*.safetensors", "*.tsv", "*.md")
+# Loads compressed embeddings where this library is not installed; written by it, and never read.
+_REMOTE_CODE = "modeling_shared_embeddings.py"
+# The methods whose embeddings that file decodes.
+_DECODED = {"standard", "projective", "quantized"}
+_REPLACED = (*_COPIED, "*.safetensors", "*.tsv", "*.md", _REMOTE_CODE)
 _TEMPLATES = "additional_chat_templates"
 _CARD = "README.md"
 # Names the folders of the layers after the model in sentence encoders, such as 1_Pooling.
@@ -79,8 +85,40 @@ def save_pretrained(model: Any, folder: Path, **settings: Any) -> None:
         OSError: it cannot be written.
     """
     model.save_pretrained(folder, **settings)
+    add_remote_code(folder)
     for file in folder.glob("*.safetensors"):
         stamp_safetensors(file)
+
+
+def add_remote_code(folder: Path) -> None:
+    """Add the file that loads a folder with ``trust_remote_code``, if it can decode its embeddings.
+
+    ``config.json`` then names the classes of transformers that the file provides.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    config = folder / "config.json"
+    content = read_json(config)
+    entry = find_entry(content)
+    if entry is None or not {table["method"] for table in entry["tables"].values()} <= _DECODED:
+        return
+    source = Path(__file__).with_name("remote_code.py")
+    shutil.copyfile(source, folder / _REMOTE_CODE)
+    classes, module = _auto_classes(content["model_type"]), Path(_REMOTE_CODE).stem
+    content["auto_map"] = {auto: f"{module}.{kind}" for auto, kind in classes.items()}
+    config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _auto_classes(model_type: str) -> dict[str, str]:
+    """The automatic classes of transformers that load a type of model, with the name of its own class."""
+    mappings = require("transformers.models.auto.modeling_auto")
+    classes = {
+        name: getattr(mappings, name)._model_mapping._model_mapping.get(model_type)
+        for name in dir(mappings)
+        if name.startswith("AutoModel") and hasattr(getattr(mappings, name)._model_mapping, "_model_mapping")
+    }
+    return {auto: kind for auto, kind in classes.items() if isinstance(kind, str)}
 
 
 def check_output(folder: Path, force: bool) -> None:
@@ -126,6 +164,8 @@ def write_card(source: Path, target: Path, done: str, kind: str, summary: str) -
     needed = "" if find_entry(read_json(target / "config.json")) is None else "import shared_embeddings.hf\n"
     loading = f'{needed}from transformers import {kind}\nmodel = {kind}.from_pretrained("DIR")'
     own = f"# {done} with shared-embeddings\n\n{summary}\n```python\n{loading}  # DIR: this folder\n```\n"
+    if (target / _REMOTE_CODE).is_file():
+        own += "\nWithout that library, `trust_remote_code=True` decodes the embeddings while loading.\n"
     body = _with_earlier_steps(body.lstrip())
     (target / _CARD).write_text("\n".join(filter(None, (header, own, body))), encoding="utf-8")
 

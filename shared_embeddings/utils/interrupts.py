@@ -12,8 +12,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Signals within this many seconds are one request: a terminal, a launcher and a parent may each send one. On a
-# busy machine torchrun passes signals on late; it kills after 30 seconds.
+# Signals within this many seconds are one request: a terminal, a launcher and a parent may each send one.
+# On a busy machine torchrun passes signals on late; it kills after 30 seconds.
 ONE_REQUEST = 30.0 if "TORCHELASTIC_RUN_ID" in os.environ else 2.0
 # The advice of interrupted training commands.
 RESUME = "run the same command again to resume"
