@@ -93,8 +93,9 @@ def build(
 def build(
     method: Literal["quantized"], *, num_embeddings: int, embedding_dim: int, padding_idx: int | None = ...,
     words: Sequence[str] | None = ..., output_bias: bool = ..., bits: float,
-    codec: Literal['uniform', 'lloyd_max', 'residual', 'trellis'] = ..., group_size: int = ...,
+    codec: Literal['uniform', 'lloyd_max', 'residual', 'trellis', 'principal'] = ..., group_size: int = ...,
     count_exponent: float = ..., seed: int = ..., words_per_width: Sequence[int] = ...,
+    directions: Sequence[int] = ...,
 ) -> QuantizedEmbedding: ...
 @overload
 def build(
@@ -192,8 +193,9 @@ def fit(
     method: Literal["quantized"], teacher: Tensor, *, token_counts: Tensor | None = ...,
     padding_idx: int | None = ..., words: Sequence[str] | None = ..., seed: int = ...,
     steps: int | None = ..., learning_rate: float = ..., progress: bool = ..., output_bias: bool = ...,
-    bits: float, codec: Literal['uniform', 'lloyd_max', 'residual', 'trellis'] = ..., group_size: int = ...,
-    count_exponent: float = ..., words_per_width: Sequence[int] = ...,
+    bits: float, codec: Literal['uniform', 'lloyd_max', 'residual', 'trellis', 'principal'] = ...,
+    group_size: int = ..., count_exponent: float = ..., words_per_width: Sequence[int] = ...,
+    directions: Sequence[int] = ...,
 ) -> tuple[QuantizedEmbedding, FitReport]: ...
 @overload
 def fit(

@@ -286,6 +286,14 @@ class Method(CachingModule):
         """The output table in factors; by default the table itself."""
         return OutputFactors(self.all_rows(), None)
 
+    def check_ids(self, ids: Tensor) -> None:
+        """Raise IndexError for an id out of range, unless checking would synchronize with a device."""
+        if ids.device.type != "cpu" or ids.numel() == 0 or torch.compiler.is_compiling():
+            return
+        for word in (int(ids.min()), int(ids.max())):
+            if not 0 <= word < self.num_embeddings:
+                raise IndexError(f"index {word} is out of range: there are {self.num_embeddings} words")
+
     def all_ids(self, device: torch.device) -> Tensor:
         """The ids ``(V,)`` of all words."""
         return torch.arange(self.num_embeddings, device=device)

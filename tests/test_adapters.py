@@ -59,7 +59,24 @@ def _hf(folder: Path) -> tuple[Path, Path]:
     return save(folder / "model", "gpt2"), folder / "text"
 
 
-MAKERS: dict[str, Callable[[Path], tuple[Path, Path]]] = {"hf": _hf, "lm": _lm, "nmt": _nmt}
+def _vectors(folder: Path) -> tuple[Path, Path]:
+    import numpy as np
+
+    from shared_embeddings.analysis.vectors import WordVectors, write_vectors
+
+    words = [f"w{number}" for number in range(60)]
+    rows = np.random.default_rng(1).standard_normal((60, 12)).astype(np.float32)
+    write_vectors(folder / "model.vec", WordVectors(words, rows))
+    (folder / "text").write_text("\n".join(map(" ".join, zip(words, words[1:]))) + "\n", encoding="utf-8")
+    return folder / "model.vec", folder / "text"
+
+
+MAKERS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
+    "hf": _hf,
+    "lm": _lm,
+    "nmt": _nmt,
+    "vectors": _vectors,
+}
 
 
 @pytest.fixture(scope="module", params=sorted(MAKERS))

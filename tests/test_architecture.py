@@ -19,7 +19,7 @@ MAY_IMPORT = {
 # Layers inside shared_embeddings, from the top: a module imports its own layer and those below. The longest
 # matching prefix decides.
 LAYERS = [
-    ["cli", "hf", "utils.stubs"],
+    ["cli", "hf", "word_vectors", "utils.stubs"],
     [
         "ledger",
         "checkpoints",

@@ -5,6 +5,8 @@ Axes: ``V`` vocabulary, ``D`` dimension.
 
 from __future__ import annotations
 
+import gzip
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,12 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import UNREADABLE, first_line
+from shared_embeddings.utils.files import UNREADABLE, first_line, replacing
 
 # The first bytes of a fastText model with subwords.
 _FASTTEXT_MAGIC = (793712314).to_bytes(4, "little")
 # Longer than any line of a text file; binary files may have no line end.
 _LONGEST_LINE = 1 << 20
+# Where the pickles of gensim name it.
+_PICKLE_BYTES = 4096
 
 
 class WordVectors(NamedTuple):
@@ -69,6 +73,48 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
     return found
 
 
+def looks_like_vectors(path: Path) -> bool:
+    """Whether a file starts like one that `read_vectors` reads, or like the pickle of gensim's vectors."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
+    except (OSError, EOFError):
+        return False
+    if first.startswith(_FASTTEXT_MAGIC) or _is_pickle(first + second):
+        return True
+    return _is_header(first) and bool(second) or _is_row(first)
+
+
+def _is_pickle(start: bytes) -> bool:
+    """Whether a file is gensim's own, from its first bytes."""
+    return start.startswith(b"\x80") and b"gensim" in start[:_PICKLE_BYTES]
+
+
+def _is_row(line: bytes) -> bool:
+    """Whether a line consists of a word and two numbers or more."""
+    numbers = line.split()[1:]
+    try:
+        return len(numbers) > 1 and all(math.isfinite(float(number)) for number in numbers)
+    except ValueError:
+        return False
+
+
+def write_vectors(path: Path, found: WordVectors) -> None:
+    """Write lines of a word and its numbers below a header V D, as word2vec and fastText do.
+
+    Raises:
+        ValueError: a word contains white space, or is empty.
+        OSError: the file cannot be written.
+    """
+    broken = next((word for word in found.words if word.split() != [word]), None)
+    if broken is not None:
+        raise ValueError(f"word {broken!r} is empty or contains white space, which text cannot store")
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(f"{len(found.words)} {found.vectors.shape[1]}\n")
+        for word, row in zip(found.words, found.vectors.tolist()):
+            file.write(f"{word} {' '.join(f'{number:.6g}' for number in row)}\n")
+
+
 def _load(path: Path, kind: str, limit: int | None) -> Any:
     """Load a file with gensim."""
     if kind == "a fastText model":
@@ -87,6 +133,11 @@ def _kind_of(path: Path) -> str:
         raise ValueError(f"vectors {path}: cannot be read ({first_line(error)}); replace it") from error
     if first.startswith(_FASTTEXT_MAGIC):
         return "a fastText model"
+    if _is_pickle(first + second):
+        raise ValueError(
+            f"vectors {path}: is a pickle of gensim, which could run code; in gensim, write a file with "
+            "KeyedVectors.save_word2vec_format and use that"
+        )
     if not first.strip():
         raise ValueError(f"vectors {path}: is empty or starts with an empty line; replace it")
     if not _is_header(first):

@@ -36,6 +36,8 @@ from shared_embeddings.checkpoints.token_counts import text_lines
 PREDICTIONS = 1_000
 # A model with a lower share is reported to require training.
 USABLE_SHARE = 0.85
+# What a probe of word vectors compares.
+NEIGHBORS = "nearest neighbors"
 # Sampled lines of the texts, enough even if lines are short.
 _LINES = 400
 # Hidden states scored at a time.
@@ -78,10 +80,12 @@ class Probe:
     Attributes:
         how: describes the inputs, such as "1,000 tokens of valid.txt".
         predict: returns the predictions of the model in its current state, at the same positions every time.
+        of: what they are, for the report.
     """
 
     how: str
     predict: Callable[[], Predictions]
+    of: str = "predictions"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Kept:
 
     Attributes:
         share: 1 for all, None if it could not be measured.
-        of: the measure: "predictions", "BLEU" or "probability of a word".
+        of: the measure: "predictions", `NEIGHBORS`, "BLEU" or "probability of a word".
         how: the data of the measurement, or why it failed.
         needs_training: whether the share is below `USABLE_SHARE` or unknown.
     """
@@ -114,7 +118,8 @@ class Kept:
             )
         line = f"kept {math.floor(100 * self.share)}% of the {self.of} of the original ({self.how})"
         if self.needs_training:
-            return f"warning: {line}: train this model before using it"
+            advice = "use more bits" if self.of == NEIGHBORS else "train this model before using it"
+            return f"warning: {line}: {advice}"
         return line
 
 
@@ -179,7 +184,7 @@ class Comparison:
             share = agreement(self._predictions, self._probe.predict())
         except ValueError as error:
             return Kept(None, "predictions", str(error), needs_training=True)
-        return Kept.measured(share, "predictions", self._probe.how)
+        return Kept.measured(share, self._probe.of, self._probe.how)
 
 
 def agreement(before: Predictions, after: Predictions) -> float:

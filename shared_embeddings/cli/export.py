@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shared_embeddings.cli.arguments import add
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption, check_paths
 
+if TYPE_CHECKING:
+    from shared_embeddings.checkpoints.adapter import WordEmbedding
+
 _FORMATS = {
     "onnx": "the whole model for ONNX Runtime",
     "onnx-embeddings": "its embeddings and output layer alone",
+    "vec": "its word vectors as the text of word2vec and fastText",
     "dense": "a Hugging Face folder with dense tables under the original names, as llama.cpp converts it",
 }
 
@@ -27,7 +31,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
         "--output",
         required=True,
         type=PathOption.NEW,
-        help="ONNX file, or the folder of dense; with onnx-embeddings, models with several embeddings get a "
+        help="ONNX file, or the folder of dense; with onnx-embeddings and vec, models with several embeddings get a "
         "file each, named after it",
     )
     formats = "; ".join(f"{name}: {text}" for name, text in _FORMATS.items())
@@ -70,6 +74,17 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
         for one in embeddings
     ]
     _check(known, outputs)
+    if known.format == "vec":
+        return "\n".join(_write_text(embedding, path) for embedding, path in zip(embeddings, outputs))
     return "\n".join(
         export_embedding(embedding, path).described() for embedding, path in zip(embeddings, outputs)
     )
+
+
+def _write_text(embedding: WordEmbedding, path: Path) -> str:
+    """Write an embedding as the text of word2vec; returns a line about it."""
+    from shared_embeddings.analysis.vectors import WordVectors, write_vectors
+
+    table = embedding.table().numpy()
+    write_vectors(path, WordVectors(list(embedding.words), table))
+    return f"{path}: {table.shape[0]:,} words in {table.shape[1]:,} dimensions as text"

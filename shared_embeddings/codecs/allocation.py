@@ -19,21 +19,25 @@ def even_counts(num_words: int, bits: float) -> dict[int, int]:
 
 
 def widths_within(
-    importance: Tensor, limit: int, size_of: Callable[[Mapping[int, int]], int], widths: Sequence[int]
+    importance: Tensor,
+    limit: int,
+    size_of: Callable[[Mapping[int, int]], int],
+    widths: Sequence[int],
+    error_shares: Tensor,
 ) -> Tensor:
     """The widths ``(V,)`` with the least total error that take `limit` bytes at most.
 
-    The squared error of a word at b bits is estimated as its importance times 4**-b, the limit for normal
-    numbers. Bits go one by one to the word whose error they lower most.
+    The squared error of a word is estimated as its importance times the share for its width. Bits go one by
+    one to the word whose error they lower most.
 
     Args:
         importance: ``(V,)`` nonnegative: the squared norm of the row, times a weight.
         limit: bytes.
         size_of: the bytes for numbers of words by width.
         widths: consecutive widths, ascending; all words have at least the first.
+        error_shares: for each width; falls by less and less.
     """
-    steps = torch.tensor(widths[:-1], dtype=torch.float64)
-    gains = importance.double().unsqueeze(1) * 4.0**-steps
+    gains = importance.double().unsqueeze(1) * error_shares.diff().neg()
     order = gains.flatten().argsort(descending=True, stable=True)
 
     def found(extra: int) -> Tensor:

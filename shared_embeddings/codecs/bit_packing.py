@@ -21,11 +21,16 @@ def bytes_for(bits: int) -> int:
 
 def pack_bits(numbers: Tensor, width: int) -> Tensor:
     """Numbers ``(n, T)`` below 2**width as bytes ``(n, ceil(T * width / 8))``; unused bits are zero."""
-    shifts = torch.arange(width - 1, -1, -1, device=numbers.device)
-    bits = (numbers.unsqueeze(-1) >> shifts & 1).flatten(1)
+    bits = bits_of(numbers, width)
     missing = -bits.size(1) % 8
     bits = F.pad(bits, (0, missing)).view(len(bits), -1, 8)
     return (bits << torch.arange(7, -1, -1, device=bits.device)).sum(dim=-1).to(torch.uint8)
+
+
+def bits_of(numbers: Tensor, width: int) -> Tensor:
+    """The bits ``(n, T * width)`` of numbers ``(n, T)``, most significant first."""
+    shifts = torch.arange(width - 1, -1, -1, device=numbers.device)
+    return (numbers.unsqueeze(-1) >> shifts & 1).flatten(1)
 
 
 def read_windows(packed: Tensor, count: int, width: int, stride: int, start: int = 0) -> Tensor:

@@ -39,12 +39,14 @@ class Codec(ABC):
     Attributes:
         name: the value of the option `codec`.
         rotates: whether rows are rotated before they are encoded.
-        widths: the widths that it supports, ascending; 0 for rows of zeros.
+        adapts: whether the sizes of its codebooks and the bits of its numbers depend on the table.
+        widths: the widths that it supports, ascending; 0 for rows without codes.
         dim: D.
     """
 
     name: ClassVar[str]
     rotates: ClassVar[bool] = True
+    adapts: ClassVar[bool] = False
     widths: ClassVar[tuple[int, ...]] = tuple(range(9))
 
     def __init__(self, dim: int) -> None:
@@ -71,6 +73,26 @@ class Codec(ABC):
         """Codebooks for these rows ``(n, D)``; by default the initial ones."""
         return self.initial_codebooks(widths)
 
+    def adapted(self, rows: Tensor, bits: float) -> Codec:
+        """The codec for a table ``(V, D)`` and a mean of `bits` for each number; by default the same."""
+        return self
+
+    def error_shares(self) -> Tensor:
+        """The estimated share of the squared error of rows at each width; the limit for normal numbers."""
+        return 4.0 ** -torch.tensor(self.widths, dtype=torch.float64)
+
+    def energy(self, rows: Tensor) -> Tensor:
+        """The squared error ``(n,)`` of rows ``(n, D)`` without codes."""
+        return rows.double().square().sum(dim=1)
+
+    def laid_out(self, rows: Tensor, widths: Tensor) -> Codec:
+        """The codec for a table ``(V, D)`` of words with `widths` ``(V,)``; by default the same."""
+        return self
+
+    def options(self) -> dict[str, object]:
+        """The options of `quantized` that make this codec, for codecs that adapt."""
+        return {}
+
     @abstractmethod
     def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
         """The nearest codes and scales that the search finds for rows ``(n, D)`` in float32."""
@@ -82,6 +104,10 @@ class Codec(ABC):
     def scaled(self, values: Tensor, scales: Tensor) -> Tensor:
         """Decoded `values` ``(n, D)`` times their `scales` ``(n, S)``."""
         return values.to(scales.dtype) * scales
+
+    def uncoded(self, codebooks: Codebooks, scales: Tensor) -> Tensor:
+        """The rows ``(n, D)`` of words without codes, for their scales ``(n, S)``: zeros."""
+        return scales.new_zeros(len(scales), self.dim)
 
     def rows(self, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor) -> Tensor:
         """The decoded rows ``(n, D)`` times their scales, a block of rows at a time."""

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.codecs import kernels
-from shared_embeddings.codecs.bit_packing import bytes_for, pack_bits, read_windows
+from shared_embeddings.codecs.bit_packing import bits_of, bytes_for, pack_bits, read_windows
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
 
 STATE_BITS = 12
@@ -153,11 +153,5 @@ def _packed(states: Tensor, width: int) -> Tensor:
     """The stream of each row: the first state's low bits, then `width` bits of every other state."""
     first = states[:, :1] & (1 << _START_BITS) - 1
     rest = states[:, 1:] & (1 << width) - 1
-    bits = torch.cat([_bits(first, _START_BITS), _bits(rest, width)], dim=1)
+    bits = torch.cat([bits_of(first, _START_BITS), bits_of(rest, width)], dim=1)
     return pack_bits(bits, 1)
-
-
-def _bits(numbers: Tensor, width: int) -> Tensor:
-    """The bits ``(n, T * width)`` of numbers ``(n, T)``, most significant first."""
-    shifts = torch.arange(width - 1, -1, -1, device=numbers.device)
-    return (numbers.unsqueeze(-1) >> shifts & 1).flatten(1)

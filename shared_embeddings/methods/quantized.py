@@ -16,6 +16,7 @@ from shared_embeddings.checkpoints.storage import packed_bytes
 from shared_embeddings.codecs.allocation import even_counts, widths_within
 from shared_embeddings.codecs.codec import Codebooks, Codec
 from shared_embeddings.codecs.lloyd_max import LloydMaxCodec
+from shared_embeddings.codecs.principal import PrincipalCodec
 from shared_embeddings.codecs.residual import ResidualCodec
 from shared_embeddings.codecs.trellis import TrellisCodec
 from shared_embeddings.codecs.uniform import UniformCodec
@@ -43,11 +44,12 @@ class QuantizedOptions(EmbeddingOptions):
 
     bits: float = option(
         "The mean bits of the code of a number, from 0.5 to 8; words that get none are zero. Scales take 16 "
-        "bits more for each row, or for each group with codec uniform."
+        "bits more for each row, or for each group with codec uniform; codec principal has none."
     )
-    codec: Literal["uniform", "lloyd_max", "residual", "trellis"] = option(
-        "uniform: evenly spaced levels, a scale for each group, as in ONNX Runtime. The others rotate the "
-        "rows first. lloyd_max: the best levels for normal numbers. residual: sums of codebook entries for "
+    codec: Literal["uniform", "lloyd_max", "residual", "trellis", "principal"] = option(
+        "uniform: evenly spaced levels, a scale for each group, as in ONNX Runtime. principal: more bits for "
+        "principal directions with more variance, for word vectors. The others rotate the rows first. "
+        "lloyd_max: the best levels for normal numbers. residual: sums of codebook entries for "
         "pieces of eight dimensions. trellis: paths through a trellis, the most exact.",
         "trellis",
     )
@@ -58,6 +60,11 @@ class QuantizedOptions(EmbeddingOptions):
     seed: int = option("The seed of the rotation, and of codes that are not fitted to a table.", 0)
     words_per_width: tuple[int, ...] = option(
         "The number of words with 0, 1, ... 8 bits; set when the embedding is fitted.", ()
+    )
+    directions: tuple[int, ...] = option(
+        "For codec principal: for words of 1, 2, ... 8 bits, the number of directions with 0, 1, ... 8 bits; "
+        "set when the embedding is fitted.",
+        (),
     )
 
     def __post_init__(self) -> None:
@@ -80,6 +87,8 @@ class QuantizedOptions(EmbeddingOptions):
         """The codec for rows of D numbers."""
         if self.codec == "uniform":
             return UniformCodec(embedding_dim, self.group_size)
+        if self.codec == "principal":
+            return PrincipalCodec(embedding_dim, self.directions)
         codecs: dict[str, type[Codec]] = {
             codec.name: codec for codec in (LloydMaxCodec, ResidualCodec, TrellisCodec)
         }
@@ -98,7 +107,7 @@ class QuantizedEmbedding(SharedEmbedding):
 
     Buffers: `codes<b>` ``(V_b, bytes)`` for the words with b bits, in the order of the vocabulary; `widths`
     ``(V,)`` the bits of every word, if they differ; `signs` ``(D,)`` of the rotation, for codecs that rotate.
-    Parameters: `scales` ``(V, S)``, and the codebooks of the codec. Codes do not change in training.
+    Parameters: `scales` ``(V, S)`` unless S is 0, and the codebooks of the codec. Training keeps the codes.
 
     Rows are decoded when they are looked up. Without gradients, scores are computed for one block of decoded
     rows after the other, so that there is never a V x D table in memory; with gradients there is.
@@ -112,12 +121,14 @@ class QuantizedEmbedding(SharedEmbedding):
     default_store = "fp16"
     candidates = (
         Candidate({}, "fp16"),
+        Candidate({"codec": "principal"}, "fp16"),
         Candidate({"codec": "residual"}, "fp16"),
         Candidate({"codec": "lloyd_max"}, "fp16"),
         Candidate({"codec": "uniform"}, "fp16"),
     )
     widths: Tensor
     signs: Tensor
+    scales: Tensor
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: QuantizedOptions
@@ -125,7 +136,11 @@ class QuantizedEmbedding(SharedEmbedding):
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
         self.codec = options.codec_for(embedding_dim)
         self.word_counts = options.word_counts(num_embeddings)
-        self.scales = nn.Parameter(torch.empty(num_embeddings, self.codec.num_scales))
+        scales = torch.empty(num_embeddings, self.codec.num_scales)
+        if self.codec.num_scales:
+            self.scales = nn.Parameter(scales)
+        else:
+            self.register_buffer("scales", scales, persistent=False)
         for name, shape in self.codec.codebook_shapes(list(self.word_counts)).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         for width, count in self.word_counts.items():
@@ -143,7 +158,7 @@ class QuantizedEmbedding(SharedEmbedding):
         """Random codes, and random scales that give the table a std near D**-0.5."""
         generator = torch.Generator(device="cpu").manual_seed(self.options.seed)
         for name, buffer in self.named_buffers():
-            if name != "widths":
+            if name not in ("widths", "scales"):
                 most = 2 if name == "signs" else 256
                 buffer.copy_(torch.randint(most, buffer.shape, generator=generator, device="cpu"))
         if self._is_mixed:
@@ -231,7 +246,8 @@ class QuantizedEmbedding(SharedEmbedding):
     def _scores_of(self, coded: Tensor, width: int, scales: Tensor) -> Tensor:
         """The scores ``(N, V_b)`` of the words with `width` bits for prepared hidden states ``(N, D)``."""
         if not width:
-            return coded.new_zeros(len(coded), len(scales))
+            row = self.codec.uncoded(self.codebooks(), scales[:1])
+            return F.linear(coded, row).expand(-1, len(scales))
         return self.codec.scores(coded, self._codes(width), width, self.codebooks(), scales)
 
     def _all_coded_rows(self) -> Tensor:
@@ -242,22 +258,24 @@ class QuantizedEmbedding(SharedEmbedding):
     def _decoded(self, width: int, scales: Tensor) -> Tensor:
         """The scaled rows ``(V_b, D)`` of the words with `width` bits."""
         if not width:
-            return scales.new_zeros(len(scales), self.embedding_dim)
+            return self.codec.uncoded(self.codebooks(), scales)
         return self.codec.rows(self._codes(width), width, self.codebooks(), scales)
 
     def _coded_rows(self, ids: Tensor) -> Tensor:
         """Scaled rows ``(n, D)`` of ids ``(n,)``, rotated if the codec rotates."""
+        if not self.codec.num_scales:  # torch does not check ids of empty rows
+            self.check_ids(ids)
         codebooks, scales = self.codebooks(), F.embedding(ids, self.scales)
         if not self._is_mixed:
             (width,) = self.word_counts
             if width == 0:
-                return scales.new_zeros(ids.size(0), self.embedding_dim)
+                return self.codec.uncoded(codebooks, scales)
             values = self.codec.decode(self._codes(width).index_select(0, ids), width, codebooks)
             return self.codec.scaled(values, scales)
         # Sizes must not depend on data in compiled graphs, so each width decodes all words.
         widths = self.widths.index_select(0, ids).unsqueeze(1)
         places, start = self._slots().index_select(0, ids), 0
-        rows = scales.new_zeros(ids.size(0), self.embedding_dim)
+        rows = self.codec.uncoded(codebooks, scales)
         for width, count in self.word_counts.items():
             if width:
                 codes = self._codes(width).index_select(0, (places - start).clamp(0, count - 1))
@@ -354,6 +372,7 @@ class QuantizedEmbedding(SharedEmbedding):
             "uniform": {"bits": 4.0, "codec": "uniform"},
             "lloyd_max": {"bits": 3.0, "codec": "lloyd_max"},
             "residual": {"bits": 2.0, "codec": "residual"},
+            "principal": {"bits": 3.0, "codec": "principal"},
         }
 
     # Fitting.
@@ -365,25 +384,28 @@ class QuantizedEmbedding(SharedEmbedding):
         The bits are those that fit into the bytes of an embedding with these options that is not fitted.
         """
         draft: QuantizedEmbedding = task.build()
-        widths = draft._widths_for(task)
+        limit = draft._size_of(draft.word_counts)
+        draft.codec = draft.codec.adapted(task.teacher, draft.options.bits)
+        widths = draft._widths_for(task, limit)
+        codec = draft.codec.laid_out(task.teacher, widths)
         counts = torch.bincount(widths.long(), minlength=9).tolist()
-        embedding: QuantizedEmbedding = task.build_with({**task.options, "words_per_width": counts})
+        options = {**task.options, "words_per_width": counts, **codec.options()}
+        embedding: QuantizedEmbedding = task.build_with(options)
         with torch.no_grad():
-            embedding._encode(task, widths)
+            embedding._encode(task, widths, codec)
         return embedding
 
-    def _widths_for(self, task: FitTask) -> Tensor:
-        """The bits ``(V,)`` of every word."""
+    def _widths_for(self, task: FitTask, limit: int) -> Tensor:
+        """The bits ``(V,)`` of every word that take `limit` bytes together."""
         options, num_words = self.options, self.num_embeddings
         has_weights = task.token_counts is not None and options.count_exponent > 0
-        if options.bits == int(options.bits) and not has_weights:
+        if options.bits == int(options.bits) and not has_weights and not self.codec.adapts:
             return torch.full((num_words,), int(options.bits), dtype=torch.uint8)
-        importance = task.teacher.double().square().sum(dim=1)
+        importance = self.codec.energy(task.teacher)
         if task.token_counts is not None:
             importance = importance * (task.token_counts + 1) ** options.count_exponent
-        return widths_within(
-            importance.cpu(), self._size_of(self.word_counts), self._size_of, self.codec.widths
-        )
+        shares = self.codec.error_shares()
+        return widths_within(importance.cpu(), limit, self._size_of, self.codec.widths, shares)
 
     def _size_of(self, word_counts: Mapping[int, int]) -> int:
         """The bytes of the codes, widths and codebooks for numbers of words by width."""
@@ -394,13 +416,13 @@ class QuantizedEmbedding(SharedEmbedding):
         books = sum(packed_bytes(torch.empty(shape, device="meta"), self.default_store) for shape in shapes)
         return codes + books + (self.num_embeddings // 2 if is_mixed else 0)
 
-    def _encode(self, task: FitTask, widths: Tensor) -> None:
-        """Fill the codebooks, codes and scales for the rows of the teacher."""
+    def _encode(self, task: FitTask, widths: Tensor, source: Codec) -> None:
+        """Fill the codebooks, learned by `source`, the codes and scales for the rows of the teacher."""
         if self._is_mixed:
             self.widths.copy_(widths)
         codec, used = self.codec, list(self.word_counts)
         every = max(1, self.num_embeddings // _SAMPLE)
-        learned = codec.learn(self._prepared(task.teacher[::every]), used, task.seed)
+        learned = source.learn(self._prepared(task.teacher[::every]), used, task.seed)
         for name, values in learned.items():
             self.get_parameter(name).copy_(values)
         codebooks = {name: values.detach() for name, values in self.codebooks().items()}

@@ -99,7 +99,7 @@ class TensorTrainEmbedding(SharedEmbedding):
         if torch.compiler.is_compiling():
             # Which products are needed depends on data; a graph has fixed shapes.
             return F.embedding(ids, self.all_rows())
-        self._check_ids(ids)
+        self.check_ids(ids)
         products, beginning = deque(self._products(self._digits(ids)), maxlen=1).pop()
         return products.squeeze(-1).index_select(0, beginning)
 
@@ -148,14 +148,6 @@ class TensorTrainEmbedding(SharedEmbedding):
             digits.insert(0, rest % number)
             rest = rest.div(number, rounding_mode="floor")
         return digits
-
-    def _check_ids(self, ids: Tensor) -> None:
-        """Raise IndexError for an id out of range, unless checking would synchronize with a device."""
-        if ids.device.type != "cpu" or ids.numel() == 0:
-            return
-        for word in (int(ids.min()), int(ids.max())):
-            if not 0 <= word < self.num_embeddings:
-                raise IndexError(f"index {word} is out of range: there are {self.num_embeddings} words")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """As in torch; a checkpoint with another number of words is an error."""

@@ -11,7 +11,12 @@ from tests.lm.command_line import write_corpus, write_model
 from tests.nmt.conftest import Host
 
 SENTENCES = "a b c d\nc d a b\nb b e f\n"
-HOSTS = {"hf": "shared_embeddings.hf.adapter", "lm": "lm.adapter", "nmt": "nmt.adapter"}
+HOSTS = {
+    "hf": "shared_embeddings.hf.adapter",
+    "lm": "lm.adapter",
+    "nmt": "nmt.adapter",
+    "vectors": "shared_embeddings.word_vectors.adapter",
+}
 
 
 def hosts_of_this_tree(group: str) -> list[EntryPoint]:

@@ -13,10 +13,11 @@ from shared_embeddings.codecs import kernels, trellis
 from shared_embeddings.codecs.allocation import even_counts, widths_within
 from shared_embeddings.codecs.bit_packing import pack_bits, read_windows
 from shared_embeddings.codecs.codec import Codec
-from shared_embeddings.codecs.lloyd_max import LloydMaxCodec, normal_levels
+from shared_embeddings.codecs.lloyd_max import LloydMaxCodec, normal_error, normal_levels
 from shared_embeddings.codecs.residual import ResidualCodec
 from shared_embeddings.codecs.trellis import TrellisCodec
 from shared_embeddings.codecs.uniform import UniformCodec
+from shared_embeddings.fitting.fit import fit
 from shared_embeddings.layers.rotation import factors_of, rotate, rotate_back
 
 DIM = 128
@@ -189,17 +190,20 @@ def size_of_codes(counts: dict[int, int]) -> int:
     return sum(width * count for width, count in counts.items())
 
 
+SHARES = 4.0 ** -torch.arange(4, dtype=torch.float64)
+
+
 def test_bits_of_words_worked_by_hand() -> None:
     """Gains are 16 1; 4 1/4; 1 1/16 for the bits of three words, so the first gets most."""
     importance = torch.tensor([16.0, 4.0, 1.0])
-    found = [widths_within(importance, bits, size_of_codes, range(4)).tolist() for bits in range(7)]
+    found = [widths_within(importance, bits, size_of_codes, range(4), SHARES).tolist() for bits in range(7)]
     assert found == [[0, 0, 0], [1, 0, 0], [2, 0, 0], [2, 1, 0], [3, 1, 0], [3, 2, 0], [3, 2, 1]]
 
 
 def test_bits_of_words_are_the_best_of_all() -> None:
     importance = torch.rand(5, generator=torch.Generator().manual_seed(1)) ** 3
     for limit in range(2, 15):
-        found = widths_within(importance, limit, size_of_codes, range(4)).double()
+        found = widths_within(importance, limit, size_of_codes, range(4), SHARES).double()
         every = [
             torch.tensor(widths).double()
             for widths in itertools.product(range(4), repeat=5)
@@ -213,3 +217,23 @@ def test_even_bits() -> None:
     assert even_counts(10, 3.0) == {3: 10}
     assert even_counts(10, 2.3) == {2: 7, 3: 3}
     assert even_counts(10, 0.5) == {0: 5, 1: 5}
+
+
+def test_principal_directions_get_bits_by_their_variance() -> None:
+    """Rows with a mean and a spectrum that falls lose less than rotated rows with the same bits."""
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(2000, 24, generator=generator) * 0.7 ** torch.arange(24) + 1.0
+    errors = {}
+    for codec in ("principal", "lloyd_max"):
+        embedding = fit("quantized", rows, bits=2.0, codec=codec)[0].eval()
+        with torch.no_grad():
+            errors[codec] = float((embedding.table() - rows).norm() / rows.norm())
+            hidden = torch.randn(3, 24, generator=generator)
+            torch.testing.assert_close(embedding.logits(hidden), hidden @ embedding.table().t())
+    assert errors["principal"] < 0.25 * errors["lloyd_max"]
+
+
+def test_the_error_of_normal_levels() -> None:
+    """One bit: 1 - 2 / pi; two bits: Max (1960), table I."""
+    assert normal_error(1) == pytest.approx(1 - 2 / math.pi, abs=1e-6)
+    assert normal_error(2) == pytest.approx(0.1175, abs=1e-4)
