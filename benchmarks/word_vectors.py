@@ -1,0 +1,61 @@
+"""Word vectors in few bits: skip-gram vectors of a text, rounded and along principal directions.
+
+    python -m benchmarks.word_vectors TEXT
+
+prints the table of docs/word_vectors.md. Training takes less than a minute.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shared_embeddings.classes.skipgram import train_word_vectors
+from shared_embeddings.fitting.fit import fit
+from shared_embeddings.sizing.accounting import stored_bits
+
+CODECS = {"uniform": "rounded, a scale for 32", "lloyd_max": "rotated, Lloyd-Max", "principal": "principal"}
+BITS = (2.0, 4.0, 8.0)
+
+
+def neighbors(table: Tensor, number: int = 2000) -> Tensor:
+    """The nearest other word ``(n,)`` by cosine of n words that are spread over a table ``(V, D)``."""
+    unit = F.normalize(table)
+    ids = torch.arange(0, len(table), max(1, len(table) // number))
+    scores = unit[ids] @ unit.t()
+    scores[torch.arange(len(ids)), ids] = -1.0
+    return scores.argmax(dim=1)
+
+
+@torch.no_grad()
+def row(table: Tensor, codec: str, bits: float) -> str:
+    """The row of one codec."""
+    embedding = fit("quantized", table, bits=bits, codec=codec, progress=False)[0].eval()
+    found, size = embedding.table(), stored_bits(embedding, "fp16")
+    error = float((found - table).norm() / table.norm())
+    same = float((neighbors(found) == neighbors(table)).float().mean())
+    smaller = 32 * table.numel() / size
+    return (
+        f"| {CODECS[codec]} | {bits:g} | {size / table.numel():.2f} | {smaller:.1f}x | {error:.3f} | "
+        f"{same:.0%} |"
+    )
+
+
+def main(text: Path) -> None:
+    """Print the table."""
+    words = [word for word, _ in Counter(text.read_text(encoding="utf-8").split()).most_common()]
+    table = torch.from_numpy(train_word_vectors([text], words))
+    print("| codec | bits of codes | bits in all | smaller | relative error | same nearest word |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for bits in BITS:
+        for codec in CODECS:
+            print(row(table, codec, bits))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
