@@ -31,7 +31,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
         "--output",
         required=True,
         type=PathOption.NEW,
-        help="ONNX file, or the folder of dense; with onnx-embeddings and vec, models with several embeddings get a "
+        help="file, or the folder of dense; with onnx-embeddings and vec, models with several embeddings get a "
         "file each, named after it",
     )
     formats = "; ".join(f"{name}: {text}" for name, text in _FORMATS.items())

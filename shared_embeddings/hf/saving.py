@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -101,13 +101,18 @@ def add_remote_code(folder: Path) -> None:
     config = folder / "config.json"
     content = read_json(config)
     entry = find_entry(content)
-    if entry is None or not {table["method"] for table in entry["tables"].values()} <= _DECODED:
+    if entry is None or not all(map(_is_decoded, entry["tables"].values())):
         return
     source = Path(__file__).with_name("remote_code.py")
     shutil.copyfile(source, folder / _REMOTE_CODE)
     classes, module = _auto_classes(content["model_type"]), Path(_REMOTE_CODE).stem
     content["auto_map"] = {auto: f"{module}.{kind}" for auto, kind in classes.items()}
     config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _is_decoded(table: Mapping[str, Any]) -> bool:
+    """Whether the file decodes an embedding that `config.json` describes."""
+    return table["method"] in _DECODED and table["options"].get("codec") != "principal"
 
 
 def _auto_classes(model_type: str) -> dict[str, str]:

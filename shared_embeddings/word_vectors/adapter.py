@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import safetensors
@@ -117,6 +117,12 @@ class VectorsModel:
         order = torch.randperm(len(self.words), generator=torch.Generator().manual_seed(seed))
         ids = order[:count].sort().values
         return Probe(f"the nearest of {count:,} words", lambda: _neighbors(self.module, ids), of=NEIGHBORS)
+
+    def onnx_body(self) -> NoReturn:
+        """Fails: word vectors are no model."""
+        raise UserError(
+            f"model {self.path}: word vectors have no layers; use --format onnx-embeddings, or vec"
+        )
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         """Replace the embedding."""
