@@ -31,8 +31,8 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
         "--output",
         required=True,
         type=PathOption.NEW,
-        help="file, or the folder of dense; with onnx-embeddings and vec, models with several embeddings get a "
-        "file each, named after it",
+        help="file, or the folder of dense; with onnx-embeddings and vec, models with several embeddings get "
+        "one each, named after it",
     )
     formats = "; ".join(f"{name}: {text}" for name, text in _FORMATS.items())
     command.add_argument("--format", choices=[*_FORMATS], default="onnx", help=f"{formats} (default: onnx)")

@@ -13,10 +13,17 @@ from typing import Any
 from torch import Tensor
 
 from shared_embeddings.checkpoints.adapter import Vocabulary
-from shared_embeddings.hf.entry import KEY
+from shared_embeddings.hf.entry import KEY, find_entry
 from shared_embeddings.hf.folder import CONFIG, GENERATION, INDEX, model_class, read_config, read_json
 from shared_embeddings.hf.positions import first_position
-from shared_embeddings.hf.saving import check_output, copy_folders, folders_of, replacing_folder, write_card
+from shared_embeddings.hf.saving import (
+    add_remote_code,
+    check_output,
+    copy_folders,
+    folders_of,
+    replacing_folder,
+    write_card,
+)
 from shared_embeddings.hf.token_ids import check_ids, named_ids, with_new_ids
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
 from shared_embeddings.hf.word_rows import SIDES, Weights, without_weights, word_axes
@@ -201,6 +208,7 @@ class TrimmableFolder:
                     shutil.copyfile(file, folder / file.name)
             copy_folders(self.path, folder)
             self.weights.write(folder, self.kept)
+            add_remote_code(folder)
             write_card(self.path, folder, "Vocabulary trimmed", self.kind, card)
 
     def _write_settings(self, folder: Path) -> None:
@@ -269,7 +277,7 @@ def _settings_files(folder: Path) -> list[str]:
 
 def _check_folder(folder: Path, settings: Mapping[str, Any]) -> None:
     """Raise ValueError for a model that needs code of its own, or has two vocabularies."""
-    if "auto_map" in settings:
+    if "auto_map" in settings and find_entry(settings) is None:
         raise ValueError(
             f"model {folder}: needs code that comes with it, which is not run; it cannot be trimmed"
         )

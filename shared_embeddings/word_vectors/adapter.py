@@ -169,13 +169,17 @@ class VectorsModel:
         """The ids of the words of each line; words without a vector are left out."""
         return _encoded(self.original, lines)
 
-    def used(self, vocabulary: str, lines: Sequence[str]) -> Counter[int]:
+    def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
         """How often the lines use each word."""
-        return Counter(word for line in _encoded(self.original, lines) for word in line)
+        return [Counter(word for line in _encoded(self.original, lines) for word in line)]
 
     def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
         """The ids unchanged: no word depends on another."""
         return ids
+
+    def characters(self, vocabulary: str) -> set[int]:
+        """No ids: words are not spelled."""
+        return set()
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except those ``(n,)``.
@@ -191,11 +195,17 @@ class VectorsModel:
         """Like `encode`, with the remaining words."""
         return _encoded(self.words, lines)
 
+    def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+        """How many lines have a vector for every word."""
+        return sum(len(line.split()) == len(found) for line, found in zip(lines, ids))
+
+    restored_trimmed = restored
+
     def weight_bytes(self) -> int:
         """The bytes of all tensors as stored."""
         return sum(tensor.nbytes for tensor in packed_as(self.tensors(), self.packing).values())
 
-    def write_trimmed(self, output: Path) -> None:
+    def write_trimmed(self, output: Path, card: str = "") -> None:
         """Write the vectors, all or nothing."""
         self.write(output, packed_as(self.tensors(), self.packing))
 

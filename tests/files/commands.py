@@ -37,11 +37,13 @@ CALLS = {
     "--validation-target {<target} --report {>report}",
     "shared-embeddings compress by counts": "compress --model {<<model} --method standard --output {>output} "
     "--token-counts {<counts} --report {>report}",
+    "shared-embeddings compress after trimming": "compress --model {<<model} --method standard "
+    "--trim-to {<kept} {<more} --output {>output} --report {>report}",
     "shared-embeddings correlation": "correlation --model {<<model} --output elsewhere",
     "shared-embeddings similarity": "similarity --vectors {<vectors} --pairs {<pairs} {<more}",
     "shared-embeddings similarity of a model": "similarity --model {<<model} --pairs {<pairs}",
     "shared-embeddings trim": "trim --model {<<model} --text {<text} --source-text {<source} "
-    "--target-text {<target} --keep {<keep} --output {>output}",
+    "--target-text {<target} --keep {<keep} --held-out {<held} --output {>output}",
     "lm_prepare": "-train {<train} {<more} -valid {<valid} -test {<test} -output elsewhere",
     "lm_eval": "-model {<model} -data {<<data} -reference {<reference} -output {>output}",
     "lm_generate": "-model {<model}",

@@ -60,6 +60,6 @@ def test_bits_go_to_directions_with_large_variance(text: Path, tmp_path: Path) -
 
 def test_pickles_are_not_loaded(tmp_path: Path) -> None:
     path = tmp_path / "vectors.kv"
-    path.write_bytes(pickle.dumps({"vectors": 1}))
+    path.write_bytes(pickle.dumps({"class": "gensim.models.keyedvectors KeyedVectors"}))
     with pytest.raises(ValueError, match="save_word2vec_format"):
         read_vectors(path)
