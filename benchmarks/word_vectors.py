@@ -7,7 +7,7 @@ prints the table of docs/word_vectors.md. Training takes less than a minute.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections import Counter
 from pathlib import Path
 
@@ -58,4 +58,6 @@ def main(text: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.word_vectors", description=__doc__)
+    parser.add_argument("text", type=Path, help="a text of words separated by spaces, for skip-gram vectors")
+    main(parser.parse_args().text)

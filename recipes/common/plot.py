@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROUNDED = "plain, rounded"
+# After the method of rows that were trained from scratch, and are only stored in fewer bits.
+FROM_SCRATCH = ", trained from scratch, rounded"
 MARKERS = "osD^vP*X<>dphH8"
 COLORS = (
     *("#222222", "#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#1ba3a3", "#c71585"),
@@ -77,7 +79,8 @@ def stages_plot(results: Sequence[dict[str, Any]], path: str | Path, quality: st
         draw_quality_size(axes, shown, quality)
         for method in {shown_method(record) for record in shown}:
             points = sorted(place(record, quality) for record in shown if shown_method(record) == method)
-            axes.plot(*zip(*points, strict=True), color=style(method)["color"], linewidth=0.8, zorder=1)
+            color = style(method.removesuffix(FROM_SCRATCH))["color"]
+            axes.plot(*zip(*points, strict=True), color=color, linewidth=0.8, zorder=1)
         if whole is not None:
             axes.axhline(whole["metrics"][quality], color="#888888", linestyle="--", linewidth=1, zorder=0)
         axes.set_title(title, fontsize=10)
@@ -174,14 +177,19 @@ def shown_method(record: Mapping[str, Any]) -> str:
     """The method of a row, as pictures name it: plain tables that are rounded are a method of their own."""
     embedding = record["config"].get("embedding") or {"method": "standard"}
     is_uniform = embedding["method"] == "quantized" and embedding.get("codec") == "uniform"
-    is_packed = embedding["method"] == "standard" and (record["config"].get("fit") or {}).get("store")
-    return ROUNDED if is_uniform or is_packed else str(embedding["method"])
+    is_packed = bool((record["config"].get("fit") or {}).get("store"))
+    if is_uniform or is_packed and embedding["method"] == "standard":
+        return ROUNDED
+    return embedding["method"] + (FROM_SCRATCH if is_packed else "")
 
 
 def style(method: str) -> dict[str, Any]:
-    """The color and the marker of a method."""
-    number = [ROUNDED, *se.methods()].index(method)
-    return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
+    """The color and the marker of a method; hollow for rows trained from scratch."""
+    number = [ROUNDED, *se.methods()].index(method.removesuffix(FROM_SCRATCH))
+    color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+    if method.endswith(FROM_SCRATCH):
+        return {"facecolors": "none", "edgecolors": color, "marker": marker}
+    return {"color": color, "marker": marker}
 
 
 def _megabytes(size: float, _: int) -> str:
