@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROUNDED = "plain, rounded"
 # After the method of rows that were trained from scratch, and are only stored in fewer bits.
-FROM_SCRATCH = ", trained from scratch, rounded"
+FROM_SCRATCH = "\nfrom scratch, rounded"
 MARKERS = "osD^vP*X<>dphH8"
 COLORS = (
     *("#222222", "#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#1ba3a3", "#c71585"),
