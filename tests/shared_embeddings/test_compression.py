@@ -27,6 +27,7 @@ def test_hosts_are_in_the_entry_points() -> None:
         "hf": "shared_embeddings.hf.adapter:Adapter",
         "lm": "lm.adapter:Adapter",
         "nmt": "nmt.adapter:Adapter",
+        "vectors": "shared_embeddings.word_vectors.adapter:Adapter",
     }
 
 
