@@ -5,7 +5,7 @@ afterwards; the plain table in 16, 8 and 4 bits is there for comparison. Trials 
 already has are skipped, so an interrupted command can be run again to resume.
 
     python -m benchmarks.compression --model last.pt --validation ptb.test.txt --text ptb.train.txt \
-        --output benchmarks/results/compression_ptb.json
+        --output benchmarks/results.jsonl --marker 'compression ptb'
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.publishing import Record, parser_of, publish, read_record
-from recipes.common.errors import UserError, run_main
+from benchmarks.measuring import Record, earlier_record, parser_of, publish, save_record
+from recipes.common.errors import run_main
 from shared_embeddings.checkpoints.choosing import Trial, candidates, tried
 from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
 from shared_embeddings.method import Candidate
 from shared_embeddings.sizing.targets import Target
 from shared_embeddings.utils.path_options import PathOption
-from shared_embeddings.utils.results import provenance, write_record
 
 RATIOS = (4.0, 8.0, 16.0, 32.0)
 PLAIN = [("standard", Candidate({}, store)) for store in ("fp16", "int8", "int4")]
@@ -99,7 +98,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--validation-target", type=PathOption.FILE)
     parser.add_argument("--validation-subwords", choices=SUBWORDS, default="none")
     parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS)
-    parser.add_argument("--marker", default="compression", help="of the README (default: compression)")
+    parser.add_argument("--marker", default="compression", help="name of the results (default: compression)")
     options = parser.parse_args(arguments)
     sides = (options.validation_source, options.validation_target, options.validation_subwords)
     settings = {
@@ -107,11 +106,8 @@ def main(arguments: Sequence[str]) -> None:
         "validation": Validation(options.validation, *sides),
         "progress": sys.stderr.isatty(),
     }
-    record: Record = {"title": options.title or options.model.name, "trials": []}
-    if options.output is not None and options.output.exists():
-        record = read_record(options.output)
-        if "trials" not in record:
-            raise UserError(f"{options.output}: not written by this benchmark; pass another --output")
+    new: Record = {"title": options.title or options.model.name, "trials": []}
+    record = earlier_record(options.output, options.marker) or new
     for method, candidate, ratio in trials(options.ratios):
         key = key_of(method, candidate, ratio)
         if any(all(one[name] == key[name] for name in key) for one in record["trials"]):
@@ -123,7 +119,7 @@ def main(arguments: Sequence[str]) -> None:
             found = tried(options.model, place, method, candidate, target, settings)
         record["trials"].append({**key, **measured(found)})
         if options.output is not None:
-            write_record(options.output, {**provenance(), **record})
+            save_record(options.output, options.marker, record)
     publish(record, as_table(record), options.marker, options)
 
 

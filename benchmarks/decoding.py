@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 
 import shared_embeddings as se
-from benchmarks.measuring import median_times, resident
-from benchmarks.publishing import parser_of, publish, read_record
+from benchmarks.measuring import median_times, parser_of, publish, read_record, resident
 from recipes.common.errors import run_main
 from shared_embeddings.checkpoints.storage import packed_bytes
 from shared_embeddings.utils.command_line import positive
@@ -150,13 +149,13 @@ def main(arguments: Sequence[str]) -> None:
     """Measure every table at every size, and publish.
 
     Raises:
-        OSError, UserError: a file of ``--input`` cannot be read, or the README lacks the markers.
+        UserError: a file holds no results, or the README lacks the markers.
     """
     parser = parser_of("benchmarks.decoding", __doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["translation", "large"])
     parser.add_argument("--repeats", type=positive, default=5, help="measured runs of each (default: 5)")
     parser.add_argument("--threads", type=positive, default=1)
-    parser.add_argument("--input", type=PathOption.FILE, help="print the numbers of this JSON file")
+    parser.add_argument("--input", type=PathOption.FILE, help="print the numbers of this file of results")
     parser.add_argument("--table", choices=[table.name for table in TABLES], help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
@@ -166,7 +165,7 @@ def main(arguments: Sequence[str]) -> None:
         print(json.dumps(measure(table, SIZES[size], options.repeats)))
         return
     if options.input:
-        record = read_record(options.input)
+        record = read_record(options.input, "decoding", "measured")
     else:
         record = {"threads": options.threads, "torch": torch.__version__, "measured": {}}
         for size in options.sizes:

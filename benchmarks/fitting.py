@@ -4,12 +4,12 @@ The table holds skip-gram vectors of a text (one sentence per line, words separa
 Penn Treebank's ``ptb.train.txt``. Options are those that `suggest` finds for the number of parameters. Fits
 that the ``--output`` file already has are skipped, so an interrupted command can be run again to resume.
 
-    python -m benchmarks.fitting --text ptb.train.txt --output benchmarks/results/fitting.json
+    python -m benchmarks.fitting --text ptb.train.txt --output benchmarks/results.jsonl
 
 With ``--size`` it measures the time and the memory of fits to a drawn table of this size instead, each fit in
 a process of its own.
 
-    python -m benchmarks.fitting --size 262144x640 --output benchmarks/results/large_fits.json
+    python -m benchmarks.fitting --size 262144x640 --output benchmarks/results.jsonl
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ from torch import Tensor
 import shared_embeddings as se
 from benchmarks.large_fits import Size, fit_apart, fit_one
 from benchmarks.large_fits import as_table as as_large_table
-from benchmarks.publishing import Record, parser_of, publish, read_record
+from benchmarks.measuring import Record, earlier_record, parser_of, publish, save_record
 from recipes.common.errors import UserError, run_main
 from shared_embeddings.classes.skipgram import train_word_vectors
 from shared_embeddings.sizing.suggest import suggest
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.files import sha256
 from shared_embeddings.utils.path_options import PathOption
-from shared_embeddings.utils.results import provenance, write_record
 
 
 def trained_table(text: Path, dim: int, epochs: int) -> tuple[Tensor, Tensor]:
@@ -69,15 +68,15 @@ def measure(method: str, options: dict[str, Any], table: Tensor, counts: Tensor)
     return dataclasses.asdict(report)
 
 
-def kept(path: Path | None, asked: Record) -> list[dict[str, Any]]:
+def kept(path: Path | None, benchmark: str, asked: Record) -> list[dict[str, Any]]:
     """Read the fits that an earlier run with the same text and sizes has written.
 
     Raises:
-        UserError: this benchmark did not write the file, or it did with other settings.
+        UserError: the file is not one of results, or an earlier run had other settings.
     """
-    if path is None or not path.exists():
+    record = earlier_record(path, benchmark)
+    if record is None:
         return []
-    record = read_record(path)
     for name, value in asked.items():
         if record.get(name) != value:
             raise UserError(
@@ -133,13 +132,13 @@ def measure_large(options: argparse.Namespace) -> None:
         "compression": options.compression,
         "threads": torch.get_num_threads(),
     }
-    fits = kept(options.output, asked)
+    fits = kept(options.output, "large fits", asked)
     for method in options.methods:
         if method not in {fit["method"] for fit in fits}:
             if found := fit_apart(method, options.size, options.compression):
                 fits.append(found)
             if options.output:
-                write_record(options.output, {**provenance(), **asked, "fits": fits})
+                save_record(options.output, "large fits", {**asked, "fits": fits})
     title = (
         f"{options.size.words:,} x {options.size.dim}; threads: {asked['threads']}; torch {torch.__version__}"
     )
@@ -155,7 +154,7 @@ def measure_trained(options: argparse.Namespace) -> None:
         "epochs": options.epochs,
         "compression": options.compression,
     }
-    fits = kept(options.output, asked)
+    fits = kept(options.output, "fitting", asked)
     table, counts = trained_table(options.text, options.dim, options.epochs)
     budget = table.numel() // options.compression
     for method, chosen in suggested(table, budget, options.methods).items():
@@ -163,7 +162,7 @@ def measure_trained(options: argparse.Namespace) -> None:
             continue
         fits = sorted([*fits, measure(method, chosen, table, counts)], key=lambda fit: float(fit["loss"]))
         if options.output:
-            write_record(options.output, {**provenance(), **asked, "fits": fits})
+            save_record(options.output, "fitting", {**asked, "fits": fits})
     title = f"{options.text.name}: {table.size(0):,} x {table.size(1)}, vectors of {options.epochs} passes"
     publish({**asked, "fits": fits}, f"{title}\n\n{as_table(fits)}", "fitting", options)
 

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.embeddings import Setting, words
-from benchmarks.measuring import Step
-from benchmarks.publishing import joined, parser_of, publish
+from benchmarks.layers import Setting, words
+from benchmarks.measuring import Step, parser_of, publish, read_record
 from lm.models import LanguageModel, Output, State, build
 from recipes.common.errors import run_main
 from recipes.common.table import NOT_RUN
@@ -144,21 +143,16 @@ def main(arguments: Sequence[str]) -> None:
     """Measure and publish.
 
     Raises:
-        OSError, UserError: a file of ``--input`` cannot be read, or the README lacks the markers.
+        UserError: a file holds no results, or the README lacks the markers.
     """
     parser = parser_of("benchmarks.language_model", __doc__)
     parser.add_argument("--repeats", type=positive, default=5, help="measured steps of each (default: 5)")
     parser.add_argument("--threads", type=positive, default=min(2, os.cpu_count() or 1))
-    parser.add_argument(
-        "--input",
-        type=PathOption.FILE,
-        nargs="+",
-        help="print the numbers of these JSON files",
-    )
+    parser.add_argument("--input", type=PathOption.FILE, help="print the numbers of this file of results")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     if options.input:
-        record = joined(options.input)
+        record = read_record(options.input, "language model", "measured")
     else:
         devices = DEVICES if torch.cuda.is_available() else DEVICES[:1]
         record = {"threads": options.threads, "repeats": options.repeats, "torch": torch.__version__}

@@ -3,7 +3,7 @@
 Words are drawn from Zipf's law over one vocabulary per language; a word of rank r is r written in syllables,
 so frequent words are short. `preprocess.sh` runs in its own process, whose memory is sampled.
 
-    python -m benchmarks.preprocessing --folder DIR --output benchmarks/results/preprocessing.json \\
+    python -m benchmarks.preprocessing --folder DIR --output benchmarks/results.jsonl \\
         --readme benchmarks/README.md
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.publishing import parser_of, publish
+from benchmarks.measuring import parser_of, publish
 from recipes.common.corpus import write_lines
 from recipes.common.errors import UserError, run_main
 from recipes.common.recipe import find_recipe

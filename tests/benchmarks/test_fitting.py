@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 import shared_embeddings as se
 from benchmarks import fitting
+from benchmarks.measuring import read_record, save_record
 from recipes.common.errors import run_main
 
 WORDS = [f"w{number}" for number in range(400)]
@@ -22,12 +22,12 @@ def asked(tmp_path: Path) -> list[str]:
     order = torch.randint(0, 400, (300, 8)).square() // 400
     text.write_text("\n".join(" ".join(WORDS[index] for index in line) for line in order.tolist()) + "\n")
     small = ["--dim", "16", "--epochs", "1", "--compression", "4"]
-    return ["--text", str(text), *small, "--output", str(tmp_path / "fitting.json")]
+    return ["--text", str(text), *small, "--output", str(tmp_path / "numbers.jsonl")]
 
 
 def fits(asked: list[str]) -> dict[str, dict]:
     """What the output holds, by method."""
-    return {fit["method"]: fit for fit in json.loads(Path(asked[-1]).read_text())["fits"]}
+    return {fit["method"]: fit for fit in read_record(Path(asked[-1]), "fitting", "fits")["fits"]}
 
 
 def test_options_meet_the_budget_for_every_method_that_can() -> None:
@@ -65,7 +65,7 @@ def test_fits_are_kept_and_not_done_again(asked: list[str], monkeypatch, capsys)
     assert set(fits(asked)) == {"projective", "tensor_train", "adaptive"}
     assert "standard is skipped" in capsys.readouterr().err
     assert fits(asked)["projective"] == first
-    losses = [fit["loss"] for fit in json.loads(Path(asked[-1]).read_text())["fits"]]
+    losses = [fit["loss"] for fit in read_record(Path(asked[-1]), "fitting", "fits")["fits"]]
     assert losses == sorted(losses)
 
 
@@ -96,16 +96,17 @@ def test_the_table_shows_sizes_in_bits_of_eight() -> None:
 def test_fits_to_a_drawn_table_are_measured_apart(tmp_path: Path, capsys) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("<!-- BEGIN large fits -->\n<!-- END large fits -->\n")
-    output = tmp_path / "large.json"
+    output = tmp_path / "large.jsonl"
     asked = ["--size", "600x32", "--compression", "4", "--methods", "projective", "standard"]
     where = ["--output", str(output), "--readme", str(readme)]
     fitting.main([*asked, *where])
     assert "standard is skipped" in capsys.readouterr().err
-    (found,) = json.loads(output.read_text())["fits"]
+    (found,) = read_record(output, "large fits", "fits")["fits"]
     assert found["method"] == "projective" and found["peak_tables"] > 0
     assert 4 <= found["compression"] < 5
     assert "| projective | 4." in readme.read_text()
-    output.write_text(json.dumps({**json.loads(output.read_text()), "fits": [{**found, "seconds": 71}]}))
+    record = read_record(output, "large fits", "fits")
+    save_record(output, "large fits", {**record, "fits": [{**found, "seconds": 71}]})
     fitting.main([*asked, *where])
     assert "| 71 |" in readme.read_text()
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 import shared_embeddings as se
-from benchmarks import input_layer, output_layer
-from benchmarks.embeddings import PUBLISHED, SETTINGS, rows, words
-from benchmarks.measuring import PLAIN, as_table, median_times, operations, with_ratios
+from benchmarks import layers
+from benchmarks.layers import PLAIN, PUBLISHED, SETTINGS, as_table, operations, rows, with_ratios, words
+from benchmarks.measuring import median_times, read_record, save_record
 from recipes.common.errors import run_main
 from tests.loops import in_turn
 
@@ -18,10 +17,10 @@ TINY = SETTINGS["tiny"]
 ROWS = [PLAIN, *rows(TINY, se.methods())]
 
 
-@pytest.mark.parametrize("layer", [input_layer, output_layer], ids=["input", "output"])
+@pytest.mark.parametrize("side", ["input", "output"])
 @in_turn("row", ROWS)
-def test_every_method_can_be_measured(layer, row) -> None:
-    step = layer.prepare(row, TINY)
+def test_every_method_can_be_measured(side, row) -> None:
+    step = layers.SIDES[side](row, TINY)
     step()
     step()
 
@@ -47,7 +46,7 @@ def test_the_first_run_is_not_counted_and_runs_take_turns() -> None:
 
 
 def test_operations_of_an_output_layer_are_those_of_its_three_products() -> None:
-    plain = operations(output_layer.prepare(PLAIN, TINY))
+    plain = operations(layers.output_step(PLAIN, TINY))
     assert plain == 3 * 2 * TINY.tokens * TINY.vocab_size * TINY.dim
 
 
@@ -90,11 +89,11 @@ def test_the_table_shows_rounded_ratios() -> None:
 
 @pytest.mark.slow
 def test_the_program_writes_numbers_and_a_table(tmp_path: Path) -> None:
-    numbers, readme = tmp_path / "numbers.json", tmp_path / "README.md"
+    numbers, readme = tmp_path / "numbers.jsonl", tmp_path / "README.md"
     readme.write_text("before\n<!-- BEGIN input layer -->\nold\n<!-- END input layer -->\nafter\n")
-    asked = ["--settings", "tiny", "--methods", "projective", "--repeats", "1", "--threads", "1"]
-    input_layer.main([*asked, "--output", str(numbers), "--readme", str(readme)])
-    record = json.loads(numbers.read_text())
+    asked = ["input", "--settings", "tiny", "--methods", "projective", "--repeats", "1", "--threads", "1"]
+    layers.main([*asked, "--output", str(numbers), "--readme", str(readme)])
+    record = read_record(numbers, "input layer", "measured")
     (part,) = record["measured"]
     assert [result["name"] for result in part["results"]] == ["plain table", "projective"]
     assert all(result["seconds"] > 0 and result["peak_bytes"] > 0 for result in part["results"])
@@ -103,7 +102,7 @@ def test_the_program_writes_numbers_and_a_table(tmp_path: Path) -> None:
     assert "| projective |" in text and "old" not in text and text.startswith("before\n")
 
     # The same numbers shown again are the same table.
-    input_layer.main(["--input", str(numbers), "--readme", str(readme)])
+    layers.main(["input", "--input", str(numbers), "--readme", str(readme)])
     assert readme.read_text() == text
 
 
@@ -111,16 +110,16 @@ def test_the_program_writes_numbers_and_a_table(tmp_path: Path) -> None:
     ("content", "told"),
     [
         (None, "no such file"),
-        ("no JSON", "not written by a benchmark"),
-        ("[1]", "expected a JSON object"),
-        ('{"threads": 1}', "no list 'measured'"),
+        ("no JSON", "cannot be read as JSON"),
+        ("[1]", "line 1 was not written by a benchmark"),
+        ('{"benchmark": "decoding", "measured": []}', "no numbers of the benchmark 'output layer'"),
     ],
 )
 def test_numbers_that_are_none_are_told_in_one_line(tmp_path: Path, capsys, content, told) -> None:
     path = tmp_path / "numbers.json"
     if content is not None:
         path.write_text(content)
-    assert run_main("output_layer", output_layer.main, ["--input", str(path)]) == 2
+    assert run_main("layers", layers.main, ["output", "--input", str(path)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and told in lines[0] and str(path) in lines[0]
 
@@ -128,5 +127,13 @@ def test_numbers_that_are_none_are_told_in_one_line(tmp_path: Path, capsys, cont
 @pytest.mark.parametrize("asked", [["--repeats", "0"], ["--methods", "dense"], ["--settings", "small"]])
 def test_arguments_that_cannot_be_are_refused(asked: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        input_layer.main(asked)
+        layers.main(["input", *asked])
     assert ended.value.code == 2
+
+
+def test_records_of_other_benchmarks_stay(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.jsonl"
+    for name, number in (("b", 1), ("a", 2), ("b", 3)):
+        save_record(path, name, {"measured": number})
+    assert [read_record(path, name, "measured")["measured"] for name in "ab"] == [2, 3]
+    assert len(path.read_text().splitlines()) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections import Counter
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import preprocessing
+from benchmarks.measuring import read_record
 from benchmarks.preprocessing import Language, as_table, part_of, watch
 from recipes.common.errors import UserError
 
@@ -67,10 +67,10 @@ def test_a_preprocessing_that_fails_is_an_error() -> None:
 
 @pytest.mark.slow
 def test_the_program_takes_a_text_the_whole_way(tmp_path: Path) -> None:
-    numbers = tmp_path / "numbers.json"
+    numbers = tmp_path / "numbers.jsonl"
     text = ["--pairs", "400", "--vocab-size", "3000", "--words", "6", "--pieces", "bpe32k"]
     preprocessing.main([*text, "--folder", str(tmp_path), "--output", str(numbers)])
-    record = json.loads(numbers.read_text())
+    record = read_record(numbers, "preprocessing", "steps")
     assert {"tokens", "bpe32k-learn", "bpe32k"} <= set(record["steps"])
     assert record["peak_bytes"] == max(record["steps"].values()) > 2**24
     table = as_table(record)

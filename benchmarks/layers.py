@@ -1,0 +1,280 @@
+"""Time and memory of every method's input and output layer, against a plain table.
+
+``input``: forward and backward pass of a lookup, against ``nn.Embedding``, for ids distributed as in real
+text. ``output``: forward and backward pass of `cross_entropy`, against
+``F.cross_entropy(hidden @ table.T, targets)``, which builds all scores. Times are medians of warm runs that
+alternate with the plain layer; peak memory is what the first pass adds to a fresh process.
+
+    OMP_NUM_THREADS=2 python -m benchmarks.layers output --threads 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import shared_embeddings as se
+from benchmarks.measuring import Step, added_peak, median_times, parser_of, publish, read_record
+from recipes.common.errors import run_main
+from shared_embeddings.registry import method_class
+from shared_embeddings.utils.command_line import positive
+from shared_embeddings.utils.path_options import PathOption
+
+DENSE = "plain table"
+PADDING = 1
+# Times of the plain layer within this factor are noise of the machine.
+_STEADY = 2.0
+COLUMNS = {
+    "time_ratio": ("time, ratio", 2),
+    "limit_ratio": ("products alone, ratio", 2),
+    "peak_mib": ("peak memory, MiB", 0),
+    "peak_ratio": ("peak memory, ratio", 3),
+}
+
+
+class Row(NamedTuple):
+    """One embedding to measure."""
+
+    name: str
+    method: str
+    options: dict[str, Any]
+
+
+class Setting(NamedTuple):
+    """The sizes V, D and N."""
+
+    name: str
+    vocab_size: int
+    dim: int
+    tokens: int
+
+
+PLAIN = Row(DENSE, DENSE, {})
+SETTINGS = {
+    "translation": Setting("translation", 37000, 512, 4096),
+    "language model": Setting("language model", 267735, 512, 1024),
+    "tiny": Setting("tiny", 3000, 512, 64),
+}
+PUBLISHED = ("translation", "language model")
+
+
+class Dense(nn.Module):
+    """``nn.Embedding`` with a tied softmax that builds all scores."""
+
+    def __init__(self, vocab_size: int, dim: int) -> None:
+        super().__init__()
+        self.score_dim = dim
+        self.weight = nn.Parameter(torch.randn(vocab_size, dim) * dim**-0.5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The vectors ``(N, D)`` of ids ``(N,)``."""
+        return F.embedding(ids, self.weight, PADDING)
+
+    def cross_entropy(self, hidden: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+        """The mean loss of hidden ``(N, D)`` and targets ``(N,)``."""
+        return F.cross_entropy(hidden @ self.weight.T, targets, ignore_index=ignore_index)
+
+
+def rows(setting: Setting, methods: Sequence[str]) -> list[Row]:
+    """The examples of each of `methods`."""
+    return [
+        Row(f"{method}, {label}" if label else method, method, options)
+        for method in methods
+        for label, options in method_class(method).examples(setting.vocab_size, setting.dim).items()
+    ]
+
+
+def build(row: Row, setting: Setting) -> Any:
+    """Build the module of a row with weights from a fixed seed."""
+    torch.manual_seed(0)
+    if row.method == DENSE:
+        return Dense(setting.vocab_size, setting.dim)
+    return se.build(
+        row.method,
+        num_embeddings=setting.vocab_size,
+        embedding_dim=setting.dim,
+        padding_idx=PADDING,
+        **row.options,
+    )
+
+
+def words(setting: Setting) -> Tensor:
+    """Draw ``(N,)`` word ids from Zipf's law: the frequency of id i is proportional to 1 / (i + 1)."""
+    generator = torch.Generator().manual_seed(0)
+    frequencies = 1.0 / torch.arange(1, setting.vocab_size + 1, dtype=torch.float64)
+    return torch.multinomial(frequencies, setting.tokens, replacement=True, generator=generator)
+
+
+def input_step(row: Row, setting: Setting, device: str = "cpu") -> Step:
+    """Return a function that runs the forward and backward pass of a row's lookup once."""
+    module = build(row, setting).to(device)
+    ids = words(setting).to(device)
+    gradient = torch.randn(setting.tokens, setting.dim, device=device)
+
+    def step() -> None:
+        module(ids).backward(gradient)
+        module.zero_grad(set_to_none=True)
+
+    return step
+
+
+def output_step(row: Row, setting: Setting, device: str = "cpu") -> Step:
+    """Return a function that runs the forward and backward pass of a row's loss once."""
+    module = build(row, setting).to(device)
+    hidden = torch.randn(setting.tokens, module.score_dim, device=device, requires_grad=True)
+    targets = words(setting).to(device)
+
+    def step() -> None:
+        module.cross_entropy(hidden, targets, ignore_index=PADDING).backward()
+        hidden.grad = None
+        module.zero_grad(set_to_none=True)
+
+    return step
+
+
+SIDES = {"input": input_step, "output": output_step}
+
+
+def product_speed(size: int = 2048, repeats: int = 5) -> float:
+    """Floating-point operations per second of a large matrix product into an allocated buffer."""
+    left, right = torch.randn(size, size), torch.randn(size, size)
+    result = torch.empty(size, size)
+
+    def multiply() -> None:
+        torch.mm(left, right, out=result)
+
+    (seconds,) = median_times([multiply], repeats)
+    return 2.0 * size**3 / seconds
+
+
+def operations(step: Step) -> int:
+    """Floating-point operations of the matrix products in a step."""
+    # The counter lacks the in-place product.
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _addmm_operations})
+    with counter:
+        step()
+    return counter.get_total_flops()
+
+
+def _addmm_operations(total: torch.Size, left: torch.Size, right: torch.Size, **_: Any) -> int:
+    """Floating-point operations of ``total += left @ right``."""
+    return 2 * left[0] * left[1] * right[1]
+
+
+def _peak_in_fresh_process(side: str, row: Row, setting: Setting, threads: int) -> int:
+    """`added_peak` of a row, measured in a new process."""
+    asked = ["--peak-of", json.dumps(row), "--settings", setting.name, "--threads", str(threads)]
+    command = [sys.executable, "-m", "benchmarks.layers", side, *asked]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def measure(
+    side: str, setting: Setting, methods: Sequence[str], threads: int, repeats: int
+) -> dict[str, Any]:
+    """Measure times and memory of the plain layer and of the rows of `methods` in one setting."""
+    speed = product_speed()
+    results = []
+    for row in [PLAIN, *rows(setting, methods)]:
+        print(f"{setting.name}: measuring {row.name} ...", file=sys.stderr, flush=True)
+        steps = [SIDES[side](each, setting) for each in (row, PLAIN)]
+        needed = operations(steps[0]) / speed
+        seconds, plain_seconds = median_times(steps, repeats)
+        results.append(
+            {
+                "name": row.name,
+                "options": row.options,
+                "seconds": seconds,
+                "plain_seconds": plain_seconds,
+                "needed_seconds": needed,
+                "peak_bytes": _peak_in_fresh_process(side, row, setting, threads),
+            }
+        )
+    return {"setting": setting._asdict(), "product_speed": speed, "results": results}
+
+
+def with_ratios(measured: dict[str, Any]) -> list[dict[str, Any]]:
+    """Add to the results of one setting their ratios to the plain layer.
+
+    Every row is compared with the plain layer that alternated with it. If that layer's time varies a lot,
+    because the memory of its gradient is not always at hand, its median over all rows is used instead.
+    """
+    results = measured["results"]
+    taken = [result["plain_seconds"] for result in results]
+    median = statistics.median(taken) if max(taken) > _STEADY * min(taken) else None
+    plain_peak = next(result["peak_bytes"] for result in results if result["name"] == DENSE)
+    return [
+        {
+            **result,
+            "time_ratio": result["seconds"] / (median or result["plain_seconds"]),
+            "limit_ratio": result["needed_seconds"] / (median or result["plain_seconds"]),
+            "peak_mib": result["peak_bytes"] / 2**20,
+            "peak_ratio": result["peak_bytes"] / plain_peak,
+        }
+        for result in results
+    ]
+
+
+def as_table(measured: dict[str, Any]) -> str:
+    """Format one setting as a Markdown table, with its sizes and the plain layer's times."""
+    sizes, results = measured["setting"], measured["results"]
+    taken = sorted(1000 * result["plain_seconds"] for result in results)
+    lines = [
+        f"V = {sizes['vocab_size']:,}, D = {sizes['dim']}, N = {sizes['tokens']:,}",
+        "",
+        "| embedding | " + " | ".join(title for title, _ in COLUMNS.values()) + " |",
+        "| --- " + "| --: " * len(COLUMNS) + "|",
+    ]
+    for result in with_ratios(measured):
+        cells = [f"{result[key]:.{digits}f}" for key, (_, digits) in COLUMNS.items()]
+        lines.append("| " + " | ".join([result["name"], *cells]) + " |")
+    median = statistics.median(taken)
+    times = f"{median:,.0f} ms ({taken[0]:,.0f} to {taken[-1]:,.0f} across the rows)"
+    return "\n".join([*lines, "", f"The plain layer took {times}."])
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure and publish.
+
+    Raises:
+        UserError: the file of ``--input`` or ``--output`` holds no results, or the README lacks the markers.
+    """
+    parser = parser_of("benchmarks.layers", __doc__)
+    parser.add_argument("side", choices=SIDES)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=PUBLISHED)
+    parser.add_argument("--methods", nargs="+", choices=se.methods(), default=se.methods())
+    parser.add_argument("--repeats", type=positive, default=5, help="measured runs of each (default: 5)")
+    parser.add_argument("--threads", type=positive, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--input", type=PathOption.FILE, help="print the numbers of this file of results")
+    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    benchmark = f"{options.side} layer"
+    if options.peak_of:
+        (name,) = options.settings
+        row = Row(*json.loads(options.peak_of))
+        print(added_peak(SIDES[options.side](row, SETTINGS[name])))
+        return
+    if options.input:
+        record = read_record(options.input, benchmark, "measured")
+    else:
+        how = options.methods, options.threads, options.repeats
+        measured = [measure(options.side, SETTINGS[name], *how) for name in options.settings]
+        record = {"threads": options.threads, "repeats": options.repeats, "torch": torch.__version__}
+        record["measured"] = measured
+    text = "\n\n".join(as_table(part) for part in record["measured"])
+    publish(record, f"{text}\n\nThreads: {record['threads']}; torch {record['torch']}.", benchmark, options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("layers", main))
