@@ -19,7 +19,7 @@ from lm.models import LanguageModel
 from shared_embeddings.checkpoints.adapter import (
     BANDS_NOTE,
     TRAINING_STATE_NOTE,
-    TiedTable,
+    EmbeddingTable,
     Vocabulary,
     WordEmbedding,
     check_scores,
@@ -77,20 +77,20 @@ class CheckpointModel:
         embedding = self.module.embedding
         return [WordEmbedding(NAME, self.words, embedding.padding_idx, embedding)]
 
-    def tables(self) -> list[TiedTable]:
+    def tables(self) -> list[EmbeddingTable]:
         """The one table of the words.
 
         Raises:
             UserError: the output table is not the input table.
         """
-        embedding = self.module.embedding.word_part()
+        embedding = self.module.embedding.inner_embedding()
         try:
             table = teacher_table(embedding, is_scored=True)
         except ValueError as error:
             raise UserError(f"model {self.path}: {error}") from error
         counts = embedding.counts()
         return [
-            TiedTable(
+            EmbeddingTable(
                 name=NAME,
                 uses=("input", "output"),
                 words=self.words,
@@ -114,7 +114,7 @@ class CheckpointModel:
         del table  # there is only one
         old = self.module.embedding
         chosen: dict[str, Any] = dict(options)
-        if old.word_part().output_bias() is not None and chosen.get("output") != "none":
+        if old.inner_embedding().output_bias() is not None and chosen.get("output") != "none":
             chosen.setdefault("output_bias", True)
         check_scores(with_untrained_part(old, self.words, method, chosen), old.score_dim)
         return chosen
@@ -149,11 +149,11 @@ class CheckpointModel:
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embedding into the model; returns notes about other changes."""
         old = self.module.embedding
-        bias = old.word_part().output_bias()
+        bias = old.inner_embedding().output_bias()
         notes = [TRAINING_STATE_NOTE]
         if bias is not None:
             notes += copy_output_bias(fitted[NAME], bias)
-        self._put_in(old.with_word_part(fitted[NAME]))
+        self._put_in(old.with_inner_embedding(fitted[NAME]))
         return notes
 
     def _put_in(self, embedding: se.SharedEmbedding) -> None:

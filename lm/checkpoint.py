@@ -18,7 +18,7 @@ from lm.models.interface import LanguageModel
 from shared_embeddings.checkpoints.checksums import verified, with_checksum
 from shared_embeddings.checkpoints.storage import Packing, StorageError, hold, packing_of, unpack
 from shared_embeddings.checkpoints.tensors import (
-    Kind,
+    PartType,
     check_finite,
     check_parts,
     is_state,
@@ -47,7 +47,7 @@ def _is_config(value: Any) -> bool:
     )
 
 
-_PARTS: dict[str, Kind] = {
+_PARTS: dict[str, PartType] = {
     "config": ("the configuration of a model and its embedding", _is_config),
     "words": ("a list of words", is_words),
     "model": ("dense tensors by name", is_state),

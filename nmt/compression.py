@@ -31,7 +31,7 @@ from nmt.model.plan import (
 from nmt.train.distillation import ASKED, OPTION
 from shared_embeddings.checkpoints.adapter import (
     TRAINING_STATE_NOTE,
-    TiedTable,
+    EmbeddingTable,
     WordEmbedding,
     copy_output_bias,
     name_of_part,
@@ -81,7 +81,7 @@ class CheckpointModel:
         assert isinstance(lookup, (se.SharedEmbedding, nn.Embedding))  # upstream has no other
         return WordEmbedding(side, words_of(self.vocabs, side), padding_of(self.vocabs, side), lookup)
 
-    def tables(self) -> list[TiedTable]:
+    def tables(self) -> list[EmbeddingTable]:
         """Return the table of each side and of a separate output layer; one table where they share it.
 
         Raises:
@@ -89,13 +89,13 @@ class CheckpointModel:
         """
         return [self._table(side) for side in self.sides]
 
-    def _table(self, side: str) -> TiedTable:
+    def _table(self, side: str) -> EmbeddingTable:
         """Return the table of one side."""
         module = words_module(self.module, side)
         is_scored = side == self.scored
         uses = ["source", "target"] if self.share_inputs and side == "target" else [side]
         if isinstance(module, se.SharedEmbedding):
-            part = module.word_part()
+            part = module.inner_embedding()
             try:
                 table = teacher_table(part, is_scored)
             except ValueError as error:
@@ -105,7 +105,7 @@ class CheckpointModel:
             assert isinstance(module, (nn.Embedding, nn.Linear))  # upstream has no other
             table = module.weight.detach().clone()
             parameters, bits = table.numel(), 8 * table.nbytes
-        return TiedTable(
+        return EmbeddingTable(
             name=side,
             uses=(*uses, "output") if is_scored and side == "target" else tuple(uses),
             words=words_of(self.vocabs, side),
@@ -140,7 +140,7 @@ class CheckpointModel:
     def _settings_of_all(self, side: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of the whole embedding of one side, given those of its new part."""
         old = words_module(self.module, side)
-        if not isinstance(old, se.SharedEmbedding) or old.word_part() is old:
+        if not isinstance(old, se.SharedEmbedding) or old.inner_embedding() is old:
             return settings
         options = {name: value for name, value in settings.items() if name != "method"}
         new = with_untrained_part(old, words_of(self.vocabs, side), settings["method"], options)
@@ -199,7 +199,7 @@ class CheckpointModel:
     def _with_part(self, side: str, part: se.SharedEmbedding) -> se.SharedEmbedding:
         """Return the embedding of one side with a new part; a plain table is replaced as a whole."""
         old = words_module(self.module, side)
-        return old.with_word_part(part) if isinstance(old, se.SharedEmbedding) else part
+        return old.with_inner_embedding(part) if isinstance(old, se.SharedEmbedding) else part
 
     def put_in(self, embeddings: Mapping[str, se.SharedEmbedding]) -> None:
         """Put the embeddings of sides into the model, and their settings into its options."""

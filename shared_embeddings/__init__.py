@@ -12,7 +12,7 @@ from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.fit import FitReport, fit
 from shared_embeddings.layers.dropout import set_updates
 from shared_embeddings.options import STORED, OptionError
-from shared_embeddings.registry import build, expected_count, file_options, methods, options
+from shared_embeddings.registry import build, file_options, methods, num_parameters, options
 from shared_embeddings.sizing import accounting
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "__version__",
     "accounting",
     "build",
-    "expected_count",
+    "num_parameters",
     "file_options",
     "fit",
     "methods",

@@ -9,7 +9,7 @@ from shared_embeddings.embedding import SharedEmbedding as SharedEmbedding
 from shared_embeddings.fitting.fit import FitReport as FitReport
 from shared_embeddings.layers.dropout import set_updates as set_updates
 from shared_embeddings.options import STORED as STORED, OptionError as OptionError
-from shared_embeddings.registry import expected_count as expected_count, file_options as file_options, methods as methods, options as options
+from shared_embeddings.registry import file_options as file_options, methods as methods, num_parameters as num_parameters, options as options
 from shared_embeddings.sizing import accounting as accounting
 from shared_embeddings.methods.adaptive import AdaptiveEmbedding
 from shared_embeddings.methods.adaptive import AdaptiveOptions as AdaptiveOptions

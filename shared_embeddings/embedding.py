@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.layers.packed_modules import warn_of_frozen
 from shared_embeddings.layers.packed_tensor import PackedTensor, dense
-from shared_embeddings.losses.blockwise import Reduction, with_even_tokens
+from shared_embeddings.losses.blockwise import Reduction, pad_to_multiple
 from shared_embeddings.losses.chunked import linear_cross_entropy
 from shared_embeddings.method import Method, OutputFactors
 from shared_embeddings.sizing import accounting
@@ -51,8 +51,8 @@ class SharedEmbedding(Method):
         return super().train(mode)
 
     def reset_parameters(self) -> None:
-        """Draw all parameters again (`draw_parameters`) and set the bias to zero."""
-        self.draw_parameters()
+        """Draw all parameters again (`init_weights`) and set the bias to zero."""
+        self.init_weights()
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -83,7 +83,7 @@ class SharedEmbedding(Method):
         """
         _check_type("ids", ids)
         flat = ids.reshape(-1)
-        if not self.is_deep:
+        if not self.expensive_rows:
             vectors = self.without_padding(self.rows(flat), flat)
         elif self.cache_state() is not None:
             vectors = F.embedding(flat, self.table())
@@ -97,7 +97,7 @@ class SharedEmbedding(Method):
 
     def table(self) -> Tensor:
         """The dense input table ``(V, D)``. In inference it may be the cached one: do not modify it."""
-        if self.is_deep:
+        if self.expensive_rows:
             return self.cached("table", self._all_rows_without_padding)
         return self._all_rows_without_padding()
 
@@ -268,22 +268,22 @@ class SharedEmbedding(Method):
         ids = ids.to("cpu", torch.long)
         _check_selection(ids, self.num_embeddings)
         first = next(self.parameters())
-        options, state = self.selected(ids.to(first.device))
+        options, state = self.state_for_ids(ids.to(first.device))
         kept, sizes = ids.tolist(), (len(ids), self.embedding_dim)
         padding_idx = kept.index(self.padding_idx) if self.padding_idx in kept else None
         selected = type(self)(*sizes, padding_idx, self.resolve(*sizes, options))
         selected.to(device=first.device, dtype=first.dtype).load_state_dict(state)
         return selected.train(self.training)
 
-    def word_part(self) -> SharedEmbedding:
-        """The part that holds and scores the words: this embedding, or the map of a deeper one."""
+    def inner_embedding(self) -> SharedEmbedding:
+        """The embedding that has the rows of the words: this one, or the map of a deeper one."""
         return self
 
-    def with_word_part(self, part: SharedEmbedding) -> SharedEmbedding:
-        """An embedding with another `word_part` of the same sizes; it shares everything else with this one.
+    def with_inner_embedding(self, part: SharedEmbedding) -> SharedEmbedding:
+        """This embedding with `part` of the same sizes as its `inner_embedding`; all else is shared.
 
         Raises:
-            OptionError: such a part is impossible here.
+            OptionError: this method cannot hold such a part.
         """
         return part
 
@@ -313,7 +313,7 @@ class SharedEmbedding(Method):
                 f"hidden states {tuple(hidden.shape)} and targets {tuple(targets.shape)} do not match: "
                 "all axes but the last of the hidden states must be those of the targets"
             )
-        return with_even_tokens(hidden.reshape(-1, self.score_dim), targets.reshape(-1), ignore_index)
+        return pad_to_multiple(hidden.reshape(-1, self.score_dim), targets.reshape(-1), ignore_index)
 
 
 def _check_type(name: str, ids: Tensor) -> None:

@@ -80,20 +80,20 @@ class SearchGrid(NamedTuple):
 class Method(CachingModule):
     """The base class of `SharedEmbedding`, with everything that a method defines or overrides.
 
-    A method must define `paper`, `idea`, `fit_bound`, `grid_choice`, `rows`, `draw_parameters`,
-    `closed_form`, `search_grids` and `examples`. The padding row that `rows` and `output_factors` return is
-    ignored.
+    A method must define `paper`, `summary`, `fit_bound`, `grid_choice`, `rows`, `init_weights`,
+    `num_parameters`, `search_grids` and `examples`. The padding row that `rows` and `output_factors` return
+    is ignored.
 
     Attributes:
         method: the registered name.
         options_class: the dataclass of the method's options, see `shared_embeddings.options.option`.
         paper: the paper that the method is from.
-        idea: what replaces the V x D table, in a few words.
+        summary: what replaces the V x D table, in a few words.
         file_options: the options that name files about words; see `options_for_vocabulary`.
         per_word: the parameters and buffers with one row per word, ``(V, ...)``; ``bias`` need not be listed.
             Empty if words have no rows of their own.
-        is_deep: whether a row takes more work than indexing and one small product. Then each distinct word of
-            a batch is computed once (not in compiled graphs), and the table is cached for inference.
+        expensive_rows: whether a row takes more work than indexing and one small product. Then each distinct
+            word of a batch is computed once (not in compiled graphs), and the table is cached for inference.
         grid_choice: how `search_grids` chooses options, in a few words.
         fit_bound: the relative error that fitting the first of the `examples` must not exceed in the tests.
         default_store: how the real numbers are stored unless `compress --store` names another storage.
@@ -112,12 +112,12 @@ class Method(CachingModule):
     method: ClassVar[str]
     options_class: ClassVar[type]
     paper: ClassVar[str]
-    idea: ClassVar[str]
+    summary: ClassVar[str]
     grid_choice: ClassVar[str]
     fit_bound: ClassVar[float]
     file_options: ClassVar[tuple[str, ...]] = ()
     per_word: ClassVar[tuple[str, ...]] = ()
-    is_deep: ClassVar[bool] = False
+    expensive_rows: ClassVar[bool] = False
     default_store: ClassVar[str] = "fp32"
     candidates: ClassVar[tuple[Candidate, ...]] = ()
     fullgraph_limit: ClassVar[str | None] = None
@@ -139,7 +139,7 @@ class Method(CachingModule):
     # Options and sizes.
 
     @classmethod
-    def gather_options(cls, given: dict[str, object]) -> dict[str, object]:
+    def normalize_options(cls, given: dict[str, object]) -> dict[str, object]:
         """The given options, converted to the names and types of the options class."""
         return given
 
@@ -163,7 +163,7 @@ class Method(CachingModule):
         Raises:
             OptionError: an option is unknown, missing, of the wrong type, or impossible for these sizes.
         """
-        options: Any = parse_options(cls.method, cls.options_class, cls.gather_options(dict(given)))
+        options: Any = parse_options(cls.method, cls.options_class, cls.normalize_options(dict(given)))
         try:
             cls.check_sizes(num_embeddings, embedding_dim, options)
         except OptionError as error:
@@ -178,7 +178,7 @@ class Method(CachingModule):
         return plain_options(self.options)
 
     @classmethod
-    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: Any) -> int:
+    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: Any) -> int:
         """The number of trainable parameters by the paper's formula, without any bias of the scores."""
         raise NotImplementedError
 
@@ -190,7 +190,7 @@ class Method(CachingModule):
     @classmethod
     def search_size(cls, num_embeddings: int, embedding_dim: int, options: Any) -> int:
         """What `suggest` compares with a number of parameters; by default the formula."""
-        return cls.closed_form(num_embeddings, embedding_dim, options)
+        return cls.num_parameters(num_embeddings, embedding_dim, options)
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
@@ -216,7 +216,7 @@ class Method(CachingModule):
 
     # Parameters.
 
-    def draw_parameters(self) -> None:
+    def init_weights(self) -> None:
         """Draw all parameters but the bias with torch's generator; table entries have a std near D**-0.5.
 
         A method's constructor ends with `reset_parameters`, which calls this.
@@ -235,7 +235,7 @@ class Method(CachingModule):
         """The number of bits that storing the buffer `name` takes."""
         return buffer.numel() * buffer.element_size() * 8
 
-    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+    def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """The options and the state of an embedding of the words `ids` ``(n,)`` only, in ascending order.
 
         Raises:
@@ -301,7 +301,7 @@ class Method(CachingModule):
     def all_rows(self) -> Tensor:
         """The rows ``(V, D)`` of all words; deep methods compute them in blocks."""
         ids = self.all_ids(next(self.parameters()).device)
-        if not self.is_deep:
+        if not self.expensive_rows:
             return self.rows(ids)
         rows = self.row_function()
         if torch.is_grad_enabled():

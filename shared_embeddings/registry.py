@@ -111,7 +111,7 @@ def build(
     return embedding_class(*sizes, padding_idx, embedding_class.resolve(*sizes, options))
 
 
-def expected_count(method: str, *, num_embeddings: int, embedding_dim: int, **options: object) -> int:
+def num_parameters(method: str, *, num_embeddings: int, embedding_dim: int, **options: object) -> int:
     """The number of trainable parameters by the formula of the method's paper, without building anything.
 
     The papers do not count a bias of the scores; with the option `output_bias` it is added.
@@ -122,7 +122,7 @@ def expected_count(method: str, *, num_embeddings: int, embedding_dim: int, **op
     embedding_class = method_class(method)
     sizes = _checked_sizes(method, num_embeddings, embedding_dim)
     resolved = embedding_class.resolve(*sizes, options)
-    return embedding_class.closed_form(*sizes, resolved) + embedding_class.count_bias(sizes[0], resolved)
+    return embedding_class.num_parameters(*sizes, resolved) + embedding_class.count_bias(sizes[0], resolved)
 
 
 def search_size(method: str, *, num_embeddings: int, embedding_dim: int, **options: object) -> int:

@@ -20,7 +20,7 @@ def count_model(model: LanguageModel) -> dict[str, int | float]:
     counts = embedding.counts()
     total = count_parameters(model)
     rest = total - counts["total"]
-    dense = se.expected_count(
+    dense = se.num_parameters(
         "standard", num_embeddings=embedding.num_embeddings, embedding_dim=embedding.embedding_dim
     )
     return {

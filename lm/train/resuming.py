@@ -11,7 +11,13 @@ from lm.randomness import generator_state, random_states, restore_generator, res
 from lm.train.config import FREE_TO_CHANGE
 from lm.train.loop import Trainer
 from lm.train.optim import Averages
-from shared_embeddings.checkpoints.tensors import Kind, check_optimizer, check_parts, is_dense, is_optimizer
+from shared_embeddings.checkpoints.tensors import (
+    PartType,
+    check_optimizer,
+    check_parts,
+    is_dense,
+    is_optimizer,
+)
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line
 
@@ -53,7 +59,7 @@ def _is_process(value: Any) -> bool:
 
 
 # The parts of the training state that `save_run` stores.
-PARTS: dict[str, Kind] = {
+PARTS: dict[str, PartType] = {
     "settings": (
         "settings by their names",
         lambda value: isinstance(value, dict) and all(map(_is_text, value)),

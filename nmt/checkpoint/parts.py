@@ -8,7 +8,7 @@ from argparse import Namespace
 from typing import Any
 
 from shared_embeddings.checkpoints.checksums import is_verified, recorded_checksum
-from shared_embeddings.checkpoints.tensors import Kind, check_parts, is_optimizer, is_state, is_words
+from shared_embeddings.checkpoints.tensors import PartType, check_parts, is_optimizer, is_state, is_words
 from shared_embeddings.errors import UserError
 
 # The entry of a checkpoint with the checksum of the weights beside it.
@@ -77,7 +77,7 @@ def _is_run(value: Any) -> bool:
     return value is None or (isinstance(settings, dict) and "train_from" in settings)
 
 
-PARTS: dict[str, Kind] = {
+PARTS: dict[str, PartType] = {
     "opt": ("the options of a model", lambda value: isinstance(value, Namespace)),
     "vocab": ("the words of both sides", _is_vocabulary),
     "model": ("dense tensors by their names", is_state),

@@ -31,7 +31,7 @@ def describe_size(row: Row, entries: int) -> str:
         method = row.embedding["method"]
         # Their files may not exist yet.
         options |= {name: se.STORED for name in se.file_options(method) if name in options}
-        count = se.expected_count(method, num_embeddings=vocabulary, embedding_dim=size, **options)
+        count = se.num_parameters(method, num_embeddings=vocabulary, embedding_dim=size, **options)
     except (se.OptionError, KeyError) as error:
         raise UserError(f"{row.name}: {error}") from error
     dense = vocabulary * size

@@ -109,7 +109,7 @@ class Grid:
         """
         if cell.row in self.alone:
             return {"method": "alone", "hidden_dim": cell.hidden, **self.alone[cell.row], "seed": cell.seed}
-        limit = 4 * se.expected_count(
+        limit = 4 * se.num_parameters(
             "alone", num_embeddings=words, embedding_dim=dim, hidden_dim=cell.hidden
         )
         try:

@@ -36,7 +36,7 @@ BANDS_NOTE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class TiedTable:
+class EmbeddingTable:
     """One table of a trained model, wherever the model uses it.
 
     Where the output is tied to the map of a DeFINE unit, the table is that map ``(V, n)``: the values stored
@@ -144,7 +144,7 @@ class TrainedModel(StoredModel, Protocol):
     def embeddings(self) -> list[WordEmbedding]:
         """Its input embeddings, each once, in evaluation mode."""
 
-    def tables(self) -> list[TiedTable]:
+    def tables(self) -> list[EmbeddingTable]:
         """Its tables.
 
         Raises:
@@ -306,8 +306,8 @@ def lines_without(word: int | None, ids: Sequence[Sequence[int]]) -> int:
 
 
 def name_of_part(embedding: SharedEmbedding) -> str | None:
-    """The part of an embedding that is replaced, see `TiedTable.part`."""
-    return None if embedding.word_part() is embedding else f"map of {embedding.method}"
+    """The part of an embedding that is replaced, see `EmbeddingTable.part`."""
+    return None if embedding.inner_embedding() is embedding else f"map of {embedding.method}"
 
 
 def with_untrained_part(
@@ -318,11 +318,11 @@ def with_untrained_part(
     Raises:
         OptionError: the options are invalid.
     """
-    old = embedding.word_part()
+    old = embedding.inner_embedding()
     sizes = {"num_embeddings": old.num_embeddings, "embedding_dim": old.embedding_dim}
     with torch.device("meta"):
         part = build(method, **sizes, padding_idx=old.padding_idx, words=words, **options)
-    return embedding.with_word_part(part)
+    return embedding.with_inner_embedding(part)
 
 
 def check_scores(embedding: SharedEmbedding, width: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shared_embeddings.checkpoints.adapter import StoredModel, TiedTable, TrainedModel, find_host
+from shared_embeddings.checkpoints.adapter import EmbeddingTable, StoredModel, TrainedModel, find_host
 from shared_embeddings.checkpoints.agreement import Comparison
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.report import (
@@ -218,7 +218,7 @@ class _Footprint:
 
 def _chosen_options(
     trained: TrainedModel,
-    tables: Sequence[TiedTable],
+    tables: Sequence[EmbeddingTable],
     method: str,
     given: Mapping[str, object],
     target: Target | None,
@@ -235,7 +235,7 @@ def _chosen_options(
     }
 
 
-def _counts_for(table: TiedTable, counts: Mapping[str, int] | None) -> Tensor | None:
+def _counts_for(table: EmbeddingTable, counts: Mapping[str, int] | None) -> Tensor | None:
     """The counts ``(V,)`` of the words of a table, if they are known."""
     return None if counts is None else counts_of(table.words, counts, table.sentence_marks)
 
@@ -260,7 +260,7 @@ def _writing(
 
 
 def _fit_table(
-    table: TiedTable, method: str, store: str, counts: Tensor | None, options: Mapping[str, object]
+    table: EmbeddingTable, method: str, store: str, counts: Tensor | None, options: Mapping[str, object]
 ) -> tuple[SharedEmbedding, TableReport]:
     """A fitted embedding with the values as stored, and its report; `options` are those of `fit`."""
     embedding, found = fit(
@@ -307,7 +307,7 @@ def _store(embedding: SharedEmbedding, store: str, teacher: Tensor, counts: Tens
 
 
 def _shortcomings(
-    reports: Sequence[TableReport], tables: Sequence[TiedTable], target: Target | None
+    reports: Sequence[TableReport], tables: Sequence[EmbeddingTable], target: Target | None
 ) -> Iterator[str]:
     """Notes about tables that miss their target, or that their storage makes much worse."""
     for found, table in zip(reports, tables):
@@ -335,8 +335,8 @@ def _within(
     method: str,
     given: Mapping[str, object],
     store: str,
-    table: TiedTable,
-    tables: Sequence[TiedTable],
+    table: EmbeddingTable,
+    tables: Sequence[EmbeddingTable],
 ) -> dict[str, object]:
     """The given options and those that meet a target for one table."""
     words, width = table.table.shape

@@ -89,7 +89,7 @@ def pack(state: Mapping[str, Tensor], prefixes: Iterable[str], store: str) -> di
             continue
         if not any(name == prefix or name.startswith(f"{prefix}.") for prefix in chosen):
             continue
-        if is_packed(tensor, store):
+        if is_packable(tensor, store):
             form, parts = _pack_numbers(name, tensor, store)
         elif _has_codes(tensor):
             form, parts = _pack_codes(name, tensor)
@@ -157,7 +157,7 @@ def check_store(store: str) -> None:
         raise StorageError(f"unknown storage '{store}'; choose one of {', '.join(STORES)}")
 
 
-def is_packed(tensor: Tensor, store: str) -> bool:
+def is_packable(tensor: Tensor, store: str) -> bool:
     """Whether `pack` converts a floating-point tensor."""
     is_large = tensor.dim() >= 2 and tensor.numel() >= _LEAST_VALUES
     return is_large and tensor.is_floating_point() and _bytes_as(tensor, store) < tensor.nbytes
@@ -170,7 +170,7 @@ def packed_bytes(tensor: Tensor, store: str) -> int:
     """
     if isinstance(tensor, PackedTensor):
         return tensor.form.bytes
-    return _bytes_as(tensor, store) if is_packed(tensor, store) else tensor.nbytes
+    return _bytes_as(tensor, store) if is_packable(tensor, store) else tensor.nbytes
 
 
 def _bytes_as(tensor: Tensor, store: str) -> int:

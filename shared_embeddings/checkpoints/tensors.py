@@ -21,7 +21,7 @@ from shared_embeddings.utils.files import first_line
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # The type of a part of a checkpoint: its description for messages, and a test.
-Kind = tuple[str, Callable[[Any], bool]]
+PartType = tuple[str, Callable[[Any], bool]]
 
 # The first bytes of ``torch.save``'s format before torch 1.6, which is not a zip archive.
 _LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -91,7 +91,7 @@ def unreadable(name: str, error: BaseException, program: str) -> UserError:
     )
 
 
-def check_parts(content: Mapping[str, Any], kinds: Mapping[str, Kind], name: str) -> None:
+def check_parts(content: Mapping[str, Any], kinds: Mapping[str, PartType], name: str) -> None:
     """Check the types of the parts of a checkpoint; missing parts pass.
 
     Args:

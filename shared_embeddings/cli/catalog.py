@@ -13,7 +13,7 @@ import torch
 
 from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, read_options
 from shared_embeddings.options import OptionError, describe_type
-from shared_embeddings.registry import build, expected_count, method_class, methods
+from shared_embeddings.registry import build, method_class, methods, num_parameters
 from shared_embeddings.utils.command_line import Parser
 
 _WIDTH, _INDENT = 100, " " * 6
@@ -46,7 +46,7 @@ def describe_methods() -> str:
     lines = []
     for method in methods():
         found = method_class(method)
-        lines.append(f"{method}: {found.idea} ({found.paper})")
+        lines.append(f"{method}: {found.summary} ({found.paper})")
         if found.fullgraph_limit is not None:
             lines.append(f"  no torch.compile(fullgraph=True) in training: {found.fullgraph_limit}")
         for name, accepted, default, description in options_of(method):
@@ -69,7 +69,9 @@ def options_of(method: str) -> Iterator[tuple[str, str, str | None, str]]:
 def methods_table() -> str:
     """The registered methods as a Markdown table."""
     lines = ["| method | paper | the table becomes |", "| --- | --- | --- |"]
-    lines += [f"| `{name}` | {method_class(name).paper} | {method_class(name).idea} |" for name in methods()]
+    lines += [
+        f"| `{name}` | {method_class(name).paper} | {method_class(name).summary} |" for name in methods()
+    ]
     return "\n".join(lines)
 
 
@@ -91,7 +93,7 @@ def describe_parameters(
     sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
     with torch.device("meta"):
         embedding = build(method, **sizes, **given)  # type: ignore[arg-type]
-    dense = expected_count("standard", **sizes)
+    dense = num_parameters("standard", **sizes)
     counts = embedding.counts()
     rows = {**counts, "dense": dense, "compression": round(dense / max(counts["total"], 1), 2)}
     if as_json:

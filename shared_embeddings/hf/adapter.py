@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.checkpoints.adapter import TiedTable, WordEmbedding, check_scores
+from shared_embeddings.checkpoints.adapter import EmbeddingTable, WordEmbedding, check_scores
 from shared_embeddings.checkpoints.agreement import Probe
 from shared_embeddings.checkpoints.onnx_body import OnnxBody
 from shared_embeddings.checkpoints.quality import Quality, Validation
@@ -106,7 +106,7 @@ class FolderModel:
             for name, module in modules.items()
         ]
 
-    def tables(self) -> list[TiedTable]:
+    def tables(self) -> list[EmbeddingTable]:
         """Its tables: only one where the input and the output are tied.
 
         Raises:
@@ -117,11 +117,11 @@ class FolderModel:
         check_scoring(self.module)
         return [self._described(table) for table in self._tables.values()]
 
-    def _described(self, table: WordTable) -> TiedTable:
+    def _described(self, table: WordTable) -> EmbeddingTable:
         """A table with its words; a padding word keeps its vector like any other."""
         inputs, outputs = list(table.placement.inputs), list(table.placement.outputs)
         weight = table.weight.detach()
-        return TiedTable(
+        return EmbeddingTable(
             name=table.name,
             uses=(*inputs, *outputs),
             words=self.vocabulary.words(len(weight)),

@@ -83,7 +83,7 @@ class PackedTensor(Tensor):
         """The transposed matrix with the same codes."""
         return PackedTensor(self.form, self.packed, self.dtype, not self.is_transposed)
 
-    def selected(self, ids: Tensor) -> Tensor:
+    def select_rows(self, ids: Tensor) -> Tensor:
         """The decoded rows ``(n, ...)`` of ids ``(n,)``."""
         return self.form.decode(self._rows(lambda part: part.index_select(0, ids))).to(self.dtype)
 
@@ -299,14 +299,16 @@ def _slice(tensor: PackedTensor, axis: int = 0, start: Any = None, end: Any = No
 
 
 def _index_select(tensor: PackedTensor, axis: int, ids: Tensor) -> Any:
-    return tensor.selected(ids) if axis == 0 and not tensor.is_transposed else NotImplemented
+    return tensor.select_rows(ids) if axis == 0 and not tensor.is_transposed else NotImplemented
 
 
 def _embedding(tensor: Any, ids: Tensor, *others: Any) -> Any:
     if not isinstance(tensor, PackedTensor) or tensor.is_transposed or tensor.dim() != 2:
         return NotImplemented
     return (
-        tensor.selected(ids.reshape(-1)).unflatten(0, ids.shape) if ids.dim() != 1 else tensor.selected(ids)
+        tensor.select_rows(ids.reshape(-1)).unflatten(0, ids.shape)
+        if ids.dim() != 1
+        else tensor.select_rows(ids)
     )
 
 

@@ -87,7 +87,7 @@ def check_arguments(reduction: str, label_smoothing: float, block_size: int | No
         raise ValueError(f"block_size is {block_size}, but a block must have at least 1 token")
 
 
-def with_even_tokens(hidden: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+def pad_to_multiple(hidden: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Hidden states ``(N, S)`` and targets ``(N,)``, padded with ignored ones if fewer shapes are faster.
 
     That is the case for 16-bit products on a CPU.

@@ -22,7 +22,7 @@ from shared_embeddings.layers.initialization import entry_std, zero_padding_row
 from shared_embeddings.losses.adaptive import AdaptiveSoftmax, Part, bands_of, positions_by_group
 from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import option, require
-from shared_embeddings.registry import build, expected_count, has_option, register
+from shared_embeddings.registry import build, has_option, num_parameters, register
 
 # Arguments of `build` that the embedding sets for its map, or that have no effect there.
 _NOT_OF_THE_MAP = "method num_embeddings embedding_dim padding_idx words output output_bias".split()
@@ -72,7 +72,7 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     options: AdaptiveOptions
     paper = "Baevski & Auli (2019); output: Grave et al. (2017)"
-    idea = "bands by frequency, each V_i x D_i times D_i x D"
+    summary = "bands by frequency, each V_i x D_i times D_i x D"
     grid_choice = "bands of h, 2 h and all other words with the largest h; factor 4, or else 8"
     fit_bound = 0.8
     fullgraph_limit = "the loss computes a cluster for the tokens with targets in it, and their number varies"
@@ -104,7 +104,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         sizes, widths = self.options.sizes(self.num_embeddings), self.options.widths(self.embedding_dim)
         return new_matrices({str(band): shape for band, shape in enumerate(zip(sizes, widths, strict=True))})
 
-    def draw_parameters(self) -> None:
+    def init_weights(self) -> None:
         """Normal entries; the vectors of every band, once projected, and the clusters have std D**-0.5."""
         if self.map is not None:
             self.map.reset_parameters()
@@ -145,9 +145,9 @@ class AdaptiveEmbedding(SharedEmbedding):
         return torch.stack(parts).sum(dim=0)
 
     @property
-    def is_deep(self) -> bool:  # type: ignore[override]
+    def expensive_rows(self) -> bool:  # type: ignore[override]
         """As the map."""
-        return self.map is not None and bool(self.map.is_deep)
+        return self.map is not None and bool(self.map.expensive_rows)
 
     @property
     def draws_per_token(self) -> bool:
@@ -214,7 +214,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         loss, best = softmax.cross_entropy(hidden, targets, **options)
         return loss, softmax.predictions(hidden, best)
 
-    def word_part(self) -> SharedEmbedding:
+    def inner_embedding(self) -> SharedEmbedding:
         """As in the base class: with factor 1 the table of all bands, which is the `map` or a copy."""
         if self.map is not None:
             return self.map
@@ -230,10 +230,10 @@ class AdaptiveEmbedding(SharedEmbedding):
         plain.weight = nn.Parameter(table)
         return plain.train(self.training)  # type: ignore[no-any-return]
 
-    def with_word_part(self, part: SharedEmbedding) -> SharedEmbedding:
+    def with_inner_embedding(self, part: SharedEmbedding) -> SharedEmbedding:
         """As in the base class; the part's own bias is dropped, because the words have one here."""
-        if self.word_part() is self:
-            return super().with_word_part(part)
+        if self.inner_embedding() is self:
+            return super().with_inner_embedding(part)
         of_map = {name: value for name, value in part.stored_options().items() if name != "output_bias"}
         given: dict[str, Any] = {**self.stored_options(), "map": part.method, "map_options": of_map}
         with torch.device("meta"):
@@ -256,9 +256,9 @@ class AdaptiveEmbedding(SharedEmbedding):
             options["map_options"] = of_map
         return options
 
-    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+    def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """As in the base class; every band keeps its width, and at least one word."""
-        options, state = super().selected(ids)
+        options, state = super().state_for_ids(ids)
         starts = (0, *self.options.cutoffs)
         members = [ids[inside] for inside in self._positions(ids)]
         for band, words in enumerate(members):
@@ -271,7 +271,7 @@ class AdaptiveEmbedding(SharedEmbedding):
                 if f"{name}.{band}" in state:
                     state[f"{name}.{band}"] = state[f"{name}.{band}"][words - starts[band]]
         if self.map is not None:
-            of_map, state_of_map = self.map.selected(ids)
+            of_map, state_of_map = self.map.state_for_ids(ids)
             options["map_options"] = of_map
             state |= {f"map.{name}": tensor for name, tensor in state_of_map.items()}
         sizes = [len(words) for words in members]
@@ -372,7 +372,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         return num_embeddings + len(options.cutoffs) if options.output_bias else 0
 
     @classmethod
-    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: AdaptiveOptions) -> int:
+    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: AdaptiveOptions) -> int:
         """Tables V_i d_i, projections d_i D, and d_0 for each cluster; twice if the output has its own.
 
         DeFINE counts this way in its Table 1a, with d_0 = D, and in its Table 2, with d_i = n for all bands.
@@ -391,7 +391,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         sizes, widths = options.sizes(num_embeddings), options.widths(embedding_dim)
         if options.map is not None:
             counted = {"num_embeddings": num_embeddings, "embedding_dim": widths[0]}
-            return expected_count(options.map, **counted, **options.map_options)
+            return num_parameters(options.map, **counted, **options.map_options)
         tables = sum(size * width for size, width in zip(sizes, widths, strict=True))
         return 2 * tables if options.tie == "none" else tables
 

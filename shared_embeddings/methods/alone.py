@@ -96,13 +96,13 @@ class AloneEmbedding(SharedEmbedding):
 
     options: AloneOptions
     paper = "ALONE, Eq. 1 to 3"
-    idea = "one vector, filtered for each word by fixed random codes, and a feed-forward network"
+    summary = "one vector, filtered for each word by fixed random codes, and a feed-forward network"
     grid_choice = "the largest H"
     fit_bound = 0.05
     per_word = ("codes",)
     codes: Tensor
     codebooks: Tensor
-    is_deep = True
+    expensive_rows = True
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: AloneOptions
@@ -126,7 +126,7 @@ class AloneEmbedding(SharedEmbedding):
         )
         self.reset_parameters()
 
-    def draw_parameters(self) -> None:
+    def init_weights(self) -> None:
         """Draw the filters with the seed, and normal parameters such that hidden units have variance one."""
         self._draw_filters()
         base_dim = self.first.size(1)
@@ -226,7 +226,7 @@ class AloneEmbedding(SharedEmbedding):
         return super().buffer_bits(name, buffer)
 
     @classmethod
-    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: AloneOptions) -> int:
+    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: AloneOptions) -> int:
         """D_o + D_inter (D_o + D_e), Table 1 (volatile); without D_o if the base is not trained."""
         base_dim = options.base_dim or embedding_dim
         trained_base = base_dim if options.train_base else 0

@@ -44,13 +44,13 @@ class CompositionalCodeEmbedding(SharedEmbedding):
 
     options: CompositionalCodeOptions
     paper = "Shu & Nakayama (2018)"
-    idea = "sums of M codebook entries, chosen by codes"
+    summary = "sums of M codebook entries, chosen by codes"
     grid_choice = "codebooks of 16, as many as fit; codes are extra"
     fit_bound = 0.3
     default_store = "fp16"
     per_word = ("codes",)
     codes: Tensor
-    is_deep = True
+    expensive_rows = True
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class CompositionalCodeEmbedding(SharedEmbedding):
         self.register_buffer("codes", torch.empty(num_embeddings, number, dtype=code_dtype(size)))
         self.reset_parameters()
 
-    def draw_parameters(self) -> None:
+    def init_weights(self) -> None:
         """Codes from the seed, and normal entries whose sums have std D**-0.5."""
         draw_codes(self.codes, self.options.codebook_size, self.options.seed)
         std = entry_std(self.embedding_dim * self.options.num_codebooks)
@@ -98,7 +98,9 @@ class CompositionalCodeEmbedding(SharedEmbedding):
         return buffer.numel() * code_bits(self.options.codebook_size)
 
     @classmethod
-    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: CompositionalCodeOptions) -> int:
+    def num_parameters(
+        cls, num_embeddings: int, embedding_dim: int, options: CompositionalCodeOptions
+    ) -> int:
         """M * K * D trained numbers (Shu & Nakayama, section 3)."""
         return options.num_codebooks * options.codebook_size * embedding_dim
 

@@ -15,7 +15,7 @@ from shared_embeddings.layers.group_transform import Expansion, GroupLinear, gai
 from shared_embeddings.layers.initialization import entry_std
 from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import OptionError, option, require
-from shared_embeddings.registry import build, expected_count, has_option, methods, options, register
+from shared_embeddings.registry import build, has_option, methods, num_parameters, options, register
 
 # Options of a map that follow from the unit.
 _OF_THE_UNIT = ("output", "output_bias")
@@ -91,10 +91,10 @@ class DefineEmbedding(SharedEmbedding):
 
     options: DefineOptions
     paper = "DeFINE, section 3"
-    idea = "V x n, deepened by group transforms"
+    summary = "V x n, deepened by group transforms"
     grid_choice = "the largest n in steps of 4, k = 4 n, N = 3 and 4 groups"
     fit_bound = 0.3
-    is_deep = True
+    expensive_rows = True
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: DefineOptions
@@ -128,7 +128,7 @@ class DefineEmbedding(SharedEmbedding):
             self.score_dim = self.map.score_dim
         self.reset_parameters()
 
-    def draw_parameters(self) -> None:
+    def init_weights(self) -> None:
         """The map as its method does; the rest such that the unit's outputs have std D**-0.5."""
         self.map.reset_parameters()
         if isinstance(self.entry, GroupLinear):
@@ -175,15 +175,15 @@ class DefineEmbedding(SharedEmbedding):
         expanded = self.expansion(self.entry(mapped))
         return expanded if self.reduction is None else self.reduction(expanded)
 
-    def word_part(self) -> SharedEmbedding:
+    def inner_embedding(self) -> SharedEmbedding:
         """As in the base class: that of the map if the output is tied to it."""
-        return self.map.word_part() if self.options.output == "map" else self
+        return self.map.inner_embedding() if self.options.output == "map" else self
 
-    def with_word_part(self, part: SharedEmbedding) -> SharedEmbedding:
+    def with_inner_embedding(self, part: SharedEmbedding) -> SharedEmbedding:
         """As in the base class; the layers after the map are those of this unit."""
         if self.options.output != "map":
-            return super().with_word_part(part)
-        part = self.map.with_word_part(part)
+            return super().with_inner_embedding(part)
+        part = self.map.with_inner_embedding(part)
         # Whether the map has an output side follows from the unit.
         of_map = {name: value for name, value in part.stored_options().items() if name not in _OF_THE_UNIT}
         given: dict[str, Any] = {
@@ -205,9 +205,9 @@ class DefineEmbedding(SharedEmbedding):
             setattr(unit, name, getattr(self, name))
         return unit.train(self.training)  # type: ignore[no-any-return]
 
-    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+    def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """As in the base class, if the map can remove words."""
-        of_map, state_of_map = self.map.selected(ids)
+        of_map, state_of_map = self.map.state_for_ids(ids)
         state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("map.")}
         state |= {f"map.{name}": tensor for name, tensor in state_of_map.items()}
         if "bias" in state:
@@ -307,7 +307,7 @@ class DefineEmbedding(SharedEmbedding):
             yield from self.output_projection.parameters()
 
     @classmethod
-    def gather_options(cls, given: dict[str, object]) -> dict[str, object]:
+    def normalize_options(cls, given: dict[str, object]) -> dict[str, object]:
         """Move the options of the map's method, given next to the unit's own, into `map_options`."""
         map_method = given.get("map", "standard")
         if map_method not in methods() or not isinstance(given.get("map_options", {}), Mapping):
@@ -336,7 +336,7 @@ class DefineEmbedding(SharedEmbedding):
         options.check_dim(embedding_dim)
 
     @classmethod
-    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: DefineOptions) -> int:
+    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: DefineOptions) -> int:
         """The map, the first layer, the group transforms (`LayerPlan.num_parameters`), reduction, projection.
 
         The first layer has n (n + 1), in unit "delight" (n + 1) D / 2 and D of normalization. The reduction
@@ -358,7 +358,7 @@ class DefineEmbedding(SharedEmbedding):
     @classmethod
     def _count_map(cls, num_embeddings: int, options: DefineOptions) -> int:
         """The parameters of the map, by the formula of its method."""
-        return expected_count(
+        return num_parameters(
             options.map,
             num_embeddings=num_embeddings,
             embedding_dim=options.map_dim,

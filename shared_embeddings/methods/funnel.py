@@ -48,7 +48,7 @@ class FunnelEmbedding(SharedEmbedding):
 
     options: FunnelOptions
     paper = "Distilled Embedding, Eq. 3"
-    idea = "V x R, a non-linearity, then R x D"
+    summary = "V x R, a non-linearity, then R x D"
     grid_choice = "the largest rank"
     fit_bound = 0.6
     per_word = ("codes",)
@@ -61,7 +61,7 @@ class FunnelEmbedding(SharedEmbedding):
         self.basis = nn.Parameter(torch.empty(options.rank, embedding_dim))
         self.reset_parameters()
 
-    def draw_parameters(self) -> None:
+    def init_weights(self) -> None:
         """Small codes, most of them above zero, and a large basis that gives products of std D**-0.5."""
         std = code_std(self.embedding_dim)
         nn.init.normal_(self.codes, mean=CODE_LIFT * std, std=std)
@@ -101,7 +101,7 @@ class FunnelEmbedding(SharedEmbedding):
         require_rank(options.rank, embedding_dim)
 
     @classmethod
-    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: FunnelOptions) -> int:
+    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: FunnelOptions) -> int:
         """R * (V + D) (Distilled Embedding, Eq. 3)."""
         return options.rank * (num_embeddings + embedding_dim)
 

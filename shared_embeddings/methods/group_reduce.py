@@ -146,7 +146,7 @@ class GroupReduceEmbedding(SharedEmbedding):
 
     options: GroupReduceOptions
     paper = "GroupReduce (Chen et al., 2018); with an activation GroupFunneling"
-    idea = "groups of words, each V_g x R_g times R_g x D"
+    summary = "groups of words, each V_g x R_g times R_g x D"
     grid_choice = "10 groups, the largest ranks"
     fit_bound = 0.3
     groups: Tensor
@@ -163,7 +163,7 @@ class GroupReduceEmbedding(SharedEmbedding):
         self._order: _Order | None = None
         self.reset_parameters()
 
-    def draw_parameters(self) -> None:
+    def init_weights(self) -> None:
         """Groups by id, and normal codes and bases that give products of std D**-0.5."""
         numbers = torch.arange(len(self.layout.sizes), device=self.groups.device)
         sizes = torch.tensor(self.layout.sizes, device=self.groups.device)
@@ -193,9 +193,9 @@ class GroupReduceEmbedding(SharedEmbedding):
         )
         return plain_options(resolved)
 
-    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+    def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """As in the base class; groups without a word are removed, with their basis."""
-        options, state = super().selected(ids)
+        options, state = super().state_for_ids(ids)
         starts = torch.tensor([0, *itertools.accumulate(self.layout.sizes)], device=ids.device)
         places = self._ordered().places.index_select(0, ids) - starts[state["groups"].long()]
         present, groups = state["groups"].long().unique(return_inverse=True)
@@ -375,7 +375,7 @@ class GroupReduceEmbedding(SharedEmbedding):
         )
 
     @classmethod
-    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: GroupReduceOptions) -> int:
+    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: GroupReduceOptions) -> int:
         """The sum of r_g (V_g + D) over the groups (Distilled Embedding, Eq. 2, for each)."""
         return options.layout(num_embeddings, embedding_dim).parameters(embedding_dim)
 
@@ -389,7 +389,7 @@ class GroupReduceEmbedding(SharedEmbedding):
         def options_at(step: int) -> Options:
             options = GroupReduceOptions(num_groups=groups, num_parameters=int(least * _STEP**step))
             # Other groups, from counts, must not take more.
-            size = cls.closed_form(num_embeddings, embedding_dim, options)
+            size = cls.num_parameters(num_embeddings, embedding_dim, options)
             return {"num_groups": groups, "num_parameters": size}
 
         yield SearchGrid(int(steps) + 1, options_at)

@@ -36,7 +36,7 @@ class ProjectiveEmbedding(SharedEmbedding):
 
     options: ProjectiveOptions
     paper = "Transformer-XL (Dai et al., 2019); SVD when fitted"
-    idea = "V x R times R x D"
+    summary = "V x R times R x D"
     grid_choice = "the largest rank"
     fit_bound = 0.6
     per_word = ("codes",)
@@ -50,7 +50,7 @@ class ProjectiveEmbedding(SharedEmbedding):
         self.basis = nn.Parameter(torch.empty(options.rank, embedding_dim))
         self.reset_parameters()
 
-    def draw_parameters(self) -> None:
+    def init_weights(self) -> None:
         """Small normal codes and a large normal basis, whose product has std D**-0.5."""
         codes, products = code_std(self.embedding_dim), entry_std(self.embedding_dim)
         nn.init.normal_(self.codes, std=codes)
@@ -75,7 +75,7 @@ class ProjectiveEmbedding(SharedEmbedding):
         require_rank(options.rank, embedding_dim)
 
     @classmethod
-    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: ProjectiveOptions) -> int:
+    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: ProjectiveOptions) -> int:
         """R * (V + D) (Distilled Embedding, after Eq. 2)."""
         return options.rank * (num_embeddings + embedding_dim)
 

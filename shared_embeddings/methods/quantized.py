@@ -115,7 +115,7 @@ class QuantizedEmbedding(SharedEmbedding):
 
     options: QuantizedOptions
     paper = "QTIP (Tseng et al., 2024); Lloyd-Max; residual vector quantization"
-    idea = "every number of the table in few bits"
+    summary = "every number of the table in few bits"
     grid_choice = "trellis codes, the most bits; 32 bits of codes count as a parameter"
     fit_bound = 0.3
     default_store = "fp16"
@@ -154,7 +154,7 @@ class QuantizedEmbedding(SharedEmbedding):
         self.reset_parameters()
 
     @torch.no_grad()
-    def draw_parameters(self) -> None:
+    def init_weights(self) -> None:
         """Random codes, and random scales that give the table a std near D**-0.5."""
         generator = torch.Generator(device="cpu").manual_seed(self.options.seed)
         for name, buffer in self.named_buffers():
@@ -306,7 +306,7 @@ class QuantizedEmbedding(SharedEmbedding):
         """Whole bytes for codes, 4 bits for a width, 1 for a sign."""
         return buffer.numel() * {"widths": 4, "signs": 1}.get(name, 8)
 
-    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+    def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """As in the base class."""
         state = self.state_dict()
         for name in ("scales", "bias", "widths"):
@@ -343,7 +343,7 @@ class QuantizedEmbedding(SharedEmbedding):
         )
 
     @classmethod
-    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: QuantizedOptions) -> int:
+    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: QuantizedOptions) -> int:
         """The trained numbers: the scales, and the codebooks of the codec."""
         codec = options.codec_for(embedding_dim)
         shapes = codec.codebook_shapes(list(options.word_counts(num_embeddings))).values()
@@ -355,7 +355,7 @@ class QuantizedEmbedding(SharedEmbedding):
         codec = options.codec_for(embedding_dim)
         counts = options.word_counts(num_embeddings).items()
         codes = sum(codec.row_bytes(width) * count for width, count in counts if width)
-        return cls.closed_form(num_embeddings, embedding_dim, options) + -(-codes // 4)
+        return cls.num_parameters(num_embeddings, embedding_dim, options) + -(-codes // 4)
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:

@@ -32,7 +32,7 @@ class StandardEmbedding(SharedEmbedding):
 
     options: StandardOptions
     paper = "–"
-    idea = "itself"
+    summary = "itself"
     grid_choice = "the table itself"
     fit_bound = 1e-6
     per_word = ("weight",)
@@ -47,7 +47,7 @@ class StandardEmbedding(SharedEmbedding):
         self.register_parameter("bias", self._parameters.pop("bias"))
         self.reset_parameters()
 
-    def draw_parameters(self) -> None:
+    def init_weights(self) -> None:
         """Normal entries with std D**-0.5."""
         nn.init.normal_(self.weight, std=entry_std(self.embedding_dim))
         zero_padding_row(self.weight, self.padding_idx)
@@ -65,7 +65,7 @@ class StandardEmbedding(SharedEmbedding):
         return self.weight if self.effective_table is None else self.effective_table(self.weight)
 
     @classmethod
-    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: StandardOptions) -> int:
+    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: StandardOptions) -> int:
         """V * D."""
         return num_embeddings * embedding_dim
 

@@ -50,7 +50,7 @@ class StructuredEmbedding(SharedEmbedding):
 
     options: StructuredOptions
     paper = "Shi & Yu (2018)"
-    idea = "pieces of a row, each one of K centroids"
+    summary = "pieces of a row, each one of K centroids"
     grid_choice = "pieces and clusters of the least expected error; 32 bits of codes count as a parameter"
     fit_bound = 0.15
     default_store = "fp16"
@@ -66,7 +66,7 @@ class StructuredEmbedding(SharedEmbedding):
         self.register_buffer("codes", torch.empty(num_embeddings, groups, dtype=code_dtype(clusters)))
         self.reset_parameters()
 
-    def draw_parameters(self) -> None:
+    def init_weights(self) -> None:
         """Codes from the seed, and normal centroids with std D**-0.5."""
         draw_codes(self.codes, self.options.num_clusters, self.options.seed)
         nn.init.normal_(self.centroids, std=entry_std(self.embedding_dim))
@@ -77,9 +77,9 @@ class StructuredEmbedding(SharedEmbedding):
         starts = torch.arange(self.options.num_groups, device=codes.device) * self.options.num_clusters
         return F.embedding(codes + starts, self.centroids.flatten(0, 1)).flatten(1)
 
-    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+    def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """As in the base class; unused centroids are removed if there are more centroids than words."""
-        options, state = super().selected(ids)
+        options, state = super().state_for_ids(ids)
         if self.options.num_clusters <= len(ids):
             return options, state
         used = [group.unique(return_inverse=True) for group in state["codes"].long().unbind(dim=1)]
@@ -113,7 +113,7 @@ class StructuredEmbedding(SharedEmbedding):
         )
 
     @classmethod
-    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: StructuredOptions) -> int:
+    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: StructuredOptions) -> int:
         """K * D trained numbers; Distilled Embedding's tables list K * D + V * G, see `index_entries`."""
         return options.num_clusters * embedding_dim
 
@@ -126,7 +126,7 @@ class StructuredEmbedding(SharedEmbedding):
     def search_size(cls, num_embeddings: int, embedding_dim: int, options: StructuredOptions) -> int:
         """Parameters, and 32 bits of the codes for one more."""
         codes = num_embeddings * options.num_groups * code_bits(options.num_clusters)
-        return cls.closed_form(num_embeddings, embedding_dim, options) + -(-codes // 32)
+        return cls.num_parameters(num_embeddings, embedding_dim, options) + -(-codes // 32)
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:

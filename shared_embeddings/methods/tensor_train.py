@@ -71,11 +71,11 @@ class TensorTrainEmbedding(SharedEmbedding):
 
     options: TensorTrainOptions
     paper = "Khrulkov et al. (2019)"
-    idea = "a product of small cores, one slice of each for a word"
+    summary = "a product of small cores, one slice of each for a word"
     grid_choice = "three similar factors with little waste, the largest rank"
     fit_bound = 0.75
     vocabulary_size: Tensor
-    is_deep = True
+    expensive_rows = True
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: TensorTrainOptions
@@ -86,7 +86,7 @@ class TensorTrainEmbedding(SharedEmbedding):
         self.register_buffer("vocabulary_size", torch.empty((), dtype=torch.int64))
         self.reset_parameters()
 
-    def draw_parameters(self) -> None:
+    def init_weights(self) -> None:
         """Normal entries, with the same std in all cores, whose products sum to entries of std D**-0.5."""
         shapes = self.options.core_shapes()
         paths = math.prod(shape[0] for shape in shapes)
@@ -176,7 +176,7 @@ class TensorTrainEmbedding(SharedEmbedding):
         )
 
     @classmethod
-    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: TensorTrainOptions) -> int:
+    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: TensorTrainOptions) -> int:
         """The sum of r_{k-1} v_k d_k r_k over the cores (Khrulkov et al., section 3)."""
         return sum(math.prod(shape) for shape in options.core_shapes())
 

@@ -152,7 +152,7 @@ class UncleEmbedding(SharedEmbedding):
 
     options: UncleOptions
     paper = "UnClE, Eq. 1 and 2"
-    idea = "V x U_d beside one vector for each class of words"
+    summary = "V x U_d beside one vector for each class of words"
     grid_choice = "V / 11 classes, the largest unique part; replace random classes by your class file"
     fit_bound = 0.55
     file_options = ("classes",)
@@ -176,7 +176,7 @@ class UncleEmbedding(SharedEmbedding):
         self.register_buffer("classes", torch.empty(self._assignment.shape, dtype=dtype))
         self.reset_parameters()
 
-    def draw_parameters(self) -> None:
+    def init_weights(self) -> None:
         """Normal entries of std D**-0.5; the classes of the options, or those that were loaded."""
         self.classes.copy_(torch.tensor(self._assignment, device="cpu"))
         for parameter in (self.unique, *self.class_tables):
@@ -238,9 +238,9 @@ class UncleEmbedding(SharedEmbedding):
         )
         return plain_options(resolved)
 
-    def selected(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+    def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """As in the base class; classes without a word are removed."""
-        options, state = super().selected(ids)
+        options, state = super().state_for_ids(ids)
         used = [level.unique(return_inverse=True) for level in state["classes"].long().unbind(dim=1)]
         tables = {
             f"class_tables.{level}": self.class_tables[level][kept] for level, (kept, _) in enumerate(used)
@@ -259,7 +259,7 @@ class UncleEmbedding(SharedEmbedding):
         return buffer.size(0) * sum(math.ceil(math.log2(count)) for count in self.num_classes)
 
     @classmethod
-    def gather_options(cls, given: dict[str, object]) -> dict[str, object]:
+    def normalize_options(cls, given: dict[str, object]) -> dict[str, object]:
         """Class files and indices as plain text and numbers."""
         if "classes" not in given:
             return given
@@ -272,7 +272,7 @@ class UncleEmbedding(SharedEmbedding):
         Words that a class file does not contain, such as a host's markers, are treated as words that never
         occurred (`WordClasses.for_vocabulary`).
         """
-        options = parse_options(cls.method, UncleOptions, cls.gather_options(given))
+        options = parse_options(cls.method, UncleOptions, cls.normalize_options(given))
         if options.classes in (None, STORED):
             return given
         levels = [level_of_words(words, *source) for source in zip(options.sources(), options.counts())]
@@ -303,7 +303,7 @@ class UncleEmbedding(SharedEmbedding):
             )
 
     @classmethod
-    def closed_form(cls, num_embeddings: int, embedding_dim: int, options: UncleOptions) -> int:
+    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: UncleOptions) -> int:
         """V_s U_d + C_s C_d (Eq. 3), the last summed over the levels."""
         levels = zip(options.assignments(num_embeddings), options.widths(embedding_dim))
         return num_embeddings * options.unique_dim + sum(level.num_classes * width for level, width in levels)

@@ -48,8 +48,8 @@ def _buffers_with_bits(module: nn.Module, store: str) -> Iterator[tuple[Tensor, 
         bits_of = getattr(part, "buffer_bits", _bits_in_memory)
         for name, buffer in part.named_buffers(recurse=False):
             if name not in part._non_persistent_buffers_set:
-                is_number = buffer.is_floating_point()
-                yield buffer, 8 * packed_bytes(buffer, store) if is_number else bits_of(name, buffer)
+                is_float = buffer.is_floating_point()
+                yield buffer, 8 * packed_bytes(buffer, store) if is_float else bits_of(name, buffer)
 
 
 def _bits_in_memory(name: str, buffer: Tensor) -> int:

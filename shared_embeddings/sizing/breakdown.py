@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.registry import expected_count
+from shared_embeddings.registry import num_parameters
 
 # The bits of a value in the types that embeddings are stored in. int4 has a 16-bit scale for every 32 values;
 # the scales of int8, one for a row, are left out.
@@ -45,7 +45,7 @@ def storage_breakdown(embedding: SharedEmbedding) -> list[Part]:
     every type (`SharedEmbedding.buffer_bits`). Works without weights, on the meta device.
     """
     parts = [*_parameters(embedding), *_buffers(embedding)]
-    dense = expected_count(
+    dense = num_parameters(
         "standard", num_embeddings=embedding.num_embeddings, embedding_dim=embedding.embedding_dim
     )
     trained = sum(part.count for part in parts if part.kind == "parameter")

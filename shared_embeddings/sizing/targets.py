@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shared_embeddings.checkpoints.adapter import TiedTable
+from shared_embeddings.checkpoints.adapter import EmbeddingTable
 from shared_embeddings.method import Options
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import build, method_class
@@ -36,7 +36,7 @@ class Target:
         if self.total_bytes is not None and self.total_bytes < 1:
             raise ValueError(f"target bytes is {self.total_bytes}, but it must be at least 1")
 
-    def limit(self, table: TiedTable, tables: Sequence[TiedTable]) -> int:
+    def limit(self, table: EmbeddingTable, tables: Sequence[EmbeddingTable]) -> int:
         """The bytes of one table; a total is divided in proportion to the plain tables."""
         plain = table.table.nbytes
         if self.ratio is not None:

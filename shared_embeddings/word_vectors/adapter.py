@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shared_embeddings.analysis.vectors import looks_like_vectors, read_vectors
-from shared_embeddings.checkpoints.adapter import TiedTable, Vocabulary, WordEmbedding, teacher_table
+from shared_embeddings.checkpoints.adapter import EmbeddingTable, Vocabulary, WordEmbedding, teacher_table
 from shared_embeddings.checkpoints.agreement import NEIGHBORS, PREDICTIONS, Predictions, Probe
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.storage import Packing, hold, packed_as, packing_of
@@ -78,11 +78,11 @@ class VectorsModel:
         """The one embedding."""
         return [WordEmbedding(NAME, self.words, None, self.module)]
 
-    def tables(self) -> list[TiedTable]:
+    def tables(self) -> list[EmbeddingTable]:
         """The one table."""
         counts = self.module.counts()
         return [
-            TiedTable(
+            EmbeddingTable(
                 name=NAME,
                 uses=("input",),
                 words=self.words,

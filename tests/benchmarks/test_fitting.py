@@ -37,7 +37,7 @@ def test_options_meet_the_budget_for_every_method_that_can() -> None:
     for method, options in found.items():
         assert "random_classes" not in options
         given = {"random_classes": True} if method == "uncle" else {}
-        count = se.expected_count(method, num_embeddings=2000, embedding_dim=64, **options, **given)
+        count = se.num_parameters(method, num_embeddings=2000, embedding_dim=64, **options, **given)
         assert count <= 2000 * 64 // 8
 
 

@@ -46,9 +46,9 @@ def test_the_map_becomes_codes_and_the_rest_stays(tmp_path: Path) -> None:
     old, new = load_model(model).model.embedding, load_model(small).model.embedding
     # The codes of the map are those of a fit to its table, in both directions.
     options = {"num_codebooks": 4, "codebook_size": 16, "output_bias": True}
-    wanted, _ = se.fit("compositional_code", old.word_part().table(), seed=5, steps=20, **options)
+    wanted, _ = se.fit("compositional_code", old.inner_embedding().table(), seed=5, steps=20, **options)
     table = sum(wanted.codebooks[m][wanted.codes[:, m].long()] for m in range(4))
-    torch.testing.assert_close(new.word_part().table(), table)
+    torch.testing.assert_close(new.inner_embedding().table(), table)
     before, after = old.state_dict(), new.state_dict()
     rest = [name for name in before if not name.startswith("map.")]
     assert len(rest) > 8 and all(torch.equal(after[name], before[name]) for name in rest)
@@ -63,7 +63,7 @@ def test_the_map_becomes_codes_and_the_rest_stays(tmp_path: Path) -> None:
     assert found["part"] == "map of define" and found["uses"] == ["input", "output"]
     assert found["parameters"] == {"before": WORDS * MAP + WORDS, "after": numbers}
     assert found["stored_bytes"]["after"] == 4 * numbers + WORDS * 4 * 4 // 8
-    error = (old.word_part().table() - table).norm() / old.word_part().table().norm()
+    error = (old.inner_embedding().table() - table).norm() / old.inner_embedding().table().norm()
     assert found["fit"]["relative_error"] == pytest.approx(error.item(), rel=1e-4)
 
 

@@ -222,11 +222,11 @@ def test_the_map_of_define_becomes_codes_and_the_rest_stays(trained: Trained, tm
         for m in (build_from_checkpoint(str(file))[0] for file in (model, output))
     )
     wanted, _ = se.fit(
-        "compositional_code", old.word_part().table(), seed=5, steps=20, padding_idx=1, **codes
+        "compositional_code", old.inner_embedding().table(), seed=5, steps=20, padding_idx=1, **codes
     )
     table = wanted.codebooks[0][wanted.codes[:, 0].long()] + wanted.codebooks[1][wanted.codes[:, 1].long()]
     table[old.padding_idx] = 0
-    torch.testing.assert_close(new.word_part().table(), table)
+    torch.testing.assert_close(new.inner_embedding().table(), table)
     assert after.generator.embedding is new
     states = old.state_dict(), new.state_dict()
     rest = [name for name in states[0] if not name.startswith("map.")]

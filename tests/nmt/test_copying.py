@@ -32,7 +32,7 @@ FEW = 12
 
 
 @pytest.fixture(autouse=True)
-def seams() -> None:
+def patches() -> None:
     """Upstream as the commands find it."""
     apply_patches()
 

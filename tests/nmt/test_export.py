@@ -209,7 +209,7 @@ WRONG = "not test_beam_returns_attn_with_correct_length"
 
 
 @pytest.mark.slow
-def test_upstream_tests_pass_with_the_seams(tmp_path: Path) -> None:
+def test_upstream_tests_pass_with_the_patches(tmp_path: Path) -> None:
     """OpenNMT's own tests (those that need no data of its repository), with every seam in place."""
     import onmt
 

@@ -55,7 +55,7 @@ def test_train_save_load_translate(method: str, trained: Callable[..., tuple[Hos
     assert model.decoder.embeddings.emb_luts[0] is embedding
     assert model.generator.embedding is embedding
     counts = describe_checkpoint(checkpoint)
-    expected = se.expected_count(num_embeddings=88, embedding_dim=16, **MODES[method])
+    expected = se.num_parameters(num_embeddings=88, embedding_dim=16, **MODES[method])
     assert counts["embedding"] == expected == sum(p.numel() for p in embedding.parameters())
     assert counts["total"] == sum(parameter.numel() for parameter in model.parameters())
     assert counts["step"] == 6
@@ -77,7 +77,7 @@ def test_adaptive_bands_on_the_command_line(options: str, host: Host) -> None:
     stored = describe_checkpoint(checkpoint)
     given = yaml.safe_load(text)
     assert stored["config"]["embedding"] == given
-    assert stored["embedding"] == se.expected_count(
+    assert stored["embedding"] == se.num_parameters(
         given.pop("method"), num_embeddings=88, embedding_dim=16, **given
     )
     assert len(host.translate(checkpoint)) == 7

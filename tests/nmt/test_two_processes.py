@@ -95,7 +95,7 @@ def test_two_processes_stop_early_together(host: Host, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_spawned_processes_have_the_seams(host: Host) -> None:
+def test_spawned_processes_have_the_patches(host: Host) -> None:
     """The command itself, with two processes: the embedding is there, and resumption finds both positions."""
     options = {
         "embedding": FUNNEL,

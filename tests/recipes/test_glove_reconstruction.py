@@ -84,7 +84,7 @@ def test_from_vectors_to_the_readme(setting: Setting, capsys: pytest.CaptureFixt
     assert setting.run(train, "alone_*", "projective-40-0", "structured-40-0") == 0
     records = {record["row"]: record for record in read_results(setting.home)}
     assert len(records) == 10
-    parameters = se.expected_count("alone", num_embeddings=60, embedding_dim=12, hidden_dim=40)
+    parameters = se.num_parameters("alone", num_embeddings=60, embedding_dim=12, hidden_dim=40)
     assert records["alone_real-40-1"]["counts"]["embedding"] == parameters
     assert records["alone_real-40-1"]["config"]["embedding"]["seed"] == 1
     assert records["structured-40-0"]["counts"]["stored_bits"] <= 32 * parameters

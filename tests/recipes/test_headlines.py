@@ -226,7 +226,7 @@ def test_every_row_can_be_read_and_built(name: str) -> None:
         options = {key: value for key, value in row.embedding.items() if key != "method"}
         size = row.train["hidden_size"]
         entries = padded_vocabulary(16_000, 8)
-        count = se.expected_count(
+        count = se.num_parameters(
             row.embedding["method"], num_embeddings=entries, embedding_dim=size, **options
         )
         if row.paper:

@@ -316,7 +316,7 @@ def test_training_resumes_and_is_scored(small: Corpus, tmp_path: Path) -> None:
     (record,) = read_results(small.runs / "multi30k_ende")
     assert record["row"] == "funnel_8x" and record["metrics"]["tokens_per_second"] > 0
     vocabulary = record["counts"]["dense_embedding"] // 16
-    expected = se.expected_count("funnel", num_embeddings=vocabulary, embedding_dim=16, rank=15)
+    expected = se.num_parameters("funnel", num_embeddings=vocabulary, embedding_dim=16, rank=15)
     assert record["counts"]["embedding"] == expected
     assert record["config"]["train"]["hidden_size"] == 16
     assert record["config"]["train_options"][-2:] == ["-train_steps", "6"]

@@ -307,7 +307,7 @@ def test_every_row_keeps_its_method_and_fits_a_small_vocabulary(name: str) -> No
         assert embedding.keys() == old.keys() and embedding["method"] == old["method"]
         options = {key: se.STORED if key in se.file_options(old["method"]) else value
                    for key, value in embedding.items() if key != "method"}  # fmt: skip
-        count = se.expected_count(
+        count = se.num_parameters(
             embedding["method"], num_embeddings=WORDS // 2, embedding_dim=width, **options
         )
         assert 0 < count

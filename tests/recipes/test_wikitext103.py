@@ -89,7 +89,7 @@ def test_codes_take_as_many_bytes_as_their_notes_say(recipe: str, name: str) -> 
     assert row.fit is not None and row.paper is not None and "Table 5" in row.paper["source"]
     teacher = build(read(recipe, row.fit["teacher"])).embedding
     options = {key: value for key, value in row.embedding.items() if key != "method"}
-    replaced = teacher.word_part()
+    replaced = teacher.inner_embedding()
     with torch.device("meta"):
         sizes = {"num_embeddings": replaced.num_embeddings, "embedding_dim": replaced.embedding_dim}
         new = se.build(row.embedding["method"], **sizes, **options)
@@ -123,14 +123,14 @@ def test_codes_take_the_place_of_what_is_stored_for_the_words(
     small = tmp_path / "small.pt"
     compress(tmp_path / "best.pt", row.embedding["method"], small, options=options, steps=2, progress=False)
     new = load_model(small).model
-    assert new.embedding.word_part().method == "compositional_code"
+    assert new.embedding.inner_embedding().method == "compositional_code"
     assert adaptive_part(new.embedding).method == "adaptive"
     assert new.embedding.method == ("define" if "define" in name else "adaptive")
     kept = [key for key in model.state_dict() if ".tables." not in key]
     assert len(kept) > 5 and any(key.endswith("cluster_bias") for key in kept)
     assert all(torch.equal(new.state_dict()[key], model.state_dict()[key]) for key in kept)
     # The codes stand for the narrow vectors, in both directions and in every band.
-    narrow = new.embedding.word_part().table()
+    narrow = new.embedding.inner_embedding().table()
     hidden = torch.randn(3, 384, generator=torch.Generator().manual_seed(1))
     old: Any = model.embedding
     with torch.no_grad():

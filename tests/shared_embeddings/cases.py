@@ -156,7 +156,7 @@ def _example(name: str, method: str, options: dict[str, Any]) -> Case:
         output=emb.has_output,
         adaptive=emb.has_output and not emb.has_linear_scores,
         bias=next(biases, None),
-        heavy=bool(emb.is_deep),
+        heavy=bool(emb.expensive_rows),
     )
 
 

@@ -425,7 +425,7 @@ def test_sizes_of_the_define_paper() -> None:
     """Table 1a, tied input-output of V = 267,735: 9.25M, 13.90M, 18.55M for n of 256, 384, 512."""
     for width, size in [(256, 9.25), (384, 13.90), (512, 18.55)]:
         sizes = {"num_embeddings": 267735, "embedding_dim": width}
-        count = se.expected_count("adaptive", **sizes, cutoffs=[20000, 40000, 200000], factor=4)
+        count = se.num_parameters("adaptive", **sizes, cutoffs=[20000, 40000, 200000], factor=4)
         assert count / 1e6 == pytest.approx(size, abs=0.005)
 
 
@@ -443,7 +443,7 @@ def test_sizes_of_the_define_paper() -> None:
 def test_reductions_of_the_uncle_paper(factor: int, bands: tuple[int, ...], ratio: float) -> None:
     """Table 12: Eq. 9 without the projection of the first band; it leaves out the clusters."""
     words = sum(bands)
-    count = se.expected_count(
+    count = se.num_parameters(
         "adaptive",
         num_embeddings=words,
         embedding_dim=512,
@@ -492,7 +492,7 @@ def test_parameters_of_each_side_counted_by_hand(
     settings |= options
     counts = se.build("adaptive", **settings).counts()
     assert (counts["input"], counts["output"], counts["shared"]) == sides
-    assert counts["total"] == sum(sides) == se.expected_count("adaptive", **settings)
+    assert counts["total"] == sum(sides) == se.num_parameters("adaptive", **settings)
 
 
 @pytest.mark.parametrize(
@@ -605,7 +605,7 @@ def test_define_decides_about_the_output_of_its_map() -> None:
     ids=str,
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], named: str, shown: str) -> None:
-    for function in (se.build, se.expected_count):
+    for function in (se.build, se.num_parameters):
         with pytest.raises(se.OptionError) as error:
             function("adaptive", **SIZES, **options)
         text = str(error.value)

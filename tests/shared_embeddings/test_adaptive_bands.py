@@ -170,11 +170,11 @@ def test_sizes_of_the_second_table_of_define(width: int, printed: float) -> None
     narrow = {"width": width} if width < dim else {}
     projections = 4 * width * dim if narrow else 0
     expected = words * width + words + projections + 3 * (width + 1)
-    assert se.expected_count("adaptive", embedding_dim=dim, **sizes, **narrow) == expected
+    assert se.num_parameters("adaptive", embedding_dim=dim, **sizes, **narrow) == expected
     assert expected / 1e6 == pytest.approx(printed, abs=0.005)
     if narrow:
         own = {"score_dim": dim, "tie": "tables"}
-        assert se.expected_count("adaptive", embedding_dim=width, **sizes, **own) == expected
+        assert se.num_parameters("adaptive", embedding_dim=width, **sizes, **own) == expected
 
 
 # One table for all bands
@@ -182,11 +182,11 @@ def test_sizes_of_the_second_table_of_define(width: int, printed: float) -> None
 
 def test_another_table_takes_the_place_of_all_bands() -> None:
     emb = build(factor=1, width=WIDTH, output_bias=True)
-    plain = emb.word_part()
+    plain = emb.inner_embedding()
     assert plain.method == "standard" and plain.weight.shape == (WORDS, WIDTH)
     fitted, _ = se.fit("projective", plain.weight.detach(), rank=WIDTH, progress=False, output_bias=True)
-    new = emb.with_word_part(fitted.double())
-    assert new.word_part().method == "projective" and not new.word_part().options.output_bias
+    new = emb.with_inner_embedding(fitted.double())
+    assert new.inner_embedding().method == "projective" and not new.inner_embedding().options.output_bias
     hidden = torch.randn(5, DIM, dtype=torch.float64)
     torch.testing.assert_close(new.log_prob(hidden), emb.log_prob(hidden), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(new.table(), emb.table(), rtol=1e-4, atol=1e-5)
@@ -213,7 +213,7 @@ def test_a_table_with_dropout_inside_draws_for_every_token_of_the_input_only() -
 @pytest.mark.parametrize("options", [{"factor": 2}, {"factor": 1, "tie": "none"}], ids=str)
 def test_bands_that_share_no_table_have_no_part_to_replace(options: dict[str, Any]) -> None:
     emb = build(**options)
-    assert emb.word_part() is emb
+    assert emb.inner_embedding() is emb
 
 
 def test_what_is_stored_of_a_map_names_no_file() -> None:

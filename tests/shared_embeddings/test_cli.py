@@ -60,7 +60,7 @@ def test_params_of_the_units_of_define(capsys: pytest.CaptureFixture[str]) -> No
     unit = ["--map-dim", "16", "--expand-dim", "128", "--depth", "3"]
     for name in ("paper", "delight"):
         asked = ["params", "--method", "define", *SIZES, *unit, "--unit", name]
-        expected = se.expected_count(
+        expected = se.num_parameters(
             "define", num_embeddings=5000, embedding_dim=64, map_dim=16, expand_dim=128, depth=3, unit=name
         )
         assert f"{expected:,}" in printed(capsys, *asked)

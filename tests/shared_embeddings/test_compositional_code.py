@@ -52,7 +52,7 @@ def test_sizes_of_the_papers_coding() -> None:
     options = se.options("compositional_code")()
     assert (options.num_codebooks, options.codebook_size) == (32, 16)
     sizes = {"num_embeddings": 1000, "embedding_dim": 512}
-    assert se.expected_count("compositional_code", **sizes) == 262_144
+    assert se.num_parameters("compositional_code", **sizes) == 262_144
     emb = se.build("compositional_code", **sizes)
     assert emb.counts()["stored_bits"] == 262_144 * 16 + 1000 * 32 * 4  # numbers in 16 bits
     assert emb.index_entries(1000, 512, options) == 32_000
@@ -87,7 +87,7 @@ def test_codes_get_no_gradient(name: str) -> None:
     ids=str,
 )
 def test_bad_options_are_named(changes: dict[str, Any], named: str) -> None:
-    for call in (se.build, se.expected_count):
+    for call in (se.build, se.num_parameters):
         with pytest.raises(se.OptionError, match=named) as error:
             call("compositional_code", **{**SIZES, **changes})
         assert "\n" not in str(error.value)

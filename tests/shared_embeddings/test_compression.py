@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from shared_embeddings.checkpoints.adapter import GROUP, TiedTable, copy_output_bias, teacher_table
+from shared_embeddings.checkpoints.adapter import GROUP, EmbeddingTable, copy_output_bias, teacher_table
 from shared_embeddings.checkpoints.compress import Target
 from shared_embeddings.checkpoints.report import frequency_bands
 from shared_embeddings.checkpoints.token_counts import count_words, counts_of, read_counts
@@ -93,8 +93,8 @@ def test_bias_is_taken_over_with_a_note_of_what_is_lost(
 
 
 def test_total_is_divided_as_the_tables_are() -> None:
-    def table(words: int) -> TiedTable:
-        return TiedTable("t", ("input",), [], torch.zeros(words, 10), None, False, (), 0, 0)
+    def table(words: int) -> EmbeddingTable:
+        return EmbeddingTable("t", ("input",), [], torch.zeros(words, 10), None, False, (), 0, 0)
 
     tables = [table(30), table(10)]
     assert [Target(total_bytes=400).limit(one, tables) for one in tables] == [300, 100]

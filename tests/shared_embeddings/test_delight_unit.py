@@ -153,7 +153,7 @@ def test_its_parameters_are_those_of_the_reference(setting: Setting) -> None:
         expected += sum(part.numel() for part in [*weights.matrices, *weights.biases])
         expected += weights.gain.numel() + weights.shift.numel()
     sizes: dict[str, Any] = {"num_embeddings": 11, "embedding_dim": setting.D}
-    assert se.expected_count("define", **sizes, **setting.options) == expected
+    assert se.num_parameters("define", **sizes, **setting.options) == expected
     assert setting.build().counts()["total"] == expected
 
 
@@ -168,7 +168,7 @@ def test_parameters_counted_by_hand() -> None:
     ]
     total = 37 * 16 + (16 * 12 + 12 + 2 * 12) + sum(transforms) + (36 * 24 + 24 + 2 * 24)
     sizes: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24}
-    assert total == 6552 == se.expected_count("define", **sizes, **SETTINGS[0].options)
+    assert total == 6552 == se.num_parameters("define", **sizes, **SETTINGS[0].options)
 
 
 def test_it_is_another_unit_than_that_of_the_paper() -> None:
@@ -177,7 +177,7 @@ def test_it_is_another_unit_than_that_of_the_paper() -> None:
     sizes: dict[str, Any] = {"num_embeddings": 11, "embedding_dim": setting.D}
     assert se.build("define", **sizes, **paper).stored_options().get("unit") is None
     assert se.build("define", **sizes, **later).stored_options()["unit"] == "delight"
-    assert se.expected_count("define", **sizes, **paper) != se.expected_count("define", **sizes, **later)
+    assert se.num_parameters("define", **sizes, **paper) != se.num_parameters("define", **sizes, **later)
 
 
 def test_it_is_not_the_unit_that_the_paper_counts() -> None:
@@ -185,7 +185,7 @@ def test_it_is_not_the_unit_that_the_paper_counts() -> None:
     sizes: dict[str, Any] = {"num_embeddings": 1000, "embedding_dim": 256}
     for most in (4, 16, 128):
         options = Setting(256, 256, 1024, 3, most, [], []).options
-        unit_alone = se.expected_count("define", **sizes, **options) - 1000 * 256
+        unit_alone = se.num_parameters("define", **sizes, **options) - 1000 * 256
         assert round(unit_alone / 1e6, 2) == 0.81
 
 

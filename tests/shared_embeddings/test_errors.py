@@ -58,7 +58,7 @@ def test_unknown_method_in_the_other_functions() -> None:
     with pytest.raises(se.OptionError, match="word2vec"):
         se.options("word2vec")
     with pytest.raises(se.OptionError, match="word2vec"):
-        se.expected_count("word2vec", num_embeddings=37, embedding_dim=24)
+        se.num_parameters("word2vec", num_embeddings=37, embedding_dim=24)
 
 
 UNKNOWN = [
@@ -230,7 +230,7 @@ COUNTABLE = [
 @in_turn("method, options, named", COUNTABLE)
 def test_counting_refuses_what_building_refuses(method: str, options: dict[str, Any], named: str) -> None:
     with pytest.raises(se.OptionError) as error:
-        se.expected_count(method, **(without(SIZES | options, "padding_idx")))
+        se.num_parameters(method, **(without(SIZES | options, "padding_idx")))
     assert named in str(error.value)
 
 

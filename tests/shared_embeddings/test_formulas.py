@@ -33,7 +33,7 @@ from .support import assert_same_gradients, gradients
 def millions(method: str, num_embeddings: int, embedding_dim: int, **options: object) -> float:
     """Expected parameters, in millions."""
     return (
-        se.expected_count(method, num_embeddings=num_embeddings, embedding_dim=embedding_dim, **options) / 1e6
+        se.num_parameters(method, num_embeddings=num_embeddings, embedding_dim=embedding_dim, **options) / 1e6
     )
 
 
@@ -82,7 +82,7 @@ def test_funnel_rectifies_by_default() -> None:
 @pytest.mark.parametrize("method", ["funnel", "projective"])
 def test_low_rank_sizes_of_the_distilled_embedding_paper(method: str) -> None:
     """Section 3 and tables 1 to 3: r (V + d)."""
-    assert se.expected_count(method, num_embeddings=32000, embedding_dim=512, rank=64) == 64 * (32000 + 512)
+    assert se.num_parameters(method, num_embeddings=32000, embedding_dim=512, rank=64) == 64 * (32000 + 512)
     assert millions(method, 32000, 512, rank=64) == pytest.approx(2.08, abs=0.005)
     assert millions(method, 37000, 512, rank=64) == pytest.approx(2.40, abs=0.005)
     assert millions(method, 32000, 256, rank=64) == pytest.approx(2.06, abs=0.005)
@@ -113,7 +113,7 @@ def test_alone_sizes_of_the_paper() -> None:
     """Table 1: D_o + D_inter (D_o + D_e), whatever V is; tables 2 and 3 print 4.2M and 8.4M."""
     sizes = {"base_dim": 512, "filter": "real"}
     for vocabulary in (100, 37000):
-        count = se.expected_count(
+        count = se.num_parameters(
             "alone", num_embeddings=vocabulary, embedding_dim=512, hidden_dim=4096, **sizes
         )
         assert count == 512 + 4096 * (512 + 512) == 4_194_816
@@ -340,7 +340,7 @@ def test_parameters_of_a_unit_counted_by_hand() -> None:
     third = 56 * 64 + 3 * 64
     reduction = 64 * 24 + 24
     expected = table + entry + first + second + third + reduction
-    assert se.expected_count("define", num_embeddings=37, embedding_dim=24, **UNIT) == expected
+    assert se.num_parameters("define", num_embeddings=37, embedding_dim=24, **UNIT) == expected
 
 
 def test_wikitext_maps_have_the_sizes_of_the_paper() -> None:
@@ -467,7 +467,7 @@ def test_define_counts_its_layers(case: Case) -> None:
     map_options = {name: options[name] for name in names if name in options} | options.get("map_options", {})
     if options.get("map") == "adaptive" and options["output"] != "map":
         map_options["output"] = "none"
-    mapping = se.expected_count(
+    mapping = se.num_parameters(
         options.get("map", "standard"), num_embeddings=case.num_embeddings, embedding_dim=n, **map_options
     )
     bias = case.num_embeddings if options.get("output_bias") else 0

@@ -140,7 +140,7 @@ def test_sizes_of_the_distilled_embedding_paper() -> None:
         (32000, 256, 15, 30, 2.06),
     ]:
         sizes = {"num_embeddings": words, "embedding_dim": dim, "num_groups": groups, "min_rank": rank}
-        assert se.expected_count("group_reduce", **sizes) / 1e6 == pytest.approx(size, rel=0.05)
+        assert se.num_parameters("group_reduce", **sizes) / 1e6 == pytest.approx(size, rel=0.05)
 
 
 def test_count_worked_by_hand() -> None:
@@ -314,7 +314,7 @@ def test_scores_of_all_tokens_never_exist_at_once(activation: str | None) -> Non
     ids=str,
 )
 def test_bad_options_are_named(options: dict[str, Any], named: str) -> None:
-    for call in (se.build, se.expected_count):
+    for call in (se.build, se.num_parameters):
         with pytest.raises(se.OptionError, match=named) as error:
             call("group_reduce", **SIZES, **options)
         assert "\n" not in str(error.value)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from shared_embeddings.losses import blockwise
-from shared_embeddings.losses.blockwise import with_even_tokens
+from shared_embeddings.losses.blockwise import pad_to_multiple
 from tests.loops import in_turn
 
 from .cases import Case, by_name
@@ -239,11 +239,11 @@ def test_tokens_that_even_out_the_number_count_for_nothing(
 
 def test_the_number_of_tokens_is_evened_out_where_shapes_cost_time() -> None:
     hidden, targets = torch.randn(70, 3), torch.arange(70)
-    assert with_even_tokens(hidden, targets, -100)[0] is hidden
-    padded, ignored = with_even_tokens(hidden.bfloat16(), targets, -100)
+    assert pad_to_multiple(hidden, targets, -100)[0] is hidden
+    padded, ignored = pad_to_multiple(hidden.bfloat16(), targets, -100)
     assert torch.equal(padded[:70], hidden.bfloat16()) and padded.shape == (128, 3)
     assert torch.equal(ignored[:70], targets) and ignored[70:].eq(-100).all() and ignored.shape == (128,)
-    assert with_even_tokens(padded[:0], targets[:0], -100)[1].shape == (0,)
+    assert pad_to_multiple(padded[:0], targets[:0], -100)[1].shape == (0,)
 
 
 @pytest.mark.gpu

@@ -56,7 +56,7 @@ def test_sizes_of_the_distilled_embedding_paper() -> None:
         (32000, 256, 4048, 2.06, 3.97),
     ]:
         options = {"num_groups": 32, "num_clusters": clusters}
-        trained = se.expected_count("structured", num_embeddings=words, embedding_dim=dim, **options)
+        trained = se.num_parameters("structured", num_embeddings=words, embedding_dim=dim, **options)
         assert trained == clusters * dim
         fixed = StructuredEmbedding.index_entries(words, dim, StructuredOptions(**options))
         assert fixed == words * 32
@@ -118,7 +118,7 @@ def test_codes_take_the_smallest_type_that_holds_them(clusters: int, dtype: torc
     ids=str,
 )
 def test_bad_options_are_named(changes: dict[str, Any], named: str) -> None:
-    for call in (se.build, se.expected_count):
+    for call in (se.build, se.num_parameters):
         with pytest.raises(se.OptionError, match=named) as error:
             call("structured", **{**SIZES, **changes})
         assert "\n" not in str(error.value)

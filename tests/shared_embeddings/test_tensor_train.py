@@ -97,7 +97,7 @@ def test_sizes_of_the_distilled_embedding_paper() -> None:
         (32000, [25, 32, 40], [8, 4, 8], 125, 2.06, 3.96),
     ]:
         dim = dims[0] * dims[1] * dims[2]
-        count = se.expected_count(
+        count = se.num_parameters(
             "tensor_train",
             num_embeddings=words,
             embedding_dim=dim,
@@ -182,7 +182,7 @@ def test_bad_options_are_named(changes: dict[str, Any], named: str) -> None:
         small(**changes)
     assert "\n" not in str(error.value)
     with pytest.raises(se.OptionError, match=named):
-        se.expected_count("tensor_train", **{"num_embeddings": 37, "embedding_dim": 24, **SMALL, **changes})
+        se.num_parameters("tensor_train", **{"num_embeddings": 37, "embedding_dim": 24, **SMALL, **changes})
 
 
 @pytest.mark.parametrize("missing", ["vocab_shape", "dim_shape", "rank"])

@@ -47,7 +47,7 @@ def message(**options: Any) -> str:
     text = str(error.value)
     assert text.startswith("uncle: ") and "\n" not in text and len(text) < 400
     with pytest.raises(se.OptionError):
-        se.expected_count(
+        se.num_parameters(
             "uncle", **{name: value for name, value in settings.items() if name != "padding_idx"}
         )
     return text
@@ -306,7 +306,7 @@ def test_entries_start_with_the_spread_of_the_whole_vector() -> None:
 def test_sizes_of_the_paper(vocabulary: int, dim: int, rows: dict[int, tuple[float, float]]) -> None:
     """Tables 3, 4, 9 and 10: embedding parameters in millions and reduction ratios, with 1000 classes."""
     for unique_dim, (millions, ratio) in rows.items():
-        count = se.expected_count(
+        count = se.num_parameters(
             "uncle",
             num_embeddings=vocabulary,
             embedding_dim=dim,
@@ -401,7 +401,7 @@ def test_classes_come_from_a_file(tmp_path: Path) -> None:
         assert emb.class_tables[0].shape == (5, 3)
     assert build(path, num_classes=5).num_classes == (5,)
     sizes = {"num_embeddings": 5, "embedding_dim": 4, "unique_dim": 1}
-    assert se.expected_count("uncle", **sizes, classes=path) == 5 + 5 * 3
+    assert se.num_parameters("uncle", **sizes, classes=path) == 5 + 5 * 3
 
 
 def test_a_model_with_a_vocabulary_of_its_own_finds_classes_by_word(tmp_path: Path) -> None:
