@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from recipes.common.errors import UserError
-from recipes.common.results import Record, natural
+from recipes.common.results import Record, embedding_bits, natural
 from recipes.common.rows import Row
 from shared_embeddings.utils.files import write_text
 
@@ -30,6 +30,17 @@ class Column(NamedTuple):
 def _millions(count: float) -> str:
     """A count of parameters, short enough for a table."""
     return f"{count / 1e6:.2f} M" if count >= 1e6 else f"{count / 1e3:.1f} k"
+
+
+def _stored(record: Record) -> str:
+    """The bytes that the embedding takes in a file, in kB or MB."""
+    size = embedding_bits(record["counts"]) / 8
+    return f"{size / 1e6:.2f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+
+
+def _times_smaller(record: Record) -> str:
+    """The bytes of a plain table in fp32, without biases, divided by those of the embedding."""
+    return f"{32 * record['counts']['dense_embedding'] / embedding_bits(record['counts']):.1f}x"
 
 
 def _embedding(record: Record) -> Record:
@@ -51,7 +62,7 @@ def describe_options(record: Record) -> str:
 
 
 def _difference(metric: str) -> Callable[[Record], str]:
-    """A column's metric minus that of the baseline."""
+    """A column's metric minus that of the row's baseline."""
     return lambda record: (
         "–" if is_baseline(record["row"]) else f"{record['metrics'][f'{metric}_difference']:+.1f}"
     )
@@ -72,14 +83,15 @@ COLUMNS = {
     "method": Column("method", lambda r: _embedding(r)["method"], always=True),
     "options": Column("options", describe_options, always=True),
     "embedding": Column("embedding parameters", lambda r: _millions(r["counts"]["embedding"])),
-    "compression": Column("compression", lambda r: f"{r['counts']['compression']:.1f}x"),
+    "stored": Column("stored", _stored),
+    "smaller": Column("times smaller", _times_smaller),
     "total": Column("total parameters", lambda r: _millions(r["counts"]["total"])),
     "bleu": Column("BLEU", _number("bleu")),
-    "difference": Column(f"to {BASELINE}", _difference("bleu")),
+    "difference": Column("difference", _difference("bleu")),
     "chrf": Column("chrF", _number("chrf")),
     "valid_perplexity": Column("validation perplexity", _number("valid_perplexity")),
     "perplexity": Column("test perplexity", _number("perplexity")),
-    "perplexity_difference": Column(f"to {BASELINE}", _difference("perplexity")),
+    "perplexity_difference": Column("difference", _difference("perplexity")),
     "pointer_perplexity": Column("with pointer", _number("pointer_perplexity")),
     "paper_perplexity": Column("the paper's", _in_paper("perplexity"), always=True),
     "paper_pointer_perplexity": Column(
@@ -89,7 +101,7 @@ COLUMNS = {
     "speed": Column("tokens/s", lambda r: f"{r['metrics']['tokens_per_second']:.0f}"),
     "date": Column("date", lambda r: r["date"][:10]),
 }
-_SIZES = ("row", "method", "options", "embedding", "compression", "total")
+_SIZES = ("row", "method", "options", "embedding", "stored", "smaller", "total")
 _COSTS = ("minutes", "speed", "date")
 # The columns of a recipe's table, by what its models are judged by.
 RECIPE_COLUMNS = {
@@ -132,7 +144,8 @@ def _cell(column: Column, record: Record) -> str:
 def with_differences(results: Iterable[Record]) -> list[Record]:
     """Copies of the records whose metrics have ``bleu_difference`` or ``perplexity_difference``.
 
-    The difference is to the baseline: ``standard``, or ``small_standard`` for ``small_x``.
+    The difference is to the trained row that a row starts from; to ``standard``, or ``small_standard`` for
+    ``small_x``, if it starts from none.
     """
     records = list(results)
     completed = []
@@ -152,7 +165,11 @@ def is_baseline(row: str) -> bool:
 
 
 def _baseline_of(record: Record, others: Sequence[Record]) -> Record | None:
-    """The baseline whose name shares most with the record's, or None."""
+    """The row that a record starts from, else the baseline whose name shares most with its own, or None."""
+    config = record["config"]
+    teacher = (config.get("fit") or config.get("distill") or {}).get("teacher")
+    if teacher is not None:
+        return next((other for other in others if other["row"] == teacher), None)
     fitting = [
         other
         for other in others

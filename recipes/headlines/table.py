@@ -36,7 +36,7 @@ def columns(with_paper: bool) -> list[str | Column]:
     return [
         "row",
         "embedding",
-        "compression",
+        "smaller",
         Column("length", lambda record: str(record["metrics"]["length"])),
         *scores,
         Column("within 10 %", lambda record: f"{record['metrics']['within']:.0f} %"),

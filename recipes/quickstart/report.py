@@ -7,7 +7,7 @@ from typing import Any
 
 from recipes.common.table import markdown_table
 
-COLUMNS = ("row", "embedding", "compression", "total", "bleu", "difference", "speed")
+COLUMNS = ("row", "embedding", "smaller", "total", "bleu", "difference", "speed")
 
 
 def table(records: Sequence[dict[str, Any]]) -> str:

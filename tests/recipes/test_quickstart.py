@@ -229,7 +229,7 @@ def test_table_of_fake_results() -> None:
                 "embedding": embedding,
                 "stored_bits": 32 * embedding,
                 "total": 2 * embedding,
-                "compression": 800_000 / embedding,
+                "dense_embedding": 800_000,
             },
             "metrics": {"bleu": bleu, "tokens_per_second": speed},
         }

@@ -29,7 +29,7 @@ def write(folder: Path, row: str, bleu: float = 30.0, embedding: int = 1000, **e
             "embedding": embedding,
             "stored_bits": 32 * embedding,
             "total": 2_500_000,
-            "compression": 4.0,
+            "dense_embedding": 4_000_000,
         },
         metrics={
             "bleu": bleu,
@@ -149,17 +149,18 @@ def test_tables_go_between_the_markers(recipe: Recipe, tmp_path: Path) -> None:
     _, _, standard, small, fitted, smaller = (
         [cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:end]
     )
-    assert standard[:7] == ["standard", "standard", "rank 3", "1.00 M", "4.0x", "2.50 M", "30.0"]
-    assert standard[7:9] == ["–", "50.0"]
-    assert small == ["funnel_8x", "funnel", "–"] + ["not run"] * 9
+    assert standard[:7] == ["standard", "standard", "rank 3", "1.00 M", "4.00 MB", "4.0x", "2.50 M"]
+    assert standard[7:10] == ["30.0", "–", "50.0"]
+    assert small == ["funnel_8x", "funnel", "–"] + ["not run"] * 10
     assert fitted[:3] == ["funnel_8x_fitted", "funnel", "fitted to standard, not trained"]
-    assert smaller[3] == "62.5 k" and smaller[7] == "-0.6" and smaller[9:11] == ["2", "100"]
+    assert smaller[3:6] == ["62.5 k", "250.0 kB", "64.0x"]
+    assert smaller[8] == "-0.6" and smaller[10:12] == ["2", "100"]
     assert "| funnel_8x | – |" in lines[end:] and "funnel_8x_fitted" not in " ".join(lines[end:])
     assert (recipe.folder / "quality_size.png").read_bytes().startswith(b"\x89PNG")
     update_tables(recipe, tmp_path / "runs", readme)
     assert readme.read_text().splitlines() == lines
     update_tables(recipe, tmp_path / "nowhere", readme)
-    assert readme.read_text().count("not run") == 4 * 9
+    assert readme.read_text().count("not run") == 4 * 10
 
 
 def write_perplexity(folder: Path, row: str, perplexity: float) -> None:
@@ -167,7 +168,7 @@ def write_perplexity(folder: Path, row: str, perplexity: float) -> None:
         folder,
         row,
         config={"embedding": {"method": row.split("_")[1]}},
-        counts={"embedding": 1000, "stored_bits": 32_000, "total": 2000, "compression": 4.0},
+        counts={"embedding": 1000, "stored_bits": 32_000, "total": 2000, "dense_embedding": 4000},
         metrics={"perplexity": perplexity, "valid_perplexity": 70.0, "pointer_perplexity": 50.0},
         data_checksum="c",
     )
@@ -196,9 +197,9 @@ def test_table_of_language_models(tmp_path: Path) -> None:
     text = readme.read_text()
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     assert [line[0] for line in lines[4:7]] == ["small_standard", "small_alone", "small_funnel"]
-    assert lines[4][6:9] == ["70.0", "120.0", "–"]
-    assert lines[5][3:] == ["not run"] * 9
-    assert lines[6][6:9] == ["70.0", "124.1", "+4.1"]
+    assert lines[4][7:10] == ["70.0", "120.0", "–"]
+    assert lines[5][3:] == ["not run"] * 10
+    assert lines[6][7:10] == ["70.0", "124.1", "+4.1"]
     assert "| table1_standard | 50.0 | 57.3 |" in text
 
 
@@ -223,6 +224,17 @@ def test_the_tables_in_the_readme_are_those_of_the_results(name: str, tmp_path: 
         return
     update_tables(recipe, recipe.folder / FILE, readme)
     assert readme.read_text(encoding="utf-8") == original
+
+
+def test_a_row_is_compared_with_the_one_that_it_starts_from() -> None:
+    teacher = {"row": "fp32", "config": {}, "metrics": {"bleu": 30.0}}
+    plain = {"row": "standard", "config": {}, "metrics": {"bleu": 35.0}}
+    for key in ("fit", "distill"):
+        student = {"row": "funnel", "config": {key: {"teacher": "fp32"}}, "metrics": {"bleu": 29.0}}
+        *_, found = table.with_differences([plain, teacher, student])
+        assert found["metrics"]["bleu_difference"] == -1.0
+        *_, found = table.with_differences([plain, student])
+        assert "bleu_difference" not in found["metrics"]
 
 
 def test_baseline_of_each_group(tmp_path: Path) -> None:
