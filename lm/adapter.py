@@ -13,8 +13,7 @@ import shared_embeddings as se
 from lm.checkpoint import FORMAT, load_model, save_state
 from lm.data.vocabulary import EOS
 from lm.data.vocabulary import Vocabulary as Words
-from lm.evaluate.agreement import probe
-from lm.evaluate.quality import perplexity
+from lm.evaluate.quality import perplexity, probe
 from lm.models import LanguageModel
 from shared_embeddings.checkpoints.adapter import (
     BANDS_NOTE,

@@ -5,6 +5,11 @@ See `shared_embeddings.utils.command_line.run` for their errors and exit statuse
 
 from __future__ import annotations
 
+import argparse
+
+import torch
+
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import explain, run_module
 from shared_embeddings.utils.files import first_line
 from shared_embeddings.utils.interrupts import RESUME
@@ -43,3 +48,31 @@ def _explain(error: BaseException) -> str | None:
         reason = first_line(error.inner_exception)
         return f"compile: torch cannot compile here ({reason}); install what is missing or remove compile"
     return None
+
+
+def chosen_device(name: str, rank: int = 0) -> torch.device:
+    """Resolve ``auto`` (CUDA if available), ``cpu`` or ``cuda``.
+
+    Args:
+        name: the given name.
+        rank: the rank of this process on its machine, which is the number of its CUDA device.
+
+    Raises:
+        UserError: there is no such CUDA device.
+    """
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "cpu" or (name == "auto" and not available):
+        return torch.device("cpu")
+    if rank >= available:
+        raise UserError(
+            f"device is {name}, but torch finds {available} CUDA devices for local rank {rank}; set it to cpu"
+            + (" or start fewer processes" if available else "")
+        )
+    return torch.device("cuda", rank)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add the option -device, see `chosen_device`."""
+    parser.add_argument(
+        "-device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: auto)"
+    )

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm.data.corpus import SPLITS, Published
+from lm.data.corpus import Published
+from lm.data.texts import SPLITS
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.download import download, verify
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.data.corpus import SPLITS, Published, Texts, prepare
+from lm.data.corpus import Published, Texts, prepare
 from lm.data.datasets import SOURCES, locate
-from lm.data.splitting import DEFAULT, FOLDER, Fractions, split_texts
+from lm.data.texts import DEFAULT, FOLDER, SPLITS, Fractions, split_texts
 from lm.data.vocabulary import Limits
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser

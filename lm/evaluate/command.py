@@ -12,26 +12,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lm.arguments import add_device, chosen_device
 from lm.checkpoint import load_model
-from lm.data.corpus import SPLITS
-from lm.evaluate.evaluation import Reading, Score, evaluate
+from lm.cli import add_device, chosen_device
+from lm.data.texts import SPLITS
+from lm.evaluate.evaluation import Reading, Score, Text, evaluate, number_of_words, read_data
 from lm.evaluate.pointer import PointerOptions, evaluate_with_pointer
-from lm.evaluate.scored_text import Text, number_of_words, read_data
-from lm.models.interface import LanguageModel
-from lm.models.parameters import count_model
-from lm.yaml_input import parse_yaml
+from lm.models.interface import LanguageModel, count_model
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.reading import parse_yaml
 from shared_embeddings.utils.results import describe_device, provenance, write_record
 
-# What some models let be set anew for evaluation.
+# Model options that evaluation may change.
 MEMORY_OPTIONS = ("memory_length", "clamp_length", "same_length")
 
 
 class Measured(NamedTuple):
-    """What came out.
+    """The result of an evaluation.
 
     Attributes:
         plain: score of the model.
@@ -79,9 +77,9 @@ def main(arguments: Sequence[str]) -> None:
             "metrics": metrics,
             "counts": count_model(trained.model),
             "data_checksum": text.checksum,
-            "peak_memory_mib": peak_memory(device),
+            "peak_memory_mib": peak_memory(device.type),
             **provenance(),
-            "device": describe_device(device),
+            "device": describe_device(device.type),
             "config": trained.config,
         }
         write_record(options.output, record)

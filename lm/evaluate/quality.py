@@ -1,18 +1,27 @@
-"""Perplexity of a compressed language model, as ``lm_eval`` computes it by default."""
+"""Perplexity and predictions of a language model before and after compression.
+
+Axes: ``B`` parallel texts, ``T`` tokens of each, ``V`` vocabulary.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
-from lm.evaluate.evaluation import Reading, evaluate
-from lm.evaluate.scored_text import read_data
+import torch
+from torch import Tensor
+
+from lm.data.vocabulary import Vocabulary
+from lm.evaluate.evaluation import Reading, evaluate, evaluating, read_data
 from lm.models import LanguageModel
+from shared_embeddings.checkpoints.agreement import PREDICTIONS, Predictions, Probe, names_of, sampled_lines
 from shared_embeddings.checkpoints.quality import Quality
+from shared_embeddings.errors import UserError
 
 
 def perplexity(model: LanguageModel, words: Sequence[str], path: Path) -> Quality:
-    """Compute the perplexity of a text.
+    """Compute the perplexity of a text, as ``lm_eval`` does by default.
 
     Args:
         model: the model, with the memory settings of training.
@@ -30,3 +39,62 @@ def perplexity(model: LanguageModel, words: Sequence[str], path: Path) -> Qualit
         "tokens"
     )
     return Quality("perplexity", score.perplexity, how)
+
+
+# Texts in a batch.
+_TEXTS = 20
+
+
+def probe(model: LanguageModel, words: Sequence[str], texts: Sequence[Path] | None, seed: int) -> Probe:
+    """Prepare to compare the predictions of a model on lines of texts, or on samples from the model.
+
+    Args:
+        model: the model, which is compressed later.
+        words: its words in the order of their ids.
+        texts: tokenized texts; None to sample from the model.
+        seed: seed for choosing lines or sampling.
+
+    Raises:
+        UserError: the scores of the model are not finite, or the texts have no words.
+    """
+    vocabulary = Vocabulary(words, [0] * len(words))
+    if texts is None:
+        ids = _sampled(model, vocabulary.eos, seed)
+        how = f"{ids.numel():,} tokens sampled from the model; use --text for real ones"
+    else:
+        ids = _read(vocabulary, texts, seed)
+        how = f"{ids.numel():,} tokens of {names_of(texts)}"
+    return Probe(how, lambda: _predictions(model, ids))
+
+
+def _read(vocabulary: Vocabulary, texts: Sequence[Path], seed: int) -> Tensor:
+    """The ids ``(B, T)`` of lines of texts."""
+    lines = map(vocabulary.encode, sampled_lines(texts, seed))
+    ids = list(chain.from_iterable(lines))[:PREDICTIONS]
+    columns = min(_TEXTS, len(ids))
+    return torch.tensor(ids[: len(ids) // columns * columns]).view(columns, -1)
+
+
+@torch.no_grad()
+def _sampled(model: LanguageModel, eos: int, seed: int) -> Tensor:
+    """The ids ``(B, T)`` of texts sampled from a model."""
+    draw = torch.Generator().manual_seed(seed)
+    written = [torch.full((_TEXTS,), eos)]
+    with evaluating(model):
+        state = model.initial_state(_TEXTS)
+        while len(written) < PREDICTIONS // _TEXTS:
+            output = model(written[-1][:, None], state)
+            state = output.state
+            probabilities = model.embedding.log_prob(output.hidden[:, -1]).float().exp()  # (B, V)
+            if not probabilities.isfinite().all():
+                raise UserError("the model scores are not finite: training diverged; use another checkpoint")
+            written.append(torch.multinomial(probabilities, 1, generator=draw)[:, 0])
+    return torch.stack(written, dim=1)
+
+
+@torch.no_grad()
+def _predictions(model: LanguageModel, ids: Tensor) -> Predictions:
+    """The predictions of a model after each token of texts ``(B, T)``."""
+    with evaluating(model):
+        hidden = model(ids, model.initial_state(len(ids))).hidden
+        return Predictions.of(hidden.flatten(0, 1), model.embedding.log_prob)

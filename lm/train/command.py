@@ -15,15 +15,13 @@ from lm import models
 from lm.checkpoint import load_state, peek, read_checkpoint, save_model
 from lm.data.corpus import load_corpus
 from lm.models.awd_lstm import cpu_has_bf16
-from lm.models.parameters import describe_parameters
-from lm.train.config import Configuration, TrainingOptions, parse
-from lm.train.config_help import help_text
+from lm.models.interface import describe_parameters
+from lm.train.config import Configuration, TrainingOptions, from_arguments, help_text, parse
 from lm.train.distillation import prepare_student
 from lm.train.distributed import Group, joined, local_rank
 from lm.train.loop import Trainer
 from lm.train.progress import NoReport, Report
-from lm.train.resuming import restore_run, save_run
-from lm.yaml_input import from_arguments
+from lm.train.train_state import restore_run, save_run
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.straight_through import quantize_in_training
 from shared_embeddings.options import OptionError
@@ -181,7 +179,7 @@ def _init_from(path: Path, model: models.LanguageModel, words: Sequence[str]) ->
 
 def _start_line(trainer: Trainer, words: int) -> str:
     """One line about the start of training."""
-    tokens = (trainer.stream.length - 1) * trainer.options.batch_size * trainer.group.world_size
+    tokens = (trainer.text_columns.length - 1) * trainer.options.batch_size * trainer.group.world_size
     where = f"resumes after step {trainer.step}" if trainer.step else "starts"
     place = f"processes: {trainer.group.world_size}, on {trainer.group.device.type}"
     return f"Training {where}: {tokens:,} tokens per epoch, {words:,} words, {place}"

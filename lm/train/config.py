@@ -1,4 +1,4 @@
-"""Configuration of a training run: a flat mapping whose keys are all validated.
+"""Configuration of a training run: a flat mapping, from YAML and the command line, with validated keys.
 
 There are four groups of keys: training, model, optimizer and learning rate schedule. The keys of the last
 three depend on which model, optimizer and schedule are chosen; keys of other choices raise an error.
@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from lm import models
-from lm.randomness import SEEDS
-from lm.train.optim import OPTIMIZERS
-from lm.train.schedules import SCHEDULES
+from lm.train.optim import OPTIMIZERS, SCHEDULES
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import OPTION, check_seed, parse_distillation
 from shared_embeddings.fitting.straight_through import parse_quantization
 from shared_embeddings.options import parse_options, require, require_at_least
+from shared_embeddings.utils.reading import parse_yaml, read_yaml
 
+# Seeds must be below this. torch allows twice as many; the rest is for seeds derived by counting up.
+SEEDS = 2**63
 # Keys that may change when a run resumes: none of them affects the result of a step.
 FREE_TO_CHANGE = ("data", "output_dir", "epochs", "steps", "log_every", "save_every", "device", "compile")
 
@@ -227,3 +233,76 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
+    """Parse ``-config FILE -key value …``; the command line overrides the file.
+
+    Raises:
+        UserError: an argument is not a key, a key has no value or is repeated, or the file cannot be read.
+    """
+    given: dict[str, Any] = {}
+    path = None
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not re.match(r"--?[a-zA-Z]", argument):
+            raise UserError(f"unexpected argument {argument!r}; write -key value, see --help")
+        key, separator, value = argument.lstrip("-").partition("=")
+        if not separator:
+            if not rest:
+                raise UserError(f"'{key}' has no value; write -{key} VALUE")
+            value = rest.pop(0)
+        if key in given or (key == "config" and path is not None):
+            raise UserError(f"'{key}' is repeated on the command line; remove one")
+        if key == "config":
+            path = Path(value)
+        else:
+            given[key] = parse_yaml(value, f"-{key}")
+    return {**(read_file(path) if path else {}), **given}
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Read the mapping in a configuration file.
+
+    Raises:
+        UserError: the file is missing or not a YAML mapping.
+    """
+    content = read_yaml(path, "config")
+    if not isinstance(content, dict):
+        raise UserError(f"config {path}: is not a mapping; write one 'key: value' per line")
+    return content
+
+
+def help_text() -> str:
+    """All keys by group with their defaults and descriptions."""
+    lines = [
+        "usage: lm_train -config FILE [-key value ...]",
+        "",
+        "Trains a language model, or resumes the run in 'output_dir'. FILE is YAML with one key per line;",
+        "values on the command line are YAML, too, and override those of FILE.",
+    ]
+    for title, options in all_groups().items():
+        meanings = _meanings(options)
+        lines += ["", f"{title}:"]
+        for field in dataclasses.fields(options):
+            entry = f"  {field.name} ({_default(field)}): {meanings.get(field.name, '')}".rstrip(": ")
+            lines += textwrap.wrap(entry, 100, subsequent_indent=" " * 6)
+    return "\n".join(lines)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    """The default of a key in YAML."""
+    if field.default is dataclasses.MISSING:
+        return "required"
+    return yaml.safe_dump(plain(field.default), default_flow_style=True).removesuffix("...\n").strip()
+
+
+def _meanings(options: type) -> dict[str, str]:
+    """The description of each key, from the Attributes sections of the class and its bases."""
+    meanings: dict[str, str] = {}
+    for owner in options.__mro__:
+        section = (owner.__doc__ or "").partition("Attributes:")[2]
+        entries = re.findall(r"^ {8}(\w+): (.*(?:\n {9,}.*)*)", section, re.MULTILINE)
+        meanings |= {name: " ".join(text.split()) for name, text in entries}
+    return meanings

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.distributed.nn  # noqa: F401  (imported later, its defaults would keep the group alive, see _leave_group)
 from torch import Tensor
 
-from shared_embeddings.errors import UserError
+from lm.cli import chosen_device
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def joined(device: str) -> Iterator[Group]:
     Raises:
         UserError: there are fewer CUDA devices than processes on this machine.
     """
-    place = _device(device)
+    place = chosen_device(device, local_rank())
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
         yield Group(place)
@@ -110,16 +110,3 @@ def _leave_group() -> None:
     """
     dist.destroy_process_group()
     gc.collect()
-
-
-def _device(wanted: str) -> torch.device:
-    """The device of this process."""
-    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "cpu" or (wanted == "auto" and not available):
-        return torch.device("cpu")
-    if local_rank() >= available:
-        raise UserError(
-            f"device is {wanted}, but torch finds {available} CUDA devices for local rank {local_rank()}; "
-            "start fewer processes or set device: cpu"
-        )
-    return torch.device("cuda", local_rank())

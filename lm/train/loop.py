@@ -15,15 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lm.data.streams import Stream
+from lm.data.corpus import Columns
 from lm.evaluate.evaluation import evaluate
 from lm.models.interface import LanguageModel, State
 from lm.train.config import Configuration
 from lm.train.distributed import Group
-from lm.train.losses import SegmentLoss
-from lm.train.optim import Averages, draw_length, is_stalled
+from lm.train.optim import Averages, Progress, draw_length, is_stalled
 from lm.train.progress import Report, Speed
-from lm.train.schedules import Progress
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import Reconstruction
 from shared_embeddings.layers.dropout import set_updates
@@ -68,7 +66,7 @@ class Trainer:
         )
         self.model, self.valid, self.group = model, valid, group
         self.reconstruction = reconstruction
-        self.stream = Stream(train, self.options.batch_size, group.rank, group.world_size)
+        self.text_columns = Columns(train, self.options.batch_size, group.rank, group.world_size)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer = config.optimizer.build(self.parameters)
         self.averages: Averages | None = None
@@ -84,7 +82,7 @@ class Trainer:
     @property
     def epochs(self) -> float:
         """Number of epochs, including fractions."""
-        return self.epoch + self.position / (self.stream.length - 1)
+        return self.epoch + self.position / (self.text_columns.length - 1)
 
     @property
     def done(self) -> float:
@@ -104,7 +102,7 @@ class Trainer:
     def tokens(self) -> int:
         """Tokens read by all processes together."""
         columns = self.options.batch_size * self.group.world_size
-        return round(self.epochs * (self.stream.length - 1)) * columns
+        return round(self.epochs * (self.text_columns.length - 1)) * columns
 
     @property
     def total_tokens(self) -> int:
@@ -113,7 +111,7 @@ class Trainer:
         if self.options.steps is not None:
             return self.options.steps * self.options.sequence_length * columns
         assert self.options.epochs is not None
-        return self.options.epochs * (self.stream.length - 1) * columns
+        return self.options.epochs * (self.text_columns.length - 1) * columns
 
     def run(self, report: Report, save: Callable[[], None], save_best: Callable[[], None]) -> None:
         """Run the training loop.
@@ -169,7 +167,7 @@ class Trainer:
         length = options.sequence_length
         if options.random_bptt:
             length = draw_length(length, self.lengths)
-        ids, targets = self.stream.segment(self.position, length, self.group.device)
+        ids, targets = self.text_columns.segment(self.position, length, self.group.device)
         rate = self._rate(ids.size(1))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -212,7 +210,7 @@ class Trainer:
         self.step += 1
         self.position += length
         self._last_tokens = length * self.options.batch_size * self.group.world_size
-        if self.position >= self.stream.length - 1:
+        if self.position >= self.text_columns.length - 1:
             self.epoch, self.position = self.epoch + 1, 0
             self.states = self._fresh_states()
 
@@ -307,3 +305,32 @@ class Trainer:
             return asked()
         answer, self._asked = self._asked, asked
         return answer()
+
+
+class SegmentLoss(nn.Module):
+    """A model and its training loss in one module, for compilation and data parallelism.
+
+    Args:
+        model: the model.
+        reconstruction: reconstruction loss of the teacher's table, or None.
+    """
+
+    def __init__(self, model: LanguageModel, reconstruction: Reconstruction | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.reconstruction = reconstruction
+
+    def forward(self, ids: Tensor, targets: Tensor, *state: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Return the loss, the mean cross entropy in nats, and the next state.
+
+        Args:
+            ids: ``(B, T)``.
+            targets: ``(B, T)``, next words.
+            state: state of the model.
+        """
+        output = self.model(ids, state)
+        cross_entropy = self.model.embedding.cross_entropy(output.hidden, targets)
+        loss = cross_entropy
+        if self.reconstruction is not None:
+            loss = self.reconstruction.mixed_with(cross_entropy, self.reconstruction.loss())
+        return loss + output.penalty, cross_entropy.detach(), output.state

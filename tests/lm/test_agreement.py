@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lm.checkpoint import load_model
-from lm.evaluate.agreement import probe
+from lm.evaluate.quality import probe
 from tests.lm.command_line import write_corpus, write_model
 from tests.lm.test_compression import compress
 

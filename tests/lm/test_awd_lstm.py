@@ -10,9 +10,11 @@ from torch import Tensor
 
 import lm.models.awd_lstm as module_under_test
 from lm.models import build
-from lm.models.awd_lstm import AWDLSTM, LSTMLayer, cpu_has_bf16
-from lm.models.dropout import (
+from lm.models.awd_lstm import (
+    AWDLSTM,
+    LSTMLayer,
     activation_regularization,
+    cpu_has_bf16,
     embedding_dropout,
     locked_dropout,
     temporal_activation_regularization,

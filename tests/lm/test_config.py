@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lm.train.config import all_groups, parse
-from lm.train.config_help import help_text
-from lm.yaml_input import from_arguments
+from lm.train.config import all_groups, from_arguments, help_text, parse
 from shared_embeddings import OptionError
 from shared_embeddings.errors import UserError
 

@@ -12,7 +12,8 @@ import pytest
 
 from lm.data import corpus
 from lm.data import texts as reading
-from lm.data.corpus import SPLITS, Published, load_corpus, prepare, read_tokens
+from lm.data.corpus import Published, load_corpus, prepare, read_tokens
+from lm.data.texts import SPLITS
 from lm.data.vocabulary import Limits
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import sha256, write_text

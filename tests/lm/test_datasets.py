@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from lm.data import datasets
-from lm.data.corpus import SPLITS, prepare
+from lm.data.corpus import prepare
 from lm.data.datasets import SOURCES, Source, locate
+from lm.data.texts import SPLITS
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils import download as downloading
 from shared_embeddings.utils.download import DownloadError

@@ -14,7 +14,7 @@ from torch import Tensor
 import shared_embeddings as se
 from lm.checkpoint import Trained, load_model
 from lm.train.config import parse
-from lm.train.losses import SegmentLoss
+from lm.train.loop import SegmentLoss
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import OPTION, Reconstruction
 from shared_embeddings.options import OptionError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lm.evaluate.generation import Sampling, choose, generate
+from lm.evaluate.generate import Sampling, choose, generate
 from shared_embeddings.errors import UserError
 from tests.lm.tiny_models import TinyLSTM, TinyMemory
 

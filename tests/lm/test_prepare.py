@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lm import cli
-from lm.data.corpus import SPLITS, Published, load_corpus
+from lm.data.corpus import Published, load_corpus
 from lm.data.datasets import SOURCES
-from lm.data.splitting import Fractions
+from lm.data.texts import SPLITS, Fractions
 
 
 @pytest.fixture

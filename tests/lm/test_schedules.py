@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lm.train.schedules import (
+from lm.train.optim import (
     SCHEDULES,
     ConstantOptions,
     CosineOptions,

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from lm.data.streams import Stream
+from lm.data.corpus import Columns
 from shared_embeddings.errors import UserError
 
 TOKENS = np.arange(23, dtype=np.int32)
 
 
 def test_columns_are_contiguous_and_targets_are_the_next_tokens() -> None:
-    stream = Stream(TOKENS, batch_size=3)
+    stream = Columns(TOKENS, batch_size=3)
     assert stream.length == 7
     ids, targets = stream.segment(2, 3)
     assert ids.tolist() == [[2, 3, 4], [9, 10, 11], [16, 17, 18]]
@@ -23,7 +23,7 @@ def test_columns_are_contiguous_and_targets_are_the_next_tokens() -> None:
 
 
 def test_segments_cover_each_target_once() -> None:
-    stream = Stream(TOKENS, batch_size=2)
+    stream = Columns(TOKENS, batch_size=2)
     position, targets = 0, []
     while position < stream.length - 1:
         ids, following = stream.segment(position, 4)
@@ -34,8 +34,8 @@ def test_segments_cover_each_target_once() -> None:
 
 
 def test_processes_share_the_columns_of_the_larger_batch() -> None:
-    whole = Stream(TOKENS, batch_size=4).segment(1, 2)
-    shares = [Stream(TOKENS, batch_size=2, rank=rank, world_size=2).segment(1, 2) for rank in (0, 1)]
+    whole = Columns(TOKENS, batch_size=4).segment(1, 2)
+    shares = [Columns(TOKENS, batch_size=2, rank=rank, world_size=2).segment(1, 2) for rank in (0, 1)]
     assert torch.equal(torch.cat([ids for ids, _ in shares]), whole[0])
     assert torch.equal(torch.cat([targets for _, targets in shares]), whole[1])
 
@@ -43,7 +43,7 @@ def test_processes_share_the_columns_of_the_larger_batch() -> None:
 def test_segments_are_copies_of_the_tokens() -> None:
     tokens = TOKENS.copy()
     tokens.setflags(write=False)
-    ids, _ = Stream(tokens, batch_size=1).segment(0, 4)
+    ids, _ = Columns(tokens, batch_size=1).segment(0, 4)
     ids.zero_()
     assert tokens[3] == 3
 
@@ -59,21 +59,21 @@ def test_segments_are_copies_of_the_tokens() -> None:
 )
 def test_too_little_text_is_refused(tokens: int, batch_size: int, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        Stream(TOKENS[:tokens], batch_size)
+        Columns(TOKENS[:tokens], batch_size)
 
 
 def test_segments_of_no_length_are_refused() -> None:
     with pytest.raises(UserError, match="sequence_length is 0; it must be at least 1"):
-        Stream(TOKENS, 1).segment(0, 0)
+        Columns(TOKENS, 1).segment(0, 0)
 
 
 @pytest.mark.parametrize("position", [-1, 22, 23])
 def test_positions_outside_are_refused(position: int) -> None:
     with pytest.raises(ValueError, match="from 0 to 21"):
-        Stream(TOKENS, 1).segment(position, 2)
+        Columns(TOKENS, 1).segment(position, 2)
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2)])
 def test_ranks_outside_are_refused(rank: int, world_size: int) -> None:
     with pytest.raises(ValueError, match="rank"):
-        Stream(TOKENS, 1, rank, world_size)
+        Columns(TOKENS, 1, rank, world_size)

@@ -14,14 +14,12 @@ import torch
 
 from lm import cli
 from lm.checkpoint import load_model
-from lm.data.corpus import load_corpus
-from lm.data.streams import Stream
+from lm.data.corpus import Columns, load_corpus
 from lm.evaluate.evaluation import evaluate
 from lm.models import build
 from lm.train.config import parse
 from lm.train.distributed import Group
-from lm.train.loop import Trainer
-from lm.train.losses import SegmentLoss
+from lm.train.loop import SegmentLoss, Trainer
 from lm.train.optim import draw_length
 from lm.train.progress import NoReport
 from shared_embeddings.errors import UserError
@@ -62,7 +60,7 @@ def test_steps_are_those_of_a_plain_loop(data: Path) -> None:
     changes = without_dropout(optimizer="sgd", nonmono=None, steps=18, evaluate_every=18, max_grad_norm=0.5)
     subject = train(trainer(data, **changes))
     fresh = trainer(data, **changes)
-    model, stream = fresh.model, fresh.stream
+    model, stream = fresh.model, fresh.text_columns
     position, state = 0, model.initial_state(4)
     for _ in range(18):
         ids, targets = stream.segment(position, 12, "cpu")
@@ -124,7 +122,7 @@ def test_words_without_tokens_in_a_segment_need_no_gradient(data: Path) -> None:
 
 def test_the_loss_is_the_cross_entropy_and_the_penalty(data: Path) -> None:
     subject = trainer(data, ar_weight=2.0)
-    ids, targets = subject.stream.segment(0, 12, "cpu")
+    ids, targets = subject.text_columns.segment(0, 12, "cpu")
     torch.manual_seed(5)
     output = subject.model(ids, subject.states[0])
     torch.manual_seed(5)
@@ -331,8 +329,8 @@ def test_help_needs_no_settings(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 def test_columns_of_two_processes_are_those_of_one(data: Path) -> None:
     tokens = load_corpus(data).train
-    whole = Stream(tokens, 4).segment(5, 6, "cpu")[0]
-    parts = [Stream(tokens, 2, rank, 2).segment(5, 6, "cpu")[0] for rank in range(2)]
+    whole = Columns(tokens, 4).segment(5, 6, "cpu")[0]
+    parts = [Columns(tokens, 2, rank, 2).segment(5, 6, "cpu")[0] for rank in range(2)]
     assert torch.equal(torch.cat(parts), whole)
 
 

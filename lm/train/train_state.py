@@ -1,13 +1,16 @@
-"""Saving and restoring the complete state of training."""
+"""Saving and restoring the complete state of training, including all random number generators."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from lm.checkpoint import load_state, read_checkpoint, save_model
-from lm.randomness import generator_state, random_states, restore_generator, restore_random_states
 from lm.train.config import FREE_TO_CHANGE
 from lm.train.loop import Trainer
 from lm.train.optim import Averages
@@ -190,3 +193,36 @@ def _without_path(settings: Mapping[str, Any]) -> dict[str, Any]:
         return dict(settings)
     kept = {key: value for key, value in distillation.items() if key != "teacher"}
     return {**settings, "embedding_distillation": kept}
+
+
+def random_states() -> dict[str, Any]:
+    """The states of the generators of Python, NumPy, torch and the current CUDA device."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": generator_state(random._inst),  # type: ignore[attr-defined]
+        "numpy": [name, torch.from_numpy(np.array(keys).astype(np.int64)), *rest],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+    }
+
+
+def restore_random_states(states: dict[str, Any]) -> None:
+    """Restore the states returned by `random_states`."""
+    restore_generator(random._inst, states["python"])  # type: ignore[attr-defined]
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def generator_state(generator: random.Random) -> list[Any]:
+    """The state of a Python generator as plain values."""
+    version, numbers, gauss = generator.getstate()
+    return [version, list(numbers), gauss]
+
+
+def restore_generator(generator: random.Random, state: list[Any]) -> None:
+    """Restore a state returned by `generator_state`."""
+    version, numbers, gauss = state
+    generator.setstate((version, tuple(numbers), gauss))
