@@ -107,7 +107,7 @@ class Codec(ABC):
 
     def uncoded(self, codebooks: Codebooks, scales: Tensor) -> Tensor:
         """The rows ``(n, D)`` of words without codes, for their scales ``(n, S)``: zeros."""
-        return scales.new_zeros(len(scales), self.dim)
+        return scales.new_zeros(scales.size(0), self.dim)
 
     def rows(self, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor) -> Tensor:
         """The decoded rows ``(n, D)`` times their scales, a block of rows at a time."""

@@ -5,7 +5,6 @@ Axes: ``n`` rows, ``D`` dimensions.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from shared_embeddings.codecs.bit_packing import bytes_for, pack_bits, read_entries
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
+from shared_embeddings.layers.caching import cache_tensor
 
 _ITERATIONS = 3000
 
@@ -47,7 +47,7 @@ class LloydMaxCodec(Codec):
         return read_entries(codes, self.dim, width, codebooks[f"levels{width}"])
 
 
-@functools.cache
+@cache_tensor
 def normal_levels(width: int) -> Tensor:
     """The 2**width ascending levels with the least squared error for normal numbers, by Lloyd's iteration."""
     count = 2**width

@@ -218,7 +218,7 @@ class PrincipalCodec(Codec):
 
     def uncoded(self, codebooks: Codebooks, scales: Tensor) -> Tensor:
         """The mean."""
-        return codebooks["basis"][0].to(scales.dtype).expand(len(scales), -1)
+        return codebooks["basis"][0].to(scales.dtype).expand(scales.size(0), -1)
 
     def scores(
         self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor

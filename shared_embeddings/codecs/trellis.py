@@ -9,8 +9,6 @@ Axes: ``n`` rows, ``D`` dimensions.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +16,7 @@ from torch import Tensor
 from shared_embeddings.codecs import kernels
 from shared_embeddings.codecs.bit_packing import bits_of, bytes_for, pack_bits, read_windows
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
+from shared_embeddings.layers.caching import cache_tensor
 
 STATE_BITS = 12
 _STATES = 2**STATE_BITS
@@ -47,7 +46,10 @@ class TrellisCodec(Codec):
         """As in the base class."""
         if kernels.usable(codes):
             return kernels.decode_windows(codes, self.dim, width, _START_BITS, codebook(codes.device))
-        entries = successive_entries(width, codes.device)
+        if torch.compiler.is_compiling():  # a graph would build a larger table in every call
+            entries = codebook(codes.device).unsqueeze(1)
+        else:
+            entries = successive_entries(width, codes.device)
         bits, each = entries.size(0).bit_length() - 1, entries.size(1)
         start = _START_BITS - STATE_BITS
         windows = read_windows(codes, -(-self.dim // each), bits, width * each, start)
@@ -65,11 +67,9 @@ def _nearest_states(rows: Tensor, width: int, book: Tensor) -> Tensor:
     return torch.cat([nearest_paths(block, width, book, lowest) for block in blocks])[: len(rows)]
 
 
-@functools.cache
-def codebook(device: torch.device) -> Tensor:
-    """The entries ``(4096,)`` of all states: quantiles of the normal distribution in a scrambled order."""
+def _codebook() -> Tensor:
     # The finalizer of MurmurHash3, in 64-bit numbers that hold 32 bits.
-    hashed = torch.arange(_STATES, device=device)
+    hashed = torch.arange(_STATES, device="cpu")
     for factor, shift in ((0x85EBCA6B, 16), (0xC2B2AE35, 13)):
         hashed = (hashed ^ hashed >> shift) * factor + factor & 0xFFFFFFFF
     hashed = hashed ^ hashed >> 16
@@ -77,7 +77,15 @@ def codebook(device: torch.device) -> Tensor:
     return torch.special.ndtri((ranks + 0.5) / _STATES).float()
 
 
-@functools.cache
+_CODEBOOK = _codebook()
+
+
+def codebook(device: torch.device) -> Tensor:
+    """The entries ``(4096,)`` of all states: quantiles of the normal distribution in a scrambled order."""
+    return _CODEBOOK.to(device)
+
+
+@cache_tensor
 def successive_entries(width: int, device: torch.device) -> Tensor:
     """The entries ``(2**bits, m)`` of m successive states, for all streams of their `bits` bits, 16 at most.
 

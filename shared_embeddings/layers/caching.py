@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -11,6 +12,27 @@ from torch import Tensor, nn
 from shared_embeddings.layers.packed_tensor import inner_tensors
 
 Self = TypeVar("Self", bound="CachingModule")
+
+
+def cache_tensor(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Cache the tensors that a function returns, like ``functools.cache``.
+
+    Results of a tracer, such as fake tensors, are not kept: they cannot be used outside of the trace.
+    """
+    kept: dict[tuple[Hashable, ...], Tensor] = {}
+
+    @functools.wraps(make)
+    def cached(*arguments: Hashable) -> Tensor:
+        if torch.compiler.is_compiling():
+            return make(*arguments)
+        result = kept.get(arguments)
+        if result is None:
+            result = make(*arguments)
+            if type(result) is Tensor:
+                kept[arguments] = result
+        return result
+
+    return cached
 
 
 class _Derived(NamedTuple):

@@ -5,13 +5,17 @@ The backends run what was captured without compiling it: this tests what is capt
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import shared_embeddings as se
+from shared_embeddings.codecs import kernels, trellis
+from shared_embeddings.layers.caching import cache_tensor
 from shared_embeddings.registry import method_class
 from tests.loops import slow_except
 
@@ -111,6 +115,22 @@ def test_vectors_and_scores_can_be_exported(case: Case) -> None:
         exported = torch.export.export(Scores(embedding), (hidden,), dynamic_shapes=shapes).module()
         other = case.hidden(4, 7).detach()
         torch.testing.assert_close(exported(other), embedding.logits(other), rtol=1e-4, atol=1e-5)
+
+
+def test_export_leaves_no_traced_tensors_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = cache_tensor(inspect.unwrap(trellis.successive_entries))
+    monkeypatch.setattr(trellis, "successive_entries", fresh)
+    monkeypatch.setattr(kernels, "usable", lambda *tensors: False)
+    embedding = se.build("quantized", num_embeddings=9, embedding_dim=8, bits=2.5).eval()
+    ids = torch.arange(9)
+    with torch.no_grad():
+        exported = torch.export.export(embedding, (ids,)).module()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(embedding(ids), FakeTensor)
+    vectors = embedding(ids)
+    assert type(vectors) is Tensor
+    torch.testing.assert_close(exported(ids), vectors)
+    assert fresh(2, ids.device) is fresh(2, ids.device)
 
 
 def test_a_limit_is_a_reason() -> None:
