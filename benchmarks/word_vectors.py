@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.classes.skipgram import train_word_vectors
+from shared_embeddings.classes.making import train_word_vectors
 from shared_embeddings.fitting.fit import fit
 from shared_embeddings.sizing.accounting import stored_bits
 

@@ -27,7 +27,7 @@ from shared_embeddings.checkpoints.tensors import (
     unreadable,
 )
 from shared_embeddings.errors import UserError
-from shared_embeddings.layers.packed_modules import install
+from shared_embeddings.layers.packed_tensor import install
 from shared_embeddings.sizing.accounting import distinct_state
 from shared_embeddings.utils.files import UNREADABLE, first_line, replacing, save_tensors
 

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.layers.packed_modules import warn_of_frozen
-from shared_embeddings.layers.packed_tensor import PackedTensor, dense
+from shared_embeddings.layers.packed_tensor import PackedTensor, dense, warn_of_frozen
 from shared_embeddings.losses.blockwise import Reduction, pad_to_multiple
 from shared_embeddings.losses.chunked import linear_cross_entropy
 from shared_embeddings.method import Method, OutputFactors

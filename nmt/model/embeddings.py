@@ -22,7 +22,7 @@ from nmt.model.plan import (
     words_of,
 )
 from shared_embeddings.errors import UserError
-from shared_embeddings.layers.packed_modules import install
+from shared_embeddings.layers.packed_tensor import install
 from shared_embeddings.sizing.accounting import distinct_state, parameter_table
 
 # The side that an option of its own describes; `embedding` describes the target beside others.

@@ -12,7 +12,7 @@ from nmt.model.embeddings import insert_embeddings, reset_embeddings
 from nmt.model.plan import check_combinations, check_sizes, read_plan
 from nmt.summarization import length_control
 from shared_embeddings.layers.dropout import Dropout
-from shared_embeddings.layers.packed_modules import unfreeze
+from shared_embeddings.layers.packed_tensor import unfreeze
 
 
 def with_shared_embeddings(original: Any) -> Any:

@@ -24,8 +24,8 @@ from tqdm import tqdm
 from nmt.data.loading import signals_blocked
 from nmt.train import training
 from shared_embeddings.errors import UserError
+from shared_embeddings.utils.command_line import lost_group
 from shared_embeddings.utils.interrupts import RESUME, SIGNALS, Interrupted, handled_by
-from shared_embeddings.utils.peers import lost_group
 
 Explain = Callable[[BaseException], "str | None"]
 

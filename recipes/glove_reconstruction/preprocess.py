@@ -17,8 +17,8 @@ from recipes.glove_reconstruction import source
 from recipes.glove_reconstruction.grid import add_grid_option, read_grid
 from recipes.glove_reconstruction.scores import score
 from recipes.glove_reconstruction.smoke import SMOKE_DATA_HELP, write_smoke_pairs, write_smoke_vectors
+from shared_embeddings.analysis.similarity import read_pairs
 from shared_embeddings.analysis.vectors import WordVectors
-from shared_embeddings.analysis.word_pairs import read_pairs
 from shared_embeddings.checkpoints.token_counts import count_words
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.files import sha256, write_text

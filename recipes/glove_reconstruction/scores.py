@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shared_embeddings.analysis.similarity import word_similarity
+from shared_embeddings.analysis.similarity import WordPairs, word_similarity
 from shared_embeddings.analysis.vectors import WordVectors
-from shared_embeddings.analysis.word_pairs import WordPairs
 
 
 def score(vectors: WordVectors, tests: Sequence[WordPairs]) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from lm.data.datasets import locate
 from recipes.common.errors import UserError
 from shared_embeddings.analysis.vectors import WordVectors, read_vectors
 from shared_embeddings.checkpoints.token_counts import count_words
-from shared_embeddings.classes.skipgram import train_word_vectors
+from shared_embeddings.classes.making import train_word_vectors
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.files import replacing
 

@@ -22,8 +22,8 @@ from recipes.glove_reconstruction.grid import FIT_STEPS, Cell, Grid, add_grid_op
 from recipes.glove_reconstruction.scores import score
 from recipes.glove_reconstruction.smoke import SMOKE_GRID_HELP
 from recipes.glove_reconstruction.source import read_source
+from shared_embeddings.analysis.similarity import read_pairs
 from shared_embeddings.analysis.vectors import WordVectors
-from shared_embeddings.analysis.word_pairs import read_pairs
 from shared_embeddings.fitting.fit import report
 from shared_embeddings.utils.command_line import Parser
 

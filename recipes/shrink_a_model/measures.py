@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from recipes.shrink_a_model.encoder import Encoder
-from shared_embeddings.analysis.similarity import spearman, word_similarity
-from shared_embeddings.analysis.word_pairs import WordPairs, read_pairs
+from shared_embeddings.analysis.similarity import WordPairs, read_pairs, spearman, word_similarity
 
 # Neighbors that are compared beside the nearest one.
 NEIGHBORS = 10

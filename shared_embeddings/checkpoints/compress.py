@@ -30,8 +30,7 @@ from shared_embeddings.checkpoints.storage import check_store, hold, pack
 from shared_embeddings.checkpoints.token_counts import counts_of
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.fit import fit
-from shared_embeddings.layers.packed_modules import install
-from shared_embeddings.layers.packed_tensor import inner_tensors
+from shared_embeddings.layers.packed_tensor import inner_tensors, install
 from shared_embeddings.options import STORED, OptionError
 from shared_embeddings.registry import file_options, method_class
 from shared_embeddings.sizing import accounting

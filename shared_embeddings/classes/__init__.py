@@ -1,9 +1,15 @@
 """Semantic word classes for UnClE: clustering word vectors, class files, and unknown words."""
 
-from shared_embeddings.classes.making import Clusters, cluster, make_classes, read_vocabulary, regroup
-from shared_embeddings.classes.sizes import describe_sizes, draw_sizes
-from shared_embeddings.classes.unknown_words import out_of_vocabulary_row
-from shared_embeddings.classes.word_classes import WordClasses, class_of_unseen
+from shared_embeddings.classes.making import (
+    Clusters,
+    cluster,
+    describe_sizes,
+    draw_sizes,
+    make_classes,
+    read_vocabulary,
+    regroup,
+)
+from shared_embeddings.classes.word_classes import WordClasses, class_of_unseen, out_of_vocabulary_row
 
 __all__ = [
     "Clusters",

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shared_embeddings.checkpoints.token_counts import split_count
-from shared_embeddings.classes.sizes import describe_sizes, draw_sizes
-from shared_embeddings.classes.skipgram import Path, train_word_vectors
-from shared_embeddings.classes.word_classes import WordClasses, class_of_unseen
+from shared_embeddings.classes.word_classes import Path, WordClasses, class_of_unseen
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import staged
+from shared_embeddings.utils.files import replacing, staged
 from shared_embeddings.utils.path_options import Given, PathOption, check_paths
 
 
@@ -212,3 +211,143 @@ def _write(made: WordClasses, output: Path, figure: Path | None) -> str:
     if figure is not None:
         lines.append(f"figure: {figure}")
     return "\n".join([*lines, f"classes: {output}"])
+
+
+_BAR = 40
+
+
+def describe_sizes(word_classes: WordClasses) -> str:
+    """A text histogram of the class sizes."""
+    sizes = word_classes.sizes()
+    lines = [
+        f"{len(word_classes.words):,} words in {len(sizes):,} classes: smallest {sizes.min():,}, "
+        f"median {int(np.median(sizes)):,}, largest {sizes.max():,} words"
+    ]
+    # Sizes 0, 1, 2-3, 4-7, ...: class sizes are long-tailed.
+    bins = np.bincount([int(size).bit_length() for size in sizes])
+    for power, count in enumerate(bins):
+        low, high = (1 << power) >> 1, max((1 << power) - 1, 0)
+        label = f"{low:,}" if high == low else f"{low:,}-{high:,}"
+        bar = "#" * int(np.ceil(_BAR * count / bins.max()))
+        if count or power:
+            lines.append(f"{label:>15} words  {count:>7,} classes  {bar}".rstrip())
+    return "\n".join(lines)
+
+
+def draw_sizes(word_classes: WordClasses, path: Path) -> None:
+    """Plot the class sizes, largest first (Figure 2), to a PNG file.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    sizes = np.sort(word_classes.sizes())[::-1]
+    figure = require("matplotlib.figure").Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.bar(np.arange(len(sizes)), sizes, width=1.0)
+    axes.set_xlabel("class, by size")
+    axes.set_ylabel("words")
+    axes.set_title(f"{len(word_classes.words):,} words in {len(sizes):,} classes")
+    with replacing(pathlib.Path(path)) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
+
+
+# gensim truncates longer sentences.
+_LONGEST_SENTENCE = 10_000
+
+
+def train_word_vectors(
+    texts: Sequence[Path],
+    vocabulary: Sequence[str],
+    dim: int = 100,
+    window: int = 5,
+    epochs: int = 5,
+    seed: int = 0,
+) -> np.ndarray:
+    """Train skip-gram vectors (Mikolov et al., 2013) for the words of a vocabulary.
+
+    Training is deterministic (one worker). Tokens outside the vocabulary are skipped, as word2vec skips rare
+    words.
+
+    Args:
+        texts: UTF-8 files with one sentence per line and whitespace between tokens (words, or subwords as the
+            model uses them).
+        vocabulary: the V words to train vectors for.
+        dim, window, epochs: of skip-gram.
+        seed: for initialization and sampling.
+
+    Returns:
+        ``(V, dim)`` float32; all zeros for a word that never occurs.
+
+    Raises:
+        ValueError: a text is missing or not UTF-8, no word of the vocabulary occurs, or a setting is below 1.
+        ImportError: gensim is not installed.
+    """
+    for name, value in (("dim", dim), ("window", window), ("epochs", epochs)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}, but it must be at least 1; raise it")
+    if seed < 0:
+        raise ValueError(f"seed is {seed}, but it must be at least 0; raise it")
+    sentences = _Sentences(texts, vocabulary)
+    counts, number = sentences.count()
+    if not counts:
+        raise ValueError(
+            "no word of the vocabulary occurs in the texts; tokenize the texts as the vocabulary"
+        )
+    model = require("gensim.models").Word2Vec(
+        vector_size=dim, window=window, sg=1, min_count=1, workers=1, seed=seed, epochs=epochs
+    )
+    # In vocabulary order, so that ties between counts are always broken alike.
+    model.build_vocab_from_freq({word: counts[word] for word in vocabulary if word in counts})
+    with _progress(number * epochs) as bar:
+        sentences.bar = bar
+        model.train(sentences, total_examples=number, epochs=epochs)
+    vectors = np.zeros((len(vocabulary), dim), dtype=np.float32)
+    for position, word in enumerate(vocabulary):
+        if word in counts:
+            vectors[position] = model.wv[word]
+    return vectors
+
+
+def _progress(total: int) -> Any:
+    """A progress bar over sentences, shown on a terminal only."""
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="word vectors", unit=" sentences", disable=None)
+
+
+class _Sentences:
+    """The sentences of text files as lists of in-vocabulary words; can be iterated many times."""
+
+    def __init__(self, texts: Sequence[Path], vocabulary: Sequence[str]) -> None:
+        self.texts = texts
+        self.vocabulary = frozenset(vocabulary)
+        self.bar: Any = None
+
+    def __iter__(self) -> Iterator[list[str]]:
+        for text in self.texts:
+            for line in _lines(text):
+                words = [word for word in line.split() if word in self.vocabulary]
+                for start in range(0, len(words), _LONGEST_SENTENCE):
+                    if self.bar is not None:
+                        self.bar.update()
+                    yield words[start : start + _LONGEST_SENTENCE]
+
+    def count(self) -> tuple[Counter[str], int]:
+        """Word counts and the number of sentences."""
+        counts: Counter[str] = Counter()
+        number = 0
+        for words in self:
+            counts.update(words)
+            number += 1
+        return counts, number
+
+
+def _lines(text: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file; raises ValueError with its name if it cannot be read."""
+    try:
+        with open(text, encoding="utf-8-sig") as file:
+            yield from file
+    except UnicodeDecodeError as error:
+        raise ValueError(f"text {text}: is not UTF-8 ({error.reason}); convert it") from None
+    except OSError as error:
+        raise ValueError(f"text {text}: cannot be read ({error.strerror}); check the path") from None

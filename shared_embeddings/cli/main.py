@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from shared_embeddings.cli import catalog, classes, compress, correlation, export, similarity, trim
+from shared_embeddings.cli import catalog, compress, export, trim, words
 from shared_embeddings.utils.command_line import Parser, error_line, explain, run
 
 
@@ -31,7 +31,7 @@ def _parser() -> Parser:
     """The arguments of all commands; options of methods are read from what is left."""
     parser = Parser(prog="shared-embeddings", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (catalog, classes, compress, correlation, export, similarity, trim):
+    for module in (catalog, compress, export, trim, words):
         module.register(commands)
     return parser
 

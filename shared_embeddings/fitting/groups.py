@@ -14,8 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared_embeddings.fitting.svd import best_basis, codes_in
-from shared_embeddings.fitting.table import blocks, check_counts, check_rank, check_table
+from shared_embeddings.fitting.factorization import (
+    best_basis,
+    blocks,
+    check_counts,
+    check_rank,
+    check_table,
+    codes_in,
+)
 
 # Halvings of the range of ranks.
 _HALVINGS = 40

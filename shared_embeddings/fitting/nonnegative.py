@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from shared_embeddings.fitting.svd import truncated_svd
-from shared_embeddings.fitting.table import BLOCK
+from shared_embeddings.fitting.factorization import BLOCK, truncated_svd
 from shared_embeddings.fitting.task import BAR_DELAY
 
 # Rounds of reweighting, and the relative gain at which they end.

@@ -24,8 +24,7 @@ from shared_embeddings.checkpoints.storage import HEADER, hold, pack, packing_of
 from shared_embeddings.hf.entry import ENTRY, from_entry, place, placements_in
 from shared_embeddings.hf.folder import check_weights, tensor_names
 from shared_embeddings.hf.sides import InputSide, OutputSide
-from shared_embeddings.layers.packed_modules import unfreeze
-from shared_embeddings.layers.packed_tensor import PackedTensor
+from shared_embeddings.layers.packed_tensor import PackedTensor, unfreeze
 
 
 @register_quantization_config(ENTRY)

@@ -1,20 +1,228 @@
-"""The unit of DeFINE: its options, and the layers that follow from them."""
+"""The unit of DeFINE: its options, and its stack of group linear transforms (section 3, appendix A.1).
+
+The paper gives the transforms, their groups and their connections. Normalization, activation, biases and the
+rounding of widths are our choices for the paper's unit; `plan_delight_layers` follows code that the authors
+published later.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import math
+from collections import deque
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
-from shared_embeddings.layers.group_transform import (
-    Connection,
-    LayerPlan,
-    Transform,
-    plan_delight_groups,
-    plan_delight_layers,
-    plan_groups,
-    plan_layers,
-)
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
 from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least
+
+Transform = Literal["hgt", "glt", "linear"]
+Connection = Literal["mixer", "skip", "residual", "none"]
+
+# Widths between layers are multiples of at least this.
+_SMALLEST_MULTIPLE = 8
+
+
+class LayerPlan(NamedTuple):
+    """The sizes of one group linear transform.
+
+    Attributes:
+        groups: g, into how many the inputs and outputs are cut.
+        inputs: their number.
+        outputs: their number.
+        norm_width: how many neighboring outputs are normalized together; all runs of outputs of this width
+            share one gain and one shift.
+    """
+
+    groups: int
+    inputs: int
+    outputs: int
+    norm_width: int
+
+    def num_parameters(self) -> int:
+        """The parameters: in * out / g weights (Eq. 1, appendix A.1), biases, gain and shift."""
+        return self.inputs * self.outputs // self.groups + self.outputs + 2 * self.norm_width
+
+
+def plan_groups(transform: Transform, max_groups: int, depth: int) -> list[int]:
+    """The number of groups of each layer: halved from layer to layer (Eq. 1), constant, or one."""
+    if transform == "hgt":
+        return [max(max_groups // 2**layer, 1) for layer in range(depth)]
+    return [max_groups if transform == "glt" else 1] * depth
+
+
+def plan_layers(
+    input_dim: int, expand_dim: int, depth: int, max_groups: int, transform: Transform, connection: Connection
+) -> list[LayerPlan]:
+    """The sizes of all layers of an expansion from n = `input_dim` to k = `expand_dim`.
+
+    Output widths are spaced linearly from n to k, rounded up to a multiple of the groups on both sides; with
+    residual connections all are k / 2 (section 4.4). A direct link to the input widens all layers but the
+    first by n.
+    """
+    groups = plan_groups(transform, max_groups, depth)
+    linked = input_dim if connection in ("mixer", "skip") else 0
+    plans: list[LayerPlan] = []
+    for layer in range(depth):
+        share = layer / (depth - 1) if depth > 1 else 1.0
+        width = expand_dim / 2 if connection == "residual" else input_dim + share * (expand_dim - input_dim)
+        outputs = _round_up(width, math.lcm(*groups[layer : layer + 2]))
+        inputs = plans[-1].outputs + linked if plans else input_dim
+        plans.append(LayerPlan(groups[layer], inputs, outputs, norm_width=outputs))
+    return plans
+
+
+def plan_delight_groups(max_groups: int, depth: int) -> list[int]:
+    """The number of groups of each layer in the authors' later code.
+
+    From the last layer back they are 1, 2, 4 and so on up to g_max, then 1, 2, 4 again.
+    """
+    cycle = [2**power for power in range(max_groups.bit_length())]
+    return [cycle[(depth - 1 - layer) % len(cycle)] for layer in range(depth)]
+
+
+def plan_delight_layers(embedding_dim: int, expand_dim: int, depth: int, max_groups: int) -> list[LayerPlan]:
+    """The sizes of all layers behind the first one in the authors' later code, for inputs of D / 2.
+
+    Output widths are spaced linearly from D / 2 to k = `expand_dim`, without the first of them. Fractions are
+    dropped, and the rest is rounded up to a multiple of 8 and of the groups on both sides. The last group
+    transform reduces to D; a linear layer to D follows it. All layers but the first read the inputs, too.
+    """
+    groups = plan_delight_groups(max_groups, depth)
+    inputs = embedding_dim // 2
+    widths = [inputs + layer * (expand_dim - inputs) // (depth - 1) for layer in range(1, depth)]
+    outputs = [_round_up(width, max(groups[layer : layer + 2])) for layer, width in enumerate(widths)]
+    outputs.append(embedding_dim)
+    plans = [
+        LayerPlan(
+            count, inputs + (outputs[layer - 1] if layer else 0), outputs[layer], outputs[layer] // count
+        )
+        for layer, count in enumerate(groups)
+    ]
+    return [*plans, LayerPlan(1, inputs + embedding_dim, embedding_dim, norm_width=embedding_dim)]
+
+
+def _round_up(width: float, groups: int) -> int:
+    """The smallest multiple of `groups`, in steps of at least 8, that is at least `width`."""
+    step = groups * math.ceil(_SMALLEST_MULTIPLE / groups)
+    # Spacing by fractions can overshoot a whole number by a rounding error.
+    return step * math.ceil(round(width / step, 6))
+
+
+class GroupLinear(nn.Module):
+    """A group linear transform (appendix A.1), then layer normalization and GELU.
+
+    The input is cut into g chunks, chunk i is multiplied by its own matrix ``(inputs / g, outputs / g)``, and
+    the results are put together; every output has a bias. Appendix A.1 writes one such matrix W for all
+    chunks; the groups have one each in the group transform of Mehta et al. (2018) that Eq. 1 refers to, and
+    in the authors' later code.
+
+    Args:
+        plan: the sizes.
+    """
+
+    def __init__(self, plan: LayerPlan) -> None:
+        super().__init__()
+        groups, inputs, outputs, norm_width = plan
+        self.weight = nn.Parameter(torch.empty(groups, inputs // groups, outputs // groups))
+        self.bias = nn.Parameter(torch.empty(groups, 1, outputs // groups))
+        self.norm = nn.LayerNorm(norm_width)
+
+    def reset_parameters(self, gain: float) -> None:
+        """Weights that keep the variance, no bias, and a normalization to std `gain`."""
+        nn.init.normal_(self.weight, std=self.weight.size(1) ** -0.5)
+        nn.init.zeros_(self.bias)
+        nn.init.constant_(self.norm.weight, gain)
+        nn.init.zeros_(self.norm.bias)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """``(n, inputs)`` -> ``(n, outputs)``."""
+        groups, width, _ = self.weight.shape
+        chunks = vectors.reshape(-1, groups, width).transpose(0, 1)
+        transformed = torch.baddbmm(self.bias, chunks, self.weight).transpose(0, 1).flatten(1)
+        runs = transformed.unflatten(1, (-1, self.norm.normalized_shape[0]))
+        return F.gelu(self.norm(runs).flatten(1))
+
+
+class Expansion(nn.Module):
+    """The stack of group linear transforms that widens n to k (Figures 2, 3 and 5).
+
+    From the second layer on, a layer sees the previous output and, by `connection`:
+    "mixer": chunk i of the stack's input in front of chunk i of the previous output (Figure 5c);
+    "skip": the whole input in front of the whole previous output, without splitting and mixing (Figure 5d);
+    "none": nothing else (Figure 5a). "residual" adds the previous output to a layer's own (Figure 5b).
+    """
+
+    def __init__(self, plans: list[LayerPlan], connection: Connection, shuffle: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(GroupLinear(plan) for plan in plans)
+        self.groups = [plan.groups for plan in plans]
+        self.connection = connection
+        self.shuffle = shuffle
+        has_first_link = plans[0].inputs == plans[0].outputs
+        # How many activations are added up in the output.
+        self.summands = len(plans) + has_first_link if connection == "residual" else 1
+
+    def reset_parameters(self, gain: float) -> None:
+        """Reset all layers, the normalization of those that the output is read from to std `gain`."""
+        for layer in self.layers:
+            is_read = layer is self.layers[-1] or self.connection == "residual"
+            assert isinstance(layer, GroupLinear)
+            layer.reset_parameters(gain if is_read else 1.0)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """``(n, input_dim)`` -> ``(n, width of the last layer)``."""
+        # Only the last one is kept while they come.
+        return deque(self.outputs(inputs), maxlen=1).pop()
+
+    def outputs(self, inputs: Tensor) -> Iterator[Tensor]:
+        """The outputs ``(n, width)`` of all layers for inputs ``(n, input_dim)``, one after the other."""
+        output = inputs
+        for position, layer in enumerate(self.layers):
+            previous = output
+            if position > 0 and self.shuffle:
+                previous = _shuffled(previous, self.groups[position - 1])
+            linked = self._linked(inputs, previous, self.groups[position]) if position > 0 else previous
+            output = layer(linked)
+            if self.connection == "residual" and output.shape == previous.shape:
+                output = output + previous
+            yield output
+
+    def _linked(self, inputs: Tensor, previous: Tensor, groups: int) -> Tensor:
+        """What a layer of `groups` groups sees: the previous output, with the stack's input where linked."""
+        if self.connection == "mixer":
+            chunks = (inputs.unflatten(1, (groups, -1)), previous.unflatten(1, (groups, -1)))
+            return torch.cat(chunks, dim=2).flatten(1)
+        if self.connection == "skip":
+            return torch.cat((inputs, previous), dim=1)
+        return previous
+
+
+def _shuffled(vectors: Tensor, groups: int) -> Tensor:
+    """``(n, width)`` interleaved: the first element of every group, then the second of every group, ..."""
+    return vectors.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1)
+
+
+def rms_of_activations(gain: float, summands: int = 1) -> float:
+    """Root mean square of the sum of `summands` independent values gelu(gain * x), x standard normal."""
+    points = torch.linspace(-8.0, 8.0, 2001, dtype=torch.float64, device="cpu")
+    weights = torch.softmax(-points.square() / 2, dim=0)
+    values = F.gelu(gain * points)
+    mean, square = float((weights * values).sum()), float((weights * values.square()).sum())
+    return math.sqrt(summands * square + summands * (summands - 1) * mean**2)
+
+
+def gain_for_rms(rms: float, summands: int = 1) -> float:
+    """The gain for which `rms_of_activations` is `rms`, by bisection."""
+    low, high = 0.0, 4.0 * rms + 4.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rms_of_activations(middle, summands) < rms else (low, middle)
+    return high
+
 
 _DEFAULT_GROUPS = 4
 

@@ -1,4 +1,4 @@
-"""A tensor that stays in few bits while it is used: see `PackedTensor`.
+"""A tensor that stays in few bits while it is used (`PackedTensor`), and modules with such tensors.
 
 Axes: ``V`` rows of a matrix, ``R`` width of a matrix, ``N`` hidden states or ids.
 """
@@ -6,6 +6,8 @@ Axes: ``V`` rows of a matrix, ``R`` width of a matrix, ``N`` hidden states or id
 from __future__ import annotations
 
 import contextlib
+import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -340,3 +342,47 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten.mm.out: _mm,
     _aten.addmm.default: _addmm,
 }
+
+
+def install(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Put the packed tensors of a state in place of a module's own, frozen, wherever the module uses them.
+
+    Args:
+        module: the module.
+        state: its state; packed tensors have the shapes of those of the module.
+
+    Returns:
+        The rest of the state.
+    """
+    own = module.state_dict(keep_vars=True)
+    _replace(module, {id(own[key]): new for key, new in state.items() if isinstance(new, PackedTensor)})
+    return {name: tensor for name, tensor in state.items() if not isinstance(tensor, PackedTensor)}
+
+
+def unfreeze(module: nn.Module) -> None:
+    """Make the packed tensors of a module plain ones, and those that are parameters trainable."""
+    tensors = (*module.parameters(), *module.buffers())
+    with torch.no_grad():
+        _replace(module, {id(old): old.decoded() for old in tensors if isinstance(old, PackedTensor)})
+
+
+def _replace(module: nn.Module, new: Mapping[int, Tensor]) -> None:
+    """Replace parameters and buffers, given the new ones by the id of the old."""
+    parameters = {
+        key: nn.Parameter(tensor, requires_grad=not isinstance(tensor, PackedTensor))
+        for key, tensor in new.items()
+    }
+    for part in module.modules():
+        for parameter, old in part._parameters.items():
+            part._parameters[parameter] = parameters.get(id(old), old)
+        for buffer, value in part._buffers.items():
+            part._buffers[buffer] = new.get(id(value), value)
+
+
+@functools.cache
+def warn_of_frozen() -> None:
+    """Warn once that packed tensors are not trained."""
+    warnings.warn(
+        "the embedding is packed and frozen, so it is not trained: load it with trainable=True to train it",
+        stacklevel=3,
+    )

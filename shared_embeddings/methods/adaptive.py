@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.fitting.svd import truncated_svd
+from shared_embeddings.fitting.factorization import truncated_svd
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.bands import BandOptions, new_matrices, projected
 from shared_embeddings.layers.initialization import entry_std, zero_padding_row

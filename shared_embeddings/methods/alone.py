@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.layers.dropout import EndingDropout
-from shared_embeddings.layers.initialization import entry_std
-from shared_embeddings.layers.word_codes import code_bits, code_dtype
+from shared_embeddings.layers.initialization import code_bits, code_dtype, entry_std
 from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import (
     EmbeddingOptions,

@@ -10,8 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.layers.define_unit import UnitOptions
-from shared_embeddings.layers.group_transform import Expansion, GroupLinear, gain_for_rms, rms_of_activations
+from shared_embeddings.layers.define_unit import (
+    Expansion,
+    GroupLinear,
+    UnitOptions,
+    gain_for_rms,
+    rms_of_activations,
+)
 from shared_embeddings.layers.initialization import entry_std
 from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import OptionError, option, require

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting import nonnegative
-from shared_embeddings.fitting.factors import restore_scale
+from shared_embeddings.fitting.factorization import restore_scale
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import code_std, entry_std, zero_padding_row
 from shared_embeddings.method import Layer, Options, OutputFactors, SearchGrid

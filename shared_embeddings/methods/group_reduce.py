@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting import nonnegative
-from shared_embeddings.fitting.factors import restore_scale, shrink_codes
+from shared_embeddings.fitting.factorization import restore_scale, shrink_codes
 from shared_embeddings.fitting.groups import GroupLayout, frequency_groups, group_reduce, groups_within
 from shared_embeddings.fitting.task import FitTask, reconstruct
-from shared_embeddings.layers.initialization import entry_std
-from shared_embeddings.layers.word_codes import code_bits, code_dtype
+from shared_embeddings.layers.initialization import code_bits, code_dtype, entry_std
 from shared_embeddings.losses.chunked import segmented_cross_entropy
 from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import (

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.fitting import svd
-from shared_embeddings.fitting.factors import shrink_codes
+from shared_embeddings.fitting.factorization import shrink_codes, truncated_svd
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import code_std, entry_std, zero_padding_row
 from shared_embeddings.method import Candidate, Layer, Options, OutputFactors, SearchGrid
@@ -93,7 +92,7 @@ class ProjectiveEmbedding(SharedEmbedding):
     def fit(cls, task: FitTask) -> ProjectiveEmbedding:
         """The truncated SVD (Distilled Embedding, Eq. 2), which has the least squared error of this rank."""
         embedding: ProjectiveEmbedding = task.build()
-        codes, basis = svd.truncated_svd(task.teacher, embedding.options.rank)
+        codes, basis = truncated_svd(task.teacher, embedding.options.rank)
         with torch.no_grad():
             embedding.codes.copy_(codes)
             embedding.basis.copy_(basis)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.classes.levels import Level, Source, level_of_ids, level_of_words, plain_classes
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.fitting.centers import class_centers
+from shared_embeddings.fitting.clustering import class_centers
 from shared_embeddings.fitting.codes import product_quantization
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import entry_std, zero_padding_row

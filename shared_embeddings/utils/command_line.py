@@ -17,6 +17,7 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.utils import interrupts
 from shared_embeddings.utils.extras import missing_module
 from shared_embeddings.utils.files import first_line, os_error_line
+from shared_embeddings.utils.interrupts import RESUME
 from shared_embeddings.utils.path_options import check_path_options
 
 USER_ERROR = 2
@@ -235,3 +236,26 @@ def positive(text: str) -> int:
 def shortened(text: str) -> str:
     """A text quoted for a message, truncated to 40 characters."""
     return repr(text if len(text) <= 40 else f"{text[:40]} ...")
+
+
+# Errors of gloo and NCCL in a process that waits for an exited one.
+_LOST = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited|socket ?(timeout|error)|"
+    r"gloo/transport|timed out waiting|wait timeout|NCCL error|recvValue failed|sendBytes failed",
+    re.IGNORECASE,
+)
+
+
+def lost_group(error: BaseException) -> str | None:
+    """The message for an error caused by another process of the group exiting; None for other errors.
+
+    Args:
+        error: raised by a collective operation of ``torch.distributed``.
+    """
+    if not isinstance(error, RuntimeError) or _LOST.search(str(error)) is None:
+        return None
+    reason = first_line(error).split("] ")[-1]
+    return (
+        f"another process of this training exited ({reason}); see its output, perhaps on another machine; "
+        f"{RESUME} from the last checkpoint"
+    )

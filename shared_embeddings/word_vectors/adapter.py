@@ -23,7 +23,7 @@ from shared_embeddings.checkpoints.storage import Packing, hold, packed_as, pack
 from shared_embeddings.checkpoints.token_counts import count_words
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.errors import UserError
-from shared_embeddings.layers.packed_modules import install
+from shared_embeddings.layers.packed_tensor import install
 from shared_embeddings.registry import build
 from shared_embeddings.sizing.accounting import distinct_state
 from shared_embeddings.utils.files import UNREADABLE, first_line, replacing

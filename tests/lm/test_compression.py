@@ -23,8 +23,7 @@ from lm.models import LanguageModel
 from shared_embeddings.checkpoints.storage import HEADER, STORES
 from shared_embeddings.cli.main import main
 from shared_embeddings.errors import UserError
-from shared_embeddings.layers.packed_modules import unfreeze
-from shared_embeddings.layers.packed_tensor import PackedTensor
+from shared_embeddings.layers.packed_tensor import PackedTensor, unfreeze
 from tests.altered import alter
 from tests.examples import arguments, example
 from tests.lm.command_line import run, write_corpus, write_model

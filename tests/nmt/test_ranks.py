@@ -17,8 +17,8 @@ from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.files import read_checkpoint
 from nmt.train import ranks
 from shared_embeddings.errors import UserError
+from shared_embeddings.utils.command_line import lost_group
 from shared_embeddings.utils.interrupts import Interrupted
-from shared_embeddings.utils.peers import lost_group
 from tests.drills.runner import Running, complaint_lines, run
 from tests.nmt.conftest import FUNNEL, Host, free_port
 from tests.nmt.conftest import run as run_here

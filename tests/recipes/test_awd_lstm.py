@@ -31,7 +31,7 @@ from recipes.language_model import preprocess as model_data
 from recipes.language_model.evaluate import as_options
 from recipes.language_model.preprocess import read_settings
 from shared_embeddings.classes import WordClasses
-from shared_embeddings.classes.skipgram import train_word_vectors
+from shared_embeddings.classes.making import train_word_vectors
 
 NAMES = ("ptb_awd_lstm", "wikitext2_awd_lstm")
 SCRIPTS = ("preprocess.sh", "train.sh", "eval.sh")

@@ -15,7 +15,7 @@ from recipes.shrink_a_model import preprocess
 from recipes.shrink_a_model.grid import ShrinkRow, chosen_rows, read_grid
 from recipes.shrink_a_model.measures import WORDS, Texts, agreement, measure, similarities
 from recipes.shrink_a_model.report import PICTURE, table, write_report
-from shared_embeddings.analysis.word_pairs import WordPair, WordPairs
+from shared_embeddings.analysis.similarity import WordPair, WordPairs
 
 RECIPE = find_recipe("shrink_a_model")
 MARKERS = "<!-- BEGIN results -->\n<!-- END results -->\n"

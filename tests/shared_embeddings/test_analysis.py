@@ -10,8 +10,13 @@ import torch
 
 from shared_embeddings.analysis import similarity as analysis
 from shared_embeddings.analysis.correlation import layer_correlations
-from shared_embeddings.analysis.similarity import CorrelationMap, spearman, word_similarity
-from shared_embeddings.analysis.word_pairs import WordPair, WordPairs
+from shared_embeddings.analysis.similarity import (
+    CorrelationMap,
+    WordPair,
+    WordPairs,
+    spearman,
+    word_similarity,
+)
 from shared_embeddings.checkpoints.adapter import WordEmbedding
 from tests.shared_embeddings.cases import PADDING, Case, by_name
 from tests.shared_embeddings.contract.checks import each_case

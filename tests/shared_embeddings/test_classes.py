@@ -23,12 +23,12 @@ from shared_embeddings.classes import (
     describe_sizes,
     draw_sizes,
     make_classes,
+    making,
     out_of_vocabulary_row,
     read_vocabulary,
     regroup,
-    skipgram,
 )
-from shared_embeddings.classes.skipgram import train_word_vectors
+from shared_embeddings.classes.making import train_word_vectors
 
 ANIMALS = ["cat", "dog", "horse", "mouse", "cow", "sheep"]
 NUMBERS = ["one", "two", "three", "four", "five", "six"]
@@ -104,17 +104,17 @@ def test_every_text_counts(text: Path, tmp_path: Path) -> None:
 
 
 def test_tokens_without_a_vocabulary_entry_are_left_out(text: Path) -> None:
-    sentences = skipgram._Sentences([text], ["the", "cat"])
+    sentences = making._Sentences([text], ["the", "cat"])
     assert {word for sentence in sentences for word in sentence} == {"the", "cat"}
     counts, number = sentences.count()
     assert set(counts) == {"the", "cat"} and counts["the"] == 400 == number
 
 
 def test_long_lines_are_cut_rather_than_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skipgram, "_LONGEST_SENTENCE", 4)
+    monkeypatch.setattr(making, "_LONGEST_SENTENCE", 4)
     path = tmp_path / "long.txt"
     path.write_text("a b c d e f g h i\n\nj\n")
-    assert list(skipgram._Sentences([path], list("abcdefghij"))) == [list("abcd"), list("efgh"), ["i"], ["j"]]
+    assert list(making._Sentences([path], list("abcdefghij"))) == [list("abcd"), list("efgh"), ["i"], ["j"]]
 
 
 @pytest.mark.parametrize(

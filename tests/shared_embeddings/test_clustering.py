@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared_embeddings.fitting import clustering, sums
-from shared_embeddings.fitting.centers import class_centers
-from shared_embeddings.fitting.clustering import kmeans, nearest
+from shared_embeddings.fitting import clustering, codes
+from shared_embeddings.fitting.clustering import class_centers, kmeans, nearest
 from shared_embeddings.fitting.codes import learn_codes
 
 
@@ -54,8 +53,8 @@ def test_codes_of_words_outside_the_sample_are_as_good(monkeypatch: pytest.Monke
         return float((rows - table).norm() / table.norm())
 
     of_all = error()
-    monkeypatch.setattr(sums, "_SAMPLE", 1500)
-    monkeypatch.setattr(sums, "_ROWS", 64)
+    monkeypatch.setattr(codes, "_SAMPLE", 1500)
+    monkeypatch.setattr(codes, "_ROWS", 64)
     assert error() < 1.1 * of_all < 0.6
 
 

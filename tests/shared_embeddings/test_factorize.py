@@ -12,8 +12,8 @@ from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings.fitting import codes as codes_of
+from shared_embeddings.fitting import factorization
 from shared_embeddings.fitting import groups as group_reduction
-from shared_embeddings.fitting import svd, tensor_train
 from shared_embeddings.fitting.codes import least_squares_codebooks
 
 
@@ -53,7 +53,7 @@ def test_truncated_svd_is_the_best_of_its_rank(shape: tuple[int, int], rank: int
     table = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     left, values, right = torch.linalg.svd(table.double(), full_matrices=False)
     expected = left[:, :rank] * values[:rank] @ right[:rank]
-    codes, basis = svd.truncated_svd(table, rank)
+    codes, basis = factorization.truncated_svd(table, rank)
     assert codes.shape == (shape[0], rank) and basis.shape == (rank, shape[1])
     assert codes.dtype == basis.dtype == torch.float32
     torch.testing.assert_close((codes @ basis).double(), expected, rtol=0, atol=1e-5)
@@ -66,14 +66,14 @@ def test_weighted_svd_is_the_svd_of_the_weighted_rows() -> None:
     roots = weights.sqrt().unsqueeze(1).double()
     left, values, right = torch.linalg.svd(roots * table.double(), full_matrices=False)
     expected = left[:, :3] * values[:3] @ right[:3] / roots
-    codes, basis = svd.truncated_svd(table, 3, weights)
+    codes, basis = factorization.truncated_svd(table, 3, weights)
     torch.testing.assert_close((codes @ basis).double(), expected, rtol=0, atol=1e-5)
 
 
 def test_a_word_of_no_weight_has_no_say_but_gets_its_best_code() -> None:
     """Only the first two words count, and they lie on one axis."""
     table = torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 50.0]])
-    codes, basis = svd.truncated_svd(table, 1, torch.tensor([1.0, 1, 0]))
+    codes, basis = factorization.truncated_svd(table, 1, torch.tensor([1.0, 1, 0]))
     torch.testing.assert_close(codes @ basis, torch.tensor([[1.0, 0], [2, 0], [3, 0]]))
 
 
@@ -103,7 +103,7 @@ def test_tt_svd_is_exact_at_full_ranks(
     vocab_shape: tuple[int, ...], dim_shape: tuple[int, ...], ranks: int | tuple[int, ...]
 ) -> None:
     table = torch.randn(37, 12, generator=torch.Generator().manual_seed(0))
-    cores = tensor_train.tt_svd(table, vocab_shape, dim_shape, ranks)
+    cores = factorization.tt_svd(table, vocab_shape, dim_shape, ranks)
     found = expanded(cores)
     torch.testing.assert_close(found[:37], table, rtol=0, atol=1e-5)
     assert found[37:].abs().max() < 1e-5
@@ -111,7 +111,7 @@ def test_tt_svd_is_exact_at_full_ranks(
 
 def test_tt_svd_of_two_cores_is_the_svd_of_the_rearranged_table() -> None:
     table = torch.randn(40, 12, generator=torch.Generator().manual_seed(0))
-    cores = tensor_train.tt_svd(table, (5, 8), (3, 4), 6)
+    cores = factorization.tt_svd(table, (5, 8), (3, 4), 6)
     matrix = table.view(5, 8, 3, 4).permute(0, 2, 1, 3).reshape(15, 32)
     values = torch.linalg.svdvals(matrix)
     error = (expanded(cores) - table).norm().item()
@@ -124,7 +124,7 @@ def test_tt_svd_finds_a_train_of_the_same_rank_and_may_have_ranks_to_spare() -> 
     shapes = [(1, 3, 2, 2), (2, 2, 3, 2), (2, 4, 2, 1)]
     table = expanded([torch.randn(*shape, generator=generator) for shape in shapes])
     for ranks in ((2, 2), (2, 9), (20, 3)):
-        cores = tensor_train.tt_svd(table, (3, 2, 4), (2, 3, 2), ranks)
+        cores = factorization.tt_svd(table, (3, 2, 4), (2, 3, 2), ranks)
         assert [core.shape[3] for core in cores] == [*ranks, 1]
         torch.testing.assert_close(expanded(cores), table, rtol=1e-4, atol=1e-5)
 
@@ -261,7 +261,7 @@ def test_group_reduce_is_a_weighted_svd_for_each_group() -> None:
         members = order[start : start + size].sort().values
         start += size
         assert (found.groups == group).nonzero().flatten().tolist() == members.tolist()
-        codes, basis = svd.truncated_svd(table[members], rank, counts[members])
+        codes, basis = factorization.truncated_svd(table[members], rank, counts[members])
         torch.testing.assert_close(found.codes[group] @ found.bases[group], codes @ basis, rtol=0, atol=1e-5)
     assert found.rounds[0].error == pytest.approx(weighted_error(table, rebuilt(found), counts), rel=1e-4)
 
@@ -301,7 +301,7 @@ def test_group_reduce_beats_plain_svd_of_the_same_size(groups: int, min_rank: in
     found = group_reduction.group_reduce(table, counts, groups, min_rank, refinements=2)
     rank = -(-found.rounds[-1].parameters // sum(table.shape))
     for weights in (None, counts):
-        codes, basis = svd.truncated_svd(table, rank, weights)
+        codes, basis = factorization.truncated_svd(table, rank, weights)
         assert found.rounds[-1].error <= weighted_error(table, codes @ basis, counts)
 
 
@@ -315,7 +315,7 @@ def test_words_that_were_never_seen_are_no_trouble() -> None:
 def test_group_reduce_of_one_group_is_a_weighted_svd() -> None:
     table, counts = clustered_table(100, 16)
     found = group_reduction.group_reduce(table, counts, 1, 5)
-    codes, basis = svd.truncated_svd(table, 5, counts)
+    codes, basis = factorization.truncated_svd(table, 5, counts)
     torch.testing.assert_close(rebuilt(found), codes @ basis, rtol=0, atol=1e-5)
 
 
@@ -331,11 +331,11 @@ def loaded(method: str, state: dict[str, Tensor], **options: object) -> Tensor:
 
 def test_the_results_fit_the_embeddings_as_they_are() -> None:
     table, counts = clustered_table()
-    codes, basis = svd.truncated_svd(table, 5)
+    codes, basis = factorization.truncated_svd(table, 5)
     assert torch.equal(loaded("projective", {"codes": codes, "basis": basis}, rank=5), codes @ basis)
 
     options = {"vocab_shape": [40, 50], "dim_shape": [4, 8]}
-    cores = tensor_train.tt_svd(table, (40, 50), (4, 8), 160)
+    cores = factorization.tt_svd(table, (40, 50), (4, 8), 160)
     state = {f"cores.{k}": core for k, core in enumerate(cores)}
     torch.testing.assert_close(loaded("tensor_train", state, **options, rank=160), table, rtol=0, atol=1e-5)
 
@@ -364,8 +364,8 @@ def test_the_results_fit_the_embeddings_as_they_are() -> None:
 # What cannot be factorized
 
 ALGORITHMS: dict[str, Callable[[Tensor], object]] = {
-    "truncated_svd": lambda table: svd.truncated_svd(table, 2),
-    "tt_svd": lambda table: tensor_train.tt_svd(table, (4, 5), (2, 3), 2),
+    "truncated_svd": lambda table: factorization.truncated_svd(table, 2),
+    "tt_svd": lambda table: factorization.tt_svd(table, (4, 5), (2, 3), 2),
     "product_quantization": lambda table: codes_of.product_quantization(table, 2, 3),
     "learn_codes": lambda table: codes_of.learn_codes(table, 2, 2),
     "group_reduce": lambda table: group_reduction.group_reduce(table, torch.ones(len(table)), 2, 2),
@@ -411,7 +411,7 @@ def test_counts_that_cannot_be_are_refused(counts: Tensor, named: str) -> None:
     table = torch.randn(20, 6)
     for call in (
         lambda: group_reduction.group_reduce(table, counts, 2, 2),
-        lambda: svd.truncated_svd(table, 2, counts),
+        lambda: factorization.truncated_svd(table, 2, counts),
     ):
         with pytest.raises(ValueError, match=named) as error:
             call()
@@ -421,13 +421,13 @@ def test_counts_that_cannot_be_are_refused(counts: Tensor, named: str) -> None:
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda table: svd.truncated_svd(table, 0), "rank is 0"),
-        (lambda table: svd.truncated_svd(table, 7), "rank is 7.*6"),
-        (lambda table: tensor_train.tt_svd(table, (3, 5), (2, 3), 2), "vocab_shape.*15.*20"),
-        (lambda table: tensor_train.tt_svd(table, (4, 5), (2, 2), 2), "dim_shape.*4.*6"),
-        (lambda table: tensor_train.tt_svd(table, (4, 5), (2, 3), (2, 2)), "ranks"),
-        (lambda table: tensor_train.tt_svd(table, (4, 5), (2, 3), 0), "ranks"),
-        (lambda table: tensor_train.tt_svd(table, (20,), (6,), ()), "K >= 2"),
+        (lambda table: factorization.truncated_svd(table, 0), "rank is 0"),
+        (lambda table: factorization.truncated_svd(table, 7), "rank is 7.*6"),
+        (lambda table: factorization.tt_svd(table, (3, 5), (2, 3), 2), "vocab_shape.*15.*20"),
+        (lambda table: factorization.tt_svd(table, (4, 5), (2, 2), 2), "dim_shape.*4.*6"),
+        (lambda table: factorization.tt_svd(table, (4, 5), (2, 3), (2, 2)), "ranks"),
+        (lambda table: factorization.tt_svd(table, (4, 5), (2, 3), 0), "ranks"),
+        (lambda table: factorization.tt_svd(table, (20,), (6,), ()), "K >= 2"),
         (lambda table: codes_of.product_quantization(table, 4, 3), "num_groups is 4.*6"),
         (lambda table: codes_of.product_quantization(table, 2, 21), "num_clusters is 21.*20 words"),
         (lambda table: codes_of.product_quantization(table, 2, 0), "num_clusters is 0"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared_embeddings.fitting.factorization import truncated_svd
 from shared_embeddings.fitting.nonnegative import (
     common_direction,
     least_mean_distance,
@@ -16,7 +17,6 @@ from shared_embeddings.fitting.nonnegative import (
     shifted,
     without_negatives,
 )
-from shared_embeddings.fitting.svd import truncated_svd
 
 
 def codes_around(direction: Tensor, spread: float, words: int = 200) -> Tensor:

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from shared_embeddings.checkpoints.storage import StorageError, hold, pack, unpack
 from shared_embeddings.layers.number_formats import FORMATS, Packed
-from shared_embeddings.layers.packed_modules import install, unfreeze, warn_of_frozen
-from shared_embeddings.layers.packed_tensor import PackedTensor
+from shared_embeddings.layers.packed_tensor import PackedTensor, install, unfreeze, warn_of_frozen
 from shared_embeddings.registry import method_class
 from shared_embeddings.sizing.accounting import distinct_state
 from tests.shared_embeddings.support import MemoryMeter

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shared_embeddings.analysis.similarity import read_pairs
 from shared_embeddings.analysis.vectors import read_vectors
-from shared_embeddings.analysis.word_pairs import read_pairs
 from shared_embeddings.cli.main import main
 
 ROWS = {"the": [1.0, 2.5, -3.0], "é": [0.125, 0.0, 4.0], "a\u00a0b": [7.0, 8.0, 9.0]}
