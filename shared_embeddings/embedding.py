@@ -8,6 +8,7 @@ hidden states that are scored, ``R`` rank or small dimension.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -17,10 +18,12 @@ from torch import Tensor, nn
 from shared_embeddings.layers.packed_tensor import PackedTensor, dense, warn_of_frozen
 from shared_embeddings.losses.blockwise import Reduction, pad_to_multiple
 from shared_embeddings.losses.chunked import linear_cross_entropy
+from shared_embeddings.losses.fastest import fastest_cross_entropy
 from shared_embeddings.method import Method, OutputFactors
 from shared_embeddings.sizing import accounting
 
 Embedding = TypeVar("Embedding", bound="SharedEmbedding")
+Loss = TypeVar("Loss")
 
 
 class SharedEmbedding(Method):
@@ -181,19 +184,20 @@ class SharedEmbedding(Method):
     def flat_loss(self, hidden: Tensor, targets: Tensor, **options: Any) -> Tensor:
         """`cross_entropy` of hidden states ``(N, S)`` and targets ``(N,)`` that have been checked.
 
+        In training on a GPU, it may be that of torch, see `shared_embeddings.losses.fastest`.
+
         Args:
             options: the other arguments of `cross_entropy`.
         """
-        return self.flat_loss_and_predictions(hidden, targets, **options)[0]
+        if type(self).flat_loss_and_predictions is not SharedEmbedding.flat_loss_and_predictions:
+            return self.flat_loss_and_predictions(hidden, targets, **options)[0]
+        return self._linear_loss(fastest_cross_entropy, hidden, targets, **options)
 
     def flat_loss_and_predictions(
         self, hidden: Tensor, targets: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor]:
         """`cross_entropy_and_predictions` of flat hidden states and targets; see `flat_loss`."""
-        codes, basis = self._factors()
-        projected = hidden if basis is None else F.linear(hidden, basis)
-        bias, padding = self.output_bias(), self.padding_idx
-        return linear_cross_entropy(projected, codes, targets, bias=bias, masked_word=padding, **options)
+        return self._linear_loss(linear_cross_entropy, hidden, targets, **options)
 
     def output_table(self) -> Tensor:
         """The dense output table ``(V, S)``: `logits` are ``h @ output_table().T`` plus any `output_bias`."""
@@ -291,6 +295,15 @@ class SharedEmbedding(Method):
         return f"{self.num_embeddings}, {self.embedding_dim}, padding_idx={self.padding_idx}, {self.options}"
 
     # Helpers.
+
+    def _linear_loss(
+        self, loss: Callable[..., Loss], hidden: Tensor, targets: Tensor, **options: Any
+    ) -> Loss:
+        """A loss of linear scores, for flat hidden states and targets."""
+        codes, basis = self._factors()
+        projected = hidden if basis is None else F.linear(hidden, basis)
+        bias, padding = self.output_bias(), self.padding_idx
+        return loss(projected, codes, targets, bias=bias, masked_word=padding, **options)
 
     def _all_rows_without_padding(self) -> Tensor:
         """The rows ``(V, D)`` of all words, with a padding row of zeros."""

@@ -64,16 +64,16 @@ def blockwise_cross_entropy(
     """
     check_arguments(reduction, label_smoothing, block_size)
     given = [*factors] if bias is None else [*factors, bias]
-    product_dtype = _product_dtype(factors[0])
+    low_dtype = product_dtype(factors[0])
     arguments = (bias is not None, masked_word, ignore_index, label_smoothing, reduction, block_size)
     forms_gradients = torch.is_grad_enabled() and reduction != "none"
     if torch.compiler.is_compiling():
         wants = [forms_gradients and factor.requires_grad for factor in given]
         loss, predictions, _ = _operator(
-            source.kind, given, list(index), targets, wants, *arguments, product_dtype
+            source.kind, given, list(index), targets, wants, *arguments, low_dtype
         )
         return loss, predictions
-    settings = LossSettings(*arguments, product_dtype)
+    settings = LossSettings(*arguments, low_dtype)
     return _BlockwiseCrossEntropy.apply(targets, source, index, settings, forms_gradients, *given)
 
 
@@ -87,18 +87,27 @@ def check_arguments(reduction: str, label_smoothing: float, block_size: int | No
         raise ValueError(f"block_size is {block_size}, but a block must have at least 1 token")
 
 
+def check_first_derivative() -> None:
+    """Raise RuntimeError in the backward pass of a loss if it is to be differentiated again."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "cross_entropy cannot be differentiated twice (create_graph=True); use "
+            "F.cross_entropy(embedding.logits(hidden), targets)"
+        )
+
+
 def pad_to_multiple(hidden: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Hidden states ``(N, S)`` and targets ``(N,)``, padded with ignored ones if fewer shapes are faster.
 
     That is the case for 16-bit products on a CPU.
     """
-    if targets.device.type != "cpu" or _product_dtype(hidden).itemsize >= 4:
+    if targets.device.type != "cpu" or product_dtype(hidden).itemsize >= 4:
         return hidden, targets
     missing = -targets.size(0) % _CPU_EVEN_TOKENS
     return F.pad(hidden, (0, 0, 0, missing)), F.pad(targets, (0, missing), value=ignore_index)
 
 
-def _product_dtype(hidden: Tensor) -> torch.dtype:
+def product_dtype(hidden: Tensor) -> torch.dtype:
     """The type of matrix products with `hidden`: that of autocast if it is on."""
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
@@ -160,11 +169,7 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the forward pass; compute them if there are none, or they were used."""
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "cross_entropy cannot be differentiated twice (create_graph=True); use "
-                "F.cross_entropy(embedding.logits(hidden), targets)"
-            )
+        check_first_derivative()
         targets, *factors = ctx.saved_tensors
         gradients, ctx.gradients = ctx.gradients, None
         factor = _factor(grad_loss, targets, ctx.settings)
