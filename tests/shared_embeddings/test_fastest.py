@@ -71,9 +71,9 @@ def gradients(emb: se.SharedEmbedding, loss: Tensor, hidden: Tensor) -> list[Ten
     return [torch.zeros(()) if gradient is None else gradient for gradient in found]
 
 
-@in_turn("method", METHODS)
+@in_turn("method", METHODS[:3])
 @in_turn("reduction", ["mean", "sum", "none"])
-@in_turn("ignored", [-100, 5, PADDING])
+@in_turn("ignored", [5, PADDING])
 def test_either_loss_has_the_value_and_gradients_of_dense_scores(method, reduction, ignored) -> None:
     emb, (hidden, targets) = build(method, torch.float64), tokens(torch.float64)
     targets[::7] = ignored
