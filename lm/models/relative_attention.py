@@ -6,11 +6,16 @@ keys, ``D`` model dimension, ``H`` heads, ``C`` head dimension.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+Kernel = Literal["sdpa", "flex"]
 
 
 class Geometry(NamedTuple):
@@ -19,10 +24,12 @@ class Geometry(NamedTuple):
     Attributes:
         encodings: ``(K + 1, D)`` sinusoids of the distances K - 1, …, 0, and -1, which is always masked.
         hidden_keys: ``(T, K)``, True where a query must not attend to a key.
+        blocks: the mask for flex attention; None for scaled dot-product attention.
     """
 
     encodings: Tensor
     hidden_keys: Tensor
+    blocks: BlockMask | None = None
 
 
 def sinusoids(distances: Tensor, dim: int) -> Tensor:
@@ -39,12 +46,14 @@ def geometry(
     device: torch.device,
     reach: int | None = None,
     clamp: int | None = None,
+    kernel: Kernel = "sdpa",
 ) -> Geometry:
     """Geometry of `length` (T) positions after `memory` (M) positions.
 
     Args:
         reach: maximum attention distance; None for no limit.
         clamp: larger distances are treated as this one; None for no limit.
+        kernel: what computes the attention, "sdpa" or "flex".
     """
     keys = memory + length
     distances = torch.arange(keys - 1, -2, -1, device=device)
@@ -52,7 +61,26 @@ def geometry(
     queries = torch.arange(memory, keys, device=device)
     apart = queries.unsqueeze(1) - torch.arange(keys, device=device)
     hidden_keys = apart < 0
-    return Geometry(encodings, hidden_keys if reach is None else hidden_keys | (apart > reach))
+    if reach is not None:
+        hidden_keys |= apart > reach
+    blocks = _block_mask(~hidden_keys) if kernel == "flex" else None
+    return Geometry(encodings, hidden_keys, blocks)
+
+
+def _block_mask(visible: Tensor) -> BlockMask:
+    """The mask of flex attention for keys ``(T, K)`` that are visible to a query."""
+
+    def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return visible[query, key]
+
+    return create_block_mask(is_visible, None, None, *visible.shape, device=visible.device)
+
+
+@functools.cache
+def _compiled_flex_attention() -> Callable[..., Tensor]:
+    """Flex attention as one kernel: without compilation, it builds all scores."""
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention)
+    return compiled
 
 
 def by_key(scores: Tensor) -> Tensor:
@@ -107,11 +135,24 @@ class RelativeAttention(nn.Module):
         by_content = (query + content_bias.to(query.dtype)).transpose(1, 2)
         by_position = (query + position_bias.to(query.dtype)) * self.head_dim**-0.5
         scores = by_key(torch.einsum("bthc,khc->bhtk", by_position, encodings))
-        gathered = F.scaled_dot_product_attention(
-            by_content,
-            key,
-            value,
-            attn_mask=scores.masked_fill(geometry.hidden_keys, float("-inf")),
-            dropout_p=self.dropout if self.training else 0.0,
-        )
+        if geometry.blocks is not None:
+            gathered = _flex(by_content, key, value, scores, geometry.blocks)
+        else:
+            gathered = F.scaled_dot_product_attention(
+                by_content,
+                key,
+                value,
+                attn_mask=scores.masked_fill(geometry.hidden_keys, float("-inf")),
+                dropout_p=self.dropout if self.training else 0.0,
+            )
         return self.output(gathered.transpose(1, 2).flatten(2))
+
+
+def _flex(query: Tensor, key: Tensor, value: Tensor, scores: Tensor, blocks: BlockMask) -> Tensor:
+    """Attention ``(B, H, T, C)`` with scores ``(B, H, T, K)`` added to those of the content."""
+
+    def with_position(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score + scores[batch, head, query, key]
+
+    attend: Callable[..., Tensor] = _compiled_flex_attention() if query.is_cuda else flex_attention
+    return attend(query, key, value, score_mod=with_position, block_mask=blocks)

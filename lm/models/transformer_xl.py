@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from lm.models.interface import LanguageModel, Output, State, register
-from lm.models.relative_attention import Geometry, RelativeAttention, geometry
+from lm.models.relative_attention import Geometry, Kernel, RelativeAttention, geometry
 from shared_embeddings.layers.dropout import Dropout
 from shared_embeddings.options import (
     OptionError,
@@ -43,6 +43,9 @@ class TransformerXLOptions:
         same_length: let every position attend to the `memory_length` positions before it only; otherwise,
             later positions of a segment have a longer context than earlier ones.
         clamp_length: treat larger distances as this one; null for no limit.
+        attention: the implementation of the attention: scaled dot-product attention ("sdpa") or flex
+            attention ("flex", without attention_dropout), which skips masked keys and does not copy the
+            scores of positions. CPUs always use "sdpa", because flex attention has no backward pass there.
     """
 
     embedding_dim: int = 410
@@ -56,6 +59,7 @@ class TransformerXLOptions:
     memory_length: int = 150
     same_length: bool = False
     clamp_length: int | None = None
+    attention: Kernel = "sdpa"
 
     def __post_init__(self) -> None:
         for name in (
@@ -73,6 +77,11 @@ class TransformerXLOptions:
         require(
             self.embedding_dim % 2 == 0,
             f"option 'embedding_dim' is {self.embedding_dim}, but sinusoids need an even number",
+        )
+        require(
+            self.attention == "sdpa" or not self.attention_dropout,
+            f"option 'attention_dropout' is {self.attention_dropout}, but flex attention has none; set "
+            "it to 0, or attention: sdpa",
         )
 
 
@@ -163,7 +172,8 @@ class TransformerXL(LanguageModel):
         dim = self.embedding.embedding_dim
         hidden = self.dropout(self.embedding(ids) * dim**0.5)
         reach = self.memory_length if self.same_length else None
-        places = geometry(ids.size(1), state[0].size(0), dim, ids.device, reach, self.clamp_length)
+        kernel: Kernel = self.options.attention if ids.is_cuda else "sdpa"
+        places = geometry(ids.size(1), state[0].size(0), dim, ids.device, reach, self.clamp_length, kernel)
         places = places._replace(encodings=self.dropout(places.encodings.to(hidden.dtype)))
         memories = []
         for layer, memory in zip(self.layers, state, strict=True):

@@ -88,6 +88,24 @@ def test_gradients_are_those_of_the_loops(setting):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("reach", [None, 3])
+def test_flex_attention_has_the_same_values_and_gradients(setting, reach, monkeypatch):
+    # Outside of GPUs, flex attention runs as plain operations; only its check of the device is in the way.
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    attention, context, u, v = setting
+    learned = [u.requires_grad_(), v.requires_grad_(), *attention.parameters()]
+    weights = torch.randn(2, 4, 6, dtype=torch.float64)
+    results = []
+    for kernel in ("sdpa", "flex"):
+        places = geometry(4, 3, 6, CPU, reach, kernel=kernel)
+        places = places._replace(encodings=places.encodings.double())
+        attended = attention(context[:, 3:], context, places, u, v)
+        results.append((attended, torch.autograd.grad((attended * weights).sum(), learned)))
+    torch.testing.assert_close(results[1], results[0])
+
+
 def test_by_key_moves_scores_to_the_distances():
     # Two queries after one remembered position: K = 3, columns are the distances 2, 1, 0, -1.
     scores = torch.tensor([[12.0, 11.0, 10.0, -1.0], [22.0, 21.0, 20.0, -1.0]])

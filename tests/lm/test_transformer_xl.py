@@ -312,3 +312,29 @@ def test_context_model_has_the_size_of_table_2(dim, inner, millions):
         model = TransformerXL(embedding, options)
     total = sum(parameter.numel() for parameter in model.parameters()) - 50 * dim
     assert round(total / 1e6, 2) == millions
+
+
+def test_flex_attention_is_refused_with_dropout_and_left_to_gpus():
+    with pytest.raises(se.OptionError, match="'attention_dropout' is 0.1, but flex attention has none"):
+        small_model(attention="flex", attention_dropout=0.1)
+    ids = some_ids(8)
+    flex, _ = run(small_model(attention="flex"), ids, [4, 4])
+    plain, _ = run(small_model(), ids, [4, 4])
+    assert torch.equal(flex, plain)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("options", [{}, {"same_length": True, "memory_length": 40, "clamp_length": 30}])
+def test_a_gpu_computes_the_same_with_either_attention(options):
+    ids = some_ids(140, seed=2)
+    results = []
+    for attention, device in (("sdpa", "cpu"), ("sdpa", "cuda"), ("flex", "cuda")):
+        model = small_model(attention=attention, head_dim=16, **options).float().to(device)
+        hidden, _ = run(model, ids.to(device), [100, 40])
+        learned = [model.content_bias, model.position_bias, *model.layers.parameters()]
+        gradients = torch.autograd.grad(hidden.square().sum(), learned)
+        results.append([hidden.cpu(), *(gradient.cpu() for gradient in gradients)])
+    for found in results[1:]:
+        for one, expected in zip(found, results[0], strict=True):
+            assert (one - expected).norm() <= 0.02 * expected.norm() + 1e-4
