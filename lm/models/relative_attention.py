@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 Kernel = Literal["sdpa", "flex"]
+_flex_attention: Callable[..., Tensor] = flex_attention  # type: ignore[assignment]  # overloaded
 
 
 class Geometry(NamedTuple):
@@ -73,14 +74,14 @@ def _block_mask(visible: Tensor) -> BlockMask:
     def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return visible[query, key]
 
-    return create_block_mask(is_visible, None, None, *visible.shape, device=visible.device)
+    queries, keys = visible.shape
+    return create_block_mask(is_visible, None, None, queries, keys, visible.device)
 
 
 @functools.cache
 def _compiled_flex_attention() -> Callable[..., Tensor]:
     """Flex attention as one kernel: without compilation, it builds all scores."""
-    compiled: Callable[..., Tensor] = torch.compile(flex_attention)
-    return compiled
+    return torch.compile(_flex_attention)
 
 
 def by_key(scores: Tensor) -> Tensor:
@@ -154,5 +155,5 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, scores: Tensor, blocks: Blo
     def with_position(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return score + scores[batch, head, query, key]
 
-    attend: Callable[..., Tensor] = _compiled_flex_attention() if query.is_cuda else flex_attention
+    attend = _compiled_flex_attention() if query.is_cuda else _flex_attention
     return attend(query, key, value, score_mod=with_position, block_mask=blocks)
