@@ -53,7 +53,7 @@ format: setup ## fix lint and formatting
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-stubs: setup ## describe the options of all methods to editors, after a method changed
+stubs: setup ## update the type stubs and the README table, after a method changed
 	@$(BIN)/python -m shared_embeddings.utils.stubs
 
 pins: ## resolve requirements/pins.in again

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared_embeddings.cli.catalog import methods_table
+from shared_embeddings.utils import stubs
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
@@ -21,9 +21,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_methods_are_those_of_the_registry() -> None:
-    """``shared-embeddings methods --format markdown`` prints what belongs between the markers."""
-    listed = README.split("<!-- BEGIN methods -->\n")[1].split("\n<!-- END methods -->")[0]
-    assert listed == methods_table()
+    assert stubs.readme() == README, "run `make stubs`"
 
 
 def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

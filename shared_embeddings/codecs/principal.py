@@ -20,6 +20,7 @@ from torch import Tensor
 from shared_embeddings.codecs.bit_packing import bits_of, bytes_for, pack_bits, read_windows
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded
 from shared_embeddings.codecs.lloyd_max import normal_error, normal_levels
+from shared_embeddings.layers.caching import cache_tensor
 
 _MOST_BITS = 8
 # The bits of a number of the basis as stored.
@@ -119,7 +120,7 @@ class PrincipalCodec(Codec):
         """As in the base class: the principal directions that are worth their bytes at a mean of `bits`."""
         found = copy.copy(self)
         mean, variances, basis = _principal(rows)
-        gains = variances.unsqueeze(1) * _ERRORS.diff().neg()
+        gains = variances.unsqueeze(1) * _errors().diff().neg()
         least = gains.flatten().sort(descending=True).values[max(round(bits * self.dim), 1) - 1]
         # The net gain of a direction, against the same bits for others.
         net = ((gains - least).clamp(min=0).sum(dim=1) * len(rows) - _BASIS_BITS * self.dim * least) > 0
@@ -128,7 +129,7 @@ class PrincipalCodec(Codec):
         left = float(variances[found.rank :].sum())
         kept = variances[: found.rank]
         shares = [
-            float((kept * _ERRORS[_bits_for(kept, width * self.dim)]).sum()) + left for width in self.widths
+            float((kept * _errors()[_bits_for(kept, width * self.dim)]).sum()) + left for width in self.widths
         ]
         found._shares = torch.tensor(shares, dtype=torch.float64) / variances.sum().clamp(min=1e-30)
         return found
@@ -242,8 +243,10 @@ class PrincipalCodec(Codec):
         return factors * codebooks["spread"][width - 1, : factors.size(1)]
 
 
-# The squared error of normal numbers with 0, 1, ... bits.
-_ERRORS = torch.tensor([1.0, *map(normal_error, range(1, _MOST_BITS + 1))], dtype=torch.float64)
+@cache_tensor
+def _errors() -> Tensor:
+    """The squared errors of normal numbers with 0, 1, ... bits."""
+    return torch.tensor([1.0, *map(normal_error, range(1, _MOST_BITS + 1))], dtype=torch.float64)
 
 
 def _fields(counts: Sequence[int]) -> Iterator[_Field]:
@@ -267,7 +270,7 @@ def _nearest(values: Tensor, levels: Tensor) -> Tensor:
 
 def _bits_for(variances: Tensor, total: int) -> Tensor:
     """The bits ``(R,)`` of directions, `total` or as many as they take, with the least squared error."""
-    gains = (variances.unsqueeze(1) * _ERRORS.diff().neg()).flatten()
+    gains = (variances.unsqueeze(1) * _errors().diff().neg()).flatten()
     chosen = gains.argsort(descending=True, stable=True)[:total] // _MOST_BITS
     return torch.bincount(chosen, minlength=len(variances))
 

@@ -1,6 +1,6 @@
-"""``shared_embeddings/__init__.pyi``: the options of every method, for editors and type checkers.
+"""What is derived from the registered methods: ``shared_embeddings/__init__.pyi`` and the table in README.md.
 
-``make stubs`` runs this module, which derives the file from the registered methods and from ``__init__.py``.
+``make stubs`` runs this module. The stubs give editors and type checkers the options of every method.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import shared_embeddings as se
+from shared_embeddings.cli.catalog import methods_table
 from shared_embeddings.registry import method_class
 from shared_embeddings.utils.files import write_text
 
 FILE = Path(se.__file__).with_suffix(".pyi")
+README = FILE.parents[1] / "README.md"
+_BEGIN, _END = "<!-- BEGIN methods -->\n", "\n<!-- END methods -->"
 _HEAD = """\
 # Written by `make stubs`; do not edit.
 # ruff: noqa
@@ -43,6 +46,12 @@ def stub() -> str:
         lines.append(f"from {found.__module__} import {found.__name__}")
         lines.append(f"from {se.options(method).__module__} import {options} as {options}")
     return "\n".join([*lines, "", "__version__: str", "", *_overloads(se.build), *_overloads(se.fit)])
+
+
+def readme() -> str:
+    """README.md with the current table of methods."""
+    before, rest = README.read_text(encoding="utf-8").split(_BEGIN)
+    return f"{before}{_BEGIN}{methods_table()}{_END}{rest.split(_END)[1]}"
 
 
 def _overloads(function: Callable[..., Any]) -> list[str]:
@@ -105,3 +114,4 @@ def _annotation(hint: Any) -> str:
 
 if __name__ == "__main__":
     write_text(FILE, stub())
+    write_text(README, readme())
