@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmt.options.paths import TRAIN, TRANSLATE, check_new_model
+from nmt.options.arguments import TRAIN, TRANSLATE, check_new_model
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import (
     NO_PARTIAL_FILES,
@@ -87,9 +87,9 @@ def _check_data(opt: Namespace) -> dict[str, dict[str, Any]]:
     """Check and return the corpora of the option ``data``.
 
     Raises:
-        UserError: see `nmt.data.batches.check_corpora`.
+        UserError: see `nmt.data.corpora.check_corpora`.
     """
-    from nmt.data.batches import check_corpora
+    from nmt.data.corpora import check_corpora
     from nmt.model.plan import parse_text
 
     corpora = parse_text("data", opt.data, "{corpus: {path_src: train.en, path_tgt: train.de}}")
@@ -109,13 +109,13 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     from onmt.utils.parse import ArgumentParser
 
     from nmt.checkpoint.files import check_output, peek
-    from nmt.data.batches import check_single_texts, check_targets
+    from nmt.data.corpora import check_single_texts, check_targets
     from nmt.data.vocabulary import read_vocabulary
     from nmt.model.plan import OPTION_NAMES, check_combinations, check_sizes, parse_settings, read_plan
     from nmt.options import checks
-    from nmt.options.sizes import check_memory, check_model_sizes
     from nmt.summarization.length_control import check_positions
-    from nmt.train import distillation, quantization
+    from nmt.train import distillation
+    from nmt.train.embeddings import parse_quantization_option
 
     checks.check_training_numbers(opt)
     corpora = _check_data(opt)
@@ -145,13 +145,13 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
         check_combinations(plan, sizes)
     if not opt.train_from:  # otherwise the checkpoint determines sizes and embedding
         ArgumentParser.validate_model_opts(sizes)
-        check_model_sizes(sizes)
+        checks.check_model_sizes(sizes)
         vocabs = _new_vocabularies(opt)
         if plan is not None:
             check_sizes(plan, sizes, vocabs)
-        check_memory(sizes, vocabs)
+        checks.check_memory(sizes, vocabs)
     opt.embedding_distillation = distillation.parse_mapping(opt.embedding_distillation)
-    opt.embedding_quantization = quantization.parse_mapping(opt.embedding_quantization, plan)
+    opt.embedding_quantization = parse_quantization_option(opt.embedding_quantization, plan)
     asked = distillation.parse_distillation(opt.embedding_distillation)
     if asked is not None and not opt.train_from:
         distillation.check_new(asked, plan, _new_vocabularies(opt))
@@ -240,7 +240,7 @@ def build_vocab() -> None:
     import onmt.bin.build_vocab
     import onmt.bin.train
 
-    from nmt.data.build_vocab import build_vocabularies
+    from nmt.data.corpora import build_vocabularies
     from nmt.options.checks import check_counting, check_transforms
 
     of_training = {
@@ -336,7 +336,13 @@ def characters() -> None:
 
 def character_vocab() -> None:
     """``onmt_character_vocab``: the vocabulary of a model that reads and writes characters."""
-    run_module("onmt_character_vocab", "nmt.summarization.vocabulary")
+
+    def main(arguments: Sequence[str]) -> None:
+        from nmt.summarization.characters import vocabulary_main
+
+        vocabulary_main(arguments)
+
+    exit_with(run("onmt_character_vocab", main))
 
 
 def rerank() -> None:
@@ -346,4 +352,4 @@ def rerank() -> None:
 
 def rouge() -> None:
     """``onmt_rouge``: ROUGE of headlines or summaries."""
-    run_module("onmt_rouge", "nmt.summarization.rouge_command")
+    run_module("onmt_rouge", "nmt.summarization.rouge")

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.checkpoint import write_apart
-from nmt.checkpoint.files import save_checkpoint, split_generator
-from nmt.checkpoint.parts import safetensors_of
+from nmt.checkpoint.files import safetensors_of, save_checkpoint, split_generator
 from nmt.data.transforms import kept_files
 from nmt.data.vocabulary import SENTENCE_MARKS
 from nmt.model.embeddings import output_bias, place_embeddings, unique_state, words_module
@@ -164,7 +163,7 @@ class CheckpointModel:
                 f"model {self.path}: needs features of source words, which a validation text does not have; "
                 "leave --validation out"
             )
-        from nmt.translate.quality import bleu
+        from nmt.translate.evaluation import bleu
 
         source, target = validation.two_sides()
         return bleu(self.path, self.module, source, target, validation.subwords)
@@ -175,7 +174,7 @@ class CheckpointModel:
         Raises:
             UserError: the model does not read sentences, or knows too few words of the texts.
         """
-        from nmt.translate.agreement import language_probe, translation_probe
+        from nmt.translate.evaluation import language_probe, translation_probe
 
         probe = language_probe if self.is_language_model else translation_probe
         return probe(self.module, self.vocabs, texts, seed)

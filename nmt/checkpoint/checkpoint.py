@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from nmt.checkpoint.files import (
+    WEIGHTS,
     joined_generator,
     peek,
     read_checkpoint,
+    safetensors_of,
     save_checkpoint,
     split_generator,
 )
-from nmt.checkpoint.parts import WEIGHTS, safetensors_of
 from nmt.data.transforms import kept_files
 from nmt.model.embeddings import load_unique_state, shared_embeddings_of, unique_state
 from shared_embeddings.checkpoints.checksums import load_safetensors, save_safetensors, with_checksum

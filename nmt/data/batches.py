@@ -1,158 +1,80 @@
-"""Reading parallel text as it comes, and batches whose position in the data can be saved and found again."""
+"""Resumable batches, and the worker processes that load them."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
+import signal
+import sys
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from multiprocessing import resource_tracker
+from types import TracebackType
 from typing import Any
 
-from onmt.constants import CorpusName
 from onmt.inputters.dynamic_iterator import DynamicDatasetIter
-from onmt.inputters.text_corpus import ParallelCorpus
-from onmt.utils.logging import logger
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
-from nmt.data.corpora import parse_corpus
-from nmt.data.loading import end_with_parent
 from shared_embeddings.errors import UserError
+from shared_embeddings.utils.interrupts import SIGNALS
 
-BYTE_ORDER_MARK = "\ufeff"
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Have SIGINT and SIGTERM wait, in this thread and in the processes that are started in the block."""
+    resource_tracker.ensure_running()  # else started with the first process, which unblocks them
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def clean_line(line: str) -> str:
-    """Return a line with each run of whitespace of any kind (no-break, tab, carriage return) as one
-    space, and without the mark that some editors put at the start of a text.
+def end_with_parent() -> None:
+    """Let SIGTERM end this worker only when its parent sends it; it was started with signals blocked.
+
+    A terminal and a scheduler signal every process, but the training process needs its workers until it has
+    ended its step.
     """
-    return " ".join(line.removeprefix(BYTE_ORDER_MARK).split())
+    threading.Thread(target=_wait_for_parent, args=(os.getppid(),), daemon=True).start()
+    sys.excepthook = _report
 
 
-def count_lines(path: str) -> int:
-    """Count the lines of a file; a last line without a line end counts."""
-    count, last = 0, b"\n"
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            count += block.count(b"\n")
-            last = block[-1:]
-    return count + (last != b"\n")
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error of a thread, but not that the training process, which ends, takes no more batches."""
+    if not issubclass(kind, ConnectionError):
+        sys.__excepthook__(kind, error, trace)
 
 
-def check_parallel(name: str, paths: dict[str, str]) -> int:
-    """Check that files exist, hold text and have equally many lines.
-
-    Args:
-        name: of the corpus, for messages.
-        paths: file per side, such as ``{"path_src": …, "path_tgt": …}``.
-
-    Returns:
-        the number of lines.
-
-    Raises:
-        UserError: names the corpus, the file, and both counts where they differ.
-    """
-    counts = {}
-    for side, path in paths.items():
-        if not os.path.isfile(path):
-            raise UserError(f"data: {name}: {side}: no such file: {path}")
-        counts[side] = count_lines(path)
-        if counts[side] == 0:
-            raise UserError(f"data: {name}: {side}: {path} is empty")
-    if len(set(counts.values())) > 1:
-        sizes = ", ".join(f"{paths[side]} has {number} lines" for side, number in counts.items())
-        raise UserError(f"data: {name}: the sides are not parallel: {sizes}; expected equally many")
-    return next(iter(counts.values()))
+def _wait_for_parent(parent: int) -> None:
+    """End this process at a SIGTERM of its parent."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
 
 
-def check_corpora(corpora: Any) -> None:
-    """Check the files of every corpus of the option ``data``.
+class QuietLoader(DataLoader[Any]):
+    """A data loader whose workers are not ended by signals to the whole process group."""
 
-    Raises:
-        UserError: as `check_parallel`, or the option is not a mapping of corpora.
-        shared_embeddings.OptionError: as `nmt.data.corpora.parse_corpus`.
-    """
-    if not isinstance(corpora, dict) or not all(isinstance(corpus, dict) for corpus in corpora.values()):
-        raise UserError("data: wanted a mapping of corpora, each with path_src and path_tgt")
-    for name, corpus in corpora.items():
-        parse_corpus(name, corpus)
-        paths = {side: corpus[side] for side in ("path_src", "path_tgt", "path_align") if corpus.get(side)}
-        if not paths and not corpus.get("path_txt"):
-            raise UserError(f"data: {name}: has no path_src; name the files of each corpus")
-        check_parallel(name, paths) if paths else None
-    _check_weights(corpora)
+    def __iter__(self) -> Any:
+        """Start the workers."""
+        with signals_blocked():
+            # Kept, because an iterator that an interruption drops waits seconds for each busy worker.
+            self.batches = super().__iter__()
+        return self.batches
 
 
-def _check_weights(corpora: dict[str, dict[str, Any]]) -> None:
-    """Check that training has a corpus to read.
-
-    Raises:
-        UserError: nothing but validation has a weight above 0.
-    """
-    weights = {name: corpus.get("weight", 1) for name, corpus in corpora.items()}
-    if not any(weight != 0 for name, weight in weights.items() if name != CorpusName.VALID):
-        raise UserError(
-            "data: there is no corpus to train on; name one with a weight of at least 1 beside "
-            f"`{CorpusName.VALID}`"
-        )
-
-
-def check_targets(corpora: dict[str, dict[str, Any]]) -> None:
-    """Check that every corpus has a target: upstream takes the source in its place and trains to copy.
-
-    Raises:
-        UserError: names the corpus without one.
-    """
-    for name, corpus in corpora.items():
-        if not corpus.get("path_tgt"):
-            raise UserError(f"data: {name}: has no path_tgt; name the file of its targets")
-
-
-def check_single_texts(corpora: dict[str, dict[str, Any]]) -> None:
-    """Check that no corpus of a language model has a target: it learns what comes next in its source.
-
-    Raises:
-        UserError: names the corpus with one.
-    """
-    for name, corpus in corpora.items():
-        if corpus.get("path_tgt") not in (None, corpus.get("path_src")):
-            raise UserError(f"data: {name}: has a path_tgt, but model_task: lm learns one text; remove it")
-
-
-class CleanCorpus(ParallelCorpus):  # type: ignore[misc]
-    """Parallel text with its whitespace cleaned; pairs with an empty side are left out."""
-
-    def load(self, offset: int = 0, stride: int = 1) -> Iterator[dict[str, Any]]:
-        """Yield the examples of every ``stride``-th block of lines from ``offset`` on, as upstream does.
-
-        Raises:
-            UserError: a file is not UTF-8.
-        """
-        empty = 0
-        try:
-            for example in super().load(offset=offset, stride=stride):
-                for key in ("src", "tgt", "src_original", "tgt_original"):
-                    if isinstance(example[key], str):
-                        example[key] = clean_line(example[key])
-                if example["tgt"] is not None and not (example["src"] and example["tgt"]):
-                    empty += 1
-                    continue
-                yield example
-        except UnicodeDecodeError as error:
-            raise UserError(f"data: {self.id}: {self._undecodable()} ({error.reason}); convert it") from error
-        if empty:
-            logger.warning(f"{self.id}: left out {empty} pairs with an empty side")
-
-    def _undecodable(self) -> str:
-        """Return which line of which file is not UTF-8."""
-        for path in filter(None, (self.src, self.tgt, self.align)):
-            with open(path, "rb") as file:
-                for number, line in enumerate(file, 1):
-                    try:
-                        line.decode("utf-8")
-                    except UnicodeDecodeError:
-                        return f"{path}: line {number} is not UTF-8"
-        return "a line is not UTF-8"
+def end_workers() -> None:
+    """Kill the workers of this process: nobody needs their batches, and they may be busy for long."""
+    previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises an error about killed workers
+    for worker in multiprocessing.active_children():
+        worker.kill()
+        worker.join()
+    signal.signal(signal.SIGCHLD, previous)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,25 @@
-"""The settings of one corpus under ``data``: each known by name and of the right type."""
+"""The corpora of the option ``data``: settings, checks, reading, counting (``onmt_build_vocab``)."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from onmt.constants import CorpusName
+from onmt.inputters.text_corpus import ParallelCorpus
+from onmt.utils.logging import logger
+
+from nmt.checkpoint.files import check_output
+from nmt.options.arguments import READ, check_files
 from nmt.options.ranges import check_ranges
+from shared_embeddings.errors import UserError
 from shared_embeddings.options import parse_options, require, require_at_least
+from shared_embeddings.utils.files import staged
+from shared_embeddings.utils.path_options import PathOption
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,3 +87,208 @@ def parse_corpus(name: str, settings: Mapping[str, Any]) -> CorpusOptions:
         shared_embeddings.OptionError: a setting is unknown, of the wrong type, or out of range.
     """
     return parse_options(f"data: {name}", CorpusOptions, settings)
+
+
+BYTE_ORDER_MARK = "\ufeff"
+
+
+def clean_line(line: str) -> str:
+    """Return a line with each run of whitespace of any kind (no-break, tab, carriage return) as one
+    space, and without the mark that some editors put at the start of a text.
+    """
+    return " ".join(line.removeprefix(BYTE_ORDER_MARK).split())
+
+
+def count_lines(path: str) -> int:
+    """Count the lines of a file; a last line without a line end counts."""
+    count, last = 0, b"\n"
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            count += block.count(b"\n")
+            last = block[-1:]
+    return count + (last != b"\n")
+
+
+def check_parallel(name: str, paths: dict[str, str]) -> int:
+    """Check that files exist, hold text and have equally many lines.
+
+    Args:
+        name: of the corpus, for messages.
+        paths: file per side, such as ``{"path_src": …, "path_tgt": …}``.
+
+    Returns:
+        the number of lines.
+
+    Raises:
+        UserError: names the corpus, the file, and both counts where they differ.
+    """
+    counts = {}
+    for side, path in paths.items():
+        if not os.path.isfile(path):
+            raise UserError(f"data: {name}: {side}: no such file: {path}")
+        counts[side] = count_lines(path)
+        if counts[side] == 0:
+            raise UserError(f"data: {name}: {side}: {path} is empty")
+    if len(set(counts.values())) > 1:
+        sizes = ", ".join(f"{paths[side]} has {number} lines" for side, number in counts.items())
+        raise UserError(f"data: {name}: the sides are not parallel: {sizes}; expected equally many")
+    return next(iter(counts.values()))
+
+
+def check_corpora(corpora: Any) -> None:
+    """Check the files of every corpus of the option ``data``.
+
+    Raises:
+        UserError: as `check_parallel`, or the option is not a mapping of corpora.
+        shared_embeddings.OptionError: as `nmt.data.corpora.parse_corpus`.
+    """
+    if not isinstance(corpora, dict) or not all(isinstance(corpus, dict) for corpus in corpora.values()):
+        raise UserError("data: wanted a mapping of corpora, each with path_src and path_tgt")
+    for name, corpus in corpora.items():
+        parse_corpus(name, corpus)
+        paths = {side: corpus[side] for side in ("path_src", "path_tgt", "path_align") if corpus.get(side)}
+        if not paths and not corpus.get("path_txt"):
+            raise UserError(f"data: {name}: has no path_src; name the files of each corpus")
+        check_parallel(name, paths) if paths else None
+    _check_weights(corpora)
+
+
+def _check_weights(corpora: dict[str, dict[str, Any]]) -> None:
+    """Check that training has a corpus to read.
+
+    Raises:
+        UserError: nothing but validation has a weight above 0.
+    """
+    weights = {name: corpus.get("weight", 1) for name, corpus in corpora.items()}
+    if not any(weight != 0 for name, weight in weights.items() if name != CorpusName.VALID):
+        raise UserError(
+            "data: there is no corpus to train on; name one with a weight of at least 1 beside "
+            f"`{CorpusName.VALID}`"
+        )
+
+
+def check_targets(corpora: dict[str, dict[str, Any]]) -> None:
+    """Check that every corpus has a target: upstream takes the source in its place and trains to copy.
+
+    Raises:
+        UserError: names the corpus without one.
+    """
+    for name, corpus in corpora.items():
+        if not corpus.get("path_tgt"):
+            raise UserError(f"data: {name}: has no path_tgt; name the file of its targets")
+
+
+def check_single_texts(corpora: dict[str, dict[str, Any]]) -> None:
+    """Check that no corpus of a language model has a target: it learns what comes next in its source.
+
+    Raises:
+        UserError: names the corpus with one.
+    """
+    for name, corpus in corpora.items():
+        if corpus.get("path_tgt") not in (None, corpus.get("path_src")):
+            raise UserError(f"data: {name}: has a path_tgt, but model_task: lm learns one text; remove it")
+
+
+class CleanCorpus(ParallelCorpus):  # type: ignore[misc]
+    """Parallel text with its whitespace cleaned; pairs with an empty side are left out."""
+
+    def load(self, offset: int = 0, stride: int = 1) -> Iterator[dict[str, Any]]:
+        """Yield the examples of every ``stride``-th block of lines from ``offset`` on, as upstream does.
+
+        Raises:
+            UserError: a file is not UTF-8.
+        """
+        empty = 0
+        try:
+            for example in super().load(offset=offset, stride=stride):
+                for key in ("src", "tgt", "src_original", "tgt_original"):
+                    if isinstance(example[key], str):
+                        example[key] = clean_line(example[key])
+                if example["tgt"] is not None and not (example["src"] and example["tgt"]):
+                    empty += 1
+                    continue
+                yield example
+        except UnicodeDecodeError as error:
+            raise UserError(f"data: {self.id}: {self._undecodable()} ({error.reason}); convert it") from error
+        if empty:
+            logger.warning(f"{self.id}: left out {empty} pairs with an empty side")
+
+    def _undecodable(self) -> str:
+        """Return which line of which file is not UTF-8."""
+        for path in filter(None, (self.src, self.tgt, self.align)):
+            with open(path, "rb") as file:
+                for number, line in enumerate(file, 1):
+                    try:
+                        line.decode("utf-8")
+                    except UnicodeDecodeError:
+                        return f"{path}: line {number} is not UTF-8"
+        return "a line is not UTF-8"
+
+
+def build_vocabularies(opt: Namespace, count: Callable[[Namespace], None], corpora: Iterable[str]) -> None:
+    """Count the tokens of all corpora; the files appear together when they are complete.
+
+    Args:
+        opt: options of ``onmt_build_vocab``.
+        count: writes the files that the options name.
+        corpora: the names of the corpora.
+
+    Raises:
+        UserError: a file is not named, already exists, is an input or another output, cannot be written, or
+            would be empty.
+    """
+    outputs = _outputs(opt)
+    _check(opt, outputs, corpora)
+    paths = [Path(path) for paths in outputs.values() for path in paths]
+    with staged(paths) as places:
+        place_of = dict(zip(map(str, paths), map(str, places)))
+        for side, (path, *_) in outputs.items():
+            setattr(opt, side, place_of[str(Path(path))])
+        count(opt)
+        for side in outputs:
+            if not os.path.getsize(getattr(opt, side)):
+                raise UserError(f"{side}: would be empty; data has no pair with text on both sides")
+
+
+def _outputs(opt: Namespace) -> dict[str, list[str]]:
+    """Return the files of each side, that of its words first; those of features follow.
+
+    Raises:
+        UserError: one is not named, or both sides have the same.
+    """
+    sides = ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]
+    for side in sides:
+        if not getattr(opt, side):
+            raise UserError(f"{side}: is not set; name the file to write")
+        check_output(side, getattr(opt, side))
+    outputs = {side: [getattr(opt, side)] for side in sides}
+    if len(sides) > 1 and os.path.realpath(opt.src_vocab) == os.path.realpath(opt.tgt_vocab):
+        raise UserError(
+            f"tgt_vocab: {opt.tgt_vocab} is the file of src_vocab, too; choose another one, or set "
+            "share_vocab: true"
+        )
+    outputs["src_vocab"] += [f"{opt.src_vocab}_feat{number}" for number in range(opt.n_src_feats)]
+    return outputs
+
+
+def _check(opt: Namespace, outputs: dict[str, list[str]], corpora: Iterable[str]) -> None:
+    """Check that no output is an input or there already.
+
+    Raises:
+        UserError: one is.
+    """
+    table = {**READ, **dict.fromkeys(outputs, PathOption.OUTPUT)}
+    if opt.learn_subwords:
+        table["src_subword_model"] = PathOption.OUTPUT
+    changed = {**vars(opt), **outputs}
+    if opt.dump_samples:
+        folder = os.path.join(os.path.dirname(opt.save_data or ""), "sample")
+        changed["samples"] = [
+            os.path.join(folder, f"{name}.sample.{side}") for name in corpora for side in ("src", "tgt")
+        ]
+        table["samples"] = PathOption.OUTPUT
+    check_files(Namespace(**changed), table)
+    for side, paths in outputs.items():
+        taken = next(filter(os.path.isfile, paths), None)
+        if taken is not None and not opt.overwrite:
+            raise UserError(f"{side}: {taken} already exists; add -overwrite, or name another file")

@@ -17,7 +17,7 @@ from shared_embeddings.errors import UserError
 
 # Numbers of steps, lines and words: what torch and the operating system count with 32 bits.
 COUNTED = 2**31 - 1
-# Larger than any published model; `nmt.options.sizes` checks what fits this machine.
+# Larger than any published model; `nmt.options.checks` checks what fits this machine.
 WIDEST, DEEPEST, MOST_HEADS = 2**16, 1000, 1024
 PROCESSES = 1024
 

@@ -1,116 +1,21 @@
-"""Patches of search and of copy attention, which order rows sentence by sentence.
-
-Axes: ``B`` hypotheses of all sentences, ``T`` target words, ``S`` source words, ``C`` different words of a
-source, ``V`` vocabulary.
-"""
+"""Patches of translation: checks, beam and greedy search, desired lengths, and written scores."""
 
 from __future__ import annotations
 
+from argparse import Namespace
 from typing import Any
 
-from onmt.inputters.text_utils import _addcopykeys
 from torch import Tensor
 
-from nmt.model import copying
-
-
-def with_copy_inputs(original: Any) -> Any:
-    """Add the inputs of copy generators to the batches; OpenNMT-py does this in training only."""
-
-    def translate(self: Any, infer_iter: Any) -> Any:
-        infer_iter.copy = self.translator.copy_attn
-        return original(self, infer_iter)
-
-    return translate
-
-
-def with_copy_inputs_of_requests(original: Any) -> Any:
-    """Add the inputs of copy generators to the requests of a server."""
-
-    def textbatch_to_tensor(vocabs: dict[str, Any], batch: list[dict[str, Any]], *args: Any) -> Any:
-        return original(vocabs, [_addcopykeys(vocabs, example) for example in batch], *args)
-
-    return textbatch_to_tensor
-
-
-def unbottle(self: Any, rows: Tensor, sentences: int) -> Tensor:
-    """Split the rows of a batch by sentence."""
-    return rows.view(sentences, -1, rows.size(1))
-
-
-def collapse_copy_scores(scores: Tensor, batch: dict[str, Any], vocabulary: Any) -> Tensor:
-    """Add the scores of copied words to those of the same words in the vocabulary, for statistics."""
-    sources = batch["src_ex_vocab"]
-    copies = [copying.copies_of(words, vocabulary, scores.device) for words in sources]
-    return copying.collapsed(scores, copies)
-
-
-def coverage_loss(self: Any, attention: Tensor, coverage: Tensor, targets: Tensor) -> Tensor:
-    """Compute the weighted coverage loss of each sentence over its own previous words."""
-    is_word = targets.ne(self.padding_idx).view(attention.shape[:2])
-    loss: Tensor = self.lambda_coverage * copying.coverage_loss(attention, coverage, is_word)
-    return loss
-
-
-def with_sentences_first(original: Any) -> Any:
-    """Return attention with the sentence axis first, as other decoders do, and none on padding."""
-
-    def forward(
-        self: Any, tgt: Tensor, enc_out: Tensor, src_len: Tensor | None = None, **kwargs: Any
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        hidden, attentions = original(self, tgt, enc_out, src_len=src_len, **kwargs)
-        found = {name: steps.transpose(0, 1).contiguous() for name, steps in attentions.items()}
-        if "copy" in found and src_len is not None:
-            found["copy"] = copying.over_words(found["copy"], src_len)
-        return hidden, found
-
-    return forward
-
-
-def with_search_state(original: Any) -> Any:
-    """Store the search of a batch, which has the unfinished sentences, and the words that they can copy."""
-
-    def translate_batch_with_strategy(self: Any, batch: dict[str, Any], strategy: Any) -> Any:
-        self.search = strategy
-        if self.copy_attn:
-            device, sources = batch["src"].device, batch["src_ex_vocab"]
-            self.copies = [copying.copies_of(words, self._tgt_vocab, device) for words in sources]
-        return original(self, batch, strategy)
-
-    return translate_batch_with_strategy
-
-
-def with_copied_words(original: Any) -> Any:
-    """Let hypotheses, and targets to be scored, copy words of their own source."""
-
-    def decode_and_generate(
-        self: Any,
-        decoder_in: Tensor,
-        enc_out: Any,
-        batch: dict[str, Any],
-        src_len: Tensor,
-        src_map: Tensor | None = None,
-        step: int | None = None,
-        batch_offset: Any = None,
-        return_attn: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        if src_map is None:
-            return original(  # type: ignore[no-any-return]
-                self, decoder_in, enc_out, batch, src_len, src_map, step, batch_offset, return_attn
-            )
-        known = decoder_in.masked_fill(decoder_in.ge(self._tgt_vocab_len), self._tgt_unk_idx)
-        asked = {"return_attn": self.global_scorer.has_cov_pen or return_attn}
-        hidden, attentions = self.model.decoder(known, enc_out, src_len=src_len, step=step, **asked)
-        attention = attentions["copy"]  # (B, T, S)
-        # Ensembles have hidden states of one step without a time axis.
-        rows = hidden.squeeze(1) if step is not None else hidden.flatten(0, 1)
-        mixed = self.model.generator(rows, attention.flatten(0, 1), src_map)
-        mixed = mixed.view(len(src_map), -1, mixed.size(1))  # (B, T, V + C)
-        sentences = range(len(src_map)) if step is None else copying.sentences_of(self.search)
-        log_probs = copying.collapsed(mixed, [self.copies[sentence] for sentence in sentences]).log()
-        return log_probs if step is None else log_probs.squeeze(1), attention
-
-    return decode_and_generate
+from nmt.options.checks import (
+    check_attention,
+    check_features,
+    check_gpu,
+    check_reports,
+    check_vocabulary_limits,
+)
+from nmt.summarization import length_control
+from nmt.summarization.length_control import LengthControlledPositions
 
 
 def with_length_per_sentence(original: Any) -> Any:
@@ -188,3 +93,92 @@ def without_padding(original: Any) -> Any:
         return penalty
 
     return coverage_wu
+
+
+def with_desired_lengths(original: Any) -> Any:
+    """Set the desired lengths of a batch before it is translated."""
+
+    def translate_batch(self: Any, batch: dict[str, Any], attn_debug: bool) -> Any:
+        length_control.ask_desired_lengths(self, batch)
+        return original(self, batch, attn_debug)
+
+    return translate_batch
+
+
+def with_target_lengths(original: Any) -> Any:
+    """Set the lengths of the targets as desired lengths before a training step."""
+
+    def forward(self: Any, src: Tensor, tgt: Tensor, *args: Any, **kwargs: Any) -> Any:
+        length_control.ask_target_lengths(self, tgt)
+        return original(self, src, tgt, *args, **kwargs)
+
+    return forward
+
+
+def with_initial_lengths(original: Any) -> Any:
+    """Start decoding with the desired lengths of the batch."""
+
+    def init_state(self: Any, src: Any, enc_out: Any, enc_final_hs: Any) -> None:
+        original(self, src, enc_out, enc_final_hs)
+        positions = _positions_of(self)
+        if positions is not None:
+            positions.start(len(src))
+
+    return init_state
+
+
+def with_mapped_lengths(original: Any) -> Any:
+    """Repeat, reorder and drop lengths like the other rows of the decoder state."""
+
+    def map_state(self: Any, change: Any) -> None:
+        original(self, change)
+        positions = _positions_of(self)
+        if positions is not None:
+            positions.follow(change)
+
+    return map_state
+
+
+def _positions_of(decoder: Any) -> LengthControlledPositions | None:
+    """The length-controlled positions of a decoder, or None."""
+    positions = getattr(decoder.embeddings.make_embedding, "pe", None)
+    return positions if isinstance(positions, LengthControlledPositions) else None
+
+
+def with_checked_options(original: Any) -> Any:
+    """Check the options against the model and the machine, and pass desired lengths to the translator."""
+
+    def build_translator(opt: Namespace, *args: Any, **kwargs: Any) -> Any:
+        check_gpu(opt)
+        translator = original(opt, *args, **kwargs)
+        check_vocabulary_limits(opt, len(translator.vocabs["tgt"]))
+        check_attention(opt, translator.model)
+        check_reports(opt, translator.model.decoder)
+        check_features(opt, translator.vocabs)
+        length_control.prepare_translator(translator, opt)
+        return translator
+
+    return build_translator
+
+
+class Score(float):
+    """A float with the method `item` of tensors, which OpenNMT-py's writer calls."""
+
+    def item(self) -> float:
+        """The number."""
+        return float(self)
+
+
+def with_written_scores(original: Any) -> Any:
+    """Make ``-with_score`` write the scores of beam search, which are floats, too."""
+
+    def from_batch(self: Any, translation_batch: Any) -> Any:
+        translations = original(self, translation_batch)
+        for translation in translations:
+            scores = translation.pred_scores
+            translation.pred_scores = [
+                Score(score) if isinstance(score, float) else score for score in scores
+            ]
+        return translations
+
+    return from_batch

@@ -1,11 +1,12 @@
-"""Everything that is patched inside ``onmt``: `PATCHES` lists attributes and patches by the reason for them.
-
-No other module changes ``onmt``. The docstring of each patch says what it changes.
-"""
+"""The patched attributes of OpenNMT-py, with the reason for each, and how a patch is applied."""
 
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
 
 # Modules that import a patched function by name must be imported before the patches are applied.
 import onmt.bin.average_models
@@ -45,25 +46,58 @@ from onmt.utils.earlystopping import EarlyStopping
 from onmt.utils.loss import LossCompute
 
 from nmt.checkpoint.files import allow_checkpoint_types
-from nmt.data.batches import Batches, CleanCorpus
-from nmt.data.loading import QuietLoader
+from nmt.data.batches import Batches, QuietLoader
+from nmt.data.corpora import CleanCorpus
 from nmt.data.vocabulary import read_vocabulary
-from nmt.model import copying
-from nmt.patches import (
-    building,
-    checkpoints,
-    lengths,
-    logs,
-    loss,
-    options,
-    processes,
-    search,
-    steps,
-    stopping,
-    text,
-    translation,
-)
-from nmt.patches.patch import Replace, Wrap
+from nmt.patches import building, checkpoints, copying, options, search, text, training
+
+
+class Wrap(NamedTuple):
+    """Wrap a function of OpenNMT-py.
+
+    Attributes:
+        owner: module or class that has the function.
+        name: its name there.
+        wrapper: called with the original function, returns the new one.
+    """
+
+    owner: Any
+    name: str
+    wrapper: Callable[[Any], Any]
+
+    def apply(self) -> None:
+        """Apply the patch."""
+        original = getattr(self.owner, self.name)
+        _replace(self.owner, self.name, functools.wraps(original)(self.wrapper(original)))
+
+
+class Replace(NamedTuple):
+    """Replace a function or class of OpenNMT-py.
+
+    Attributes:
+        owner: module or class that has it.
+        name: its name there.
+        new: what takes its place.
+    """
+
+    owner: Any
+    name: str
+    new: Any
+
+    def apply(self) -> None:
+        """Apply the patch."""
+        _replace(self.owner, self.name, self.new)
+
+
+def _replace(owner: Any, name: str, new: Any) -> None:
+    """Replace an attribute, for a module also in the modules of OpenNMT-py that have imported it by name."""
+    original = getattr(owner, name)
+    setattr(owner, name, new)
+    if isinstance(owner, ModuleType):
+        for place, module in list(sys.modules.items()):
+            if place.startswith("onmt") and module.__dict__.get(name) is original:
+                setattr(module, name, new)
+
 
 # Reasons, and the patches that each needs. Patches of the same attribute nest: the last one is the outermost.
 PATCHES: dict[str, tuple[Wrap | Replace, ...]] = {
@@ -90,10 +124,10 @@ PATCHES: dict[str, tuple[Wrap | Replace, ...]] = {
         Wrap(model_saver.ModelSaver, "_st_save", checkpoints.with_atomic_saving),
     ),
     "computes the cross entropy without the N x V scores": (
-        Wrap(LossCompute, "forward", loss.with_chunked_loss),
+        Wrap(LossCompute, "forward", training.with_chunked_loss),
     ),
     "fails when the log file cannot be written": (
-        Wrap(onmt.utils.logging, "init_logger", logs.with_failing_log),
+        Wrap(onmt.utils.logging, "init_logger", training.with_failing_log),
     ),
     "handles whitespace, empty lines, bad UTF-8 and the feature mark; names file and line in errors": (
         Replace(text_corpus, "ParallelCorpus", CleanCorpus),
@@ -114,37 +148,37 @@ PATCHES: dict[str, tuple[Wrap | Replace, ...]] = {
         Replace(dynamic_iterator, "DynamicDatasetIter", Batches),
     ),
     "trains several processes on CPUs over gloo; sums their gradients without a second division": (
-        Wrap(misc, "use_gpu", processes.with_cpu_ranks),
-        Wrap(onmt.train_single, "configure_process", processes.on_any_device),
-        Wrap(dynamic_iterator, "build_dynamic_dataset_iter", processes.with_batches_on_device),
-        Replace(onmt.utils.distributed, "all_gather_list", processes.all_gather_list),
-        Wrap(onmt.utils.distributed, "all_reduce_and_rescale_tensors", processes.without_rescaling),
+        Wrap(misc, "use_gpu", training.with_cpu_ranks),
+        Wrap(onmt.train_single, "configure_process", training.on_any_device),
+        Wrap(dynamic_iterator, "build_dynamic_dataset_iter", training.with_batches_on_device),
+        Replace(onmt.utils.distributed, "all_gather_list", training.all_gather_list),
+        Wrap(onmt.utils.distributed, "all_reduce_and_rescale_tensors", training.without_rescaling),
     ),
     "stops all ranks after the same step, and at signals after a whole step": (
-        Wrap(EarlyStopping, "has_stopped", stopping.with_stop_of_all_ranks),
-        Wrap(Trainer, "_accum_batches", stopping.with_same_last_step),
-        Wrap(Trainer, "validate", stopping.with_interruptible_validation),
+        Wrap(EarlyStopping, "has_stopped", training.with_stop_of_all_ranks),
+        Wrap(Trainer, "_accum_batches", training.with_same_last_step),
+        Wrap(Trainer, "validate", training.with_interruptible_validation),
         Replace(dynamic_iterator, "DataLoader", QuietLoader),
-        Wrap(onmt.bin.build_vocab, "init_pool", processes.with_signals_ignored),
-        Wrap(onmt.bin.build_vocab, "write_files_from_queues", processes.with_signals_ignored),
+        Wrap(onmt.bin.build_vocab, "init_pool", training.with_signals_ignored),
+        Wrap(onmt.bin.build_vocab, "write_files_from_queues", training.with_signals_ignored),
     ),
     "ends dropout inside embeddings on schedule": (
-        Wrap(Trainer, "_maybe_update_dropout", steps.with_update_counts),
+        Wrap(Trainer, "_maybe_update_dropout", training.with_update_counts),
     ),
     "checks options against the model; writes the scores of beam search": (
-        Wrap(translator, "build_translator", translation.with_checked_options),
-        Wrap(TranslationBuilder, "from_batch", translation.with_written_scores),
+        Wrap(translator, "build_translator", search.with_checked_options),
+        Wrap(TranslationBuilder, "from_batch", search.with_written_scores),
     ),
     "makes copy attention and its coverage loss work: batches are ordered sentence by sentence": (
-        Wrap(onmt.inference_engine.InferenceEnginePY, "_translate", search.with_copy_inputs),
-        Wrap(translation_server, "textbatch_to_tensor", search.with_copy_inputs_of_requests),
+        Wrap(onmt.inference_engine.InferenceEnginePY, "_translate", copying.with_copy_inputs),
+        Wrap(translation_server, "textbatch_to_tensor", copying.with_copy_inputs_of_requests),
         Replace(CopyGenerator, "forward", copying.mixed_probabilities),
-        Replace(onmt.utils.loss, "collapse_copy_scores", search.collapse_copy_scores),
-        Replace(LossCompute, "_unbottle", search.unbottle),
-        Replace(LossCompute, "_compute_coverage_loss", search.coverage_loss),
-        Wrap(InputFeedRNNDecoder, "forward", search.with_sentences_first),
-        Wrap(translator.Translator, "_translate_batch_with_strategy", search.with_search_state),
-        Wrap(translator.Translator, "_decode_and_generate", search.with_copied_words),
+        Replace(onmt.utils.loss, "collapse_copy_scores", copying.collapse_copy_scores),
+        Replace(LossCompute, "_unbottle", copying.unbottle),
+        Replace(LossCompute, "_compute_coverage_loss", copying.weighted_coverage_loss),
+        Wrap(InputFeedRNNDecoder, "forward", copying.with_sentences_first),
+        Wrap(translator.Translator, "_translate_batch_with_strategy", copying.with_search_state),
+        Wrap(translator.Translator, "_decode_and_generate", copying.with_copied_words),
     ),
     "fixes beam and greedy search: length limits, n-gram blocking and coverage penalty per sentence": (
         Wrap(BeamSearchBase, "beams_non_finished", search.with_length_per_sentence),
@@ -155,10 +189,10 @@ PATCHES: dict[str, tuple[Wrap | Replace, ...]] = {
         Wrap(PenaltyBuilder, "coverage_wu", search.without_padding),
     ),
     "passes desired lengths to the decoder": (
-        Wrap(translator.Translator, "translate_batch", lengths.with_desired_lengths),
-        Wrap(NMTModel, "forward", lengths.with_target_lengths),
-        Wrap(TransformerDecoderBase, "init_state", lengths.with_initial_lengths),
-        Wrap(TransformerDecoderBase, "map_state", lengths.with_mapped_lengths),
+        Wrap(translator.Translator, "translate_batch", search.with_desired_lengths),
+        Wrap(NMTModel, "forward", search.with_target_lengths),
+        Wrap(TransformerDecoderBase, "init_state", search.with_initial_lengths),
+        Wrap(TransformerDecoderBase, "map_state", search.with_mapped_lengths),
     ),
 }
 

@@ -14,7 +14,7 @@ import onmt.transforms.clean
 from onmt.constants import CorpusName, DefaultTokens
 from onmt.transforms.tokenize import TokenizerTransform
 
-from nmt.data.tokenizer_options import NAMES, parse_tokenizer
+from nmt.data.transforms import TOKENIZER_OPTIONS, parse_tokenizer
 from nmt.options.checks import SUBWORD_FILES
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line
@@ -53,7 +53,7 @@ def with_fasttext_errors(original: Any) -> Any:
 def validate_tokenizer_options(cls: Any, opts: Namespace) -> None:
     """Parse the options of pyonmttok as literals; OpenNMT-py evaluates them as Python code."""
     TokenizerTransform._validate_options(opts)
-    for name in NAMES:
+    for name in TOKENIZER_OPTIONS:
         setattr(opts, name, parse_tokenizer(name, getattr(opts, name)))
 
 

@@ -1,16 +1,20 @@
-"""Text as characters, and characters as text: ``onmt_characters``.
+"""Character-level text: ``onmt_characters`` and ``onmt_character_vocab``.
 
-A character is a code point of Unicode, of any script; a space is the token ``<sp>``, which no character is.
+A character is a Unicode code point; a space is the token ``<sp>``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from nmt.summarization.commands import clean_lines
+from tqdm import tqdm
+
+from nmt.data.corpora import clean_line
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
-from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.files import replacing, write_text
 from shared_embeddings.utils.path_options import PathOption
 
 SPACE = "<sp>"
@@ -57,3 +61,78 @@ def main(arguments: Sequence[str]) -> None:
         )
     options = parser.parse_args(arguments)
     convert_file(options.input, options.output, COMMANDS[options.command][0])
+
+
+def clean_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text with each run of whitespace as one space; a bar shows how far it is.
+
+    Raises:
+        UserError: there is no such file, or a line is not UTF-8 (its number is named).
+    """
+    if not path.is_file():
+        raise UserError(f"no such file: {path}")
+    with path.open("rb") as file, tqdm(desc=path.name, unit=" lines", mininterval=1, disable=None) as bar:
+        for number, line in enumerate(file, 1):
+            try:
+                yield clean_line(line.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path}: line {number} is not UTF-8 ({error.reason}); convert the file"
+                ) from error
+            bar.update()
+
+
+def count_tokens(paths: Iterable[Path]) -> Counter[str]:
+    """Return how often each token occurs in files whose tokens are separated by spaces.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    counts: Counter[str] = Counter()
+    for path in paths:
+        for line in clean_lines(path):
+            counts.update(line.split())
+    return counts
+
+
+def count_characters(paths: Iterable[Path]) -> Counter[str]:
+    """Return how often each character occurs in files that ``onmt_characters split`` wrote.
+
+    Raises:
+        UserError: a file cannot be read, or holds a token of several characters.
+    """
+    counts = count_tokens(paths)
+    longer = sorted(token for token in counts if len(token) > 1 and token != SPACE)
+    if longer:
+        raise UserError(
+            f"target: {longer[0]!r} is no character; split the text with `onmt_characters split` first"
+        )
+    return counts
+
+
+def vocabulary_text(counts: Counter[str]) -> str:
+    """Return a vocabulary file of OpenNMT: token, tab, count; most frequent first, then by code points."""
+    entries = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+    return "".join(f"{token}\t{count}\n" for token, count in entries)
+
+
+def vocabulary_main(arguments: Sequence[str]) -> None:
+    """Run ``onmt_character_vocab``."""
+    parser = Parser(
+        "onmt_character_vocab",
+        description="Make one vocabulary for a source in subwords and a target in characters, for "
+        "share_vocab: true; rare tokens are left out by the options of onmt_train "
+        "(src_words_min_frequency, src_vocab_size)",
+    )
+    for side, kind in (("source", "text in subwords"), ("target", "text in characters")):
+        parser.add_argument(
+            f"-{side}", f"--{side}", type=PathOption.FILE, nargs="+", required=True, metavar="FILE", help=kind
+        )
+    parser.add_argument(
+        "-output", "--output", type=PathOption.OUTPUT, required=True, help="vocabulary to write"
+    )
+    options = parser.parse_args(arguments)
+    counts = count_characters(options.target) + count_tokens(options.source)
+    if not counts:
+        raise UserError("source and target have no text")
+    write_text(options.output, vocabulary_text(counts))

@@ -13,8 +13,8 @@ from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
-from nmt.data.batches import count_lines
-from nmt.summarization.commands import clean_lines
+from nmt.data.corpora import count_lines
+from nmt.summarization.characters import clean_lines
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import replacing

@@ -1,30 +1,97 @@
-"""ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004) as the program ROUGE-1.5.5 counts them.
-
-rouge-score matches one candidate with one reference. What the published evaluations do around that is here:
-
-- **Several references.** Matches and n-grams are summed over the references of a text before they are
-  divided: the program's model average, its default (``-f A``). The jackknife over references of Lin (2004),
-  which makes human and automatic summaries comparable, is not taken.
-- **The mean.** Each text weighs the same; F1 is that of each text, not of the mean precision and recall.
-- **DUC 2004, task 1** (``-b 75 -m -n 2 -a``). Candidates are cut to 75 bytes before they are tokenized;
-  references, which have no more in that task, are left alone. A character that the cut would break goes.
-- **Tokens and stems**: see `nmt.summarization.rouge_tokens`.
-"""
+"""ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004), computed like ROUGE-1.5.5: ``onmt_rouge``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import argparse
+import json
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from nltk.stem.porter import PorterStemmer
 from numpy.typing import NDArray
 from rouge_score.rouge_scorer import RougeScorer
+from rouge_score.tokenize import tokenize as ascii_tokens
 from tqdm import tqdm
 
-from nmt.summarization.rouge_tokens import TOKENS, Stemmer, cut, tokenize
 from shared_embeddings.errors import UserError
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.path_options import PathOption
+
+TOKENS = ("ascii", "unicode", "characters")
+# Letters, the marks that belong to them, and numbers: the first letter of their Unicode category.
+WORD_CATEGORIES = "LMN"
+
+
+class Stemmer:
+    """Porter's algorithm as published in 1980, after a list of irregular forms.
+
+    Args:
+        exceptions: base forms by irregular form, as `read_exceptions` reads them.
+    """
+
+    def __init__(self, exceptions: Mapping[str, str]) -> None:
+        self.exceptions = exceptions
+        self.porter = PorterStemmer(PorterStemmer.ORIGINAL_ALGORITHM)
+
+    def stem(self, word: str) -> str:
+        """The stem of a word in lower case."""
+        return self.exceptions.get(word) or str(self.porter.stem(word))
+
+
+def cut(text: str, size: int) -> str:
+    """The first `size` bytes of a text in UTF-8, without a character that the cut breaks."""
+    return text.encode()[:size].decode(errors="ignore")
+
+
+def tokenize(text: str, kind: str, stemmer: Stemmer | None = None) -> list[str]:
+    """The tokens of a text; `kind` is one of `TOKENS`."""
+    if kind == "ascii":
+        return list(ascii_tokens(text, stemmer))
+    lowered = unicodedata.normalize("NFC", text.lower())
+    kept = (letter if unicodedata.category(letter)[0] in WORD_CATEGORIES else " " for letter in lowered)
+    words = "".join(kept).split()
+    return list("".join(words)) if kind == "characters" else words
+
+
+def read_exceptions(paths: Iterable[Path]) -> dict[str, str]:
+    """Base forms by irregular form, from WordNet's ``.exc`` files; a later line replaces an earlier one.
+
+    ROUGE-1.5.5 has them in ``data/WordNet-2.0-Exceptions``.
+
+    Raises:
+        UserError: a file is not there or not UTF-8, or a line is not an irregular form and its base.
+    """
+    exceptions = {}
+    for path in paths:
+        for number, line in enumerate(read_texts(path), 1):
+            forms = line.split()
+            if len(forms) < 2:
+                raise UserError(f"{path}: line {number} is {line!r}; expected an irregular form and its base")
+            exceptions[forms[0]] = forms[1]
+    return exceptions
+
+
+def read_texts(path: Path) -> list[str]:
+    """One text a line; whitespace at both ends of a line is not part of it.
+
+    Raises:
+        UserError: the file is not there or not UTF-8.
+    """
+    try:
+        lines = path.read_bytes().decode("utf-8").removeprefix("\ufeff").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}; convert it") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    if not lines[-1]:
+        lines.pop()
+    return [line.strip() for line in lines]
+
 
 # Each metric, and how many tokens make one of its units.
 METRICS = {"rouge1": 1, "rouge2": 2, "rougeL": 1}
@@ -40,7 +107,7 @@ class Settings:
     Attributes:
         measure: the one that is told: ``recall`` or ``f1``.
         cut_bytes: candidates are cut to so many bytes of UTF-8; ``None``: not at all.
-        tokens: one of `nmt.summarization.rouge_tokens.TOKENS`.
+        tokens: one of `nmt.summarization.rouge.TOKENS`.
         stemming: English suffixes are taken off; with ``ascii`` only.
         seed: of the bootstrap.
     """
@@ -223,3 +290,62 @@ def _summarize(measured: NDArray[np.float64], seed: int) -> dict[str, dict[str, 
         metric: {measure: Score(*map(float, table[i, j])) for j, measure in enumerate(MEASURES)}
         for i, metric in enumerate(METRICS)
     }
+
+
+def make_parser() -> Parser:
+    """The options; one that is not given has no attribute where the preset decides."""
+    parser = Parser("onmt_rouge", description="ROUGE-1, ROUGE-2 and ROUGE-L of summaries, one text a line")
+    add = parser.add_argument
+    add(
+        "--candidates",
+        "-candidates",
+        type=PathOption.FILE,
+        required=True,
+        metavar="FILE",
+        help="what to score",
+    )
+    add(
+        "--references",
+        "-references",
+        type=PathOption.FILE,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="one reference per text in each file; an empty line where a text has fewer",
+    )
+    add(
+        "--preset",
+        "-preset",
+        choices=PRESETS,
+        default="f1",
+        help="f1; or duc2004: recall of the first 75 bytes (default: %(default)s)",
+    )
+    add(
+        "--exceptions",
+        "-exceptions",
+        type=PathOption.FILE,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="WordNet's lists of irregular forms (*.exc), as ROUGE-1.5.5 uses for stemming",
+    )
+    add("--json", "-json", action="store_true", help="print all measures and settings as JSON")
+    preset = parser.add_argument_group("in place of the preset's", argument_default=argparse.SUPPRESS)
+    add = preset.add_argument
+    add("--bytes", "-bytes", dest="cut_bytes", type=int, metavar="N", help="cut candidates to so many bytes")
+    add("--tokens", "-tokens", choices=TOKENS, help="ascii as ROUGE-1.5.5, or for other languages")
+    add("--no_stem", "-no_stem", dest="stemming", action="store_false", help="leave English suffixes on")
+    add("--seed", "-seed", type=int, metavar="N", help="of the bootstrap")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run ``onmt_rouge``."""
+    options = make_parser().parse_args(arguments)
+    overrides = ("cut_bytes", "tokens", "stemming", "seed")
+    changed = {name: getattr(options, name) for name in overrides if name in options}
+    settings = replace(PRESETS[options.preset], **changed)
+    candidates = read_texts(options.candidates)
+    references = [read_texts(path) for path in options.references]
+    report = score_texts(candidates, references, settings, read_exceptions(options.exceptions))
+    print(json.dumps(report.as_json(), indent=2) if options.json else report)

@@ -1,6 +1,6 @@
 """The option ``embedding_distillation`` of this host: with what it can be combined, and resumption.
 
-`shared_embeddings.fitting.distillation` defines its fields; `nmt.train.teacher` reads its teacher.
+`shared_embeddings.fitting.distillation` defines its fields; `nmt.train.embeddings` reads its teacher.
 """
 
 from __future__ import annotations

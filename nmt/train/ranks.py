@@ -21,7 +21,7 @@ from onmt.utils.misc import set_random_seed
 from onmt.utils.parse import ArgumentParser
 from tqdm import tqdm
 
-from nmt.data.loading import signals_blocked
+from nmt.data.batches import signals_blocked
 from nmt.train import training
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import lost_group

@@ -20,18 +20,14 @@ from onmt.utils.optimizers import Optimizer
 
 from nmt.checkpoint.checkpoint import whole_steps
 from nmt.checkpoint.files import building_from
-from nmt.data.batches import ResumableBatches, TrackedBatches
-from nmt.data.loading import QuietLoader, end_workers
+from nmt.data.batches import QuietLoader, ResumableBatches, TrackedBatches, end_workers
 from nmt.model.embeddings import broadcast_parameters, describe_parameters
 from nmt.model.plan import OPTION_NAMES, read_plan
 from nmt.patches.table import apply_patches
 from nmt.summarization.length_control import check_same_positions
 from nmt.train.distillation import asked_options, resume_distillation
-from nmt.train.finite import check_finite
-from nmt.train.quantization import quantize_embeddings
-from nmt.train.report import ProgressReport
-from nmt.train.stopping import Stopping
-from nmt.train.teacher import DistillationLoss, prepare_student
+from nmt.train.embeddings import DistillationLoss, prepare_student, quantize_embeddings
+from nmt.train.progress import ProgressReport, Stopping, check_finite
 from shared_embeddings.checkpoints.tensors import check_optimizer
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.interrupts import Interrupted
@@ -191,7 +187,7 @@ def _build_report(opt: Namespace, trainer: Any, first_step: int, loss: Any) -> P
 
     total_steps = 0 if opt.single_pass else opt.train_steps
     writer = trainer.report_manager.tensorboard_writer
-    return ProgressReport(opt.report_every, writer, first_step, total_steps, loss, check)
+    return ProgressReport(opt.report_every, writer, first_step, total_steps, loss and loss.take_mean, check)
 
 
 def _train(trainer: Any, batches: TrackedBatches, valid: Any, opt: Namespace) -> None:

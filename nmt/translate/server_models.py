@@ -20,10 +20,10 @@ from onmt.transforms import TransformPipe, get_transforms_cls, make_transforms
 from onmt.translate.translation_server import ServerModel, ServerModelError
 from onmt.utils.parse import ArgumentParser
 
-from nmt.data.batches import clean_line
+from nmt.data.corpora import clean_line
 from nmt.data.transforms import applied
+from nmt.options.arguments import READ, check_files
 from nmt.options.checks import check_one_process, check_translation
-from nmt.options.paths import READ, check_files
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import error_line
 from shared_embeddings.utils.files import UNREADABLE, check_input, check_outputs

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nmt.checkpoint.files import check_output
-from nmt.data.batches import check_parallel, clean_line
+from nmt.data.corpora import check_parallel, clean_line
 from nmt.summarization.length_control import read_desired_lengths
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import naming, write_text

@@ -9,8 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nmt.summarization.characters import convert_file, split_text
-from nmt.summarization.vocabulary import count_characters, count_tokens, vocabulary_text
+from nmt.summarization.characters import (
+    convert_file,
+    count_characters,
+    count_tokens,
+    split_text,
+    vocabulary_text,
+)
 from recipes.common.corpus import check_pairs, read_lines, write_lines
 from recipes.common.errors import UserError
 from recipes.common.steps import run_step

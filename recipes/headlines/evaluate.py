@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from nmt.summarization.characters import join_characters
-from nmt.summarization.positions import LENGTH_DEPENDENT
+from nmt.summarization.length_control import LENGTH_DEPENDENT
 from nmt.summarization.rerank import rerank, stop_words
 from nmt.summarization.rouge import METRICS, PRESETS, Report, score_texts
 from recipes.common.corpus import read_lines, write_lines

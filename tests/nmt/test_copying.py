@@ -15,7 +15,7 @@ from onmt.utils.loss import LossCompute
 
 from nmt.checkpoint.checkpoint import read_weights
 from nmt.data.vocabulary import Vocab
-from nmt.model.copying import collapsed, copies_of, coverage_loss, over_words
+from nmt.patches.copying import collapsed, copies_of, coverage_loss, over_words
 from nmt.patches.table import apply_patches
 from tests.nmt.conftest import MODEL, WORDS, Host
 from tests.nmt.test_compression import UNTIED

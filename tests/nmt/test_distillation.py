@@ -19,7 +19,7 @@ from nmt.checkpoint.files import read_checkpoint, save_checkpoint
 from nmt.data.vocabulary import vocabulary_counts
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from nmt.train.distillation import parse_distillation
-from nmt.train.teacher import DistillationLoss, token_counts
+from nmt.train.embeddings import DistillationLoss, token_counts
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import Reconstruction
 from tests.nmt.conftest import Host, Trained, free_port, run

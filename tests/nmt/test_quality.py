@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sacrebleu
 
-from nmt.translate.quality import joined
+from nmt.translate.evaluation import joined
 from shared_embeddings.cli.main import main
 from tests.nmt.test_compression import STANDARD, Trained, compress
 

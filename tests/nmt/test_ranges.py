@@ -14,8 +14,8 @@ import onmt.bin.translate
 import pytest
 import torch
 
+from nmt.options.checks import check_memory, check_model_sizes
 from nmt.options.ranges import RANGES, check_ranges, names
-from nmt.options.sizes import check_memory, check_model_sizes
 from nmt.patches.table import apply_patches
 from shared_embeddings.errors import UserError
 from tests.nmt.conftest import MODEL, Host, Refusal

@@ -17,7 +17,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.files import read_checkpoint
-from nmt.translate.quality import bleu
+from nmt.translate.evaluation import bleu
 from shared_embeddings.cli.main import main
 from tests.nmt.conftest import FUNNEL, Host, Refusal, run
 

@@ -16,8 +16,7 @@ from onmt.translate.translation_server import ServerModel
 from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.files import read_checkpoint, save_checkpoint
 from nmt.model.embeddings import shared_embeddings_of
-from nmt.summarization.length_control import positions_of
-from nmt.summarization.positions import LengthControlledPositions
+from nmt.summarization.length_control import LengthControlledPositions, positions_of
 from shared_embeddings.errors import UserError
 from tests.nmt.conftest import WORDS, Host, Refusal, run
 

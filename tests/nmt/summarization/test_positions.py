@@ -7,7 +7,7 @@ import torch
 from onmt.modules.embeddings import PositionalEncoding
 from torch import Tensor
 
-from nmt.summarization.positions import LengthControlledPositions
+from nmt.summarization.length_control import LengthControlledPositions
 
 INTERLEAVED, CONCATENATED = "SinusoidalInterleaved", "SinusoidalConcat"
 

@@ -16,8 +16,7 @@ import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
 from nmt import cli
-from nmt.summarization.rouge import PRESETS, Report, Settings, score_texts
-from nmt.summarization.rouge_tokens import cut, read_exceptions, tokenize
+from nmt.summarization.rouge import PRESETS, Report, Settings, cut, read_exceptions, score_texts, tokenize
 from shared_embeddings.errors import UserError
 
 PLAIN = Settings(stemming=False)

@@ -1,4 +1,4 @@
-"""Start a model from a teacher, and train it with the teacher's table; see `nmt.train.distillation`."""
+"""Embeddings in training: distillation from a teacher, and quantization."""
 
 from __future__ import annotations
 
@@ -20,12 +20,23 @@ from nmt.model.embeddings import (
     shared_embeddings_of,
     words_module,
 )
-from nmt.model.plan import OPTION_NAMES, EmbeddingPlan, method_options, padding_of, read_plan, words_of
+from nmt.model.plan import (
+    OPTION_NAMES,
+    EmbeddingPlan,
+    method_options,
+    padding_of,
+    parse_text,
+    read_plan,
+    words_of,
+)
 from nmt.train.distillation import ASKED, check_words, parse_distillation
 from shared_embeddings.checkpoints.adapter import copy_output_bias
 from shared_embeddings.checkpoints.token_counts import completed
+from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.errors import UserError
+from shared_embeddings.fitting import straight_through
 from shared_embeddings.fitting.distillation import OPTION, Reconstruction, copy_network, fit_line, freeze
+from shared_embeddings.fitting.straight_through import OPTION as QUANTIZATION
 
 
 @dataclass(frozen=True)
@@ -267,3 +278,47 @@ class DistillationLoss:
         self.reported.zero_()
         self.batches = 0
         return mean
+
+
+def parse_quantization_option(value: Any, plan: EmbeddingPlan | None) -> dict[str, Any] | None:
+    """The option ``embedding_quantization`` as it is given, after checks.
+
+    Args:
+        value: a mapping, its YAML spelling as a string, or ``None``.
+        plan: the embeddings of the model.
+
+    Raises:
+        UserError: the text is not a mapping, a key or a value is not known, or an embedding is not of method
+            standard.
+    """
+    given = parse_text(QUANTIZATION, value, straight_through.EXAMPLE)
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise UserError(
+            f"{QUANTIZATION}: {value!r} is not a mapping; write it like {straight_through.EXAMPLE}"
+        )
+    straight_through.parse_quantization(given)
+    if plan is None:
+        raise UserError(f"{QUANTIZATION}: has no effect without `embedding`; set it, or remove the option")
+    for settings in plan.sides().values():
+        straight_through.check_method(settings["method"])
+    return given
+
+
+def quantize_embeddings(model: Any, opt: Namespace, vocabs: dict[str, Any], trainer: Any) -> None:
+    """Let the embeddings of a model use rounded rows in training, if the option is set."""
+    plan = read_plan(opt)
+    if opt.embedding_quantization is None or plan is None:
+        return
+    for side in plan.sides():
+        counts = token_counts(words_of(vocabs, side), vocabulary_file(opt, side))
+        embedding = words_module(model, side)
+        assert isinstance(embedding, SharedEmbedding)
+        straight_through.quantize_in_training(
+            embedding,
+            opt.embedding_quantization,
+            counts,
+            lambda: trainer.optim.training_step - 1,
+            opt.seed,
+        )

@@ -1,0 +1,157 @@
+"""Progress reports, and stopping after a signal, on divergence, or early."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed
+from onmt.utils.logging import logger
+from onmt.utils.report_manager import ReportMgr
+from torch import nn
+from tqdm import tqdm
+
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.interrupts import Interrupted, Interrupts
+
+
+class ProgressReport(ReportMgr):  # type: ignore[misc]
+    """OpenNMT's report, with a bar on a terminal and the time left in every line of the log.
+
+    Args:
+        report_every: steps between two lines.
+        tensorboard_writer: or ``None``.
+        first_step: the step at which this process begins.
+        total_steps: the last step; 0 when it is not known.
+        reconstruction: returns the mean reconstruction loss since its last call, in distillation.
+        check: called with the step and the mean loss before each line; raises when training has diverged.
+    """
+
+    def __init__(
+        self,
+        report_every: int,
+        tensorboard_writer: Any,
+        first_step: int,
+        total_steps: int,
+        reconstruction: Callable[[], float] | None = None,
+        check: Callable[[int, float], None] = lambda step, loss: None,
+    ) -> None:
+        super().__init__(report_every, start_time=-1, tensorboard_writer=tensorboard_writer)
+        self.reconstruction = reconstruction
+        self.check = check
+        self.first_step = first_step
+        self.total_steps = total_steps
+        self.bar = tqdm(
+            total=total_steps or None,
+            initial=first_step,
+            unit="step",
+            disable=not sys.stderr.isatty() or logger.disabled,
+            dynamic_ncols=True,
+        )
+
+    def report_training(self, step: int, *args: Any, **kwargs: Any) -> Any:
+        """Advance the bar by one step, and report as upstream does."""
+        self.bar.update(step - self.bar.n)
+        return super().report_training(step, *args, **kwargs)
+
+    def _report_training(
+        self, step: int, num_steps: int, learning_rate: float, patience: Any, report_stats: Any
+    ) -> Any:
+        self.check(step, report_stats.loss / max(1, report_stats.n_words))
+        result = super()._report_training(step, num_steps, learning_rate, patience, report_stats)
+        if self.total_steps > 0:
+            done = max(1, step - self.first_step)
+            left = (self.total_steps - step) * (time.time() - self.start_time) / done
+            self.log(f"{step / self.total_steps:.0%} done, about {tqdm.format_interval(left)} left")
+        if self.reconstruction is not None:
+            self._report_reconstruction(step, self.reconstruction())
+        return result
+
+    def _report_reconstruction(self, step: int, loss: float) -> None:
+        """Log the mean reconstruction loss since the last report."""
+        self.log(f"reconstruction loss: {loss:.5f}")
+        if self.tensorboard_writer is not None:
+            self.tensorboard_writer.add_scalar("progress/reconstruction", loss, step)
+
+
+def check_finite(model: nn.Module, step: int, loss: float = 0.0) -> None:
+    """Check that a model can still be trained.
+
+    Args:
+        model: all ranks have the same one, so that they agree.
+        step: how many steps it has been trained.
+        loss: the mean of the last steps.
+
+    Raises:
+        UserError: the loss or a parameter is not a finite number.
+    """
+    if not math.isfinite(loss):
+        what = f"the loss is {loss}"
+    elif any(not bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
+        what = "a parameter is not finite"
+    else:
+        return
+    raise UserError(
+        f"{what} at step {step}; the checkpoints that were saved before are unchanged; lower learning_rate "
+        "or max_grad_norm and train with another save_model, with train_from to begin with one of them"
+    )
+
+
+class Stopping:
+    """What one rank knows about the end of its training.
+
+    Args:
+        stopper: upstream's early stopping, which only the first rank updates; or None.
+
+    Attributes:
+        interrupts: notes signals while a step is under way.
+        signal: the number of the signal that ended training, as all ranks agreed; 0 for none.
+        steps: how many steps this process has begun.
+    """
+
+    def __init__(self, stopper: Any) -> None:
+        self.stopper = stopper
+        self.interrupts = Interrupts()
+        self.signal = 0
+        self.steps = 0
+
+    def next_batches(self, batches: Iterator[Any]) -> Any:
+        """Return the batches of the next step, or None when training ends; every rank calls this.
+
+        A signal ends the wait for the batches, which may be long; those of a step that is not made are not
+        counted as read.
+
+        Raises:
+            Interrupted: there was a signal before the first step, so that there is nothing to save.
+        """
+        taken = None
+        try:
+            with self.interrupts.raised_now():
+                taken = next(batches, None)
+        except Interrupted:
+            pass  # the other ranks have to know first
+        if self.agree():
+            if self.signal and not self.steps:
+                raise Interrupted(self.signal)
+            return None
+        self.steps += 1
+        return taken
+
+    def agree(self) -> bool:
+        """Return whether any rank wants training to end; every rank has to ask at the same time."""
+        asked, ends = self.interrupts.received or 0, bool(getattr(self.stopper, "ends", False))
+        if torch.distributed.is_initialized():
+            votes = torch.tensor([asked, int(ends)], device=_device_of_group())
+            torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MAX)
+            asked, ends = int(votes[0]), bool(votes[1])
+        self.signal = asked
+        return bool(asked or ends)
+
+
+def _device_of_group() -> torch.device:
+    """The device whose tensors the ranks exchange."""
+    return torch.device("cuda" if torch.distributed.get_backend() == "nccl" else "cpu")
