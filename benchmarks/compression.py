@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import Record, earlier_record, parser_of, publish, save_record
-from recipes.common.errors import run_main
+from recipes.common.tools import run_main
 from shared_embeddings.checkpoints.choosing import Trial, candidates, tried
 from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
 from shared_embeddings.method import Candidate

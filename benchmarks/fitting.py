@@ -30,8 +30,9 @@ import shared_embeddings as se
 from benchmarks.large_fits import Size, fit_apart, fit_one
 from benchmarks.large_fits import as_table as as_large_table
 from benchmarks.measuring import Record, earlier_record, parser_of, publish, save_record
-from recipes.common.errors import UserError, run_main
+from recipes.common.tools import run_main
 from shared_embeddings.classes.making import train_word_vectors
+from shared_embeddings.errors import UserError
 from shared_embeddings.sizing.suggest import suggest
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.files import sha256

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from benchmarks.layers import Setting, words
 from benchmarks.measuring import Step, parser_of, publish, read_record
 from lm.models import LanguageModel, Output, State, build
-from recipes.common.errors import run_main
 from recipes.common.table import NOT_RUN
+from recipes.common.tools import run_main
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.path_options import PathOption
 

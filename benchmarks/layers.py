@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import shared_embeddings as se
 from benchmarks.measuring import Step, added_peak, median_times, parser_of, publish, read_record
-from recipes.common.errors import run_main
+from recipes.common.tools import run_main
 from shared_embeddings.registry import method_class
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.path_options import PathOption

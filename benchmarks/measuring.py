@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from recipes.common.errors import UserError
 from recipes.common.table import update_readme
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.path_options import PathOption

@@ -25,9 +25,10 @@ from tqdm import tqdm
 
 from benchmarks.measuring import parser_of, publish
 from recipes.common.corpus import write_lines
-from recipes.common.errors import UserError, run_main
 from recipes.common.recipe import find_recipe
-from recipes.translation.settings import Settings, read_settings
+from recipes.common.tools import run_main
+from recipes.translation.sources import Settings, read_settings
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.path_options import PathOption
 

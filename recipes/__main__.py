@@ -6,8 +6,8 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from recipes.common.errors import run_main
 from recipes.common.recipe import Recipe, find_recipe, recipe_names, step_module
+from recipes.common.tools import run_main
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.path_options import PathOption
 
@@ -62,7 +62,7 @@ def sizes(arguments: Sequence[str]) -> None:
     parser.add_argument("task", help="a recipe")
     parser.add_argument("--vocabulary", type=positive, required=True, help="lines of the vocabulary file")
     options = parser.parse_args(arguments)
-    from recipes.common.sizes import describe_size
+    from recipes.common.rows import describe_size
 
     for name, row in find_recipe(options.task).rows.items():
         print(f"{name}: {describe_size(row, options.vocabulary)}")

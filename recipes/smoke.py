@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from recipes.common.errors import UserError
 from recipes.common.recipe import RECIPES, recipe_names
 from recipes.common.results import FILE, SMOKE_FOLDER, read_results
 from recipes.common.rows import Row, read_rows
 from recipes.common.smoke import SMOKE
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 
 # The scripts that take a row where a recipe has any, in the order in which they are run.

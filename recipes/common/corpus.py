@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from recipes.common.errors import UserError
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import replacing
 
 BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"

@@ -4,7 +4,7 @@
 
 - ``marker``: of ``<!-- BEGIN marker -->`` and ``<!-- END marker -->``;
 - ``table``: ``results`` (a line per row, the default), ``comparison`` (see `recipes.common.comparison`) or
-  ``headlines`` (see `recipes.headlines.table`);
+  ``headlines`` (see `recipes.headlines.evaluate`);
 - ``rows``: a pattern of the rows' names (default: all); ``from_scratch: true`` leaves out the rows that start
   from a trained one;
 - ``quality``: ``bleu`` or ``perplexity``, by which the models are judged;
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.comparison import comparison_table
-from recipes.common.errors import UserError
 from recipes.common.plot import TITLES, quality_size_plot, stages_plot
 from recipes.common.recipe import Recipe
 from recipes.common.results import Record, read_results
 from recipes.common.rows import FILE, read_file
 from recipes.common.table import RECIPE_COLUMNS, chosen_columns, markdown_table, records_of, update_readme
+from shared_embeddings.errors import UserError
 
 PICTURE, STAGES_PICTURE = "quality_size.png", "compressed.png"
 
@@ -74,7 +74,7 @@ def _text(recipe: Recipe, table: dict[str, Any], records: Sequence[Record]) -> s
     """The Markdown of one table."""
     kind = table.get("table", "results")
     if kind == "headlines":
-        from recipes.headlines.table import headline_table
+        from recipes.headlines.evaluate import headline_table
 
         return headline_table(recipe, records)
     if kind == "comparison":

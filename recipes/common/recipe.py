@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import shared_embeddings as se
-from recipes.common.errors import UserError
 from recipes.common.results import REPOSITORY, SMOKE_FOLDER
 from recipes.common.rows import Row, read_file, read_rows
 from recipes.common.smoke import SMOKE, SMOKE_HELP, smoke_row
 from recipes.common.tools import read_json
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
 

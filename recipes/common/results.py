@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from recipes.common.errors import UserError
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.reading import parse_json
 from shared_embeddings.utils.results import portable, provenance

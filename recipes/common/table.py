@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recipes.common.errors import UserError
 from recipes.common.results import Record, embedding_bits, natural
 from recipes.common.rows import Row
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import write_text
 
 NOT_RUN = "not run"

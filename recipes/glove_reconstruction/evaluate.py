@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.common.errors import UserError
 from recipes.common.plot import MARKERS
 from recipes.common.recipe import Recipe
 from recipes.common.results import Record, read_results
 from recipes.common.smoke import SMOKE
 from recipes.common.table import Column, markdown_table, update_readme
 from recipes.glove_reconstruction.grid import Grid, add_grid_option, read_grid
-from recipes.glove_reconstruction.smoke import SMOKE_GRID_HELP
+from recipes.glove_reconstruction.source import SMOKE_GRID_HELP
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import replacing, write_text
 from shared_embeddings.utils.path_options import PathOption

@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import shared_embeddings as se
-from recipes.common.errors import UserError
 from recipes.common.recipe import Recipe
 from recipes.common.rows import FILE, read_file
+from shared_embeddings.errors import UserError
 from shared_embeddings.sizing.targets import options_within
 
 DEFAULT = "full"

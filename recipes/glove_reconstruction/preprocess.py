@@ -9,17 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recipes.common.errors import UserError
 from recipes.common.recipe import Recipe
 from recipes.common.smoke import SMOKE
-from recipes.common.steps import run_step
+from recipes.common.tools import run_step
 from recipes.glove_reconstruction import source
 from recipes.glove_reconstruction.grid import add_grid_option, read_grid
-from recipes.glove_reconstruction.scores import score
-from recipes.glove_reconstruction.smoke import SMOKE_DATA_HELP, write_smoke_pairs, write_smoke_vectors
+from recipes.glove_reconstruction.source import SMOKE_DATA_HELP, score, write_smoke_pairs, write_smoke_vectors
 from shared_embeddings.analysis.similarity import read_pairs
 from shared_embeddings.analysis.vectors import WordVectors
 from shared_embeddings.checkpoints.token_counts import count_words
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.files import sha256, write_text
 from shared_embeddings.utils.path_options import PathOption

@@ -1,4 +1,4 @@
-"""Where the source vectors are from, and which words of them are reconstructed.
+"""The source vectors, the words that are reconstructed, and the word pairs that measure them.
 
 Axes: ``V`` words that are reconstructed, ``D`` dimension.
 """
@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shared_embeddings.analysis.word_pairs import WordPairs
 
 from lm.data.datasets import locate
-from recipes.common.errors import UserError
+from recipes.common.corpus import write_lines
+from recipes.common.results import SMOKE_FOLDER
+from recipes.common.smoke import generated_vocabulary
+from shared_embeddings.analysis.similarity import word_similarity
 from shared_embeddings.analysis.vectors import WordVectors, read_vectors
 from shared_embeddings.checkpoints.token_counts import count_words
 from shared_embeddings.classes.making import train_word_vectors
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.files import replacing
 
@@ -158,3 +163,38 @@ def read_any(path: Path, limit: int | None) -> WordVectors:
         return read_vectors(path, limit)
     except (ValueError, ImportError) as error:
         raise UserError(str(error)) from error
+
+
+def score(vectors: WordVectors, tests: Sequence[WordPairs]) -> dict[str, dict[str, Any]]:
+    """Spearman's rho of word vectors for every set of pairs by its name, and how many pairs are known."""
+    found = (word_similarity(vectors.words, vectors.vectors, test) for test in tests)
+    return {
+        result.name: {"rho": result.rho, "known": result.known, "pairs": result.pairs} for result in found
+    }
+
+
+SMOKE_DATA_HELP = f"random vectors of a few words, in a folder {SMOKE_FOLDER} of its own"
+SMOKE_GRID_HELP = "cells of a small grid, on the data of preprocess.sh --smoke"
+# Words in the file of vectors.
+WORDS = 80
+DIMENSIONS, PAIRS = 12, 50
+
+
+def write_smoke_vectors(folder: Path) -> Path:
+    """Write random vectors in GloVe's format, a word and its numbers on a line; returns the file."""
+    rows = np.random.default_rng(0).normal(size=(WORDS, DIMENSIONS))
+    path = folder / "vectors.txt"
+    numbers = (" ".join(f"{number:.5f}" for number in row) for row in rows)
+    write_lines(path, (f"{word} {line}" for word, line in zip(generated_vocabulary(), numbers)))
+    return path
+
+
+def write_smoke_pairs(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Write files of two words and a random score on a line, under the names of the published ones."""
+    words = generated_vocabulary()[:WORDS]
+    paths = [folder / name for name in names]
+    for seed, path in enumerate(paths):
+        draw = np.random.default_rng(seed)
+        chosen = [draw.choice(words, size=2, replace=False) for _ in range(PAIRS)]
+        write_lines(path, (f"{first}\t{second}\t{draw.uniform(0, 10):.2f}" for first, second in chosen))
+    return paths

@@ -13,17 +13,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 import shared_embeddings as se
-from recipes.common.errors import UserError
 from recipes.common.recipe import Recipe
 from recipes.common.results import FILE, find_result, write_result
 from recipes.common.smoke import SMOKE
 from recipes.common.tools import read_json
 from recipes.glove_reconstruction.grid import FIT_STEPS, Cell, Grid, add_grid_option, read_grid
-from recipes.glove_reconstruction.scores import score
-from recipes.glove_reconstruction.smoke import SMOKE_GRID_HELP
-from recipes.glove_reconstruction.source import read_source
+from recipes.glove_reconstruction.source import SMOKE_GRID_HELP, read_source, score
 from shared_embeddings.analysis.similarity import read_pairs
 from shared_embeddings.analysis.vectors import WordVectors
+from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.fit import report
 from shared_embeddings.utils.command_line import Parser
 

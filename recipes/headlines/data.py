@@ -17,9 +17,9 @@ from nmt.summarization.characters import (
     vocabulary_text,
 )
 from recipes.common.corpus import check_pairs, read_lines, write_lines
-from recipes.common.errors import UserError
-from recipes.common.steps import run_step
+from recipes.common.tools import run_step
 from recipes.translation import subwords
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import sha256, write_text
 from shared_embeddings.utils.reading import read_yaml
 
@@ -86,7 +86,7 @@ def encode(folder: Path, operations: int) -> None:
     run_step(
         "learn-bpe",
         stamps,
-        partial(subwords.learn, [training], codes, operations),
+        partial(subwords.learn_bpe, [training], codes, operations),
         inputs=[training],
         outputs=[codes],
         settings={"operations": operations, "min_frequency": subwords.MIN_PAIR_FREQUENCY},
@@ -95,7 +95,7 @@ def encode(folder: Path, operations: int) -> None:
     run_step(
         "apply-bpe",
         stamps,
-        partial(subwords.apply, codes, sources, folder),
+        partial(subwords.apply_bpe, codes, sources, folder),
         inputs=[codes, *sources],
         outputs=[folder / path.name for path in sources],
         settings={},

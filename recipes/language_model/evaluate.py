@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.common.errors import UserError
 from recipes.common.recipe import Recipe, parse_row
 from recipes.common.results import write_result
 from recipes.common.rows import Row
@@ -19,6 +18,7 @@ from recipes.language_model.train import (
     is_first_process,
     trained_folders,
 )
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils import reading
 
 SPLITS = ("valid", "test")

@@ -1,27 +1,26 @@
 """Prepare the data of a recipe for language models.
 
-The recipe's ``data.yaml`` holds ``dataset``, a name of `lm.data.datasets.SOURCES`, and ``classes``: the class
-files for UnClE by their names below the recipe's home, each with ``num_classes`` and the ``epochs`` of the
-word vectors. It may hold ``small``, the dataset of rows with ``data: data_small``.
+The recipe's ``data.yaml`` has ``dataset``, a name in `lm.data.datasets.SOURCES`, and ``classes``: the class
+files for UnClE by name, each with ``num_classes`` and the ``epochs`` of the word vectors. The optional
+``small`` names the dataset of rows with ``data: data_small``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm.data.corpus import VOCABULARY
 from lm.data.datasets import SOURCES, locate
-from recipes.common.errors import UserError
+from recipes.common.corpus import write_lines
 from recipes.common.recipe import Recipe
-from recipes.common.smoke import CLASSES, SMOKE, SMOKE_HELP
-from recipes.common.steps import print_result, run_step
-from recipes.common.tools import run_module
-from recipes.language_model.smoke import write_smoke_corpus
+from recipes.common.smoke import CLASSES, LINES, SMOKE, SMOKE_HELP, TEST_LINES, generated_words, sentence
+from recipes.common.tools import print_result, run_module, run_step
 from shared_embeddings.classes import make_classes, regroup
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.reading import read_yaml
 
 CLASS_SETTINGS = ("num_classes", "epochs")
@@ -177,3 +176,40 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     if tuple(arguments) not in ways:
         raise UserError(f"{' '.join(arguments)!r} is no argument of preprocess.sh; see preprocess.sh --help")
     ways[tuple(arguments)](recipe)
+
+
+_PARAGRAPH = 10
+
+
+def write_smoke_corpus(dataset: str, folder: Path) -> dict[str, Path]:
+    """Write a generated text for each split, with the names and the layout of the texts of `dataset`.
+
+    Args:
+        dataset: a name of `lm.data.datasets.SOURCES`.
+        folder: gets the texts.
+    """
+    layout = _LAYOUTS.get(dataset, _articles)
+    texts = {}
+    for seed, (split, name) in enumerate(SOURCES[dataset].files.items()):
+        lines = LINES if split == "train" else 5 * TEST_LINES
+        texts[split] = folder / name
+        write_lines(texts[split], layout(list(generated_words(lines, seed))))
+    return texts
+
+
+def _plain(lines: list[list[str]]) -> Iterator[str]:
+    """Sentences without punctuation, in lower case, with ``N`` for numbers and a space at both ends."""
+    for words in lines:
+        yield f" {' '.join(['<unk>', *words, 'N'])} "
+
+
+def _articles(lines: list[list[str]]) -> Iterator[str]:
+    """Articles with headings between equals signs, a paragraph on a line, and empty lines in between."""
+    for start in range(0, len(lines), _PARAGRAPH):
+        title, *paragraph = lines[start : start + _PARAGRAPH]
+        text = " ".join(sentence(words).replace(".", " .") for words in paragraph)
+        for line in (f"= {' '.join(title[:3]).title()} =", f"{text} 3 @.@ 5 <unk>"):
+            yield from (" ", f" {line} ")
+
+
+_LAYOUTS: dict[str, Callable[[list[list[str]]], Iterator[str]]] = {"ptb": _plain}

@@ -8,11 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.common.errors import UserError
-from recipes.common.fitting import distillation_options, fit_model
 from recipes.common.recipe import Recipe, parse_row
 from recipes.common.rows import Row
-from recipes.common.tools import peak_memory_of_children, read_json, run_module, write_json, write_yaml
+from recipes.common.tools import (
+    distillation_options,
+    fit_model,
+    peak_memory_of_children,
+    read_json,
+    run_module,
+    write_json,
+    write_yaml,
+)
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import locked, remove_leftovers
 
 LAST, BEST = "last.pt", "best.pt"

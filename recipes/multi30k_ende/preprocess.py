@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.corpus import check_pairs, read_lines, with_progress, write_lines
-from recipes.common.errors import UserError
 from recipes.common.recipe import Recipe, preprocess_options
 from recipes.common.smoke import (
     CLASSES,
@@ -22,10 +21,11 @@ from recipes.common.smoke import (
     TEST_LINES,
     generated_pairs,
 )
-from recipes.common.steps import print_result, run_step
+from recipes.common.tools import print_result, run_step
 from recipes.translation import subwords
-from recipes.translation.moses import Tokenizer
+from recipes.translation.subwords import Tokenizer
 from shared_embeddings.classes import make_classes
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.files import replacing, sha256, write_text
 from shared_embeddings.utils.reading import read_yaml
@@ -136,7 +136,7 @@ def prepare(settings: Settings, raw: dict[str, Path], folder: Path) -> None:
     run_step(
         "learn-bpe",
         stamps,
-        lambda: subwords.learn(training, codes, settings.bpe_operations),
+        lambda: subwords.learn_bpe(training, codes, settings.bpe_operations),
         inputs=training,
         outputs=[codes],
         settings={"operations": settings.bpe_operations, "min_frequency": subwords.MIN_PAIR_FREQUENCY},
@@ -146,7 +146,7 @@ def prepare(settings: Settings, raw: dict[str, Path], folder: Path) -> None:
     run_step(
         "apply-bpe",
         stamps,
-        lambda: subwords.apply(codes, tokens, folder),
+        lambda: subwords.apply_bpe(codes, tokens, folder),
         inputs=[codes, *tokens],
         outputs=pieces,
         settings={},

@@ -24,7 +24,7 @@ A row has
 - ``note`` and ``why``, as of the table;
 - ``model``: what is counted, in addition to the embedding of the row and the table's ``model``:
   ``embedding`` (``num_embeddings``, ``embedding_dim`` and options), ``copies`` (how many such embeddings),
-  ``network`` (name and sizes, see `recipes.papers.networks`), ``output`` (shapes of what the output layer
+  ``network`` (name and sizes, see `recipes.papers.ledger`), ``output`` (shapes of what the output layer
   holds besides the embedding), ``indices: true`` where the paper counts the index matrix, ``plain``
   ([V, D] of the table that the compression is measured against).
 """
@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import Any
 
 import shared_embeddings as se
-from recipes.common.errors import UserError
 from recipes.common.rows import FILE, read_rows
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.reading import read_yaml, read_yaml_as_text
 
 SOURCE = Path(__file__).with_name("papers.yaml")

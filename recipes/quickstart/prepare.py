@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.corpus import write_lines
-from recipes.common.steps import run_step
-from recipes.common.tools import write_yaml
+from recipes.common.tools import run_step, write_yaml
 from recipes.quickstart.corpus import make_corpus, write_corpus
 from recipes.quickstart.jobs import Job, run_jobs
-from recipes.quickstart.tokens import Tokenizer
+from recipes.quickstart.languages import Tokenizer
 from shared_embeddings.utils.files import sha256
 
 RECIPE = Path(__file__).parent
 # What decides about the text, beside the settings.
-SOURCES = ("corpus.py", "facts.py", "languages.py", "templates.yaml", "tokens.py")
+SOURCES = ("corpus.py", "languages.py", "templates.yaml")
 PACKAGES = ("babel", "num2words", "sacremoses")
 
 

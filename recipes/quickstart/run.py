@@ -21,7 +21,6 @@ from typing import Any
 from tqdm import tqdm
 
 from recipes.common.corpus import read_lines, write_lines
-from recipes.common.errors import UserError
 from recipes.common.plot import quality_size_plot
 from recipes.common.recipe import Recipe
 from recipes.common.results import SMOKE_FOLDER, find_result, write_result
@@ -31,11 +30,12 @@ from recipes.common.tools import read_json, write_json, write_yaml
 from recipes.quickstart import report
 from recipes.quickstart.corpus import SIZES
 from recipes.quickstart.jobs import Job, run_jobs
+from recipes.quickstart.languages import Tokenizer
 from recipes.quickstart.prepare import CorpusSettings, Data, prepare
-from recipes.quickstart.score import scores
-from recipes.quickstart.tokens import Tokenizer
+from recipes.quickstart.report import scores
 from recipes.translation.evaluate import read_speed
 from recipes.translation.training import complete_checkpoints
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.files import locked
 from shared_embeddings.utils.path_options import PathOption

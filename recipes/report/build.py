@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipes.common.errors import UserError
 from recipes.common.recipe import RECIPES, Recipe, recipe_names, runs_folder
 from recipes.papers.ledger import figures
 from recipes.report import contents, markdown, page
 from recipes.report.collect import LeftOut, collect, committed, of_runs
 from recipes.report.document import Block, Details, Picture
 from recipes.report.lines import lines_of
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.path_options import PathOption

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes.common.errors import UserError
 from recipes.common.results import FILE, Record, is_smoke, read_results
+from shared_embeddings.errors import UserError
 
 
 @dataclass(frozen=True)

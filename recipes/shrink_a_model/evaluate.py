@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from recipes.common.errors import UserError
 from recipes.common.recipe import Recipe
 from recipes.common.results import FILE, write_result
 from recipes.common.smoke import SMOKE, SMOKE_HELP
-from recipes.common.steps import print_line
-from recipes.common.tools import read_json, run_module
+from recipes.common.tools import print_line, read_json, run_module
 from recipes.shrink_a_model.encoder import Encoder, read_encoder, read_onnx, speed_ratio, table_bytes
 from recipes.shrink_a_model.grid import ORIGINAL, ShrinkRow, chosen_rows, read_grid
 from recipes.shrink_a_model.measures import Texts, measure, read_all
 from recipes.shrink_a_model.preprocess import MODEL, PAIRS, TEXTS, VECTORS
 from recipes.shrink_a_model.report import MARKER, write_report
 from recipes.shrink_a_model.train import COMMAND, WEIGHTS, model_folder
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import bytes_on_disk, write_text
 from shared_embeddings.utils.path_options import PathOption

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from recipes.common.errors import UserError
 from recipes.common.recipe import Recipe
 from recipes.common.rows import FILE, read_file
+from shared_embeddings.errors import UserError
 
 ORIGINAL = "original"
 

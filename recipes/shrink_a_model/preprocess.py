@@ -16,18 +16,16 @@ from typing import Any
 import numpy as np
 
 from recipes.agnews_headline import preprocess as agnews
-from recipes.agnews_headline.news import News, clean_text, read_news
+from recipes.agnews_headline.preprocess import News, clean_text, read_news
 from recipes.common.corpus import read_lines, write_lines
-from recipes.common.errors import UserError
 from recipes.common.recipe import Recipe, find_recipe, preprocess_options
-from recipes.common.steps import run_step
-from recipes.common.tools import run_module, write_json
-from recipes.glove_reconstruction.smoke import write_smoke_pairs
-from recipes.glove_reconstruction.source import data_dir, locate_pairs
+from recipes.common.tools import run_module, run_step, write_json
+from recipes.glove_reconstruction.source import data_dir, locate_pairs, write_smoke_pairs
 from recipes.multi30k_ende import preprocess as multi30k
 from recipes.shrink_a_model.encoder import read_encoder
 from recipes.shrink_a_model.measures import Texts
 from recipes.shrink_a_model.smoke import write_smoke_model, write_smoke_texts
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk, replacing, sha256
 from shared_embeddings.utils.reading import read_yaml
 

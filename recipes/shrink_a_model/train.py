@@ -10,8 +10,7 @@ from pathlib import Path
 
 from recipes.common.recipe import Recipe
 from recipes.common.smoke import SMOKE, SMOKE_HELP
-from recipes.common.steps import print_line, run_step
-from recipes.common.tools import run_module
+from recipes.common.tools import print_line, run_module, run_step
 from recipes.shrink_a_model.grid import ShrinkRow, chosen_rows
 from recipes.shrink_a_model.preprocess import MODEL, TEXT
 from shared_embeddings.utils.command_line import Parser

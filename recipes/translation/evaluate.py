@@ -7,17 +7,39 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sacrebleu.metrics import BLEU, CHRF
+
 from recipes.common.corpus import read_lines, write_lines
-from recipes.common.errors import UserError
 from recipes.common.recipe import Recipe, parse_row
 from recipes.common.results import write_result
 from recipes.common.rows import Row
 from recipes.common.tools import peak_memory_of_children, read_json, run_tool, with_overrides, write_yaml
-from recipes.translation.bleu import corpus_scores
-from recipes.translation.pieces import joiner
+from recipes.translation.subwords import joiner
 from recipes.translation.train import data_folder
 from recipes.translation.training import AVERAGED
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import replacing
+
+
+def corpus_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+    """Score detokenized translations against one detokenized reference each.
+
+    Returns:
+        ``bleu`` and ``chrf`` (0 to 100) with ``bleu_signature`` and ``chrf_signature``, and ``sentences``.
+
+    Raises:
+        UserError: when the two sides differ in length or are empty.
+    """
+    if len(hypotheses) != len(references):
+        raise UserError(f"{len(hypotheses)} translations for {len(references)} references; translate again")
+    if not references:
+        raise UserError("nothing to score: the test set is empty")
+    scores: dict[str, Any] = {"sentences": len(references)}
+    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+        scores[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
+        scores[f"{name}_signature"] = str(metric.get_signature())
+    return scores
+
 
 USAGE = """usage: eval.sh ROW [--smoke] [option of onmt_translate ...]
 

@@ -22,7 +22,6 @@ from typing import Any
 from tqdm import tqdm
 
 from recipes.common.corpus import stream_lines, write_lines
-from recipes.common.errors import UserError
 from recipes.common.recipe import Recipe
 from recipes.common.smoke import (
     CLASSES,
@@ -34,12 +33,21 @@ from recipes.common.smoke import (
     classes_file,
     generated_pairs,
 )
-from recipes.common.steps import print_result, run_step
-from recipes.translation import pieces as splitting
+from recipes.common.tools import print_result, run_step
 from recipes.translation import subwords
-from recipes.translation.settings import Pieces, Settings, read_settings
-from recipes.translation.sources import Located, Pair, Texts, locate, plain_files, read_pairs
+from recipes.translation.sources import (
+    Located,
+    Pair,
+    Pieces,
+    Settings,
+    Texts,
+    locate,
+    plain_files,
+    read_pairs,
+    read_settings,
+)
 from shared_embeddings.classes import make_classes, regroup
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import locked, replacing, sha256, write_text
 from shared_embeddings.utils.interrupts import leave_to_parent
@@ -138,7 +146,7 @@ class Preparation:
         run_step(
             f"tokens-{text.name}",
             self.stamps,
-            partial(splitting.tokenize, text, target, language),
+            partial(subwords.tokenize, text, target, language),
             inputs=[text],
             outputs=[target],
             settings={"language": language},
@@ -149,9 +157,9 @@ class Preparation:
         pieces, home = self.settings.pieces[name], self.folder / name
         origin = TOKENS if pieces.kind == "bpe" else TEXT
         texts, model = self.training_files(origin), home / f"{pieces.kind}.model"
-        learn: Callable[[], None] = partial(subwords.learn, texts, model, pieces.size)
+        learn: Callable[[], None] = partial(subwords.learn_bpe, texts, model, pieces.size)
         if pieces.kind == "sentencepiece":
-            learn = partial(splitting.learn_sentencepiece, texts, model, pieces, self.settings.sentences)
+            learn = partial(subwords.learn_sentencepiece, texts, model, pieces, self.settings.sentences)
         settings = {"kind": pieces.kind, "size": pieces.size, "model": pieces.model}
         settings["sentences"] = str(self.settings.sentences)
         learn = partial(in_own_process, learn)
@@ -174,9 +182,9 @@ class Preparation:
         """The pieces of one file."""
         folder = self.folder / name / "shards" if text.name.startswith(f"{TRAIN}-") else self.folder / name
         target = folder / text.name
-        apply = partial(splitting.apply_sentencepiece, model, text, target)
+        apply = partial(subwords.apply_sentencepiece, model, text, target)
         if self.settings.pieces[name].kind == "bpe":
-            apply = partial(subwords.apply, model, [text], folder)
+            apply = partial(subwords.apply_bpe, model, [text], folder)
         run_step(
             f"{name}-{text.name}", self.stamps, apply, inputs=[model, text], outputs=[target], settings={}
         )
@@ -191,7 +199,7 @@ class Preparation:
         for part, texts in parts.items():
             write = partial(subwords.write_vocabulary, texts, home / part)
             if pieces.kind == "sentencepiece":
-                write = partial(splitting.write_sentencepiece_vocabulary, model, texts, home / part)
+                write = partial(subwords.write_sentencepiece_vocabulary, model, texts, home / part)
             inputs, outputs = [model, *texts], [home / part]
             run_step(f"{name}-{part}", self.stamps, write, inputs=inputs, outputs=outputs, settings={})
 

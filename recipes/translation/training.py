@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recipes.common.errors import UserError
-from recipes.common.fitting import fit_model
 from recipes.common.rows import Row
 from recipes.common.tools import (
+    fit_model,
     option_value,
     peak_memory_of_children,
     read_json,
@@ -21,6 +20,7 @@ from recipes.common.tools import (
     write_json,
     write_yaml,
 )
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import locked, remove_leftovers, replacing
 
 AVERAGED = "model_averaged.pt"

@@ -10,7 +10,7 @@ import torch
 import shared_embeddings as se
 from benchmarks import fitting
 from benchmarks.measuring import read_record, save_record
-from recipes.common.errors import run_main
+from recipes.common.tools import run_main
 
 WORDS = [f"w{number}" for number in range(400)]
 

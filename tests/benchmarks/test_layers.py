@@ -10,7 +10,7 @@ import shared_embeddings as se
 from benchmarks import layers
 from benchmarks.layers import PLAIN, PUBLISHED, SETTINGS, as_table, operations, rows, with_ratios, words
 from benchmarks.measuring import median_times, read_record, save_record
-from recipes.common.errors import run_main
+from recipes.common.tools import run_main
 from tests.loops import in_turn
 
 TINY = SETTINGS["tiny"]

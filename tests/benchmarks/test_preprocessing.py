@@ -13,7 +13,7 @@ import pytest
 from benchmarks import preprocessing
 from benchmarks.measuring import read_record
 from benchmarks.preprocessing import Language, as_table, part_of, watch
-from recipes.common.errors import UserError
+from shared_embeddings.errors import UserError
 
 
 def test_hardly_two_ranks_have_the_same_word() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.translation.machines import Machines
-from recipes.translation.train import read_machines
+from recipes.translation.train import Machines, read_machines
 from tests.docker.image import DOCKER, ROOT
 
 RECIPE = "recipes/ptb_awd_lstm/train.sh"

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 import recipes.__main__
-from recipes.common.errors import run_main
+from recipes.common.tools import run_main
 from recipes.quickstart import corpus
 from tests.malformed.harness import ABSENT, Case, Command, complaints, option_cases, other_cases
 

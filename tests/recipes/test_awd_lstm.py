@@ -23,15 +23,15 @@ from lm.evaluate.command import _parser as evaluation_parser
 from lm.evaluate.pointer import PointerOptions
 from lm.models import LanguageModel
 from lm.train.config import parse
-from recipes.common.errors import UserError, run_main
-from recipes.common.fitting import distillation_options
 from recipes.common.recipe import RECIPES, Recipe, find_recipe
-from recipes.common.sizes import describe_size
+from recipes.common.rows import describe_size
+from recipes.common.tools import distillation_options, run_main
 from recipes.language_model import preprocess as model_data
 from recipes.language_model.evaluate import as_options
 from recipes.language_model.preprocess import read_settings
 from shared_embeddings.classes import WordClasses
 from shared_embeddings.classes.making import train_word_vectors
+from shared_embeddings.errors import UserError
 
 NAMES = ("ptb_awd_lstm", "wikitext2_awd_lstm")
 SCRIPTS = ("preprocess.sh", "train.sh", "eval.sh")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from recipes.common import corpus
-from recipes.common.errors import UserError, run_main
 from recipes.common.results import REPOSITORY
-from recipes.common.steps import run_step
+from recipes.common.tools import run_main, run_step
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import replacing, write_text
 
 
@@ -39,7 +39,7 @@ def test_user_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str])
 def test_a_reader_that_has_gone_ends_a_tool_quietly(lines: int) -> None:
     program = (
         "import sys\n"
-        "from recipes.common.errors import run_main\n"
+        "from recipes.common.tools import run_main\n"
         f'sys.exit(run_main("tool", lambda _: print("line\\n" * {lines}), []))'
     )
     command = [sys.executable, "-c", program]
@@ -90,7 +90,7 @@ def test_lines_of_two_processes_do_not_mix() -> None:
     """Unbuffered, as in the images."""
     program = """
 import os
-from recipes.common.steps import print_line
+from recipes.common.tools import print_line
 other = os.fork()
 for _ in range(2000):
     print_line("line")

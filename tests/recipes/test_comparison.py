@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from recipes.common import fitting
+from recipes.common import tools
 from recipes.common.comparison import comparison_table
-from recipes.common.errors import UserError
 from recipes.common.recipe import Recipe, find_recipe
 from recipes.common.results import read_results
 from recipes.common.table import markdown_table, not_run
 from recipes.language_model.evaluate import evaluate
 from recipes.language_model.train import train
+from shared_embeddings.errors import UserError
 from tests.lm.command_line import write_corpus
 
 ROWS = """
@@ -99,16 +99,16 @@ def test_what_the_fit_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def run(name: str, arguments: Sequence[str | Path]) -> None:
         asked.extend([name, *map(str, arguments)])
 
-    monkeypatch.setattr(fitting, "run_module", run)
+    monkeypatch.setattr(tools, "run_module", run)
     embedding = {"method": "define", "output": "table", "map_dim": 3, "shape": [2, 3]}
-    fitting.fit_model(Path("t.pt"), embedding, Path("c.tsv"), 5, tmp_path / "best.pt", {})
+    tools.fit_model(Path("t.pt"), embedding, Path("c.tsv"), 5, tmp_path / "best.pt", {})
     text = " ".join(asked)
     assert text.startswith(
         "shared_embeddings.cli.main compress --model t.pt --method define --token-counts c.tsv"
     )
     assert "--seed 5 " in text and f"--report {tmp_path / 'fit.json'}" in text
     assert text.endswith("--embedding-output table --map_dim 3 --shape [2, 3]") and "--fit-steps" not in text
-    fitting.fit_model(
+    tools.fit_model(
         Path("t.pt"), embedding, Path("c.tsv"), 5, tmp_path / "best.pt", {"fit_steps": 7, "store": "int8"}
     )
     assert "--fit-steps 7 --store int8 --embedding-output table" in " ".join(asked)

@@ -17,12 +17,13 @@ import torch
 import yaml
 
 import shared_embeddings as se
-from recipes.common.errors import UserError, run_main
 from recipes.common.recipe import Recipe, find_recipe
 from recipes.common.results import find_result, read_results
+from recipes.common.tools import run_main
 from recipes.glove_reconstruction import evaluate, preprocess, source, train
 from recipes.glove_reconstruction.grid import Cell, read_grid
 from shared_embeddings.analysis.vectors import WordVectors
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import sha256
 
 RECIPE = find_recipe("glove_reconstruction")

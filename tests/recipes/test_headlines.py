@@ -18,16 +18,16 @@ import shared_embeddings as se
 from nmt.summarization.characters import join_characters
 from recipes import __main__ as command
 from recipes.agnews_headline import preprocess as agnews
-from recipes.agnews_headline.news import News, clean_news, clean_text, hash_of
-from recipes.common.errors import run_main
+from recipes.agnews_headline.preprocess import News, clean_news, clean_text, hash_of
 from recipes.common.recipe import find_recipe
 from recipes.common.results import read_results
-from recipes.common.sizes import padded_vocabulary
+from recipes.common.rows import padded_vocabulary
 from recipes.common.table import records_of
+from recipes.common.tools import run_main
 from recipes.gigaword_headline import preprocess as gigaword
 from recipes.headlines import evaluate as headlines
-from recipes.headlines.table import headline_table
-from recipes.translation.subwords import join
+from recipes.headlines.evaluate import headline_table
+from recipes.translation.subwords import join_bpe
 from shared_embeddings.utils.files import sha256
 
 AGNEWS, GIGAWORD = find_recipe("agnews_headline"), find_recipe("gigaword_headline")
@@ -151,7 +151,7 @@ def test_preparation_from_end_to_end(small: Prepared, capsys: pytest.CaptureFixt
         assert [join_characters(line) for line in lines(data / f"{split}.target")] == lines(
             data / "text" / f"{split}.target"
         )
-    assert [join(line) for line in lines(data / "test.source")] == lines(data / "text" / "test.source")
+    assert [join_bpe(line) for line in lines(data / "test.source")] == lines(data / "text" / "test.source")
     tokens = {line.split("\t")[0] for line in lines(data / "vocabulary")}
     for side in ("source", "target"):
         assert {token for line in lines(data / f"train.{side}") for token in line.split()} <= tokens

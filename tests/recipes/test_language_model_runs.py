@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 import yaml
 
-from recipes.common.errors import UserError, run_main
 from recipes.common.recipe import Recipe
 from recipes.common.results import read_results
 from recipes.common.table import markdown_table, records_of
+from recipes.common.tools import run_main
 from recipes.language_model import evaluate as evaluation
 from recipes.language_model import train as training
 from recipes.language_model.evaluate import as_options, evaluate
 from recipes.language_model.train import train
+from shared_embeddings.errors import UserError
 from tests.lm.command_line import write_corpus
 
 ROWS = """

@@ -10,7 +10,7 @@ import pytest
 
 import shared_embeddings as se
 from recipes import __main__ as command
-from recipes.papers import ledger, networks
+from recipes.papers import ledger
 from recipes.papers.tables import SIZES, Cell, Paper, Table, read_papers
 from shared_embeddings.sizing.accounting import count_parameters
 
@@ -142,25 +142,25 @@ def test_group_reduce_comes_near_with_frequencies_of_zipf(by_cell: Any) -> None:
 
 def test_awd_lstm_has_the_size_that_its_authors_print() -> None:
     """24,221,600 with a tied table of 10,000 x 400 and the bias of the output."""
-    network = networks.build_network("lstm", {"sizes": [400, 1150, 1150, 400]})
+    network = ledger.build_network("lstm", {"sizes": [400, 1150, 1150, 400]})
     assert count_parameters(network) == 24_221_600 - 10_000 * 400 - 10_000
 
 
 def test_lstm_by_hand() -> None:
     """Four gates of two matrices, two biases: 4 (3 * 5 + 5 * 5 + 2 * 5), then 4 (5 * 2 + 2 * 2 + 2 * 2)."""
-    assert count_parameters(networks.build_network("lstm", {"sizes": [3, 5, 2]})) == 200 + 72
+    assert count_parameters(ledger.build_network("lstm", {"sizes": [3, 5, 2]})) == 200 + 72
 
 
 def test_transformer_by_hand() -> None:
     """D = 8, inner 12, one layer each: three attentions 4 (64 + 8), two nets 2 * 96 + 20, 7 norms of 16."""
-    network = networks.build_network("transformer", {"dim": 8, "ffn_dim": 12, "layers": 1})
+    network = ledger.build_network("transformer", {"dim": 8, "ffn_dim": 12, "layers": 1})
     assert count_parameters(network) == 3 * 4 * 72 + 2 * 212 + 7 * 16
 
 
 def test_transformer_xl_by_hand() -> None:
     """D = 6, two heads of 5, inner 7: five matrices 6 x 10, a net 2 * 42 + 13, two norms; 2 * 10 shared."""
     sizes = {"dim": 6, "heads": 2, "head_dim": 5, "ffn_dim": 7, "layers": 3}
-    network = networks.build_network("transformer_xl", sizes)
+    network = ledger.build_network("transformer_xl", sizes)
     assert count_parameters(network) == 3 * (5 * 60 + 97 + 24) + 20
 
 
@@ -171,13 +171,13 @@ def test_networks_have_no_weights(name: str) -> None:
         "lstm": {"sizes": [3, 5]},
         "transformer_xl": {"dim": 6, "heads": 2, "head_dim": 5, "ffn_dim": 7, "layers": 1},
     }
-    network = networks.build_network(name, sizes[name])
+    network = ledger.build_network(name, sizes[name])
     assert all(parameter.is_meta for parameter in network.parameters())
 
 
 def test_unknown_network() -> None:
     with pytest.raises(ValueError, match="'gru'.*lstm"):
-        networks.build_network("gru", {})
+        ledger.build_network("gru", {})
 
 
 # Measuring

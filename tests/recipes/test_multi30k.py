@@ -15,16 +15,16 @@ import pytest
 import yaml
 
 import shared_embeddings as se
-from recipes.common.errors import UserError, run_main
 from recipes.common.recipe import find_recipe
 from recipes.common.results import read_results
-from recipes.common.sizes import SPECIAL_TOKENS, describe_size
+from recipes.common.rows import SPECIAL_TOKENS, describe_size
 from recipes.common.table import markdown_table
+from recipes.common.tools import run_main
 from recipes.multi30k_ende import preprocess
-from recipes.translation.moses import Tokenizer
-from recipes.translation.subwords import join
+from recipes.translation.subwords import Tokenizer, join_bpe
 from recipes.translation.train import complete_row
 from recipes.translation.training import AVERAGED
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils import download
 from shared_embeddings.utils.files import sha256
 
@@ -85,7 +85,7 @@ def test_preprocessing_from_end_to_end(small: Corpus) -> None:
         lines = (small.data / f"train.{side}").read_text().splitlines()
         assert len(lines) == 5 and all(set(line.split(" ")) <= tokens for line in lines)
         text = [" ".join(pair[side == "de"].split()) for pair in PAIRS]
-        assert [Tokenizer(side).detokenize(join(line)) for line in lines] == text
+        assert [Tokenizer(side).detokenize(join_bpe(line)) for line in lines] == text
     assert (small.data / "test.reference").read_text().splitlines() == [pair[1] for pair in PAIRS]
 
 
@@ -229,7 +229,7 @@ def test_training_before_preprocessing_is_refused(small: Corpus, tmp_path: Path)
 
 
 def test_words_are_put_together_again() -> None:
-    assert join("An@@ trie@@ b und S@@ tr@@") == "Antrieb und Str"
+    assert join_bpe("An@@ trie@@ b und S@@ tr@@") == "Antrieb und Str"
 
 
 @pytest.mark.parametrize("text", ["Bei Trader Joe's im T-Shirt & [innen].", "Ca. 120 cm, 5,3 km!"])

@@ -10,11 +10,12 @@ import pytest
 import yaml
 
 from recipes import __main__ as command
-from recipes.common.errors import UserError, run_main
 from recipes.common.recipe import RECIPES, find_recipe, recipe_names
+from recipes.common.tools import run_main
 from recipes.glove_reconstruction.grid import read_grid
 from recipes.papers.coverage import MARKER, README, markdown, origins
 from recipes.papers.tables import SIZES, Cell, read_papers
+from shared_embeddings.errors import UserError
 
 # Rows of each table in print, counted in the papers. Table 7b of DeFINE is a plot.
 ROWS = {

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from recipes.common.errors import UserError, run_main
 from recipes.common.recipe import find_recipe
+from recipes.common.tools import run_main
 from recipes.translation import preprocess
-from recipes.translation.machines import Machines, batch_size
 from recipes.translation.preprocess import clean, shards
-from recipes.translation.settings import read_settings
-from recipes.translation.sources import Texts, locate, read_pairs
-from recipes.translation.subwords import count_words, learn
+from recipes.translation.sources import Texts, locate, read_pairs, read_settings
+from recipes.translation.subwords import count_words, learn_bpe
+from recipes.translation.train import Machines, batch_size
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.reading import read_yaml
 
 RECIPES = ("iwslt_pten", "wmt14_ende", "wmt14_enfr")
@@ -118,7 +118,7 @@ def test_byte_pairs_need_words(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("a b c\n")
     with pytest.raises(UserError, match="no word has two characters; give more text"):
-        learn([text], tmp_path / "codes", 10)
+        learn_bpe([text], tmp_path / "codes", 10)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 8, 16])

@@ -15,7 +15,7 @@ import yaml
 
 from recipes.common.results import REPOSITORY
 from recipes.translation.preprocess import write_smoke_texts
-from recipes.translation.settings import read_settings
+from recipes.translation.sources import read_settings
 
 RECIPE = "wmt14_ende"
 SECONDS = 500
@@ -23,14 +23,14 @@ SECONDS = 500
 # could be late.
 KILLED = """
 import os, runpy, signal, sys
-from recipes.common import steps
+from recipes.common import tools
 module, last = sys.argv.pop(1), sys.argv.pop(1)
-process, print_line = os.getpid(), steps.print_line
+process, print_line = os.getpid(), tools.print_line
 def print_and_die(line):
     print_line(line)
     if line == last:
         os.kill(process, signal.SIGKILL)
-steps.print_line = print_and_die
+tools.print_line = print_and_die
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 MODULE = "recipes.__main__"

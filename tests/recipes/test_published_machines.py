@@ -23,7 +23,7 @@ from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.files import read_checkpoint
 from recipes.common.recipe import find_recipe
 from recipes.translation import train
-from recipes.translation.machines import Machines
+from recipes.translation.train import Machines
 from recipes.translation.training import Data
 from tests.nmt.conftest import Host, run
 

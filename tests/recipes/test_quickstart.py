@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from recipes.common.errors import UserError, run_main
 from recipes.common.recipe import find_recipe
 from recipes.common.results import REPOSITORY, find_result, read_results
+from recipes.common.tools import run_main
 from recipes.quickstart import report, run
 from recipes.quickstart.jobs import Job, run_jobs
-from recipes.quickstart.score import scores
+from recipes.quickstart.report import scores
+from shared_embeddings.errors import UserError
 
 RECIPE = find_recipe("quickstart")
 COUNTS = {
@@ -189,7 +190,7 @@ def test_failure_ends_the_other_jobs(tmp_path: Path) -> None:
 def test_interruption_ends_the_jobs_and_gives_130(tmp_path: Path) -> None:
     program = (
         "import os, sys, tests.recipes.test_quickstart as t; from pathlib import Path\n"
-        "from recipes.common.errors import run_main\n"
+        "from recipes.common.tools import run_main\n"
         "job = t.sleeper(Path(sys.argv[1]))\n"
         "sys.exit(run_main('quickstart', lambda _: t.run_jobs([job], 1, dict(os.environ)), []))"
     )

@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from recipes.common.errors import run_main
+from recipes.common.tools import run_main
 from recipes.quickstart import corpus
 from recipes.quickstart.corpus import (
+    COUNTS,
+    KINDS,
     CorpusError,
     Template,
     checksum,
     make_corpus,
     read_templates,
+    say,
     write_corpus,
 )
-from recipes.quickstart.facts import COUNTS, KINDS, say
-from recipes.quickstart.languages import LanguageError, Speech, clean, covered_languages
-from recipes.quickstart.tokens import JOINER, Tokenizer
+from recipes.quickstart.languages import JOINER, LanguageError, Speech, Tokenizer, clean, covered_languages
 
 SIZES = {"train": 300, "valid": 30, "test": 30}
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from recipes.common.errors import run_main
 from recipes.common.recipe import RECIPES, Recipe, recipe_names
+from recipes.common.tools import run_main
 from recipes.papers.ledger import Figure
 from recipes.report import build as command
 from recipes.report.collect import collect, of_runs

@@ -12,12 +12,13 @@ import pytest
 
 from recipes import __main__ as command
 from recipes.common import table
-from recipes.common.errors import UserError, run_main
 from recipes.common.plot import draw_quality_size, label_rows, quality_size_plot
 from recipes.common.readme import update_tables
 from recipes.common.recipe import Recipe, find_recipe, recipe_names
 from recipes.common.results import FILE, REPOSITORY, find_result, is_smoke, read_results, write_result
-from recipes.translation.bleu import corpus_scores
+from recipes.common.tools import run_main
+from recipes.translation.evaluate import corpus_scores
+from shared_embeddings.errors import UserError
 
 
 def write(folder: Path, row: str, bleu: float = 30.0, embedding: int = 1000, **extra: Any) -> Path:

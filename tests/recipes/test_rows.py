@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recipes.common.errors import UserError
 from recipes.common.recipe import RECIPES, Recipe, find_recipe, recipe_names, step_module
 from recipes.common.rows import Row, read_file, read_rows
 from recipes.papers.tables import read_papers
+from shared_embeddings.errors import UserError
 
 FILE = """
 kind: language_model

@@ -13,7 +13,6 @@ from lm.data.corpus import prepare
 from lm.data.datasets import SOURCES
 from recipes import __main__ as command
 from recipes import smoke
-from recipes.common.errors import UserError, run_main
 from recipes.common.recipe import RECIPES, find_recipe, parse_row, recipe_names, step_module
 from recipes.common.smoke import (
     CLASSES,
@@ -24,12 +23,14 @@ from recipes.common.smoke import (
     generated_vocabulary,
     generated_words,
 )
-from recipes.language_model.smoke import write_smoke_corpus
+from recipes.common.tools import run_main
+from recipes.language_model.preprocess import write_smoke_corpus
 from recipes.quickstart import run as quickstart
 from recipes.report.collect import of_runs
 from recipes.translation.evaluate import read_trained
 from recipes.translation.preprocess import smoke_settings
-from recipes.translation.settings import read_settings
+from recipes.translation.sources import read_settings
+from shared_embeddings.errors import UserError
 
 NAMES = recipe_names()
 LANGUAGE_MODELS = ("ptb_awd_lstm", "wikitext2_awd_lstm", "wikitext103_lstm", "wikitext103_transformer_xl")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from recipes.common.errors import UserError
 from recipes.common.rows import Row
 from recipes.common.tools import option_value
 from recipes.translation import training
 from recipes.translation.training import complete_checkpoints
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import locked
 
 

@@ -17,8 +17,7 @@ from lm.checkpoint import load_model, save_model
 from lm.models import LanguageModel
 from lm.train.config import parse
 from recipes.common.recipe import RECIPES, find_recipe
-from recipes.common.rows import Row
-from recipes.common.sizes import describe_size
+from recipes.common.rows import Row, describe_size
 from recipes.language_model.evaluate import as_options
 from shared_embeddings.checkpoints import adapter as compression_hosts
 from shared_embeddings.checkpoints.compress import compress

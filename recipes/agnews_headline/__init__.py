@@ -1,1 +1,0 @@
-"""Headlines of news in English (AG News), at a length that is asked for."""

@@ -1,1 +1,0 @@
-"""What every recipe needs: results files, tables, plots, scores, resumable steps, checkpoints."""

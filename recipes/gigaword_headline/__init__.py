@@ -1,1 +1,0 @@
-"""Headlines of English Gigaword and DUC 2004, task 1 (ALONE, Table 3)."""

@@ -1,1 +1,0 @@
-"""Reconstruction of pre-trained word vectors (ALONE, section 3.1)."""

@@ -1,1 +1,0 @@
-"""Headlines of texts in a desired number of characters: data, scores and tables."""

@@ -1,1 +1,0 @@
-"""The steps of the recipes for language models."""

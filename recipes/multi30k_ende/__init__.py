@@ -1,1 +1,0 @@
-"""English-German translation of image captions (Multi30k)."""

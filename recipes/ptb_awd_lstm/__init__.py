@@ -1,1 +1,0 @@
-"""AWD-LSTM on the Penn Treebank, one embedding beside another."""

@@ -1,1 +1,0 @@
-"""A translation model in five minutes, on text that needs no download."""

@@ -1,1 +1,0 @@
-"""The steps of the translation recipes: pieces and vocabularies, training, scores."""

@@ -1,1 +1,0 @@
-"""The LSTM language models of DeFINE on WikiText-103."""

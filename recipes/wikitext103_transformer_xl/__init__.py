@@ -1,1 +1,0 @@
-"""The Transformer-XL language models of DeFINE on WikiText-103."""

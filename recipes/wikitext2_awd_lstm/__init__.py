@@ -1,1 +1,0 @@
-"""AWD-LSTM on WikiText-2, one embedding beside another."""

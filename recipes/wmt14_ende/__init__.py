@@ -1,1 +1,0 @@
-"""Scripts, data and rows of this task; the code is in `recipes.translation`."""
