@@ -23,7 +23,7 @@ TOKENIZER_OPTIONS = ("src_onmttok_kwargs", "tgt_onmttok_kwargs")
 EXAMPLE = "{mode: aggressive, joiner_annotate: true}"
 _LONGEST = 10_000
 _MODES = ("aggressive", "char", "conservative", "none", "space")
-# Keyword arguments of pyonmttok.Tokenizer, but for those that the subword options of OpenNMT set.
+# Keyword arguments of pyonmttok.Tokenizer, except those that the subword options of OpenNMT-py set.
 _SWITCHES = (
     "allow_isolated_marks",
     "case_feature",
@@ -61,14 +61,14 @@ _OF_SUBWORDS = {
 
 
 def parse_tokenizer(name: str, value: Any) -> dict[str, Any]:
-    """Return the options of a tokenizer; what is no literal is not evaluated.
+    """Parse the options of a tokenizer as literals.
 
     Args:
-        name: of the option, for messages.
-        value: a mapping, or its spelling in YAML, JSON or Python.
+        name: name of the option, for messages.
+        value: a mapping, or its text in YAML, JSON or Python.
 
     Raises:
-        UserError: names what is no mapping of plain values, or an option that pyonmttok does not have.
+        UserError: it is not a mapping of plain values, or pyonmttok does not have an option.
     """
     if isinstance(value, str) and len(value) > _LONGEST:
         raise UserError(f"{name}: has {len(value)} characters; expected a mapping such as {EXAMPLE}")
@@ -87,14 +87,14 @@ def _check(name: str, key: Any, value: Any) -> None:
     """Check one option of a tokenizer.
 
     Raises:
-        UserError: it is unknown, or its value has another type.
+        UserError: it is unknown, or its value has the wrong type.
     """
     if key in _OF_SUBWORDS:
         instead = _OF_SUBWORDS[key].replace("src", name[:3])
         raise UserError(f"{name}: {key} is set by {instead}; remove it here")
     if key not in _TYPES:
         close = difflib.get_close_matches(str(key)[:80], _TYPES, 1)
-        hint = f"did you mean {close[0]}?" if close else f"wanted some of {', '.join(sorted(_TYPES))}"
+        hint = f"did you mean {close[0]}?" if close else f"expected {', '.join(sorted(_TYPES))}"
         raise UserError(f"{name}: unknown option {str(key)[:80]!r}; {hint}")
     wanted = _TYPES[key]
     fits = isinstance(value, wanted)
@@ -107,11 +107,11 @@ def _check(name: str, key: Any, value: Any) -> None:
         raise UserError(f"{name}: {key} is {str(value)[:80]!r}; expected {kind}")
 
 
-NONE = "none"  # of -transforms: the text is in tokens
+NONE = "none"  # value of -transforms for tokenized text
 APPLIED = ("normalize", "prefix", "suffix", "inferfeats", "onmt_tokenize", "sentencepiece", "bpe")
-NEEDING_TARGETS = ("clean", "filtertoolong", "inlinetags", "terminology")  # cannot be asked for
+NEEDING_TARGETS = ("clean", "filtertoolong", "inlinetags", "terminology")  # not available in translation
 SUBWORDS = ("onmt_tokenize", "sentencepiece", "bpe")
-# What corpora set on their own; of the target, only the prefix can be foreseen in a translation.
+# Options that a corpus may set; in translation, the prefix is the only one of the target that is known.
 _OF_CORPUS = {
     "prefix": ("src_prefix", "tgt_prefix"),
     "suffix": ("src_suffix",),
@@ -125,17 +125,17 @@ _OF_CORPUS = {
         "post_remove_control_chars",
     ),
 }
-# Of a vocabulary that both sides share, the target takes what the source has.
+# With a shared vocabulary, the target uses these options of the source.
 _SHARED = ("subword_model", "subword_type", "onmttok_kwargs")
 
 
 class Recorded(NamedTuple):
-    """What a checkpoint records about its text.
+    """The transforms recorded in a checkpoint.
 
     Attributes:
-        path: of the checkpoint.
-        options: of its training.
-        files: content of the files of subwords, by option.
+        path: the checkpoint.
+        options: options of its training.
+        files: content of its subword files, by option.
     """
 
     path: Path
@@ -144,9 +144,7 @@ class Recorded(NamedTuple):
 
 
 def stored_files(opt: Namespace) -> dict[str, Any]:
-    """Return what a checkpoint keeps of the files of subwords of a training: ``{STORED: {option: bytes}}``,
-    the bytes as a tensor ``(n,)``.
-    """
+    """Return the subword files to store in a checkpoint: ``{STORED: {option: bytes as a tensor (n,)}}``."""
     names = {name for names in _names_by_corpus(vars(opt)).values() for name in names}
     if names.isdisjoint(SUBWORDS):
         return {}
@@ -156,20 +154,20 @@ def stored_files(opt: Namespace) -> dict[str, Any]:
 
 
 def kept_files(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the files of subwords of a checkpoint as its successor keeps them."""
+    """Return the subword files to copy from a checkpoint to one derived from it."""
     return {STORED: checkpoint[STORED]} if STORED in checkpoint else {}
 
 
 def _as_tensor(content: bytes) -> torch.Tensor:
-    """Return bytes as a tensor ``(n,)``, which every reader of checkpoints knows."""
+    """Convert bytes to a tensor ``(n,)``."""
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0).byte()
 
 
 def read_recorded(path: str) -> Recorded:
-    """Read what a checkpoint records about its text, and nothing of its weights.
+    """Read the transforms recorded in a checkpoint, without its weights.
 
     Raises:
-        UserError: it cannot be read, or its files of subwords are no bytes.
+        UserError: it cannot be read.
     """
     checkpoint = peek(path)
     options, stored = vars(checkpoint["opt"]), checkpoint.get(STORED, {})
@@ -180,20 +178,19 @@ def read_recorded(path: str) -> Recorded:
 
 @contextlib.contextmanager
 def applied(opt: Namespace) -> Iterator[str]:
-    """Fill in the transforms of a translation that its options leave open, and yield what is done in words.
+    """Complete the transforms of a translation from the checkpoint, and yield a description of them.
 
-    ``opt.transforms`` is what was asked for, in place of that of the checkpoint; options that are not at
-    their defaults stay as they are.
+    ``opt.transforms`` and options that are not at their defaults take precedence over the checkpoint.
 
     Raises:
-        UserError: the checkpoint does not say clearly what to do, or a file is missing.
+        UserError: the corpora of the checkpoint have different transforms, or a file is missing.
     """
     asked = list(opt.transforms)
     if NONE in asked:
         if len(asked) > 1:
-            raise UserError(f"transforms: {' '.join(asked)}; {NONE} stands alone, for text in tokens")
+            raise UserError(f"transforms: {' '.join(asked)}: {NONE} cannot be combined with others")
         opt.transforms = []
-        yield "transforms: none, as asked: the text is in tokens"
+        yield "transforms: none: the text is tokenized"
         return
     recorded = read_recorded(opt.models[0])
     for other in opt.models[1:]:
@@ -204,14 +201,14 @@ def applied(opt: Namespace) -> Iterator[str]:
         values = {**recorded.options, **of_corpus, **_files(recorded, opt, names, Path(folder))}
         _fill(opt, names, values, recorded)
         _check_complete(opt)
-        yield _in_words(names, recorded, bool(asked))
+        yield _describe(names, recorded, bool(asked))
 
 
 def _names_by_corpus(options: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the transforms of every corpus that a model was trained with.
+    """Return the transforms of each training corpus.
 
     Raises:
-        UserError: they are no lists of names.
+        UserError: they are not lists of names.
     """
     default = options.get("transforms") or []
     data = options.get("data")
@@ -229,11 +226,10 @@ def _names_by_corpus(options: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _trained(recorded: Recorded) -> tuple[list[str], dict[str, Any]]:
-    """Return the transforms of a model that a text to translate goes through, and the options that corpora
-    set for them.
+    """Return the transforms that a model applies in translation, and the options that corpora set for them.
 
     Raises:
-        UserError: the corpora differ, and there is none for validation to follow.
+        UserError: the corpora differ, and there is no validation corpus to decide.
     """
     data = recorded.options.get("data")
     ways: dict[str, tuple[list[str], dict[str, Any]]] = {}
@@ -247,30 +243,30 @@ def _trained(recorded: Recorded) -> tuple[list[str], dict[str, Any]]:
         return of_training[0]
     if "valid" in ways:
         return ways["valid"]
-    told = "; ".join(
+    listed = "; ".join(
         f"{corpus}: {' '.join(names) or NONE} {own or ''}".rstrip() for corpus, (names, own) in ways.items()
     )
     raise UserError(
-        f"checkpoint {recorded.path}: its corpora were transformed differently ({told}); say what this text "
-        f"needs with -transforms and the options of these, or -transforms {NONE} for text in tokens"
+        f"checkpoint {recorded.path}: its corpora have different transforms ({listed}); set -transforms and "
+        f"their options for this text, or -transforms {NONE} for tokenized text"
     )
 
 
 def _check_same(first: Recorded, other: Recorded) -> None:
-    """Raise UserError where models of one ensemble were trained on text in other tokens."""
+    """Raise `UserError` if the models of an ensemble have different transforms."""
     if _trained(first) != _trained(other) or first.files != other.files:
         raise UserError(
-            f"model: {other.path} was trained with other transforms than {first.path}; translate text in "
-            f"tokens with -transforms {NONE}"
+            f"model: {other.path} was trained with other transforms than {first.path}; translate tokenized "
+            f"text with -transforms {NONE}"
         )
 
 
 def _files(recorded: Recorded, opt: Namespace, names: list[str], folder: Path) -> dict[str, str]:
-    """Return where the files of subwords are that a translation needs, by option: written from the
-    checkpoint, or at their old places, or beside the checkpoint.
+    """Return the paths of the subword files by option: extracted from the checkpoint, or the original path, or
+    next to the checkpoint.
 
     Raises:
-        UserError: names one that is nowhere.
+        UserError: one is not found.
     """
     if set(names).isdisjoint(SUBWORDS):
         return {}
@@ -287,33 +283,33 @@ def _files(recorded: Recorded, opt: Namespace, names: list[str], folder: Path) -
         existing = next((place for place in places if place.is_file()), None)
         if existing is None:
             raise UserError(
-                f"{name}: {trained}, which the model was trained with, is not in the checkpoint, nor there, "
-                f"nor beside it; name it with -{name}, or add -transforms {NONE} for text in tokens"
+                f"{name}: the file {trained} of the training is not found, nor stored in the checkpoint or "
+                f"next to it; name it with -{name}, or add -transforms {NONE} for tokenized text"
             )
         found[name] = str(existing)
     return found
 
 
 def _fill(opt: Namespace, names: list[str], values: Mapping[str, Any], recorded: Recorded) -> None:
-    """Give the options of transforms that are at their defaults the values of the training.
+    """Set the options of transforms that are at their defaults to the values of the training.
 
     Raises:
-        UserError: a value is of another type than the option.
+        UserError: a value has the wrong type.
     """
     defaults = _defaults(names, recorded)
-    is_shared = values.get("share_vocab") and _restricts_alike(recorded.options)
+    is_shared = values.get("share_vocab") and _same_restriction(recorded.options)
     of_source = {f"tgt_{name}": f"src_{name}" for name in _SHARED} if is_shared else {}
-    # Those that follow the source come after it.
+    # Options copied from the source come after those of the source.
     for name in sorted(defaults, key=of_source.__contains__):
         value = getattr(opt, of_source[name]) if name in of_source else values.get(name)
         if value is not None and getattr(opt, name) == defaults[name]:
             setattr(opt, name, _checked(name, value, defaults[name], recorded))
     if "prefix" in names and opt.tgt_prefix and not opt.tgt:
-        opt.tgt_file_prefix = True  # the transform hands it over as the beginning of a target
+        opt.tgt_file_prefix = True  # the transform passes it as a target prefix
 
 
-def _restricts_alike(options: Mapping[str, Any]) -> bool:
-    """Return whether both sides were trained with the same restriction of their subwords."""
+def _same_restriction(options: Mapping[str, Any]) -> bool:
+    """Return whether both sides restrict their subwords in the same way."""
     source, target = (
         (options.get(f"{side}_subword_vocab"), options.get(f"{side}_vocab_threshold"))
         for side in ("src", "tgt")
@@ -325,7 +321,7 @@ def _defaults(names: list[str], recorded: Recorded) -> dict[str, Any]:
     """Return the options of transforms with their defaults.
 
     Raises:
-        UserError: there is no such transform.
+        UserError: a transform is unknown.
     """
     from onmt.transforms import AVAILABLE_TRANSFORMS
     from onmt.utils.parse import ArgumentParser
@@ -339,26 +335,26 @@ def _defaults(names: list[str], recorded: Recorded) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any, default: Any, recorded: Recorded) -> Any:
-    """Return the value of an option of a checkpoint; those of tokenizers are checked where they are used.
+    """Return the value of an option of a checkpoint; tokenizer options are checked later.
 
     Raises:
-        UserError: its type is not that of the option.
+        UserError: it has the wrong type.
     """
     if name in TOKENIZER_OPTIONS:
         return value
     wanted = (int, float) if type(default) is float else str if default is None else type(default)
     if not isinstance(value, wanted):
         raise UserError(
-            f"checkpoint {recorded.path}: its option {name} is {str(value)[:80]!r}, which cannot be"
+            f"checkpoint {recorded.path}: its option {name} is {str(value)[:80]!r}, which has the wrong type"
         )
     return value
 
 
 def _check_complete(opt: Namespace) -> None:
-    """Check what the transforms of a translation need.
+    """Check the files and reports of the transforms of a translation.
 
     Raises:
-        UserError: there is no model of subwords, or alignments of tokens are asked for.
+        UserError: a subword model is missing, or alignments of joined tokens are requested.
     """
     subwords = [name for name in opt.transforms if name in SUBWORDS]
     for name in subwords:
@@ -366,23 +362,23 @@ def _check_complete(opt: Namespace) -> None:
             needed = name != "onmt_tokenize" or getattr(opt, f"{side}_subword_type") != NONE
             if needed and not getattr(opt, f"{side}_subword_model"):
                 raise UserError(
-                    f"transforms: {name} needs a model of subwords; name it with -{side}_subword_model"
+                    f"transforms: {name} needs a subword model; name it with -{side}_subword_model"
                 )
     if subwords and opt.report_align:
         raise UserError(
-            f"report_align: aligns tokens, but {subwords[0]} joins them on the output; translate text in "
-            f"tokens with -transforms {NONE}"
+            f"report_align: aligns tokens, but {subwords[0]} joins them in the output; translate tokenized "
+            f"text with -transforms {NONE}"
         )
 
 
-def _in_words(names: list[str], recorded: Recorded, is_asked: bool) -> str:
-    """Describe in one line what happens to a text."""
+def _describe(names: list[str], recorded: Recorded, is_asked: bool) -> str:
+    """Describe the transforms in one line."""
     if not names:
         return ""
     left = {name for names in _names_by_corpus(recorded.options).values() for name in names} - set(APPLIED)
-    origin = "as asked" if is_asked else f"as {recorded.path.name} was trained"
+    origin = "as requested" if is_asked else f"as in the training of {recorded.path.name}"
     unused = f"; {', '.join(sorted(left))} in training only" if left and not is_asked else ""
     return (
         f"transforms: {', '.join(names)} on the source, {origin}, and undone on the output{unused}; "
-        f"for text in tokens, add -transforms {NONE}"
+        f"for tokenized text, add -transforms {NONE}"
     )

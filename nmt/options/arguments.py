@@ -32,16 +32,15 @@ WORDS_FOR_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": F
 def parse(parser: Any, table: Table = NO_FILES, known_elsewhere: Collection[str] = ()) -> Namespace:
     """Parse the command line and the configuration file; unknown options fail by name.
 
-    An option of the command line goes before that of the file; given twice in one of them, it fails.
+    The command line takes precedence over the file. Repeated options fail.
 
     Args:
-        parser: of OpenNMT, or one of ours.
-        table: which of its options name files, where the parser does not say so.
-        known_elsewhere: options of other commands, which one configuration file for all of them may hold.
+        parser: a parser of OpenNMT-py or of this project.
+        table: the options of OpenNMT-py that name files.
+        known_elsewhere: options of other commands, which a shared configuration file may contain.
 
     Raises:
-        UserError: names the unknown options, and the known one that looks most alike; or what is wrong with
-            the value of another, or with a file.
+        UserError: an option is unknown, a value is invalid, or a file cannot be used.
     """
 
     def fail(message: str) -> None:
@@ -64,10 +63,10 @@ def parse(parser: Any, table: Table = NO_FILES, known_elsewhere: Collection[str]
 
 
 def _check_rest(parser: Any, rest: list[str], known_elsewhere: Collection[str]) -> None:
-    """Check what is left over of the arguments.
+    """Check the arguments that the parser did not use.
 
     Raises:
-        UserError: names the first that the commands do not know.
+        UserError: one is unknown.
     """
     known = {string.lstrip("-") for action in parser._actions for string in action.option_strings}
     unknown = [
@@ -83,13 +82,13 @@ def _check_rest(parser: Any, rest: list[str], known_elsewhere: Collection[str]) 
 
 
 class ConfigurationReader(configargparse.YAMLConfigFileParser):  # type: ignore[misc]
-    """Reads configuration files of plain values: as upstream's, but bounded, and no key counts twice."""
+    """Reads YAML configuration files with limits on their size; repeated keys fail."""
 
     def parse(self, stream: IO[str]) -> dict[str, Any]:
-        """Return the options of a file: lists as they are, mappings as JSON, all else as text.
+        """Return the options of a file: lists unchanged, mappings as JSON, other values as text.
 
         Raises:
-            UserError: it is no YAML mapping of names to plain values.
+            UserError: it is not a YAML mapping of option names to plain values.
         """
         name = f"config {stream.name}"
         try:
@@ -97,35 +96,35 @@ class ConfigurationReader(configargparse.YAMLConfigFileParser):  # type: ignore[
         except UnicodeDecodeError:
             raise UserError(f"{name}: is not UTF-8 text; convert it") from None
         if not isinstance(content, dict):
-            raise UserError(f"{name}: holds no mapping; write one 'option: value' per line")
+            raise UserError(f"{name}: is not a mapping; write one 'option: value' per line")
         names = [key.lstrip("-") for key in content]
         for key in names:
             if not re.fullmatch(r"\w[\w-]*", key):
-                raise UserError(f"{name}: {key!r} is no option; see --help")
+                raise UserError(f"{name}: {key!r} is not an option; see --help")
             if names.count(key) > 1:
                 raise UserError(f"{name}: the option {key} is given twice; give it once")
         return {key: _as_argument(value) for key, value in content.items() if value is not None}
 
 
 def _as_argument(value: Any) -> Any:
-    """Return a value of a file as the command line would have it."""
+    """Convert a value of a file to a command-line argument."""
     if isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False)
     return value if isinstance(value, list) else str(value)
 
 
 def _truth(text: str) -> bool:
-    """Return what a word for true or false stands for; `bool` takes every word for true.
+    """Parse a boolean; `bool` would accept any text as true.
 
     Raises:
-        argparse.ArgumentTypeError: it is no such word.
+        argparse.ArgumentTypeError: it is not a boolean.
     """
     if text.lower() not in WORDS_FOR_TRUTH:
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
     return WORDS_FOR_TRUTH[text.lower()]
 
 
-# Types of options that are stricter than those that upstream gives them.
+# Stricter types of OpenNMT-py's options.
 STRICTER = {bool: _truth, int: whole_number}
 
 
@@ -136,7 +135,7 @@ def _is_number(text: str) -> bool:
 
 Table = Mapping[str, PathOption]
 
-# What several commands read.
+# Inputs of several commands.
 READ: Table = dict.fromkeys(
     (
         "src_subword_model",
@@ -177,7 +176,7 @@ def check_files(opt: Namespace, table: Table) -> None:
 
     Args:
         opt: the options.
-        table: what the command does with those that name files.
+        table: the options that name files, and how the command uses them.
 
     Raises:
         UserError: see `shared_embeddings.utils.path_options.check_paths`.
@@ -190,23 +189,23 @@ def check_files(opt: Namespace, table: Table) -> None:
 def check_new_model(
     models: Sequence[str], output: str | os.PathLike[str], kind: PathOption, force: bool
 ) -> None:
-    """Check that a model which is made of others replaces none of them.
+    """Check that the output of a command is not one of its input models.
 
     Args:
-        models: checkpoints, with the weights beside them.
-        output: what is written.
-        kind: whether that is a file.
-        force: replace what is there.
+        models: checkpoints; their safetensors are checked as well.
+        output: the path to write.
+        kind: file or folder.
+        force: overwrite an existing output.
 
     Raises:
-        UserError: it would, or there is something already.
+        UserError: it is an input, or it exists.
     """
     files = [*models, *_weights_beside(models)]
     check_paths({"models": (PathOption.FILE, files), "output": (kind, output)}, force)
 
 
 def _weights_beside(given: Given) -> list[str]:
-    """Return the safetensors beside those of some paths that are checkpoints."""
+    """Return the safetensors files of those paths that are checkpoints."""
     paths = [given] if isinstance(given, (str, os.PathLike)) else given or ()
     found: list[str] = []
     for given_path in paths:
@@ -218,7 +217,7 @@ def _weights_beside(given: Given) -> list[str]:
 
 
 def _corpora(opt: Namespace) -> dict[str, tuple[PathOption, Given]]:
-    """Return the files of the option ``data``, by where they stand in it."""
+    """Return the files of the option ``data`` by their place in it."""
     corpora = parse_text("data", getattr(opt, "data", None) or "{}", "{corpus: {path_src: train.en}}")
     if not isinstance(corpora, dict):
         return {}
@@ -232,22 +231,21 @@ def _corpora(opt: Namespace) -> dict[str, tuple[PathOption, Given]]:
 
 
 def guard(parser: Any, table: Table) -> None:
-    """Let a parser of OpenNMT, which opens files itself, read configurations from regular files only, and
-    write that of ``-save_config`` over no input, completely or not at all.
+    """Make a parser of OpenNMT-py read only regular files, and write ``-save_config`` atomically.
 
     Args:
-        parser: gets other functions for that.
-        table: of its command.
+        parser: is modified.
+        table: the options that name files.
     """
     parser._config_file_open_func = _open_config
     parser.write_config_file = partial(_save_config, parser, parser.write_config_file, table)
 
 
 def _open_config(path: str, mode: str = "r") -> IO[str]:
-    """Open a configuration.
+    """Open a configuration file.
 
     Raises:
-        UserError: it is to be read and is no regular file.
+        UserError: it is not a regular file.
     """
     if mode == "r":
         check_input("config", path)
@@ -265,7 +263,7 @@ def _save_config(
     """Write the options into files.
 
     Raises:
-        UserError: a file is one that the command reads.
+        UserError: a file is an input of the command.
         OSError: a file cannot be written.
     """
     names = list(paths)
@@ -277,7 +275,7 @@ def _save_config(
         {**inputs, "config": PathOption.FILE, "save_config": PathOption.OUTPUT},
     )
     with replacing_all([Path(name) for name in names]) as temporaries:
-        with contextlib.redirect_stdout(io.StringIO()):  # it would name the temporary files
+        with contextlib.redirect_stdout(io.StringIO()):  # OpenNMT-py prints the temporary names
             original(opt, list(map(str, temporaries)))
     print(f"wrote the options to {', '.join(names)}")
     if exit_after:

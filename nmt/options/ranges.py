@@ -1,8 +1,7 @@
-"""The values that options of ``onmt_train``, ``onmt_translate`` and ``onmt_build_vocab`` may have.
+"""Valid values of the options of ``onmt_train``, ``onmt_translate`` and ``onmt_build_vocab``.
 
-OpenNMT checks few of its numbers, and takes NaN, infinity and negative limits for most. Every numeric option
-stands in `RANGES` once, and every option whose text has to be one of a few names in `NAMES`; an option means
-the same in every command that has it.
+OpenNMT-py accepts NaN, infinity and negative numbers for most options. `RANGES` has every numeric option, and
+`names` every option with a fixed set of names.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from shared_embeddings.errors import UserError
 
-# Numbers of steps, lines and words: what torch and the operating system count with 32 bits.
+# Largest number of steps, lines and words (32 bits).
 COUNTED = 2**31 - 1
 # Larger than any published model; `nmt.options.checks` checks what fits this machine.
 WIDEST, DEEPEST, MOST_HEADS = 2**16, 1000, 1024
@@ -24,14 +23,14 @@ PROCESSES = 1024
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that an option may have.
+    """A range of numbers; NaN and infinity are outside of every range.
 
     Attributes:
-        least: the smallest.
-        most: the largest; NaN and infinity are outside of every range.
-        above: `least` itself is outside.
-        below: `most` itself is outside.
-        unset: values below `least` that turn off what the option is about.
+        least: the smallest number.
+        most: the largest number.
+        above: exclude `least`.
+        below: exclude `most`.
+        unset: further values, which disable the option.
     """
 
     least: float = 0
@@ -47,7 +46,7 @@ class Range:
         return (from_least and to_most) or number in self.unset
 
     def complaint(self, number: float) -> str:
-        """Return what is wrong with a number outside of the range, and what is wanted."""
+        """Describe why a number is outside of the range."""
         least = f"{'above' if self.above else 'at least'} {self.least:,}"
         most = f"{'below' if self.below else 'at most'} {self.most:,}"
         others = "".join(f", or {value}" for value in self.unset)
@@ -81,7 +80,7 @@ MODEL: dict[str, Range] = {
     "alignment_layer": Range(-DEEPEST, DEEPEST),
     "num_experts": Range(0, MOST_HEADS),
     "num_experts_per_tok": Range(1, MOST_HEADS),
-    # -1 are rotary positions, -2 those of ALiBi.
+    # -1: rotary positions, -2: ALiBi.
     "max_relative_positions": Range(0, WIDEST, unset=(-1, -2)),
     "relative_positions_buckets": Range(0, WIDEST),
     "rotary_theta": AT_LEAST_ONE,
@@ -129,7 +128,7 @@ RUN: dict[str, Range] = {
     "keep_checkpoint": UNSET_OR_COUNT,
     "report_every": AT_LEAST_ONE,
     "early_stopping": ANY_COUNT,
-    # NumPy takes 32 bits; -1 and 0 draw a seed.
+    # NumPy's seeds have 32 bits; -1 and 0 draw a random seed.
     "seed": Range(0, 2**32 - 1, unset=(-1,)),
     "num_workers": Range(0, PROCESSES),
     "num_threads": Range(1, PROCESSES),
@@ -148,7 +147,7 @@ DATA: dict[str, Range] = {
     "n_sample": UNSET_OR_COUNT,
     "n_src_feats": Range(0, 100),
     **dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), AT_LEAST_ONE),
-    # The vocabulary is padded to a multiple of it, each time with words of their own.
+    # The vocabulary is padded to a multiple of it with distinct words.
     "vocab_size_multiple": Range(1, WIDEST),
     **dict.fromkeys(("src_words_min_frequency", "tgt_words_min_frequency"), ANY_COUNT),
     **dict.fromkeys(("src_seq_length_trunc", "tgt_seq_length_trunc"), AT_LEAST_ONE),
@@ -162,28 +161,28 @@ TRANSFORMS: dict[str, Range] = {
     **dict.fromkeys(("tags_corpus_ratio", "upper_corpus_ratio"), SHARE),
     **dict.fromkeys(("permute_sent_ratio", "rotate_ratio", "insert_ratio"), SHARE),
     **dict.fromkeys(("random_ratio", "mask_ratio"), SHARE),
-    # Its powers and its exponential are numbers up to here.
+    # Larger values overflow.
     "poisson_lambda": Range(0, 100, above=True),
     **dict.fromkeys(("src_subword_nbest", "tgt_subword_nbest"), UNSET_OR_COUNT),
     **dict.fromkeys(("src_subword_alpha", "tgt_subword_alpha"), SHARE),
     **dict.fromkeys(("src_vocab_threshold", "tgt_vocab_threshold"), ANY_COUNT),
     "fuzzy_threshold": Range(0, 100),
     **dict.fromkeys(("fuzzymatch_min_length", "fuzzymatch_max_length"), ANY_COUNT),
-    # Each is two words of the vocabulary.
+    # Each tag is two words of the vocabulary.
     "max_tags": Range(1, WIDEST),
     "src_tgt_ratio": AT_LEAST_ONE,
     **dict.fromkeys(("avg_tok_min", "avg_tok_max"), WEIGHT),
     **dict.fromkeys(("doc_length", "max_context"), ANY_COUNT),
 }
 SEARCH: dict[str, Range] = {
-    # Each sentence of a batch has a row of scores of the whole vocabulary for each of them.
+    # Each beam needs a row of scores of the whole vocabulary.
     "beam_size": Range(1, 1000),
     "n_best": Range(1, 1000),
     "ratio": WEIGHT,
     "random_sampling_topk": UNSET_OR_COUNT,
     "random_sampling_topp": SHARE,
     "random_sampling_temp": WEIGHT,
-    # The power of a length, which is a number up to here.
+    # An exponent of lengths; larger values overflow.
     "alpha": Range(-10, 10),
     "beta": WEIGHT,
     "min_length": ANY_COUNT,
@@ -203,7 +202,7 @@ RANGES: dict[str, Range] = {
 
 
 def names() -> dict[str, tuple[str, ...]]:
-    """Return the names that options may have, for those that OpenNMT takes as they are."""
+    """Return the valid names of options that OpenNMT-py does not check."""
     from onmt.decoders import str2dec
     from onmt.encoders import str2enc
     from onmt.scorers import AVAILABLE_SCORERS
@@ -223,10 +222,10 @@ def names() -> dict[str, tuple[str, ...]]:
 
 
 def check_ranges(opt: Namespace) -> None:
-    """Check every number and every name of the options.
+    """Check all numbers and names among the options.
 
     Raises:
-        UserError: names the first that cannot be, and what is wanted.
+        UserError: one is invalid.
     """
     for name, allowed in RANGES.items():
         for number in _values(opt, name):

@@ -99,7 +99,7 @@ def with_desired_lengths(original: Any) -> Any:
     """Set the desired lengths of a batch before it is translated."""
 
     def translate_batch(self: Any, batch: dict[str, Any], attn_debug: bool) -> Any:
-        length_control.ask_desired_lengths(self, batch)
+        length_control.set_desired_lengths(self, batch)
         return original(self, batch, attn_debug)
 
     return translate_batch
@@ -109,7 +109,7 @@ def with_target_lengths(original: Any) -> Any:
     """Set the lengths of the targets as desired lengths before a training step."""
 
     def forward(self: Any, src: Tensor, tgt: Tensor, *args: Any, **kwargs: Any) -> Any:
-        length_control.ask_target_lengths(self, tgt)
+        length_control.set_target_lengths(self, tgt)
         return original(self, src, tgt, *args, **kwargs)
 
     return forward
@@ -134,7 +134,7 @@ def with_mapped_lengths(original: Any) -> Any:
         original(self, change)
         positions = _positions_of(self)
         if positions is not None:
-            positions.follow(change)
+            positions.map_rows(change)
 
     return map_state
 

@@ -21,15 +21,12 @@ SPACE = "<sp>"
 
 
 def split_text(text: str) -> str:
-    """Return the characters of a text, separated by spaces, with `SPACE` for its own."""
+    """Return the characters of a text separated by spaces; spaces of the text become `SPACE`."""
     return " ".join(SPACE if character == " " else character for character in text)
 
 
 def join_characters(tokens: str) -> str:
-    """Return the text of characters that are separated by spaces; the inverse of `split_text`.
-
-    Tokens of several characters, such as ``<unk>`` or a subword that a decoder chose, stay as they are.
-    """
+    """Invert `split_text`; longer tokens, such as ``<unk>``, are copied."""
     return "".join(" " if token == SPACE else token for token in tokens.split(" "))
 
 
@@ -40,7 +37,7 @@ COMMANDS: dict[str, tuple[Callable[[str], str], str]] = {
 
 
 def convert_file(source: Path, target: Path, convert: Callable[[str], str]) -> None:
-    """Convert a text line by line into another file, which appears when it is complete.
+    """Convert a text line by line and write the result atomically.
 
     Raises:
         UserError: the text cannot be read.
@@ -64,10 +61,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def clean_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text with each run of whitespace as one space; a bar shows how far it is.
+    """Yield the lines of a text with normalized whitespace, with a progress bar.
 
     Raises:
-        UserError: there is no such file, or a line is not UTF-8 (its number is named).
+        UserError: the file is missing, or a line is not UTF-8.
     """
     if not path.is_file():
         raise UserError(f"no such file: {path}")
@@ -83,7 +80,7 @@ def clean_lines(path: Path) -> Iterator[str]:
 
 
 def count_tokens(paths: Iterable[Path]) -> Counter[str]:
-    """Return how often each token occurs in files whose tokens are separated by spaces.
+    """Count the tokens in files of space-separated tokens.
 
     Raises:
         UserError: a file cannot be read.
@@ -96,16 +93,16 @@ def count_tokens(paths: Iterable[Path]) -> Counter[str]:
 
 
 def count_characters(paths: Iterable[Path]) -> Counter[str]:
-    """Return how often each character occurs in files that ``onmt_characters split`` wrote.
+    """Count the characters in files written by ``onmt_characters split``.
 
     Raises:
-        UserError: a file cannot be read, or holds a token of several characters.
+        UserError: a file cannot be read or has a token of several characters.
     """
     counts = count_tokens(paths)
     longer = sorted(token for token in counts if len(token) > 1 and token != SPACE)
     if longer:
         raise UserError(
-            f"target: {longer[0]!r} is no character; split the text with `onmt_characters split` first"
+            f"target: {longer[0]!r} is not a single character; split the text with `onmt_characters split` first"
         )
     return counts
 
@@ -120,19 +117,18 @@ def vocabulary_main(arguments: Sequence[str]) -> None:
     """Run ``onmt_character_vocab``."""
     parser = Parser(
         "onmt_character_vocab",
-        description="Make one vocabulary for a source in subwords and a target in characters, for "
-        "share_vocab: true; rare tokens are left out by the options of onmt_train "
-        "(src_words_min_frequency, src_vocab_size)",
+        description="Build one vocabulary for a source in subwords and a target in characters, for "
+        "share_vocab: true; onmt_train omits rare tokens with src_words_min_frequency and src_vocab_size",
     )
     for side, kind in (("source", "text in subwords"), ("target", "text in characters")):
         parser.add_argument(
             f"-{side}", f"--{side}", type=PathOption.FILE, nargs="+", required=True, metavar="FILE", help=kind
         )
     parser.add_argument(
-        "-output", "--output", type=PathOption.OUTPUT, required=True, help="vocabulary to write"
+        "-output", "--output", type=PathOption.OUTPUT, required=True, help="vocabulary file to write"
     )
     options = parser.parse_args(arguments)
     counts = count_characters(options.target) + count_tokens(options.source)
     if not counts:
-        raise UserError("source and target have no text")
+        raise UserError("source and target are empty; give files with text")
     write_text(options.output, vocabulary_text(counts))

@@ -23,44 +23,44 @@ CONCATENATED = "SinusoidalConcat"
 
 
 def exponents(dim: int, layout: str) -> Tensor:
-    """Return the exponent of the base for each sine, ``(D/2,)``.
+    """Return the exponents of the base, ``(D/2,)``.
 
     Args:
         dim: D, even.
-        layout: OpenNMT's ``position_encoding_type``: ``SinusoidalInterleaved`` has 2i/D (Vaswani et al.),
-            ``SinusoidalConcat`` has i/(D/2 - 1).
+        layout: OpenNMT-py's ``position_encoding_type``: ``SinusoidalInterleaved`` uses 2i/D (Vaswani et al.),
+            ``SinusoidalConcat`` uses i/(D/2 - 1).
     """
     half = dim // 2
     return torch.arange(half, dtype=torch.float32) / (half - 1 if layout == CONCATENATED else half)
 
 
 def pe_angles(positions: Tensor, lengths: Tensor, powers: Tensor) -> Tensor:
-    """Return ``pos / 10000^e``, ``(1, T, D/2)``, for the ordinary sinusoids (Vaswani et al., 2017).
+    """Return ``pos / 10000^e``, ``(1, T, D/2)``, for standard sinusoids (Vaswani et al., 2017).
 
     Args:
-        positions: ``(T,)``, from 0 on.
-        lengths: ``(B,)``, which these angles do not depend on.
+        positions: ``(T,)``, starting at 0.
+        lengths: ``(B,)``, unused.
         powers: the exponents e, ``(D/2,)``.
     """
     return positions[None, :, None] * BASE**-powers
 
 
 def ldpe_angles(positions: Tensor, lengths: Tensor, powers: Tensor) -> Tensor:
-    """Return ``(len - pos) / 10000^e``, ``(B, T, D/2)``: the same wherever equally much is left to write.
+    """Return ``(len - pos) / 10000^e``, ``(B, T, D/2)``, which depend on the remaining length.
 
     Args:
-        positions: ``(T,)``, from 0 on.
-        lengths: ``(B,)``; the difference is 0 where the end of the sentence is due.
+        positions: ``(T,)``, starting at 0.
+        lengths: ``(B,)``; the difference is 0 at the end of the sentence.
         powers: the exponents e, ``(D/2,)``.
     """
     return (lengths[:, None] - positions[None, :])[:, :, None] * BASE**-powers
 
 
 def lrpe_angles(positions: Tensor, lengths: Tensor, powers: Tensor) -> Tensor:
-    """Return ``pos / len^e``, ``(B, T, D/2)``: alike wherever the same share is written.
+    """Return ``pos / len^e``, ``(B, T, D/2)``, which depend on the fraction of the length.
 
     Args:
-        positions: ``(T,)``, from 0 on.
+        positions: ``(T,)``, starting at 0.
         lengths: ``(B,)``, at least 1.
         powers: the exponents e, ``(D/2,)``.
     """
@@ -76,22 +76,22 @@ LENGTH_DEPENDENT = ("ldpe", "lrpe")
 
 
 def sinusoids(angles: Tensor, layout: str) -> Tensor:
-    """Return sines and cosines of angles ``(..., D/2)`` in the order of a layout, ``(..., D)``."""
+    """Return sines and cosines of angles ``(..., D/2)`` ordered by layout, ``(..., D)``."""
     pair = (angles.sin(), angles.cos())
     return torch.cat(pair, dim=-1) if layout == CONCATENATED else torch.stack(pair, dim=-1).flatten(-2)
 
 
 class LengthControlledPositions(nn.Module):
-    """Add the sum of several encodings to a decoder's input, in place of OpenNMT's sinusoids.
+    """Adds the sum of several encodings to a decoder's input; replaces OpenNMT-py's sinusoids.
 
-    The lengths of a batch are asked for once; each decoding of it starts with them, and they follow the rows
-    of the decoder's state when beams are repeated, reordered and finished. There are no parameters and no
-    tables, so that a sentence may have any length and a checkpoint holds nothing of it.
+    `set_lengths` sets the lengths of a batch. `start` begins a decoding, and `map_rows` keeps the lengths
+    aligned with the rows of the decoder's state when beams are repeated, reordered or finished. The module has
+    no parameters and no maximum length.
 
     Args:
         dim: width D of the input.
         encodings: some of ``pe``, ``ldpe``, ``lrpe``.
-        layout: OpenNMT's ``position_encoding_type``.
+        layout: OpenNMT-py's ``position_encoding_type``.
     """
 
     def __init__(self, dim: int, encodings: Sequence[str], layout: str) -> None:
@@ -99,25 +99,25 @@ class LengthControlledPositions(nn.Module):
         self.dim = dim
         self.encodings = tuple(encodings)
         self.layout = layout
-        self.asked: Tensor | None = None
+        self.batch_lengths: Tensor | None = None
         self.lengths: Tensor | None = None
 
-    def ask(self, lengths: Tensor) -> None:
-        """Set the lengths ``(B,)`` of the batch that comes next, in tokens without start and end."""
-        self.asked = self.lengths = lengths
+    def set_lengths(self, lengths: Tensor) -> None:
+        """Set the lengths ``(B,)`` of the next batch, in tokens without start and end."""
+        self.batch_lengths = self.lengths = lengths
 
     def start(self, rows: int) -> None:
-        """Begin a decoding whose state has ``rows`` rows: those of the batch, each repeated equally often.
+        """Begin a decoding whose state has ``rows`` rows: a multiple of the batch size.
 
         Raises:
-            RuntimeError: no lengths were asked for, or for another batch.
+            RuntimeError: no lengths are set for this batch.
         """
-        if self.asked is None or rows % len(self.asked):
-            raise RuntimeError(f"no lengths were asked for the {rows} rows of this batch")
-        self.lengths = self.asked.repeat_interleave(rows // len(self.asked))
+        if self.batch_lengths is None or rows % len(self.batch_lengths):
+            raise RuntimeError(f"no lengths are set for the {rows} rows of this batch")
+        self.lengths = self.batch_lengths.repeat_interleave(rows // len(self.batch_lengths))
 
-    def follow(self, change: Callable[[Tensor, int], Tensor]) -> None:
-        """Change the lengths as the rows of the decoder's state are changed by ``change(tensor, dim)``."""
+    def map_rows(self, change: Callable[[Tensor, int], Tensor]) -> None:
+        """Apply ``change(tensor, dim)``, which changes the rows of the decoder's state, to the lengths."""
         if self.lengths is not None:
             self.lengths = change(self.lengths, 0)
 
@@ -126,9 +126,9 @@ class LengthControlledPositions(nn.Module):
 
         Args:
             emb: ``(B, T, D)``.
-            step: position of the first of them; ``None`` stands for 0.
+            step: position of the first one; ``None`` means 0.
         """
-        assert self.lengths is not None, "a decoding has to start with lengths"
+        assert self.lengths is not None, "set_lengths comes first"
         first = step or 0
         positions = torch.arange(first, first + emb.size(1), device=emb.device, dtype=torch.float32)
         lengths = self.lengths.to(positions)
@@ -137,7 +137,7 @@ class LengthControlledPositions(nn.Module):
         return emb * math.sqrt(self.dim) + torch.stack(torch.broadcast_tensors(*added)).sum(0).to(emb.dtype)
 
     def extra_repr(self) -> str:
-        """Return what the printed module says."""
+        """Return the width and the encodings."""
         return f"{self.dim}, {' + '.join(self.encodings)}"
 
 
@@ -146,7 +146,7 @@ START_AND_END = 2
 
 
 def add_model_options(parser: Any) -> None:
-    """Add the option of the model to OpenNMT's parser."""
+    """Add the model option to OpenNMT-py's parser."""
     group = parser.add_argument_group("Length control")
     group.add_argument(
         f"--{OPTION}",
@@ -154,13 +154,13 @@ def add_model_options(parser: Any) -> None:
         nargs="+",
         choices=sorted(ANGLES),
         default=None,
-        help="Encodings whose sum tells the decoder its position: pe (sinusoids), ldpe (length difference), "
-        "lrpe (length ratio); with one of the last two, translation takes a desired length",
+        help="Positional encodings of the decoder, which are summed: pe (sinusoids), ldpe (length difference), "
+        "lrpe (length ratio); ldpe and lrpe require a desired length in translation",
     )
 
 
 def add_translation_options(parser: Any) -> None:
-    """Add the options of translation to OpenNMT's parser."""
+    """Add the translation options to OpenNMT-py's parser."""
     group = parser.add_argument_group("Length control")
     group.add_argument(
         "--desired_length",
@@ -168,14 +168,14 @@ def add_translation_options(parser: Any) -> None:
         type=_length,
         default=None,
         metavar="N",
-        help="Tokens that each translation is to have, without its end; for models with length control",
+        help="Desired number of tokens per translation, for models with length control",
     )
     group.add_argument(
         "--desired_lengths",
         "-desired_lengths",
         default=None,
         metavar="FILE",
-        help="The same line by line: a file with one number for each line of the source",
+        help="File with the desired length of each line of the source",
     )
 
 
@@ -183,37 +183,37 @@ def _length(text: str) -> int:
     """Return a length of at least 1.
 
     Raises:
-        argparse.ArgumentTypeError: the text is none.
+        argparse.ArgumentTypeError: the text is not one.
     """
     if re.fullmatch("[0-9]+", text) is None or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no length; expected a integer of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a length; expected an integer of at least 1")
     return int(text)
 
 
 def has_length_control(opt: Namespace) -> bool:
-    """Return whether the options of a model ask for an encoding that knows the length."""
+    """Return whether a model has an encoding that depends on the length."""
     return any(name in LENGTH_DEPENDENT for name in getattr(opt, OPTION, None) or ())
 
 
 def check_positions(opt: Namespace) -> None:
-    """Reject positions that the model of these options cannot have.
+    """Check that the options of a model support its decoder positions.
 
     Raises:
-        UserError: names the option, why it cannot work, and what to do instead.
+        UserError: they do not.
     """
     names = getattr(opt, OPTION, None)
     if names is None:
         return
     shown = f"{OPTION}: {' '.join(names)}"
     if len(set(names)) < len(names):
-        raise UserError(f"{shown}: names an encoding twice; name each once")
+        raise UserError(f"{shown}: has an encoding twice; remove one")
     if not opt.position_encoding:
         raise UserError(f"{shown}: has no effect without position_encoding: true; set it")
     if not has_length_control(opt):
         return
     if opt.decoder_type != "transformer" or getattr(opt, "model_task", "seq2seq") != "seq2seq":
         raise UserError(
-            f"{shown}: needs the decoder of a Transformer, not decoder_type: {opt.decoder_type}; "
+            f"{shown}: needs a Transformer decoder, not decoder_type: {opt.decoder_type}; "
             "set decoder_type: transformer and model_task: seq2seq"
         )
     if getattr(opt, "truncated_decoder", 0) > 0:
@@ -221,16 +221,16 @@ def check_positions(opt: Namespace) -> None:
     for name in ("train_metrics", "valid_metrics"):
         if getattr(opt, name, None):
             raise UserError(
-                f"{name}: translates without a desired length, which a model with {OPTION} needs; "
-                "remove it, and score the output of onmt_translate"
+                f"{name}: translates without a desired length, which {OPTION} requires; remove it and score "
+                "the output of onmt_translate"
             )
 
 
 def check_same_positions(opt: Namespace, saved: Namespace) -> None:
-    """Reject other positions than those of a checkpoint that training goes on from.
+    """Check that the positions are those of the checkpoint to train from.
 
     Raises:
-        UserError: names both.
+        UserError: they differ.
     """
     asked, found = (set(getattr(options, OPTION, None) or ["pe"]) for options in (opt, saved))
     if getattr(opt, OPTION, None) is not None and asked != found:
@@ -241,10 +241,10 @@ def check_same_positions(opt: Namespace, saved: Namespace) -> None:
 
 
 def insert_positions(model: Any, opt: Namespace) -> None:
-    """Put encodings that know the length in place of the decoder's sinusoids, where the options ask for them.
+    """Replace the decoder's sinusoids by length-controlled positions if the options say so.
 
     Raises:
-        UserError: as `check_positions`.
+        UserError: see `check_positions`.
     """
     check_positions(opt)
     if has_length_control(opt):
@@ -253,33 +253,33 @@ def insert_positions(model: Any, opt: Namespace) -> None:
 
 
 def positions_of(model: nn.Module) -> list[LengthControlledPositions]:
-    """Return the encodings of a model, or of the models of an ensemble, that take lengths."""
+    """Return the length-controlled positions of a model or an ensemble."""
     return [module for module in model.modules() if isinstance(module, LengthControlledPositions)]
 
 
-def ask_target_lengths(model: Any, target: Tensor) -> None:
-    """Take the lengths of a training batch from its targets ``(B, T, 1)``."""
+def set_target_lengths(model: Any, target: Tensor) -> None:
+    """Set the lengths of a training batch to those of its targets ``(B, T, 1)``."""
     for positions in positions_of(model):
         padding = model.decoder.embeddings.word_padding_idx
-        positions.ask(target[:, :, 0].ne(padding).sum(dim=1) - START_AND_END)
+        positions.set_lengths(target[:, :, 0].ne(padding).sum(dim=1) - START_AND_END)
 
 
 def read_desired_lengths(opt: Namespace, lines: int) -> int | list[int] | None:
-    """Return the lengths that a translation asks for: one for all lines, one for each, or ``None``.
+    """Return the desired lengths: one for all lines, one per line, or ``None``.
 
     Args:
         opt: options of ``onmt_translate``.
         lines: number of lines of the source.
 
     Raises:
-        UserError: both options are set, the file is missing, has another number of lines, or a line is no
-            length (its number is named).
+        UserError: both options are set, the file is missing or has the wrong number of lines, or a line is not
+            a length.
     """
     path = opt.desired_lengths
     if path is None:
         return opt.desired_length  # type: ignore[no-any-return]
     if opt.desired_length is not None:
-        raise UserError("desired_length: has no effect beside desired_lengths; remove one of the two")
+        raise UserError("desired_length: has no effect with desired_lengths; remove one of them")
     if not Path(path).is_file():
         raise UserError(f"desired_lengths: no such file: {path}")
     texts = Path(path).read_text(encoding="utf-8-sig", errors="replace").splitlines()
@@ -295,31 +295,30 @@ def read_desired_lengths(opt: Namespace, lines: int) -> int | list[int] | None:
 
 
 def prepare_translator(translator: Any, opt: Namespace) -> None:
-    """Tell a translator the lengths that its options ask for.
+    """Set the desired lengths of a translator.
 
     Args:
-        translator: of OpenNMT; gets the attribute ``desired``: one length for all, or one per line.
-        opt: options of ``onmt_translate``, its ``desired_lengths`` read into a list, or of ``onmt_server``.
+        translator: gets the attribute ``desired``: one length for all lines, or one per line.
+        opt: options of ``onmt_translate``, with ``desired_lengths`` read into a list, or of ``onmt_server``.
 
     Raises:
-        UserError: a length is asked for but the model cannot control it, or the other way round, or the
-            search would stop before.
+        UserError: the model has no length control, a required length is missing, or ``max_length`` is too
+            small.
     """
     desired = opt.desired_length if opt.desired_lengths is None else opt.desired_lengths
     name = "desired_length" if opt.desired_lengths is None else "desired_lengths"
     if isinstance(desired, str):
-        raise UserError("desired_lengths: a server has no file of texts; set desired_length")
+        raise UserError("desired_lengths: is not supported by a server; set desired_length")
     controlled = bool(positions_of(translator.model))
     if desired is None:
         if controlled:
             raise UserError(
-                "desired_length: is not set, but this model controls the length of its output; set it, or "
-                "desired_lengths"
+                "desired_length: is not set, but this model has length control; set it, or desired_lengths"
             )
         return
     if not controlled:
         raise UserError(
-            f"{name}: has no effect, because this model was trained without length control; remove it, or "
+            f"{name}: has no effect because this model was trained without length control; remove it, or "
             f"train with {OPTION}: [pe, lrpe]"
         )
     longest = desired if isinstance(desired, int) else max(desired)
@@ -330,7 +329,7 @@ def prepare_translator(translator: Any, opt: Namespace) -> None:
         )
     if translator.max_length_ratio not in (0, _default_ratio()):
         raise UserError(
-            f"max_length_ratio: {translator.max_length_ratio} has no effect beside {name}; remove it"
+            f"max_length_ratio: {translator.max_length_ratio} has no effect with {name}; remove it"
         )
     translator.max_length_ratio = 0
     translator.desired = desired
@@ -346,11 +345,11 @@ def _default_ratio() -> float:
     return float(parser.get_default("max_length_ratio"))
 
 
-def ask_desired_lengths(translator: Any, batch: dict[str, Any]) -> None:
-    """Take the lengths of a batch that is to be translated from what the options asked for.
+def set_desired_lengths(translator: Any, batch: dict[str, Any]) -> None:
+    """Set the desired lengths of a batch before it is translated.
 
     Raises:
-        UserError: the batch is a part of a long text, whose parts have no lengths of their own.
+        UserError: lengths are per line, but the batch is a part of a line.
     """
     found = positions_of(translator.model)
     if not found:
@@ -361,7 +360,7 @@ def ask_desired_lengths(translator: Any, batch: dict[str, Any]) -> None:
     elif "cid_line_number" in batch:
         values = [desired[number] for number in batch["cid_line_number"]]
     else:
-        raise UserError("desired_lengths: a line with line breaks in it has no lengths; set desired_length")
+        raise UserError("desired_lengths: does not support line breaks within a line; set desired_length")
     lengths = torch.tensor(values, device=batch["srclen"].device)
     for positions in found:
-        positions.ask(lengths)
+        positions.set_lengths(lengths)

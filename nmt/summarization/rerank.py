@@ -1,8 +1,7 @@
-"""Choosing among n-best lists by the content words of the source: ``onmt_rerank``.
+"""Reranking n-best lists by the content words of the source: ``onmt_rerank``.
 
-Takase & Okazaki (2019) take the hypothesis with most content words of the source, and so does section 3.3 of
-the ALONE paper. Words are compared as they are, in small letters and without stems; each counts once, so that
-a hypothesis does not gain by repeating itself.
+Takase & Okazaki (2019) and section 3.3 of the ALONE paper select the hypothesis with the most content words of
+the source. Words are lowercased and not stemmed; each counts once.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.path_options import PathOption
 
-# Letters and digits of any script; a point, dash or apostrophe joins what is on both sides of it.
+# Letters and digits of any script, joined by periods, dashes and apostrophes.
 WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 
 
 def stop_words(language: str) -> frozenset[str]:
-    """Return the function words of a language, from spaCy's lists.
+    """Return spaCy's stop words of a language.
 
     Args:
         language: spaCy's code, such as ``en``.
@@ -43,33 +42,33 @@ def stop_words(language: str) -> frozenset[str]:
 
 
 def content_words(text: str, ignored: frozenset[str]) -> set[str]:
-    """Return the distinct words of a text, in small letters, without the ignored ones."""
+    """Return the distinct lowercased words of a text except `ignored`."""
     return set(WORD.findall(text.lower())) - ignored
 
 
 def best_hypothesis(source: str, hypotheses: Sequence[str], ignored: frozenset[str]) -> str:
-    """Return the hypothesis with most content words of the source; among equals, the model's first.
+    """Return the hypothesis with the most content words of the source; ties go to the model's better one.
 
     Args:
         source: a line of plain text.
-        hypotheses: best first, as the model scores them; at least one.
-        ignored: words that are no content words.
+        hypotheses: at least one, the model's best first.
+        ignored: stop words.
     """
     wanted = content_words(source, ignored)
     return max(hypotheses, key=lambda hypothesis: len(wanted & content_words(hypothesis, ignored)))
 
 
 def rerank(sources: Path, hypotheses: Path, n_best: int, ignored: frozenset[str]) -> Iterator[str]:
-    """Yield the chosen hypothesis of each line of the source.
+    """Yield the selected hypothesis for each line of the source.
 
     Args:
         sources: plain text.
         hypotheses: plain text, ``n_best`` lines for each line of the source.
         n_best: at least 1.
-        ignored: words that are no content words.
+        ignored: stop words.
 
     Raises:
-        UserError: a file cannot be read, or the numbers of lines do not fit.
+        UserError: a file cannot be read, or the line counts do not match.
     """
     for path in (sources, hypotheses):
         if not path.is_file():
@@ -77,8 +76,8 @@ def rerank(sources: Path, hypotheses: Path, n_best: int, ignored: frozenset[str]
     found, wanted = count_lines(str(hypotheses)), n_best * count_lines(str(sources))
     if found != wanted:
         raise UserError(
-            f"hypotheses: {hypotheses} has {found} lines, expected {wanted}: {n_best} (n_best) for each "
-            f"line of {sources}"
+            f"hypotheses: {hypotheses} has {found} lines, expected {wanted}: {n_best} (n_best) per line "
+            f"of {sources}"
         )
     candidates = clean_lines(hypotheses)
     for source in clean_lines(sources):
@@ -89,7 +88,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run ``onmt_rerank``."""
     parser = Parser(
         "onmt_rerank",
-        description="Keep the hypothesis with most content words of the source; texts are plain words, "
+        description="Keep the hypothesis with the most content words of the source; texts contain words, "
         "not subwords or characters",
     )
     parser.add_argument("-source", "--source", type=PathOption.FILE, required=True, help="plain text")
@@ -98,13 +97,17 @@ def main(arguments: Sequence[str]) -> None:
         "--hypotheses",
         type=PathOption.FILE,
         required=True,
-        help="n_best lines for each of the source",
+        help="n_best lines per line of the source",
     )
-    parser.add_argument("-n_best", "--n_best", type=int, required=True, help="as given to onmt_translate")
     parser.add_argument(
-        "-output", "--output", type=PathOption.OUTPUT, required=True, help="one line for each chosen"
+        "-n_best", "--n_best", type=int, required=True, help="the value given to onmt_translate"
     )
-    parser.add_argument("-language", "--language", default="en", help="of the stop words (default: en)")
+    parser.add_argument(
+        "-output", "--output", type=PathOption.OUTPUT, required=True, help="selected hypotheses"
+    )
+    parser.add_argument(
+        "-language", "--language", default="en", help="language of the stop words (default: en)"
+    )
     options = parser.parse_args(arguments)
     if options.n_best < 1:
         raise UserError(f"n_best: {options.n_best} is too small; expected at least 1")

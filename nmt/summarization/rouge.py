@@ -1,4 +1,15 @@
-"""ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004), computed like ROUGE-1.5.5: ``onmt_rouge``."""
+"""ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004), computed like ROUGE-1.5.5: ``onmt_rouge``.
+
+rouge-score compares one candidate with one reference. This module adds what published evaluations use:
+
+- Several references: matches and n-grams are summed over the references of a text (model average, ``-f A``).
+- The score is the mean over texts; F1 is computed per text.
+- DUC 2004, task 1 (``-b 75 -m -n 2 -a``): candidates, not references, are truncated to 75 bytes before
+  tokenization.
+- Porter's original stemmer for tokens of more than three characters, after WordNet's irregular forms.
+- Tokens: ``ascii`` as in ROUGE-1.5.5, ``unicode`` for other scripts that separate words, ``characters`` for
+  scripts that do not.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +34,15 @@ from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
 
 TOKENS = ("ascii", "unicode", "characters")
-# Letters, the marks that belong to them, and numbers: the first letter of their Unicode category.
+# First letters of the Unicode categories of letters, combining marks and numbers.
 WORD_CATEGORIES = "LMN"
 
 
 class Stemmer:
-    """Porter's algorithm as published in 1980, after a list of irregular forms.
+    """Porter's algorithm (1980), after a list of irregular forms.
 
     Args:
-        exceptions: base forms by irregular form, as `read_exceptions` reads them.
+        exceptions: base forms by irregular form, see `read_exceptions`.
     """
 
     def __init__(self, exceptions: Mapping[str, str]) -> None:
@@ -39,17 +50,17 @@ class Stemmer:
         self.porter = PorterStemmer(PorterStemmer.ORIGINAL_ALGORITHM)
 
     def stem(self, word: str) -> str:
-        """The stem of a word in lower case."""
+        """Return the stem of a lowercase word."""
         return self.exceptions.get(word) or str(self.porter.stem(word))
 
 
 def cut(text: str, size: int) -> str:
-    """The first `size` bytes of a text in UTF-8, without a character that the cut breaks."""
+    """Return the first `size` bytes of a text in UTF-8, without an incomplete character at the end."""
     return text.encode()[:size].decode(errors="ignore")
 
 
 def tokenize(text: str, kind: str, stemmer: Stemmer | None = None) -> list[str]:
-    """The tokens of a text; `kind` is one of `TOKENS`."""
+    """Split a text into tokens; `kind` is one of `TOKENS`."""
     if kind == "ascii":
         return list(ascii_tokens(text, stemmer))
     lowered = unicodedata.normalize("NFC", text.lower())
@@ -59,12 +70,12 @@ def tokenize(text: str, kind: str, stemmer: Stemmer | None = None) -> list[str]:
 
 
 def read_exceptions(paths: Iterable[Path]) -> dict[str, str]:
-    """Base forms by irregular form, from WordNet's ``.exc`` files; a later line replaces an earlier one.
+    """Read base forms by irregular form from WordNet's ``.exc`` files; the last line of a form counts.
 
-    ROUGE-1.5.5 has them in ``data/WordNet-2.0-Exceptions``.
+    ROUGE-1.5.5 includes them in ``data/WordNet-2.0-Exceptions``.
 
     Raises:
-        UserError: a file is not there or not UTF-8, or a line is not an irregular form and its base.
+        UserError: a file is missing or not UTF-8, or a line is not an irregular form and its base.
     """
     exceptions = {}
     for path in paths:
@@ -77,10 +88,10 @@ def read_exceptions(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def read_texts(path: Path) -> list[str]:
-    """One text a line; whitespace at both ends of a line is not part of it.
+    """Read one text per line, without leading and trailing whitespace.
 
     Raises:
-        UserError: the file is not there or not UTF-8.
+        UserError: the file is missing or not UTF-8.
     """
     try:
         lines = path.read_bytes().decode("utf-8").removeprefix("\ufeff").split("\n")
@@ -93,7 +104,7 @@ def read_texts(path: Path) -> list[str]:
     return [line.strip() for line in lines]
 
 
-# Each metric, and how many tokens make one of its units.
+# The metrics, and the number of tokens per unit.
 METRICS = {"rouge1": 1, "rouge2": 2, "rougeL": 1}
 MEASURES = ("precision", "recall", "f1")
 RESAMPLES = 1000
@@ -102,14 +113,14 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Settings:
-    """What a score depends on, beside the texts.
+    """Settings of a score.
 
     Attributes:
-        measure: the one that is told: ``recall`` or ``f1``.
-        cut_bytes: candidates are cut to so many bytes of UTF-8; ``None``: not at all.
-        tokens: one of `nmt.summarization.rouge.TOKENS`.
-        stemming: English suffixes are taken off; with ``ascii`` only.
-        seed: of the bootstrap.
+        measure: the one to report: ``recall`` or ``f1``.
+        cut_bytes: truncate candidates to this many bytes of UTF-8; ``None``: no limit.
+        tokens: one of `TOKENS`.
+        stemming: stem English words; only with ``ascii``.
+        seed: seed of the bootstrap.
     """
 
     measure: str = "f1"
@@ -119,10 +130,10 @@ class Settings:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        """Reject what does not fit together.
+        """Check the settings.
 
         Raises:
-            UserError: names the setting.
+            UserError: a setting is invalid.
         """
         if self.measure not in MEASURES:
             raise UserError(f"measure is {self.measure!r}; it must be one of {', '.join(MEASURES)}")
@@ -133,7 +144,9 @@ class Settings:
         if self.seed < 0:
             raise UserError(f"seed is {self.seed}; it must be at least 0")
         if self.stemming and self.tokens != "ascii":
-            raise UserError(f"stemming is for English; with tokens {self.tokens}, turn it off")
+            raise UserError(
+                f"stemming supports tokens: ascii only, not {self.tokens}; disable it with --no_stem"
+            )
 
 
 PRESETS = {"duc2004": Settings("recall", cut_bytes=75), "f1": Settings()}
@@ -141,7 +154,7 @@ PRESETS = {"duc2004": Settings("recall", cut_bytes=75), "f1": Settings()}
 
 @dataclass(frozen=True)
 class Score:
-    """A mean over texts and its interval, all from 0 to 100."""
+    """A mean over texts and its confidence interval, from 0 to 100."""
 
     mean: float
     low: float
@@ -153,13 +166,13 @@ class Score:
 
 @dataclass(frozen=True)
 class Report:
-    """Scores with everything that they depend on.
+    """Scores and their settings.
 
     Attributes:
-        settings: as given.
-        texts: how many.
-        references: the largest number that a text has.
-        exceptions: number of irregular forms that the stemmer knew.
+        settings: the settings.
+        texts: number of texts.
+        references: largest number of references of a text.
+        exceptions: number of irregular forms of the stemmer.
         scores: by metric, then by measure.
     """
 
@@ -171,7 +184,7 @@ class Report:
 
     @property
     def signature(self) -> str:
-        """The settings in one line, in the manner of sacreBLEU's."""
+        """The settings in one line, like sacreBLEU's."""
         settings = self.settings
         stem = f"porter+{self.exceptions}" if self.exceptions else "porter"
         parts = {
@@ -189,21 +202,21 @@ class Report:
         return "|".join(f"{name}:{value}" for name, value in parts.items())
 
     def __str__(self) -> str:
-        """The scores of the chosen measure, a line each, and the signature."""
+        """The scores of the selected measure, one per line, and the signature."""
         measure = self.settings.measure
-        lines = [f"{metric} {measure} {told[measure]}" for metric, told in self.scores.items()]
+        lines = [f"{metric} {measure} {scores[measure]}" for metric, scores in self.scores.items()]
         return "\n".join([*lines, self.signature])
 
     def as_json(self) -> dict[str, Any]:
-        """All scores, the settings and the signature as JSON values."""
+        """Return all scores, the settings and the signature as JSON values."""
         return {"signature": self.signature, **asdict(self), "confidence": CONFIDENCE}
 
 
 class _Tokenized:
-    """For rouge-score: texts that are lists of tokens already."""
+    """The identity tokenizer, for rouge-score."""
 
     def tokenize(self, tokens: list[str]) -> list[str]:
-        """The tokens as they are."""
+        """Return the tokens unchanged."""
         return tokens
 
 
@@ -215,16 +228,16 @@ def score_texts(
 ) -> Report:
     """Score one candidate per text against its references.
 
-    An empty candidate scores 0. An empty reference counts as none, as long as the text has another one.
+    An empty candidate scores 0. Empty references are ignored if a text has another one.
 
     Args:
-        candidates: a text each.
-        references: streams of as many references; the i-th of each belongs to the i-th candidate.
+        candidates: the texts to score.
+        references: lists of references, one per candidate.
         settings: one of `PRESETS`, or others.
         exceptions: irregular forms for the stemmer.
 
     Raises:
-        UserError: nothing to score, streams of another length, or a text without any reference.
+        UserError: there are no candidates, the lengths differ, or a text has no reference.
     """
     grouped = _group(candidates, references)
     stemmer = Stemmer(exceptions or {}) if settings.stemming else None
@@ -239,7 +252,7 @@ def score_texts(
 
 
 def _group(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The references of each candidate, empty ones left out."""
+    """Return the nonempty references of each candidate."""
     if not candidates:
         raise UserError("nothing to score: there are no candidates")
     if not references:
@@ -253,18 +266,20 @@ def _group(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> li
     grouped = [[each for each in of_text if each] for of_text in zip(*references)]
     for number, of_text in enumerate(grouped, 1):
         if not of_text:
-            raise UserError(f"line {number} is empty in all files of references; a text needs one at least")
+            raise UserError(
+                f"line {number} is empty in all reference files; each text needs at least one reference"
+            )
     return grouped
 
 
 def _measure(scorer: RougeScorer, candidate: list[str], references: list[list[str]]) -> NDArray[np.float64]:
-    """Precision, recall and F1 of one text in each metric, (metrics, measures), from sums over references."""
+    """Return precision, recall and F1 of one text per metric, ``(metrics, measures)``, summed over references."""
     rows = []
     pairs = [(reference, scorer.score(reference, candidate)) for reference in references]
     for metric, width in METRICS.items():
         wanted = [_units(reference, width) for reference in references]
         given = _units(candidate, width) * len(references)
-        # rouge-score tells ratios; recall times the reference's units is the number of matches.
+        # rouge-score returns ratios; recall times the reference's units is the number of matches.
         matches = sum(round(found[metric].recall * _units(reference, width)) for reference, found in pairs)
         precision = matches / given if given else 0.0
         recall = matches / sum(wanted) if sum(wanted) else 0.0
@@ -274,12 +289,12 @@ def _measure(scorer: RougeScorer, candidate: list[str], references: list[list[st
 
 
 def _units(tokens: list[str], width: int) -> int:
-    """How many n-grams of `width` tokens there are."""
+    """Return the number of n-grams of `width` tokens."""
     return max(0, len(tokens) - width + 1)
 
 
 def _summarize(measured: NDArray[np.float64], seed: int) -> dict[str, dict[str, Score]]:
-    """Means over texts with bootstrap percentile intervals, of (texts, metrics, measures)."""
+    """Return the means over ``(texts, metrics, measures)`` with bootstrap percentile intervals."""
     generator = np.random.default_rng(seed)
     texts = len(measured)
     means = np.array([measured[generator.integers(texts, size=texts)].mean(axis=0) for _ in range(RESAMPLES)])
@@ -293,8 +308,8 @@ def _summarize(measured: NDArray[np.float64], seed: int) -> dict[str, dict[str, 
 
 
 def make_parser() -> Parser:
-    """The options; one that is not given has no attribute where the preset decides."""
-    parser = Parser("onmt_rouge", description="ROUGE-1, ROUGE-2 and ROUGE-L of summaries, one text a line")
+    """Create the parser; options that override the preset have no attribute unless they are given."""
+    parser = Parser("onmt_rouge", description="ROUGE-1, ROUGE-2 and ROUGE-L of summaries, one text per line")
     add = parser.add_argument
     add(
         "--candidates",
@@ -302,7 +317,7 @@ def make_parser() -> Parser:
         type=PathOption.FILE,
         required=True,
         metavar="FILE",
-        help="what to score",
+        help="texts to score",
     )
     add(
         "--references",
@@ -311,7 +326,7 @@ def make_parser() -> Parser:
         nargs="+",
         required=True,
         metavar="FILE",
-        help="one reference per text in each file; an empty line where a text has fewer",
+        help="files with one reference per text; empty lines are ignored if a text has another reference",
     )
     add(
         "--preset",
@@ -327,15 +342,20 @@ def make_parser() -> Parser:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="WordNet's lists of irregular forms (*.exc), as ROUGE-1.5.5 uses for stemming",
+        help="WordNet's lists of irregular forms (*.exc), which ROUGE-1.5.5 uses for stemming",
     )
     add("--json", "-json", action="store_true", help="print all measures and settings as JSON")
-    preset = parser.add_argument_group("in place of the preset's", argument_default=argparse.SUPPRESS)
+    preset = parser.add_argument_group("overrides of the preset", argument_default=argparse.SUPPRESS)
     add = preset.add_argument
-    add("--bytes", "-bytes", dest="cut_bytes", type=int, metavar="N", help="cut candidates to so many bytes")
-    add("--tokens", "-tokens", choices=TOKENS, help="ascii as ROUGE-1.5.5, or for other languages")
-    add("--no_stem", "-no_stem", dest="stemming", action="store_false", help="leave English suffixes on")
-    add("--seed", "-seed", type=int, metavar="N", help="of the bootstrap")
+    add("--bytes", "-bytes", dest="cut_bytes", type=int, metavar="N", help="truncate candidates to N bytes")
+    add(
+        "--tokens",
+        "-tokens",
+        choices=TOKENS,
+        help="ascii (as ROUGE-1.5.5), or unicode or characters for other languages",
+    )
+    add("--no_stem", "-no_stem", dest="stemming", action="store_false", help="do not stem")
+    add("--seed", "-seed", type=int, metavar="N", help="seed of the bootstrap")
     return parser
 
 

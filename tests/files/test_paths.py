@@ -133,12 +133,20 @@ def test_options_of_upstream_that_speak_of_files_are_known(command: str) -> None
     """A new release of OpenNMT may add some."""
     import importlib
 
-    from nmt.options import paths
+    from nmt.options import arguments
     from nmt.patches.table import apply_patches
 
     apply_patches()
     parser = importlib.import_module(f"onmt.bin.{command}")._get_parser()
-    known = {*paths.TRANSLATE, *paths.TRAIN, *NO_FILES, "config", "save_config", "src_vocab", "tgt_vocab"}
+    known = {
+        *arguments.TRANSLATE,
+        *arguments.TRAIN,
+        *NO_FILES,
+        "config",
+        "save_config",
+        "src_vocab",
+        "tgt_vocab",
+    }
     of_training = {"save_model", "tensorboard_log_dir", "override_opts", "tensorboard"}
     for action in parser._actions:
         takes_text = action.type in (None, str) and action.nargs != 0 and not action.choices

@@ -105,9 +105,9 @@ def sized(**changed: Any) -> Namespace:
         ({"word_vec_size": 12}, "src_word_vec_size: 12 does not fit a transformer of hidden_size 16"),
         ({"encoder_type": "mean", "decoder_type": "rnn", "word_vec_size": 12}, "does not fit a mean"),
         ({"encoder_type": "rnn", "word_vec_size": 12}, "tgt_word_vec_size: 12 does not fit a transformer"),
-        ({"heads": 3}, "heads: 3 do not divide hidden_size 16"),
+        ({"heads": 3}, "heads: 3 does not divide hidden_size 16"),
         ({"heads": 4, "num_kv": 3}, "num_kv: 3 does not divide heads 4"),
-        ({"alignment_heads": 3}, "alignment_heads: 3 are more than heads 2"),
+        ({"alignment_heads": 3}, "alignment_heads: 3 is more than heads 2"),
         ({"num_experts": 1}, "num_experts_per_tok: 2 is more than num_experts 1"),
         ({"max_relative_positions": -1, "rotary_dim": 3}, "rotary_dim: 3 must be even"),
         ({"max_relative_positions": -1, "rotary_dim": 10}, "at most the 8 dimensions of a head"),
@@ -137,7 +137,7 @@ def test_sizes_that_do_not_fit(changed: dict[str, Any], said: str) -> None:
 def test_a_model_beyond_memory(changed: dict[str, Any], host: Host) -> None:
     opt = sized(**changed, heads=1)
     words = {"src": Words(100), "tgt": Words(100)}
-    with pytest.raises(UserError, match=r"the model of these sizes has .* GiB; make hidden_size"):
+    with pytest.raises(UserError, match=r"the model has .* GiB; reduce hidden_size"):
         check_memory(opt, words)
     check_memory(sized(), words)
     assert torch.get_default_device().type == "cpu"
@@ -159,8 +159,8 @@ class Words:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"accum_steps": [5]}, "accum_steps: [5] are not steps that rise from 0"),
-        ({"accum_count": [1, 2], "accum_steps": [0, 0]}, "accum_steps: [0, 0] are not steps that rise"),
+        ({"accum_steps": [5]}, "accum_steps: [5] is not an increasing list of steps"),
+        ({"accum_count": [1, 2], "accum_steps": [0, 0]}, "accum_steps: [0, 0] is not an increasing"),
         ({"label_smoothing": ".nan"}, "label_smoothing: nan is not a finite number"),
         ({"dropout": [float("inf")]}, "dropout: inf is not a finite number"),
         ({"layers": 0}, "layers: 0 is too small; expected at least 1, or -1"),

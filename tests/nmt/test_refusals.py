@@ -148,7 +148,7 @@ def test_a_byte_order_mark_is_no_text(trained: Trained) -> None:
         ({"heads": 0}, "heads: 0 is too small"),
         ({"train_steps": -1}, "train_steps: -1 is too small; expected at least 0"),
         ({"decay_method": "noam", "warmup_steps": 0}, "warmup_steps: 0 is too small"),
-        ({"world_size": 2}, "world_size: 2, but gpu_ranks names no process of this machine"),
+        ({"world_size": 2}, "world_size: 2, but gpu_ranks is empty"),
         ({"embedding": {**FUNNEL, "embedding_dim": 8}}, "embedding_dim follows from word_vec_size; remove"),
         ({"embedding": dict([*FUNNEL.items(), (5, 3)])}, "the key '5' is not text"),
     ],

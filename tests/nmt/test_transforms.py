@@ -81,7 +81,7 @@ def test_plain_text_is_translated_as_its_tokens_are(
     subwords: Subwords, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wanted = subwords.by_hand(model)
-    assert "transforms: none, as asked" in capsys.readouterr().err
+    assert "transforms: none: the text is tokenized" in capsys.readouterr().err
     assert subwords.host.translate(model) == wanted
     (told,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("transforms:"))
     assert "bpe on the source" in told and "undone on the output" in told
@@ -189,7 +189,7 @@ def test_odd_options_of_a_checkpoint_are_one_line(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("-transforms", "none", "bpe"), "stands alone"),
+        (("-transforms", "none", "bpe"), "cannot be combined"),
         (("-transforms", "filtertoolong"), "filtertoolong"),
         (("-transforms", "sentencepiece", "-src_subword_model", "{none}"), "no such file"),
         (("-transforms", "bpe", "-src_subword_model", __file__), f"{__file__} "),

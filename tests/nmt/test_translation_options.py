@@ -13,7 +13,7 @@ SAMPLED = ("-min_length", "4", "-random_sampling_topk", "-1")
     ("arguments", "said"),
     [
         (("-world_size", "2"), "world_size: 2, but a translation runs in one process"),
-        (("-tgt_file_prefix",), "tgt_file_prefix: needs the beginnings of translations"),
+        (("-tgt_file_prefix",), "tgt_file_prefix: needs a file of target prefixes"),
         (("-tgt", "gap.tgt", "-tgt_file_prefix"), "line 3 is empty"),
         (("-seed", str(2**63)), "seed"),
     ],

@@ -154,14 +154,14 @@ def test_training_takes_the_lengths_of_the_targets(counting: tuple[Host, Path]) 
 def test_steps_are_what_teacher_forcing_gives(counting: tuple[Host, Path]) -> None:
     model, source, target, lengths = rows(*counting)
     whole, _ = model(source, target, lengths)
-    positions_of(model)[0].ask(torch.tensor([2, 4]))
+    positions_of(model)[0].set_lengths(torch.tensor([2, 4]))
     encoded, final, _ = model.encoder(source, lengths)
     model.decoder.init_state(source, encoded, final)
     for step in range(target.size(1) - 1):
         state, _ = model.decoder(target[:, step : step + 1], encoded, src_len=lengths, step=step)
         real = target[:, step, 0] != model.decoder.embeddings.word_padding_idx
         torch.testing.assert_close(state[real, 0], whole[real, step], atol=1e-5, rtol=1e-5)
-    positions_of(model)[0].ask(torch.tensor([3, 4]))
+    positions_of(model)[0].set_lengths(torch.tensor([3, 4]))
     model.decoder.init_state(source, encoded, final)
     state, _ = model.decoder(target[:, :1], encoded, src_len=lengths, step=0)
     assert not torch.allclose(state[0, 0], whole[0, 0], atol=1e-3)

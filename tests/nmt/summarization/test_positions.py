@@ -30,7 +30,7 @@ def added(
 ) -> Tensor:
     """What the positions 0 to ``size`` - 1 add to embeddings of 0."""
     positions = LengthControlledPositions(dim, encodings, layout)
-    positions.ask(torch.tensor(lengths))
+    positions.set_lengths(torch.tensor(lengths))
     return positions(torch.zeros(len(lengths), size, dim))
 
 
@@ -43,7 +43,7 @@ def test_values_by_hand(name: str) -> None:
 
 def test_encodings_are_summed_and_embeddings_scaled() -> None:
     positions = LengthControlledPositions(4, ["pe", "lrpe"], INTERLEAVED)
-    positions.ask(torch.tensor([9]))
+    positions.set_lengths(torch.tensor([9]))
     found = positions(torch.ones(1, 3, 4))[0, 2]
     wanted = [2 + pe + lrpe for pe, lrpe in zip(BY_HAND["pe"], BY_HAND["lrpe"], strict=True)]  # sqrt(4) = 2
     torch.testing.assert_close(found, torch.tensor(wanted))
@@ -53,14 +53,14 @@ def test_encodings_are_summed_and_embeddings_scaled() -> None:
 def test_sinusoids_are_those_of_upstream(layout: str) -> None:
     emb = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(1))
     positions = LengthControlledPositions(16, ["pe"], layout)
-    positions.ask(torch.tensor([3, 4]))
+    positions.set_lengths(torch.tensor([3, 4]))
     torch.testing.assert_close(positions(emb), PositionalEncoding(16, layout)(emb), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("encodings", [["ldpe"], ["lrpe"], ["pe", "ldpe"], ["pe", "ldpe", "lrpe"]])
 def test_steps_are_the_positions_of_a_whole(encodings: list[str]) -> None:
     positions = LengthControlledPositions(8, encodings, INTERLEAVED)
-    positions.ask(torch.tensor([2, 40]))
+    positions.set_lengths(torch.tensor([2, 40]))
     emb = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(1))
     steps = [positions(emb[:, step : step + 1], step=step) for step in range(6)]
     torch.testing.assert_close(torch.cat(steps, dim=1), positions(emb))
@@ -85,7 +85,7 @@ def test_length_one_is_finite() -> None:
 
 def test_precision_of_the_input_is_kept() -> None:
     positions = LengthControlledPositions(4, ["pe", "lrpe"], INTERLEAVED)
-    positions.ask(torch.tensor([300]))
+    positions.set_lengths(torch.tensor([300]))
     exact, coarse = (
         positions(torch.zeros(1, 301, 4, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)
     )
@@ -95,10 +95,10 @@ def test_precision_of_the_input_is_kept() -> None:
 
 def test_lengths_follow_the_rows() -> None:
     positions = LengthControlledPositions(4, ["ldpe"], INTERLEAVED)
-    positions.ask(torch.tensor([5, 6, 7]))
+    positions.set_lengths(torch.tensor([5, 6, 7]))
     positions.start(6)
     assert positions.lengths is not None and positions.lengths.tolist() == [5, 5, 6, 6, 7, 7]
-    positions.follow(lambda state, dim: state[torch.tensor([3, 2, 5, 5])])
+    positions.map_rows(lambda state, dim: state[torch.tensor([3, 2, 5, 5])])
     assert positions.lengths.tolist() == [6, 6, 7, 7]
     positions.start(3)
     assert positions.lengths.tolist() == [5, 6, 7]
@@ -108,6 +108,6 @@ def test_rows_of_another_batch_are_refused() -> None:
     positions = LengthControlledPositions(4, ["ldpe"], INTERLEAVED)
     with pytest.raises(RuntimeError, match="no lengths"):
         positions.start(2)
-    positions.ask(torch.tensor([5, 6]))
+    positions.set_lengths(torch.tensor([5, 6]))
     with pytest.raises(RuntimeError, match="3 rows"):
         positions.start(3)

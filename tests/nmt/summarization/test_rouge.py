@@ -253,10 +253,10 @@ def test_command_prints_json(run: Run) -> None:
     ("arguments", "told"),
     [
         (["first", "long"], "2 candidates, but 3 lines in file 2 of the references"),
-        (["second"], "line 2 is empty in all files of references"),
+        (["second"], "line 2 is empty in all reference files"),
         (["absent"], "no such file: absent"),
         (["latin"], "latin: not UTF-8 at byte 3"),
-        (["first", "--tokens", "unicode"], "stemming is for English"),
+        (["first", "--tokens", "unicode"], "stemming supports tokens: ascii only"),
         (["first", "--bytes", "0"], "bytes is 0"),
         (["first", "--exceptions", "long"], "long: line 1 is 'a'"),
         (["first", "--stems"], "unrecognized arguments: --stems; see onmt_rouge --help"),
