@@ -262,8 +262,8 @@ def _check_same(first: Recorded, other: Recorded) -> None:
 
 
 def _files(recorded: Recorded, opt: Namespace, names: list[str], folder: Path) -> dict[str, str]:
-    """Return the paths of the subword files by option: extracted from the checkpoint, or the original path, or
-    next to the checkpoint.
+    """Return the paths of the subword files by option: extracted from the checkpoint, or the original path,
+    or next to the checkpoint.
 
     Raises:
         UserError: one is not found.

@@ -40,7 +40,8 @@ def check_features(opt: Namespace, vocabs: Mapping[str, Any]) -> None:
     trained = len(vocabs.get("src_feats") or ())
     if opt.n_src_feats != trained:
         raise UserError(
-            f"n_src_feats: is {opt.n_src_feats}, but the model was trained with {trained}; set it to {trained}, "
+            f"n_src_feats: is {opt.n_src_feats}, but the model was trained with {trained}; set it to "
+            f"{trained}, "
             "and src_feats_defaults and transforms as in training"
         )
 
@@ -75,7 +76,8 @@ def check_translation(opt: Namespace) -> None:
         )
     if opt.min_length > opt.max_length:
         raise UserError(
-            f"min_length: {opt.min_length} is more than max_length {opt.max_length}; lower min_length or raise max_length"
+            f"min_length: {opt.min_length} is more than max_length {opt.max_length}; lower "
+            "min_length or raise max_length"
         )
     if opt.phrase_table and not opt.replace_unk:
         raise UserError("phrase_table: has no effect without replace_unk; set replace_unk, or remove it")
@@ -374,7 +376,8 @@ def check_memory(opt: Namespace, vocabs: dict[str, Any]) -> None:
 def _too_large(model: str, room: int) -> str:
     """Return the message about a model that is too large."""
     return (
-        f"the model has {model}, but memory is {_gigabytes(room)}; reduce hidden_size, transformer_ff, layers "
+        f"the model has {model}, but memory is {_gigabytes(room)}; reduce hidden_size, "
+        "transformer_ff, layers "
         "or the vocabulary"
     )
 

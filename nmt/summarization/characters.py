@@ -102,7 +102,8 @@ def count_characters(paths: Iterable[Path]) -> Counter[str]:
     longer = sorted(token for token in counts if len(token) > 1 and token != SPACE)
     if longer:
         raise UserError(
-            f"target: {longer[0]!r} is not a single character; split the text with `onmt_characters split` first"
+            f"target: {longer[0]!r} is not a single character; split the text with `onmt_characters "
+            "split` first"
         )
     return counts
 

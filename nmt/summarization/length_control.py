@@ -85,8 +85,8 @@ class LengthControlledPositions(nn.Module):
     """Adds the sum of several encodings to a decoder's input; replaces OpenNMT-py's sinusoids.
 
     `set_lengths` sets the lengths of a batch. `start` begins a decoding, and `map_rows` keeps the lengths
-    aligned with the rows of the decoder's state when beams are repeated, reordered or finished. The module has
-    no parameters and no maximum length.
+    aligned with the rows of the decoder's state when beams are repeated, reordered or finished. The module
+    has no parameters and no maximum length.
 
     Args:
         dim: width D of the input.
@@ -154,7 +154,8 @@ def add_model_options(parser: Any) -> None:
         nargs="+",
         choices=sorted(ANGLES),
         default=None,
-        help="Positional encodings of the decoder, which are summed: pe (sinusoids), ldpe (length difference), "
+        help="Positional encodings of the decoder, which are summed: pe (sinusoids), ldpe (length "
+        "difference), "
         "lrpe (length ratio); ldpe and lrpe require a desired length in translation",
     )
 
@@ -272,8 +273,8 @@ def read_desired_lengths(opt: Namespace, lines: int) -> int | list[int] | None:
         lines: number of lines of the source.
 
     Raises:
-        UserError: both options are set, the file is missing or has the wrong number of lines, or a line is not
-            a length.
+        UserError: both options are set, the file is missing or has the wrong number of lines, or a line is
+            not a length.
     """
     path = opt.desired_lengths
     if path is None:

@@ -1,7 +1,7 @@
 """Reranking n-best lists by the content words of the source: ``onmt_rerank``.
 
-Takase & Okazaki (2019) and section 3.3 of the ALONE paper select the hypothesis with the most content words of
-the source. Words are lowercased and not stemmed; each counts once.
+Takase & Okazaki (2019) and section 3.3 of the ALONE paper select the hypothesis with the most content words
+of the source. Words are lowercased and not stemmed; each counts once.
 """
 
 from __future__ import annotations

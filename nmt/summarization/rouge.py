@@ -273,7 +273,7 @@ def _group(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> li
 
 
 def _measure(scorer: RougeScorer, candidate: list[str], references: list[list[str]]) -> NDArray[np.float64]:
-    """Return precision, recall and F1 of one text per metric, ``(metrics, measures)``, summed over references."""
+    """Return precision, recall and F1 of one text, ``(metrics, measures)``, summed over references."""
     rows = []
     pairs = [(reference, scorer.score(reference, candidate)) for reference in references]
     for metric, width in METRICS.items():

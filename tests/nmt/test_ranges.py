@@ -102,9 +102,12 @@ def sized(**changed: Any) -> Namespace:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"word_vec_size": 12}, "src_word_vec_size: 12 does not fit a transformer of hidden_size 16"),
-        ({"encoder_type": "mean", "decoder_type": "rnn", "word_vec_size": 12}, "does not fit a mean"),
-        ({"encoder_type": "rnn", "word_vec_size": 12}, "tgt_word_vec_size: 12 does not fit a transformer"),
+        ({"word_vec_size": 12}, "src_word_vec_size: 12 differs from hidden_size 16, which a transformer"),
+        (
+            {"encoder_type": "mean", "decoder_type": "rnn", "word_vec_size": 12},
+            "which a mean does not support",
+        ),
+        ({"encoder_type": "rnn", "word_vec_size": 12}, "tgt_word_vec_size: 12 differs from"),
         ({"heads": 3}, "heads: 3 does not divide hidden_size 16"),
         ({"heads": 4, "num_kv": 3}, "num_kv: 3 does not divide heads 4"),
         ({"alignment_heads": 3}, "alignment_heads: 3 is more than heads 2"),

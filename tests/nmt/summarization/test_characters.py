@@ -71,7 +71,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(capsys, "onmt_character_vocab", "-source", words, "-target", words, "-output", output)
     assert "'birds'" in line and "onmt_characters split" in line
     line = refused(capsys, "onmt_character_vocab", "-source", empty, "-target", empty, "-output", output)
-    assert "no text" in line
+    assert "are empty" in line
     assert "/nowhere" in refused(capsys, "onmt_characters", "split", "-input", "/nowhere", "-output", output)
     assert "line 2" in refused(capsys, "onmt_characters", "join", "-input", broken, "-output", output)
     assert "joinn" in refused(capsys, "onmt_characters", "joinn", "-input", words, "-output", output)
