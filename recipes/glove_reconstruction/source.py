@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shared_embeddings.analysis.word_pairs import WordPairs
 
 from lm.data.datasets import locate
 from recipes.common.corpus import write_lines
 from recipes.common.results import SMOKE_FOLDER
 from recipes.common.smoke import generated_vocabulary
-from shared_embeddings.analysis.similarity import word_similarity
+from shared_embeddings.analysis.similarity import WordPairs, word_similarity
 from shared_embeddings.analysis.vectors import WordVectors, read_vectors
 from shared_embeddings.checkpoints.token_counts import count_words
 from shared_embeddings.classes.making import train_word_vectors

@@ -105,7 +105,7 @@ def sized(**changed: Any) -> Namespace:
         ({"word_vec_size": 12}, "src_word_vec_size: 12 differs from hidden_size 16, which a transformer"),
         (
             {"encoder_type": "mean", "decoder_type": "rnn", "word_vec_size": 12},
-            "which a mean does not support",
+            "a mean does not support",
         ),
         ({"encoder_type": "rnn", "word_vec_size": 12}, "tgt_word_vec_size: 12 differs from"),
         ({"heads": 3}, "heads: 3 does not divide hidden_size 16"),
