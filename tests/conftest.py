@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 import signal
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from shared_embeddings.checkpoints import adapter
 from tests.loops import SEED
@@ -19,16 +18,19 @@ from tests.loops import SEED
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-SLOW = yaml.safe_load(Path(__file__).with_name("slow.yaml").read_text(encoding="utf-8"))
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests of slow.yaml."""
+    """Apply the mark `slow_except`; if its ids do not exist, collecting the whole file fails."""
+    has_quick: dict[str, bool] = {}
     for item in items:
-        functions = SLOW.get(item.path.relative_to(config.rootpath).as_posix(), {})
-        quick = functions.get(getattr(item, "originalname", item.name))
-        if quick is not None and getattr(getattr(item, "callspec", None), "id", "") not in quick:
-            item.add_marker(pytest.mark.slow)
+        for mark in item.iter_markers("slow_except"):
+            test, _, name = item.nodeid.removesuffix("]").partition("[")
+            is_quick = any(name == each or fnmatch.fnmatchcase(name, each) for each in mark.args)
+            has_quick[test] = has_quick.get(test, False) or is_quick
+            if not is_quick:
+                item.add_marker(pytest.mark.slow)
+    missing = [test for test, found in has_quick.items() if not found]
+    if missing and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"slow_except names no parameters of {', '.join(missing)}")
 
 
 @pytest.fixture(autouse=True)

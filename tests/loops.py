@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -58,11 +58,6 @@ def in_turn_by(group: str, groups: Sequence[Any], name: str) -> Callable[[Test],
         return pytest.mark.parametrize(group, groups)(_with_parameters(loop, test, [name], [group]))
 
     return decorate
-
-
-def slow_except(quick: Collection[Any], values: Iterable[Any]) -> list[Any]:
-    """Values for ``pytest.mark.parametrize``, of which all but `quick` make a slow test."""
-    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def check_each(check: Callable[[Any], object], values: Sequence[Any]) -> None:

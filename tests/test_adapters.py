@@ -167,6 +167,7 @@ def test_truncated_models_are_reported(
         assert not (tmp_path / "out.pt").exists()
 
 
+@pytest.mark.slow_except("lm-fp32", "lm-int8")
 @pytest.mark.parametrize("store", ["fp32", "int8", "int4"])
 def test_compress_writes_a_model_of_the_same_host(
     trained: Trained, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

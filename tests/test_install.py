@@ -49,6 +49,7 @@ def run_hiding(hidden: list[str], command: str, *arguments: object) -> subproces
     )
 
 
+@pytest.mark.slow
 def test_the_import_is_light() -> None:
     code = f"import sys, shared_embeddings; print([name for name in {HEAVY} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -45,7 +45,6 @@ from nmt.checkpoint.files import read_checkpoint
 from nmt.patches.table import apply_patches
 from shared_embeddings.cli.main import main
 from tests.lm import runs
-from tests.loops import slow_except
 from tests.nmt.conftest import Host, run
 from tests.traps import Trap
 
@@ -150,7 +149,8 @@ def _configured(host: Host, command: str, option: str, value: Any, model: Path) 
     return host.config("changed", **{"save_model": "saved", **settings})
 
 
-@pytest.mark.parametrize("command", slow_except(["translate"], PARSERS))
+@pytest.mark.slow
+@pytest.mark.parametrize("command", PARSERS)
 def test_options_in_configurations(
     command: str, host: Host, model: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +221,7 @@ def _replaced(folder: Path, checkpoint: dict[str, Any], name: str, **changed: An
     return path
 
 
+@pytest.mark.slow
 def test_options_in_checkpoints(host: Host, model: Path, trap: Trap, tmp_path: Path) -> None:
     """Those of the model each by itself, those of the training all at once, those of tokenizers both ways."""
     saved, source = read_checkpoint(model), str(host.folder / "test.src")
@@ -359,6 +360,7 @@ def test_settings_of_language_models(trap: Trap, tmp_path: Path) -> None:
                 lm_cli.train()
 
 
+@pytest.mark.slow
 def test_configurations_of_the_server(model: Path, trap: Trap, tmp_path: Path) -> None:
     shutil.copy(model, tmp_path / "model.pt")
     for text in trap.texts:

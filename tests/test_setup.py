@@ -101,6 +101,7 @@ def test_every_pin_has_the_hashes_of_its_files(name: str) -> None:
             assert re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", word), (pin, word)
 
 
+@pytest.mark.slow
 def test_pip_refuses_a_file_of_another_hash(tmp_path: Path) -> None:
     """The options of scripts/install.sh, with an own package and hashes of its file and of another one."""
     wheel = tmp_path / "pinned-1.0-py3-none-any.whl"

@@ -15,6 +15,7 @@ def small(monkeypatch) -> None:
         monkeypatch.setattr(language_model, name, value)
 
 
+@pytest.mark.slow
 def test_both_models_are_of_one_shape_and_learn(small) -> None:
     regularized, plain = language_model.models("cpu")
     hidden = [part.shape for part in regularized.initial_state(2)]

@@ -17,6 +17,7 @@ TINY = SETTINGS["tiny"]
 ROWS = [PLAIN, *rows(TINY, se.methods())]
 
 
+@pytest.mark.slow_except("input")
 @pytest.mark.parametrize("side", ["input", "output"])
 @in_turn("row", ROWS)
 def test_every_method_can_be_measured(side, row) -> None:

@@ -31,6 +31,7 @@ def refused(call: str, given: list[str], folder: Path) -> str:
     return lines[0]
 
 
+@pytest.mark.slow_except("onmt_release_model")
 @pytest.mark.parametrize("call", WRITING)
 def test_no_output_replaces_an_input(call: str, tmp_path: Path) -> None:
     """By its own name, by a link or by a hard link, even if the command may replace outputs."""
@@ -67,6 +68,7 @@ def test_what_is_there_is_replaced_on_demand_only(call: str, tmp_path: Path) -> 
             (tmp_path / place.name).unlink()
 
 
+@pytest.mark.slow_except("lm_generate", "onmt_characters split")
 @pytest.mark.parametrize("call", [call for call in CALLS if any(place.is_read for place in places(call))])
 def test_inputs_are_regular_files(call: str, tmp_path: Path) -> None:
     """Reading pipes and devices could block or never end."""

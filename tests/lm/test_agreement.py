@@ -83,6 +83,7 @@ def test_validation_is_measured_instead(model: Path, capsys: pytest.CaptureFixtu
     assert f"{found['share']:.0%}" != "100%" and "% of the probability of a word of the original" in line
 
 
+@pytest.mark.slow_except("awd_lstm")
 @pytest.mark.parametrize("kind", ["awd_lstm", "transformer_xl"])
 def test_what_it_writes_is_drawn_from_a_seed(tmp_path: Path, kind: str) -> None:
     path = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS), kind)

@@ -208,6 +208,7 @@ def test_only_recurrent_matrices_are_dropped(kernel: Kernel) -> None:
         assert (layer.weight_ih_l0.grad != 0).all()
 
 
+@pytest.mark.slow
 def test_compilation_leaves_the_kernel_whole() -> None:
     """Taken apart, an LSTM becomes T small products per layer, and its compilation takes minutes."""
     calls = []

@@ -79,6 +79,7 @@ def test_the_original_is_measured_once(
     assert len(measured) == 1 + len(rows(capsys.readouterr().out))
 
 
+@pytest.mark.slow
 def test_comparing_writes_nothing(
     trained: tuple[Path, Path],
     tmp_path: Path,
@@ -91,6 +92,7 @@ def test_comparing_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_smallest_model_within_a_loss(
     trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

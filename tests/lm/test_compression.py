@@ -74,6 +74,7 @@ def scores_of(model: LanguageModel) -> torch.Tensor:
         return model.embedding.log_prob(model(ids, model.initial_state(2)).hidden)
 
 
+@pytest.mark.slow_except("projective-arguments1-awd_lstm")
 @pytest.mark.parametrize("kind", ["awd_lstm", "transformer_xl"])
 @pytest.mark.parametrize(("method", "arguments"), [("standard", []), ("projective", ["--rank", 8])])
 def test_full_size_keeps_the_scores(tmp_path: Path, kind: str, method: str, arguments: list[object]) -> None:
@@ -82,6 +83,7 @@ def test_full_size_keeps_the_scores(tmp_path: Path, kind: str, method: str, argu
     torch.testing.assert_close(scores(tmp_path / "same.pt"), scores(model), atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_trained_model_is_evaluated_and_trains_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = small_corpus(tmp_path)
     plain = {"method": "standard", "output_bias": True}

@@ -164,6 +164,7 @@ def test_freezing_lasts_through_resumption(what: str, student: Student, teacher:
     assert near(network(final), network(full)) == (what == "network")
 
 
+@pytest.mark.slow_except("projective")
 @pytest.mark.parametrize("embedding", [PROJECTIVE, GROUPS], ids=["projective", "group_reduce"])
 def test_resume_is_exact(embedding: dict[str, Any], data: Path, teacher: Path, tmp_path: Path) -> None:
     values = changes(teacher, embedding, d_alpha=0.3)
@@ -209,6 +210,7 @@ def test_the_loss_by_hand() -> None:
     torch.testing.assert_close(fixed.rows.grad, expected)
 
 
+@pytest.mark.slow
 def test_reconstruction_keeps_the_student_near(student: Student, teacher: Path, tmp_path: Path) -> None:
     """With nearly all weight on the reconstruction loss, a random table moves towards the teacher's."""
     full, distances = table(load_model(teacher)), {}

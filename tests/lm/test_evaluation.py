@@ -37,6 +37,7 @@ def brute_force(model: torch.nn.Module, ids: torch.Tensor, context: int, chunk: 
     return total
 
 
+@pytest.mark.slow_except("0-7")
 @pytest.mark.parametrize(("context", "chunk"), [(0, None), (0, 7), (5, 7), (9, 4), (40, 1), (3, 31), (3, 32)])
 def test_every_target_once_with_its_context(context: int, chunk: int | None) -> None:
     model = TinyLSTM()

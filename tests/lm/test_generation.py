@@ -53,6 +53,7 @@ def frequencies(number: int = 2000, **how: Any) -> list[float]:
     return (drawn.bincount(minlength=4) / number).tolist()
 
 
+@pytest.mark.slow_except("how6-expected6")
 @pytest.mark.parametrize(
     ("how", "expected"),
     [

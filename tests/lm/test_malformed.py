@@ -17,7 +17,6 @@ from shared_embeddings.cli.main import main as shared_embeddings
 from shared_embeddings.errors import UserError
 from tests.altered import Odd, alter, flip, offsets, told
 from tests.lm.runs import run, settings, small_corpus
-from tests.loops import slow_except
 
 STANDARD = {"method": "standard"}
 TINY: dict[str, Any] = {"embedding": STANDARD, "steps": 2, "evaluate_every": 1}
@@ -133,7 +132,8 @@ USES: dict[str, tuple[str, Callable[[Path, Path, Path], list[object]]]] = {
 }
 
 
-@pytest.mark.parametrize("use", slow_except(["generate"], USES))
+@pytest.mark.slow_except("generate")
+@pytest.mark.parametrize("use", USES)
 def test_every_command_says_what_is_wrong(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], use: str
 ) -> None:

@@ -20,6 +20,7 @@ def evaluated(model: Path, data: Path, record: Path, *arguments: object) -> floa
     return float(json.loads(record.read_text())["metrics"]["perplexity"])
 
 
+@pytest.mark.slow_except("fp32-awd_lstm")
 @pytest.mark.parametrize("kind", ["awd_lstm", "transformer_xl"])
 @pytest.mark.parametrize("store", ["fp32", "int8", "int4"])
 def test_perplexity_is_that_of_lm_eval(

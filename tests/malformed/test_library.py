@@ -105,6 +105,7 @@ def size_cases(command: Command) -> Iterator[Case]:
 NAMES = ("methods", "params", "suggest", "classes", "compress", "correlation", "similarity", "trim")
 
 
+@pytest.mark.slow_except("suggest")
 @pytest.mark.parametrize("name", NAMES)
 def test_malformed_input_is_one_line(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = of(name, folder)

@@ -14,7 +14,6 @@ import pytest
 
 from nmt import cli
 from nmt.options.ranges import RANGES, names
-from tests.loops import slow_except
 from tests.malformed.harness import (
     Case,
     Command,
@@ -227,9 +226,8 @@ SUMMARIES = (rerank, characters, character_vocab, rouge)
 COMMANDS = {make.__name__: make for make in (*OPENNMT, *SUMMARIES)}
 
 
-@pytest.mark.parametrize(
-    "name", slow_except(COMMANDS.keys() - {"train", "translate", "build_vocab"}, COMMANDS)
-)
+@pytest.mark.slow_except("characters")
+@pytest.mark.parametrize("name", COMMANDS)
 def test_malformed_input_is_one_line(
     name: str, host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ def kept(
     return capsys.readouterr().out.splitlines()[-1], json.loads(report.read_text())["kept"]
 
 
+@pytest.mark.slow
 def test_ruin_is_told_from_health(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

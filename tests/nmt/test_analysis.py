@@ -23,6 +23,7 @@ def correlations(model: Path, output: Path) -> dict[str, dict[str, Any]]:
     return {f"{layer['embedding']}: {layer['layer']}": layer for layer in layers}
 
 
+@pytest.mark.slow
 def test_define_layer_by_layer(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, model = trained(embedding={**DEFINE_MAP, "output": "table", "output_projection": False})
     found = correlations(model, tmp_path)
@@ -42,6 +43,7 @@ def test_define_layer_by_layer(trained: Trained, tmp_path: Path, capsys: pytest.
     assert f"{first['mean_correlation']:.4f}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_both_sides_of_a_plain_model(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,6 +76,7 @@ def scores_of(model: Any, vocabs: Any) -> torch.Tensor:
     return found[..., words].log_softmax(dim=-1)
 
 
+@pytest.mark.slow_except("safetensors-full rank")
 @pytest.mark.parametrize(
     ("method", "arguments"), [("standard", []), ("projective", ["--rank", 16])], ids=["standard", "full rank"]
 )
@@ -148,6 +149,7 @@ def test_result_translates_trains_on_and_stays_tied(trained: Trained, tmp_path: 
     assert written["tables"][0]["uses"] == ["source", "target", "output"]
 
 
+@pytest.mark.slow_except("quantized")
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "standard"])
 def test_every_method_is_loaded_as_it_was_fitted(method: str, trained: Trained, tmp_path: Path) -> None:
     _, model = trained(embedding=STANDARD)
@@ -197,6 +199,7 @@ def test_untied_tables_each_get_an_embedding(trained: Trained, tmp_path: Path) -
     assert len(host.translate(output)) == 7
 
 
+@pytest.mark.slow
 def test_the_map_of_define_becomes_codes_and_the_rest_stays(trained: Trained, tmp_path: Path) -> None:
     """DeFINE's Table 5: where the output is tied to the map, the layers of the unit stay as they are."""
     settings = {"embedding": None, "tgt_embedding": DEFINE_MAP, "share_embeddings": False}

@@ -42,6 +42,7 @@ def by_hand(generator: Any, hidden: Tensor, attention: Tensor, source: Tensor) -
     return torch.cat([(1 - copying) * vocabulary, copying * (attention @ source)], dim=1)
 
 
+@pytest.mark.slow_except("standard")
 @pytest.mark.parametrize("method", METHODS)
 def test_words_are_mixed_as_the_equation_says(method: str, trained: Trained) -> None:
     host, path = trained(embedding=METHODS[method], copy_attn=True)
@@ -100,6 +101,7 @@ def test_half_precision_trains(host: Host) -> None:
     )
 
 
+@pytest.mark.slow_except("pytorch-tied")
 @pytest.mark.parametrize("options", [{}, UNTIED], ids=["tied", "untied"])
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 def test_upstreams_own_model_is_compressed(
@@ -143,6 +145,7 @@ def _table(module: Any) -> Tensor:
     return module.table() if isinstance(module, se.SharedEmbedding) else module.weight.detach()
 
 
+@pytest.mark.slow_except("tied")
 @pytest.mark.parametrize("options", [{}, UNTIED], ids=["tied", "untied"])
 def test_distilled_from_a_copying_teacher(options: dict[str, Any], trained: Trained, host: Host) -> None:
     _, teacher = trained(copy_attn=True, **options)

@@ -89,6 +89,7 @@ def test_attention_without_padding_is_the_softmax_of_the_words() -> None:
     assert torch.equal(found[1, :, 2:], torch.zeros(3, 2))
 
 
+@pytest.mark.slow_except("transformer")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_is_the_sum_of_its_sentences(kind: str, some_words: Host) -> None:
     """One batch of the whole corpus, or each sentence by itself: the same gradient."""
@@ -127,6 +128,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[H
     return get
 
 
+@pytest.mark.slow_except("rnn--beam_size 1")
 @pytest.mark.parametrize(
     "search", ["-beam_size 3 -n_best 2", "-beam_size 1", "-beam_size 1 -random_sampling_topk 1"]
 )

@@ -76,6 +76,7 @@ def svd(full: torch.Tensor, rank: int) -> torch.Tensor:
     return ((left[:, :rank] * values[:rank]) @ right[:rank]).float()
 
 
+@pytest.mark.slow_except("standard")
 @pytest.mark.parametrize("embedding", [STANDARD, None], ids=["standard", "plain"])
 def test_student_starts_from_the_teacher(embedding: Any, trained: Trained, host: Host) -> None:
     _, teacher = trained(embedding=embedding)
@@ -98,6 +99,7 @@ def test_student_starts_from_the_teacher(embedding: Any, trained: Trained, host:
 FITTED = METHODS | {"alone": {**METHODS["alone"], "base_dim": 16, "hidden_dim": 24, "codebook_size": 8}}
 
 
+@pytest.mark.slow_except("adaptive")
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("standard", "projective")])
 def test_every_method(method: str, trained: Trained, host: Host) -> None:
     """Fitted, trained, saved with its own sizes, and loaded again."""
@@ -118,6 +120,7 @@ def test_standard_student_is_its_teacher(trained: Trained, host: Host) -> None:
     assert host.translate(student) == host.translate(teacher)
 
 
+@pytest.mark.slow
 def test_each_side_is_fitted_to_its_own_table(trained: Trained, host: Host) -> None:
     options = {"share_embeddings": False, "share_decoder_embeddings": False}
     _, teacher = trained(embedding=STANDARD, **options)
@@ -148,6 +151,7 @@ def test_length_of_the_fit_is_handed_on(
     assert asked == [7]
 
 
+@pytest.mark.slow
 def test_random_starts(trained: Trained, host: Host) -> None:
     _, teacher = trained(embedding=STANDARD)
     scratch = host.train("scratch", embedding=PROJECTIVE, **STILL)
@@ -159,6 +163,7 @@ def test_random_starts(trained: Trained, host: Host) -> None:
     assert all(torch.equal(tensor, network(scratch)[name]) for name, tensor in network(own_network).items())
 
 
+@pytest.mark.slow_except("network")
 @pytest.mark.parametrize("what", ["embedding", "network"])
 def test_freezing_lasts_through_resumption(what: str, trained: Trained, host: Host) -> None:
     _, teacher = trained(embedding=STANDARD)
@@ -227,6 +232,7 @@ def test_an_exact_student_has_a_gradient() -> None:
     assert torch.equal(student.rows.grad, torch.zeros(3, 2))
 
 
+@pytest.mark.slow
 def test_reconstruction_keeps_the_student_near(trained: Trained, host: Host) -> None:
     """With nearly all weight on the reconstruction loss, a random table moves towards the teacher's."""
     _, teacher = trained(embedding=STANDARD)
@@ -257,6 +263,7 @@ def test_start_and_reports_tell_the_loss(trained: Trained, host: Host) -> None:
     assert [float(loss) for loss in reported] == pytest.approx([float(fitted.group(1))] * 3, abs=1e-4)
 
 
+@pytest.mark.slow_except("projective")
 @pytest.mark.parametrize("embedding", [PROJECTIVE, GROUPS], ids=["projective", "group_reduce"])
 def test_resume_is_exact(embedding: dict[str, Any], trained: Trained, host: Host) -> None:
     _, teacher = trained(embedding=STANDARD)
@@ -361,6 +368,7 @@ def test_defaults() -> None:
     assert parse_distillation(None) is None
 
 
+@pytest.mark.slow
 def test_unfit_teachers_are_refused(trained: Trained, host: Host, refusal: Callable[..., str]) -> None:
     _, teacher = trained(embedding=STANDARD)
 
@@ -389,6 +397,7 @@ def test_unfit_teachers_are_refused(trained: Trained, host: Host, refusal: Calla
     assert "vocabulary of the teacher" in said(teacher)
 
 
+@pytest.mark.slow
 def test_other_words_of_as_many_are_refused(host: Host, refusal: Callable[..., str]) -> None:
     """On a side that keeps a plain table, too, and when training goes on."""
     for side in ("src", "tgt"):

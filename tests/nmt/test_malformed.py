@@ -14,7 +14,6 @@ from nmt import cli
 from nmt.checkpoint.files import allow_checkpoint_types
 from shared_embeddings.cli.main import main as shared_embeddings
 from tests.altered import Odd, alter, told
-from tests.loops import slow_except
 from tests.nmt.conftest import Host, Trained
 
 pytestmark = pytest.mark.usefixtures("installed_host")
@@ -141,7 +140,8 @@ WHOLE = {("release", odd_parts), ("similarity", odd_options), ("train", odd_runs
 UNBUILT = ("tensor: longer", "tensor: one axis", "tensor: empty", "tensor: left", "model: an empty mapping")
 
 
-@pytest.mark.parametrize("use", slow_except(["average"], USES))
+@pytest.mark.slow
+@pytest.mark.parametrize("use", USES)
 def test_parts_of_another_type(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], use: str
 ) -> None:

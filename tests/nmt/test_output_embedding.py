@@ -28,6 +28,7 @@ def built(path: Path) -> Any:
     return build_from_checkpoint(str(path))[0]
 
 
+@pytest.mark.slow_except("uncle")
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_scores_words_of_a_plain_model(method: str, host: Host) -> None:
     options = {"embedding": None, "output_embedding": METHODS[method], **UNTIED}
@@ -85,6 +86,7 @@ def test_refusals(options: dict[str, Any], words: list[str], host: Host, refusal
     assert all(word in message for word in words), message
 
 
+@pytest.mark.slow_except("pytorch")
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 def test_upstreams_own_model_keeps_its_scores(trained: Trained, tmp_path: Path, save_format: str) -> None:
     """Its output layer, with its bias, becomes an embedding as its two tables do."""
@@ -98,6 +100,7 @@ def test_upstreams_own_model_keeps_its_scores(trained: Trained, tmp_path: Path, 
     assert len(host.translate(small)) == 7
 
 
+@pytest.mark.slow_except("standard")
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_loaded_as_it_was_fitted(method: str, trained: Trained, tmp_path: Path) -> None:
     host, model = trained(**UNTIED)
@@ -118,6 +121,7 @@ def test_every_method_is_loaded_as_it_was_fitted(method: str, trained: Trained, 
     assert all(len(host.translate(output[store])) == 7 for store in ("int8", "int4"))
 
 
+@pytest.mark.slow_except("adaptive")
 @pytest.mark.parametrize("method", ["projective", "adaptive"])
 def test_trimmed_output_keeps_its_scores(
     method: str, trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -145,6 +149,7 @@ def test_plain_model_with_the_same_scores(trained: Trained) -> None:
     assert torch.equal(plain["generator"]["bias"], embedding.output_bias())
 
 
+@pytest.mark.slow_except("untied teacher")
 @pytest.mark.parametrize("is_tied", [False, True], ids=["untied teacher", "tied teacher"])
 def test_distilled_from_the_output_layer_of_the_teacher(is_tied: bool, trained: Trained, host: Host) -> None:
     ties = {"share_embeddings": False, "share_decoder_embeddings": is_tied}

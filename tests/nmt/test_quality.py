@@ -21,6 +21,7 @@ def test_joined() -> None:
     assert joined("An@@ trieb ▁und", "none") == "An@@ trieb ▁und"
 
 
+@pytest.mark.slow_except("none-none")
 @pytest.mark.parametrize(("subwords", "tokenize"), [("none", "none"), ("bpe", "13a")])
 def test_bleu_is_that_of_the_commands(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], subwords: str, tokenize: str

@@ -76,6 +76,7 @@ def test_data_without_a_training_corpus_are_refused(host: Host, refusal: Refusal
         assert "there is no corpus to train on" in refusal("onmt_train", "-config", str(config))
 
 
+@pytest.mark.slow_except("0")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_line_that_is_not_utf8_is_found(workers: int, host: Host, refusal: Refusal) -> None:
     """Also where a worker of the data loader finds it, whose mistake comes as the text of a traceback."""

@@ -68,6 +68,11 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     return get
 
 
+@pytest.mark.slow_except(
+    "rnn--beam_size 3 -length_penalty wu -alpha 0.5",
+    "rnn--beam_size 3 -min_length 4",
+    "rnn--beam_size 3 -replace_unk",
+)
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_is_searched_as_its_sentences(kind: str, search: str, learned: Learned) -> None:
@@ -78,6 +83,7 @@ def test_a_batch_is_searched_as_its_sentences(kind: str, search: str, learned: L
     assert len(set(one_by_one)) > 2
 
 
+@pytest.mark.slow_except("-beam_size 1 -random_sampling_topk 1-1")
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("search", ["-beam_size 3", GREEDY])
 def test_nothing_is_said_twice_where_that_is_forbidden(search: str, size: int, learned: Learned) -> None:

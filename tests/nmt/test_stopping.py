@@ -67,6 +67,7 @@ def after(calls: int, action: Callable[[], None], original: Any) -> Any:
     return wrapped
 
 
+@pytest.mark.slow_except("safetensors-15")
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 def test_a_signal_in_a_step_saves_that_step(
@@ -124,6 +125,7 @@ def test_a_signal_before_the_first_step_saves_nothing(
     assert steps(host) == []
 
 
+@pytest.mark.slow_except("0")
 @pytest.mark.parametrize("early_stopping", [0, 5])
 def test_a_signal_in_a_validation_saves_its_step(
     early_stopping: int, host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -226,6 +228,7 @@ def test_checkpoints_that_do_not_tell_their_settings_are_named(host: Host, refus
     assert "are damaged; set resume: overwrite" in refusal("onmt_train", "-config", config)
 
 
+@pytest.mark.slow
 def test_train_from_names_a_beginning_and_the_same_line_resumes(host: Host, refusal: Refusal) -> None:
     options = {"embedding": FUNNEL, "save_checkpoint_steps": 2}
     first = host.train("first", **options, train_steps=2)
@@ -262,6 +265,7 @@ def test_a_run_that_stopped_early_is_finished(host: Host, caplog: pytest.LogCapt
     assert steps(host) == [4] and "nothing to do" in caplog.text
 
 
+@pytest.mark.slow_except("safetensors")
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 def test_checkpoints_of_a_resumed_run_are_kept_or_not_as_those_of_one_that_was_not(
     save_format: str, host: Host
@@ -292,6 +296,7 @@ def test_what_killed_processes_have_left_goes(host: Host) -> None:
 # What cannot be saved
 
 
+@pytest.mark.slow_except("save")
 @pytest.mark.parametrize("found_by", ["report", "save"])
 def test_training_that_diverges_ends_with_its_last_good_checkpoint(
     found_by: str, host: Host, refusal: Refusal, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ DEFINE_MAP = {
 MODES = METHODS | {"define_delight": {**METHODS["define"], "unit": "delight"}}
 
 
+@pytest.mark.slow_except("standard")
 @pytest.mark.parametrize("method", MODES)
 def test_train_save_load_translate(method: str, trained: Callable[..., tuple[Host, Path]]) -> None:
     host, checkpoint = trained(embedding=MODES[method])
@@ -68,6 +69,7 @@ def test_embedding_on_the_command_line(host: Host) -> None:
     assert describe_checkpoint(checkpoint)["config"]["embedding"] == {"method": "funnel", "rank": 3}
 
 
+@pytest.mark.slow_except("factor: 1, width: 6, output_bias: true")
 @pytest.mark.parametrize(
     "options", ["factor: 1, width: 6, output_bias: true", "factor: 2, head_projection: input"]
 )
@@ -96,6 +98,7 @@ def test_checkpoint_holds_each_tensor_once(trained: Callable[..., tuple[Host, Pa
     assert size < released.stat().st_size < size + 25_000  # names, options and vocabulary
 
 
+@pytest.mark.slow_except("options5-2-True")
 @pytest.mark.parametrize(
     ("options", "distinct", "tied"),
     [
@@ -123,6 +126,7 @@ def test_define_on_both_inputs_with_plain_output(host: Host) -> None:
     assert not shared_embeddings_of(model)[0].has_output
 
 
+@pytest.mark.slow_except("rnn")
 @pytest.mark.parametrize(
     "options",
     [
@@ -228,6 +232,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return read_weights(str(path))[1]
 
 
+@pytest.mark.slow_except("funnel-pytorch")
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 @pytest.mark.parametrize("embedding", [FUNNEL, None], ids=["funnel", "plain"])
 def test_resume_is_exact(save_format: str, embedding: Any, host: Host) -> None:
@@ -260,6 +265,7 @@ def test_a_run_resumes_with_the_dropout_that_its_step_has_reached(
     assert seen == reached
 
 
+@pytest.mark.slow
 def test_dropout_inside_of_an_embedding_ends_after_its_updates(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +293,7 @@ def test_dropout_inside_of_an_embedding_ends_after_its_updates(
             assert torch.equal(tensor, whole[name]), (stop, name)
 
 
+@pytest.mark.slow_except("plain")
 @pytest.mark.parametrize("embedding", [FUNNEL, None], ids=["funnel", "plain"])
 def test_autocast(embedding: Any, host: Host) -> None:
     """Products in bfloat16 change the outcome a little; weights stay in 32 bits, and resumption exact."""
@@ -328,6 +335,7 @@ def test_nothing_left_to_train(host: Host) -> None:
     assert checkpoint.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_average(host: Host) -> None:
     last = host.train("model", embedding=METHODS["alone"])
     first = host.folder / "model_step_3.pt"
@@ -346,6 +354,7 @@ def test_ensemble_of_different_methods(trained: Callable[..., tuple[Host, Path]]
     assert len(host.translate([one, other])) == 7
 
 
+@pytest.mark.slow
 def test_same_seed_same_model(host: Host) -> None:
     one, other = (host.train(name, embedding=FUNNEL, train_steps=2) for name in ("one", "other"))
     assert all(torch.equal(tensor, weights(other)[name]) for name, tensor in weights(one).items())

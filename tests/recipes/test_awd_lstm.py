@@ -65,6 +65,16 @@ def model_of(name: str, embedding: dict[str, Any], settings: dict[str, Any]) -> 
         return models.build(config.training.model, words, embedding, config.model_options())
 
 
+@pytest.mark.slow_except(
+    "ptb_awd_lstm-small_projective_8x",
+    "ptb_awd_lstm-small_projective_finetuned",
+    "ptb_awd_lstm-small_projective_fitted",
+    "ptb_awd_lstm-small_structured",
+    "ptb_awd_lstm-small_structured_8x_fitted",
+    "ptb_awd_lstm-table14_unique25",
+    "wikitext2_awd_lstm-small_uncle",
+    "wikitext2_awd_lstm-table4_unique100",
+)
 @pytest.mark.parametrize(("name", "row_name"), ROWS)
 def test_row_can_be_trained_and_evaluated(name: str, row_name: str) -> None:
     row = find_recipe(name).row(row_name)

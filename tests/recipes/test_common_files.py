@@ -35,6 +35,7 @@ def test_user_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == "tool: two lines\n"
 
 
+@pytest.mark.slow_except("100000")
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_a_reader_that_has_gone_ends_a_tool_quietly(lines: int) -> None:
     program = (
@@ -86,6 +87,7 @@ def test_step_runs_once_and_again_when_anything_changes(tmp_path: Path) -> None:
     assert steps.run(size=2) == 5
 
 
+@pytest.mark.slow
 def test_lines_of_two_processes_do_not_mix() -> None:
     """Unbuffered, as in the images."""
     program = """

@@ -129,6 +129,7 @@ def test_a_row_of_alone_may_have_a_learning_rate_of_its_own(setting: Setting) ->
     assert rates == {"alone_real": 0.01, "alone_fixed": 0.02}
 
 
+@pytest.mark.slow
 def test_fit_of_alone_is_seeded_and_lowers_the_loss() -> None:
     teacher = torch.randn(30, 8)
     options = {"hidden_dim": 60, "seed": 3}

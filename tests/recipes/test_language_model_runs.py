@@ -280,6 +280,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_may_save_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text(SAVES_AT_THE_END)
     parent = "from recipes.common.tools import run_module; import sys; run_module('child', sys.argv[1:])"

@@ -219,6 +219,7 @@ def test_scripts_work_from_any_folder(small: Corpus, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_training_before_preprocessing_is_refused(small: Corpus, tmp_path: Path) -> None:
     early = run_script("train.sh", "standard", folder=tmp_path)
     assert (

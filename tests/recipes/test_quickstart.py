@@ -100,6 +100,7 @@ def test_whole_run_then_nothing_left_to_do(
     assert (folder / "projective" / "started").read_text() == "x"
 
 
+@pytest.mark.slow
 def test_changed_steps_train_again_and_fresh_starts_over(tmp_path: Path, commands: Path) -> None:
     assert start(tmp_path) == 0
     record = find_result(tmp_path / "out" / "en-de", "standard")
@@ -187,6 +188,7 @@ def test_failure_ends_the_other_jobs(tmp_path: Path) -> None:
     assert is_gone(int((tmp_path / "sleeper.log").read_text()))
 
 
+@pytest.mark.slow
 def test_interruption_ends_the_jobs_and_gives_130(tmp_path: Path) -> None:
     program = (
         "import os, sys, tests.recipes.test_quickstart as t; from pathlib import Path\n"

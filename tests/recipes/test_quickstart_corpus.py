@@ -155,6 +155,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert len(errors) == 2 and "el" in errors[1]
 
 
+@pytest.mark.slow_except("en")
 @pytest.mark.parametrize("language", ["en", "de", "fr", "fa", "ja", "th", "te"])
 def test_words_join_to_the_sentence(language: str) -> None:
     other = "en" if language != "en" else "de"

@@ -208,6 +208,7 @@ def test_empty_repository_says_so(recipes: Path) -> None:
     assert "left-out" not in as_page(blocks)
 
 
+@pytest.mark.slow_except("[1, 2]-line 1: no result, row is missing")
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

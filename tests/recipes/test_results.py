@@ -213,6 +213,7 @@ def test_tables_that_cannot_be(recipe: Recipe, tmp_path: Path, capsys: pytest.Ca
     assert "no such file of results" in capsys.readouterr().err
 
 
+@pytest.mark.slow_except("iwslt_pten")
 @pytest.mark.parametrize(
     "name", [name for name in recipe_names() if name not in ("glove_reconstruction", "shrink_a_model")]
 )

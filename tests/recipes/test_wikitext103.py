@@ -82,6 +82,7 @@ def test_published_rows_have_the_sizes_in_print(recipe: str, name: str) -> None:
         assert context == pytest.approx(CONTEXT[recipe, name], abs=0.005)
 
 
+@pytest.mark.slow_except("wikitext103_transformer_xl-table5_projective_codes")
 @pytest.mark.parametrize(("recipe", "name"), CODES)
 def test_codes_take_as_many_bytes_as_their_notes_say(recipe: str, name: str) -> None:
     row = read(recipe, name)
@@ -154,6 +155,7 @@ def test_small_rows_are_a_quarter_of_the_table() -> None:
         assert name == "small_standard" or dense / count == pytest.approx(4, rel=0.1)
 
 
+@pytest.mark.slow_except("wikitext103_lstm-small_standard")
 @pytest.mark.parametrize(("recipe", "name"), [pair for pair in ROWS if pair[1].endswith("standard")])
 def test_what_rows_evaluate_with_is_known_to_lm_eval(recipe: str, name: str, tmp_path: Path) -> None:
     options = as_options(read(recipe, name).evaluate)

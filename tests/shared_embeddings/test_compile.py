@@ -17,7 +17,6 @@ import shared_embeddings as se
 from shared_embeddings.codecs import kernels, trellis
 from shared_embeddings.layers.caching import cache_tensor
 from shared_embeddings.registry import method_class
-from tests.loops import slow_except
 
 from .cases import Case, by_name, example_cases
 from .support import assert_same_gradients, gradients
@@ -25,11 +24,10 @@ from .support import assert_same_gradients, gradients
 EXAMPLES = [case for case in example_cases() if not case.options.get("output_bias")]
 DETAILS = ["adaptive-deep-map", "adaptive-untied", "define-delight", "uncle-sub-classes"]
 CASES = [*EXAMPLES, *(by_name(name) for name in [*DETAILS, "group-funneling-relu"])]
-QUICK = ["standard", "adaptive"]
 
 each_case = pytest.mark.parametrize(
     "case",
-    slow_except([case for case in EXAMPLES if case.method in QUICK], CASES),
+    CASES,
     ids=lambda case: case.name,
 )
 
@@ -58,6 +56,7 @@ def some_ids(case: Case, *shape: int) -> Tensor:
     return torch.randint(0, case.num_embeddings, shape, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.slow_except("standard-example")
 @each_case
 def test_compiled_model_computes_the_same(case: Case) -> None:
     embedding = case.build().train()
@@ -77,6 +76,7 @@ def test_compiled_model_computes_the_same(case: Case) -> None:
         torch.testing.assert_close(torch.compile(loss, backend="eager")(), loss())
 
 
+@pytest.mark.slow_except("standard-example")
 @each_case
 def test_training_is_one_graph_unless_the_method_says_why_not(case: Case) -> None:
     embedding = case.build().train()
@@ -102,6 +102,7 @@ def test_training_is_one_graph_unless_the_method_says_why_not(case: Case) -> Non
         assert_same_gradients(gradients(embedding, found, hidden), wanted)
 
 
+@pytest.mark.slow_except("standard-example*", "adaptive-example*")
 @each_case
 def test_vectors_and_scores_can_be_exported(case: Case) -> None:
     embedding = case.build().eval()

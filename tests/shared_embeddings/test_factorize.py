@@ -171,6 +171,7 @@ def sums(codes: Tensor, codebooks: Tensor) -> Tensor:
     return torch.stack([sum(book[code] for book, code in zip(codebooks, word)) for word in codes.tolist()])
 
 
+@pytest.mark.slow
 def test_learned_codes_are_near_a_table_that_has_such_codes() -> None:
     generator = torch.Generator().manual_seed(0)
     books = torch.randn(3, 4, 8, generator=generator)

@@ -33,6 +33,7 @@ def stored_bits(embedding: se.SharedEmbedding) -> int:
     return embedding.counts()["stored_bits"]
 
 
+@pytest.mark.slow
 @in_turn("codec", CODECS)
 def test_a_fit_takes_no_more_bytes_than_its_options_say(codec: str) -> None:
     for bits in (0.75, 2, 2.6):

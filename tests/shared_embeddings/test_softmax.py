@@ -215,6 +215,7 @@ def test_low_precision_accumulates_in_single_precision(case: Case) -> None:
     assert loss.item() == pytest.approx(exact.item(), rel=5e-3)
 
 
+@pytest.mark.slow_except("compositional_code")
 @each_output_case
 @in_turn("shape", [(1, 1), (8, 8), (5, 13)])
 def test_tokens_that_even_out_the_number_count_for_nothing(

@@ -79,6 +79,7 @@ def test_translations_have_the_desired_lengths(counting: tuple[Host, Path]) -> N
     assert sizes(host.translate(checkpoint, "-desired_length", "5")) == [5, 5, 0, 5, 5, 5]
 
 
+@pytest.mark.slow_except("small batches")
 @pytest.mark.parametrize(
     "options",
     [

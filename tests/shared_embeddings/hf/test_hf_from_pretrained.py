@@ -17,7 +17,7 @@ import shared_embeddings as se  # noqa: E402
 from shared_embeddings import hf  # noqa: E402
 from shared_embeddings.hf.sides import InputSide  # noqa: E402
 from tests.examples import example  # noqa: E402
-from tests.loops import check_each, slow_except  # noqa: E402
+from tests.loops import check_each
 from tests.shared_embeddings.hf.models import DIM, IDS, KINDS, WORDS, scores, shrink  # noqa: E402
 
 AUTO = {
@@ -43,7 +43,8 @@ def hidden(model: Any) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("store", slow_except(["int8"], ["fp32", "int8"]))
+@pytest.mark.slow_except("int8")
+@pytest.mark.parametrize("store", ["fp32", "int8"])
 def test_every_family(tmp_path: Path, store: str) -> None:
     """With and without its output layer; what it saves is read again."""
     for kind in KINDS:
@@ -65,7 +66,8 @@ def test_every_family(tmp_path: Path, store: str) -> None:
         assert torch.equal(hidden(transformers.AutoModel.from_pretrained(base)), hidden(body)), kind
 
 
-@pytest.mark.parametrize("store", slow_except(["int8"], ["fp32", "int8", "int4"]))
+@pytest.mark.slow_except("int8")
+@pytest.mark.parametrize("store", ["fp32", "int8", "int4"])
 def test_every_method(tmp_path: Path, store: str) -> None:
     """In both dtypes; what it saves is read again."""
 

@@ -63,6 +63,7 @@ def test_an_encoder_of_any_batch(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert export(model, output, "--format", "onnx-embeddings", "--force") == 0
 
 
+@pytest.mark.slow
 def test_a_decoder_with_its_cache(tmp_path: Path) -> None:
     """Greedy generation token by token gives what torch generates."""
     model, output = tmp_path / "model", tmp_path / "model.onnx"
@@ -87,6 +88,7 @@ def test_a_decoder_with_its_cache(tmp_path: Path) -> None:
     assert texts.tolist() == wanted.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("bert", "llama")])
 def test_every_family(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, output = tmp_path / "model", tmp_path / "model.onnx"
@@ -95,6 +97,7 @@ def test_every_family(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "two factors of rank 6" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_plain_model_in_bfloat16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The tied table is stored once, and the weights in 16 bits."""
     model, output = tmp_path / "model", tmp_path / "model.onnx"

@@ -11,7 +11,6 @@ import torch
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
-from tests.loops import slow_except  # noqa: E402
 from tests.shared_embeddings.hf.models import IDS, scores  # noqa: E402
 from tests.shared_embeddings.hf.test_hf_uses import STORES, opened  # noqa: E402
 
@@ -31,7 +30,8 @@ def adapted(model: Any, **settings: Any) -> Any:
     return tuned.eval()
 
 
-@pytest.mark.parametrize("target", slow_except(["input"], TARGETS))
+@pytest.mark.slow_except("input")
+@pytest.mark.parametrize("target", TARGETS)
 def test_adapters_are_saved_and_read_again(tmp_path: Path, target: str) -> None:
     for kind in ("llama", "gemma", "bart"):
         for store in STORES:

@@ -48,6 +48,7 @@ def tensor_bytes(file: Path) -> int:
         return file.stat().st_size - 8 - int.from_bytes(opened.read(8), "little")
 
 
+@pytest.mark.slow_except("gemma-method0-int8-stored_type0")
 @pytest.mark.parametrize(("kind", "method", "store", "stored_type"), STORED)
 def test_packed_on_the_disk(
     tmp_path: Path,

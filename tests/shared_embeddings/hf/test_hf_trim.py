@@ -15,7 +15,6 @@ tokenizers = pytest.importorskip("tokenizers")
 
 from shared_embeddings.hf.token_ids import check_ids, with_new_ids  # noqa: E402
 from shared_embeddings.hf.word_rows import without_weights, word_axes  # noqa: E402
-from tests.loops import slow_except  # noqa: E402
 from tests.shared_embeddings.hf.trimming import (  # noqa: E402
     KINDS,
     SIZES,
@@ -31,7 +30,8 @@ from tests.shared_embeddings.hf.trimming import (  # noqa: E402
 )
 
 
-@pytest.mark.parametrize("kind", slow_except(["gpt2", "bert", "t5"], KINDS))
+@pytest.mark.slow_except("gpt2", "bert", "t5")
+@pytest.mark.parametrize("kind", KINDS)
 def test_covered_texts(kind: str, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, output = save(tmp_path / "model", kind), tmp_path / "trimmed"
     before = {file.name: file.read_bytes() for file in model.iterdir()}

@@ -41,6 +41,7 @@ def new_ids(output: Path) -> dict[int, int]:
     return {int(old): int(new) for old, new in (line.split("\t") for line in lines)}
 
 
+@pytest.mark.slow_except("gpt2-method0")
 @pytest.mark.parametrize(("kind", "method"), COMPRESSED)
 def test_compressed_models(kind: str, method: list[Any], tmp_path: Path, text: Path) -> None:
     """Probabilities are those of the compressed model, over the kept words."""
