@@ -107,7 +107,7 @@ def test_compiled_search_finds_codes_as_near_as_torch(codec: Codec, monkeypatch:
 
 def test_gradients_of_codebooks_do_not_use_compiled_loops() -> None:
     codec = LloydMaxCodec(16)
-    levels = normal_levels(3).requires_grad_()
+    levels = normal_levels(3).clone().requires_grad_()
     codes = codec.encode(normal_rows(4, 16), 3, {"levels3": levels.detach()}).codes
     codec.decode(codes, 3, {"levels3": levels}).sum().backward()
     assert levels.grad is not None and levels.grad.sum() == 64
