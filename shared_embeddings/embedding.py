@@ -9,18 +9,21 @@ hidden states that are scored, ``R`` rank or small dimension.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.layers.packed_tensor import PackedTensor, dense, warn_of_frozen
-from shared_embeddings.losses.blockwise import Reduction, pad_to_multiple
+from shared_embeddings.losses.blockwise import LossOptions, Reduction, pad_to_multiple
 from shared_embeddings.losses.chunked import linear_cross_entropy
 from shared_embeddings.losses.fastest import fastest_cross_entropy
 from shared_embeddings.method import Method, OutputFactors
 from shared_embeddings.sizing import accounting
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11
 
 Embedding = TypeVar("Embedding", bound="SharedEmbedding")
 Loss = TypeVar("Loss")
@@ -181,7 +184,7 @@ class SharedEmbedding(Method):
         predictions = predictions[: targets.numel()].view(targets.shape)
         return (loss[: targets.numel()].view(targets.shape) if reduction == "none" else loss), predictions
 
-    def flat_loss(self, hidden: Tensor, targets: Tensor, **options: Any) -> Tensor:
+    def flat_loss(self, hidden: Tensor, targets: Tensor, **options: Unpack[LossOptions]) -> Tensor:
         """`cross_entropy` of hidden states ``(N, S)`` and targets ``(N,)`` that have been checked.
 
         In training on a GPU, it may be that of torch, see `shared_embeddings.losses.fastest`.
@@ -194,7 +197,7 @@ class SharedEmbedding(Method):
         return self._linear_loss(fastest_cross_entropy, hidden, targets, **options)
 
     def flat_loss_and_predictions(
-        self, hidden: Tensor, targets: Tensor, **options: Any
+        self, hidden: Tensor, targets: Tensor, **options: Unpack[LossOptions]
     ) -> tuple[Tensor, Tensor]:
         """`cross_entropy_and_predictions` of flat hidden states and targets; see `flat_loss`."""
         return self._linear_loss(linear_cross_entropy, hidden, targets, **options)

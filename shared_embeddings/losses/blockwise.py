@@ -9,7 +9,7 @@ Axes: ``N`` tokens, ``V`` vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -30,18 +30,45 @@ Reduction = Literal["mean", "sum", "none"]
 _CPU_EVEN_TOKENS = 64
 
 
+class LossOptions(TypedDict, total=False):
+    """The keyword arguments of all losses.
+
+    Attributes:
+        ignore_index, label_smoothing, reduction: as in ``F.cross_entropy``.
+        block_size: the number of tokens in a block; by default 256 on a CPU and 1,024 on other devices, more
+            for small vocabularies (`shared_embeddings.losses.blocks.tokens_per_block`).
+    """
+
+    ignore_index: int
+    label_smoothing: float
+    reduction: Reduction
+    block_size: int | None
+
+
+class ScoreOptions(LossOptions, total=False):
+    """The keyword arguments of losses of the scores of all words.
+
+    Attributes:
+        bias: ``(V,)`` added to the scores, or None.
+        masked_word: a word whose score is fixed at zero, without gradients for its parameters and its bias.
+    """
+
+    bias: Tensor | None
+    masked_word: int | None
+
+
 def blockwise_cross_entropy(
     source: type[ScoreSource],
     factors: Sequence[Tensor],
     index: Sequence[Tensor],
     targets: Tensor,
     *,
-    bias: Tensor | None,
-    masked_word: int | None,
-    ignore_index: int,
-    label_smoothing: float,
-    reduction: Reduction,
-    block_size: int | None,
+    bias: Tensor | None = None,
+    masked_word: int | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: Reduction = "mean",
+    block_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Cross entropy of the scores that `source` computes from `factors`, and the best word of every token.
 
@@ -52,8 +79,7 @@ def blockwise_cross_entropy(
         factors: hidden states ``(N, R)`` first.
         index: integer tensors that the scores depend on.
         targets: ``(N,)`` word ids.
-        bias: ``(V,)`` added to the scores, or None.
-        masked_word, ignore_index, label_smoothing, reduction, block_size: see `LossSettings`.
+        bias, masked_word, ignore_index, label_smoothing, reduction, block_size: see `ScoreOptions`.
 
     Returns:
         The loss, a scalar or ``(N,)`` for reduction "none"; and ``(N,)`` the word with the highest score.

@@ -9,25 +9,23 @@ Axes: ``N`` tokens, ``V`` vocabulary, ``R`` width of the hidden states and of th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from shared_embeddings.losses.blocks import Gradients, LossSettings, ScoreSource, sum_dtype
-from shared_embeddings.losses.blockwise import Reduction, blockwise_cross_entropy
+from shared_embeddings.losses.blockwise import ScoreOptions, blockwise_cross_entropy
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11
 
 
 def linear_cross_entropy(
     hidden: Tensor,
     codes: Tensor,
     targets: Tensor,
-    *,
-    bias: Tensor | None = None,
-    masked_word: int | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: Reduction = "mean",
-    block_size: int | None = None,
+    **options: Unpack[ScoreOptions],
 ) -> tuple[Tensor, Tensor]:
     """Cross entropy of the scores ``hidden @ codes.T + bias``, and the best word of every token.
 
@@ -39,12 +37,7 @@ def linear_cross_entropy(
         hidden: ``(N, R)``.
         codes: ``(V, R)``.
         targets: ``(N,)`` word ids.
-        bias: ``(V,)``, or None for no bias.
-        masked_word: a word whose score is fixed at zero: its row of `codes` and its `bias` have no effect and
-            get no gradient.
-        ignore_index, label_smoothing, reduction: as in ``F.cross_entropy``.
-        block_size: the number of tokens in a block; by default 256 on a CPU and 1,024 on other devices, more
-            for small vocabularies (`tokens_per_block`).
+        options: see `ScoreOptions`.
 
     Returns:
         The loss, a scalar or ``(N,)`` for reduction "none"; and ``(N,)`` the word with the highest score.
@@ -57,12 +50,7 @@ def linear_cross_entropy(
         (hidden,),
         (codes,),
         targets,
-        bias=bias,
-        masked_word=masked_word,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        reduction=reduction,
-        block_size=block_size,
+        **options,
     )
 
 
@@ -70,13 +58,7 @@ def segmented_cross_entropy(
     hiddens: Sequence[Tensor],
     codes: Sequence[Tensor],
     targets: Tensor,
-    *,
-    bias: Tensor | None = None,
-    masked_word: int | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: Reduction = "mean",
-    block_size: int | None = None,
+    **options: Unpack[ScoreOptions],
 ) -> tuple[Tensor, Tensor]:
     """`linear_cross_entropy` of the scores ``torch.cat([h @ c.T for h, c in zip(hiddens, codes)], 1)``.
 
@@ -84,20 +66,15 @@ def segmented_cross_entropy(
         hiddens: for each segment ``(N, R_g)``, all of one type.
         codes: for each segment ``(V_g, R_g)``; V is the sum of all V_g, and a word's number is its position
             in the row of all segments.
-        targets, bias, masked_word, ignore_index, label_smoothing, reduction, block_size: as there; the bias
-            is that of the whole row.
+        targets: ``(N,)`` word ids.
+        options: see `ScoreOptions`; the bias is that of the whole row.
     """
     return blockwise_cross_entropy(
         _Segments,
         (*hiddens, *codes),
         (),
         targets,
-        bias=bias,
-        masked_word=masked_word,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        reduction=reduction,
-        block_size=block_size,
+        **options,
     )
 
 

@@ -11,14 +11,17 @@ unique part, ``L`` levels of classes, ``C`` classes of a level, ``K`` classes of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.losses.blocks import Gradients, LossSettings, ScoreSource, sum_dtype
-from shared_embeddings.losses.blockwise import Reduction, blockwise_cross_entropy
+from shared_embeddings.losses.blockwise import ScoreOptions, blockwise_cross_entropy
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11
 
 # Words whose scores are added at a time if there are several levels of classes.
 _PIECE = 2048
@@ -53,13 +56,7 @@ def class_cross_entropy(
     class_tables: Sequence[Tensor],
     index: ClassIndex,
     targets: Tensor,
-    *,
-    bias: Tensor | None = None,
-    masked_word: int | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: Reduction = "mean",
-    block_size: int | None = None,
+    **options: Unpack[ScoreOptions],
 ) -> tuple[Tensor, Tensor]:
     """Cross entropy of the scores of words with shared parts, and the best word of every token.
 
@@ -72,10 +69,7 @@ def class_cross_entropy(
         class_tables: ``(C, width)`` for every level, for the dimensions that follow; D in total.
         index: the classes of the words.
         targets: ``(N,)`` word ids.
-        bias: ``(V,)`` added to the scores, or None.
-        masked_word: a word whose score is fixed at zero, without gradients for its parts and its bias.
-        ignore_index, label_smoothing, reduction: as in ``F.cross_entropy``.
-        block_size: as in `linear_cross_entropy`.
+        options: see `ScoreOptions`.
 
     Returns:
         The loss, a scalar or ``(N,)`` for reduction "none"; and ``(N,)`` the word with the highest score.
@@ -88,12 +82,7 @@ def class_cross_entropy(
         (hidden, unique, *class_tables),
         index,
         targets,
-        bias=bias,
-        masked_word=masked_word,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        reduction=reduction,
-        block_size=block_size,
+        **options,
     )
 
 
