@@ -74,6 +74,24 @@ def read_entries(packed: Tensor, count: int, width: int, book: Tensor) -> Tensor
         numbers = read_windows(packed, count, width, width)
         return F.embedding(numbers, book.unsqueeze(1)).squeeze(-1)
     # One look-up for a byte gives all of its numbers.
-    every_byte = torch.arange(256, device=packed.device).to(torch.uint8).unsqueeze(1)
+    return F.embedding(packed.int(), byte_entries(width, book)).flatten(1)[:, :count]
+
+
+def byte_entries(width: int, book: Tensor) -> Tensor:
+    """The entries ``(256, 8 / width)`` of `book` ``(2**width,)`` for the numbers in every byte."""
+    every_byte = torch.arange(256, device=book.device).to(torch.uint8).unsqueeze(1)
     each = read_windows(every_byte, 8 // width, width, width)
-    return F.embedding(packed.int(), F.embedding(each, book.unsqueeze(1)).squeeze(-1)).flatten(1)[:, :count]
+    return F.embedding(each, book.unsqueeze(1)).squeeze(-1)
+
+
+def byte_products(hidden: Tensor, width: int, book: Tensor) -> Tensor | None:
+    """What every byte of `pack_bits` at every place adds to the products with hidden states ``(N, T)``.
+
+    Returns:
+        ``(N, B, 256)``, or None if numbers are not in whole bytes.
+    """
+    if 8 % width:
+        return None
+    each = 8 // width
+    padded = F.pad(hidden, (0, -hidden.size(1) % each))
+    return padded.unflatten(1, (-1, each)) @ byte_entries(width, book).to(hidden.dtype).t()

@@ -15,10 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.codecs import kernels
+
 Codebooks = dict[str, Tensor]
 
 # Rows that are decoded together, so that no dense table is in memory.
 _BLOCK = 512
+# More tokens than this are scored faster by a product with decoded rows.
+_FEW_TOKENS = 4
 
 
 class Encoded(NamedTuple):
@@ -119,7 +123,14 @@ class Codec(ABC):
     def scores(
         self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
     ) -> Tensor:
-        """The products ``(N, n)`` of hidden states ``(N, D)`` with scaled rows, a block of rows at a time."""
+        """The products ``(N, n)`` of hidden states ``(N, D)`` with scaled rows.
+
+        Compiled loops score a few tokens without storing decoded rows; more take a block of rows at a time.
+        """
+        if len(hidden) <= _FEW_TOKENS and kernels.usable(hidden, codes, scales, *codebooks.values()):
+            direct = self.direct_scores(hidden, codes, width, codebooks, scales)
+            if direct is not None:
+                return direct
         # Results of blocks in a list would keep the memory of decoded blocks from being used again.
         found = hidden.new_empty(len(hidden), len(codes))
         for start in range(0, len(codes), _BLOCK):
@@ -127,6 +138,21 @@ class Codec(ABC):
             values = self.decode(codes[block], width, codebooks)
             found[:, block] = self.products(hidden, values, scales[block])
         return found
+
+    def direct_scores(
+        self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
+    ) -> Tensor | None:
+        """`scores` by a compiled loop for a few tokens; None if there is none."""
+        tables = self.byte_tables(hidden, width, codebooks)
+        return None if tables is None else kernels.table_scores(codes, tables, scales)
+
+    def byte_tables(self, hidden: Tensor, width: int, codebooks: Codebooks) -> Tensor | None:
+        """What every byte at every place of a row adds to the products with hidden states ``(N, D)``.
+
+        Returns:
+            ``(N, row_bytes, 256)`` before scaling, or None if bytes cannot be read one by one.
+        """
+        return None
 
     def products(self, hidden: Tensor, values: Tensor, scales: Tensor) -> Tensor:
         """The products ``(N, n)`` of hidden states ``(N, D)`` with decoded `values` times their `scales`."""

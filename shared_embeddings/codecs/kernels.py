@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 # Numbers that are worth another thread.
@@ -39,7 +38,7 @@ def decode_windows(codes: Tensor, count: int, width: int, first: int, book: Tens
         codes: streams, bytes ``(n, B)``.
         count: the numbers of a row.
         width: the bits of a number.
-        first: the bits of the first number.
+        first: the bits of the first number, `width` or 8.
         book: floats.
     """
     out = torch.empty(len(codes), count)
@@ -50,6 +49,43 @@ def decode_windows(codes: Tensor, count: int, width: int, first: int, book: Tens
 
     _in_threads(decode, len(codes), count)
     return out.to(book.dtype)
+
+
+def window_scores(
+    hidden: Tensor, codes: Tensor, width: int, first: int, book: Tensor, scales: Tensor
+) -> Tensor:
+    """Products ``(N, n)`` of hidden states ``(N, D)`` with rows as in `decode_windows`, times `scales`."""
+    out = torch.empty(len(hidden), len(codes))
+    streams, entries, states = _array(codes), _array(book.float()), _array(hidden.float())
+    factors, products = _array(scales.float().squeeze(1)), out.numpy()
+
+    def score(rows: slice) -> None:
+        mask = len(entries) - 1
+        _loops().window_scores(
+            streams[rows], width, first, mask, entries, factors[rows], states, products[:, rows]
+        )
+
+    _in_threads(score, len(codes), hidden.size(1))
+    return out.to(hidden.dtype)
+
+
+def table_scores(codes: Tensor, tables: Tensor, scales: Tensor) -> Tensor:
+    """Products ``(N, n)`` of hidden states with rows, from what each byte of a row adds to them.
+
+    Args:
+        codes: bytes ``(n, B)``.
+        tables: for every hidden state and place, what the 256 bytes add, ``(N, B, 256)``.
+        scales: of a row or of groups of as many bytes, ``(n, S)``.
+    """
+    out = torch.empty(len(tables), len(codes))
+    numbers, factors = _array(codes), _array(scales.float())
+    for table, row in zip(_array(tables.float()), out.numpy()):
+
+        def score(rows: slice, row: Any = row, table: Any = table) -> None:
+            _loops().table_scores(numbers[rows], table, factors[rows], row[rows])
+
+        _in_threads(score, len(codes), codes.size(1))
+    return out.to(tables.dtype)
 
 
 def uniform_scores(hidden: Tensor, codes: Tensor, width: int, scales: Tensor) -> Tensor:
@@ -100,17 +136,14 @@ def nearest_paths(rows: Tensor, width: int, start: int, book: Tensor) -> Tensor:
         start: the number of states that a path can begin in.
         book: the entry of each state.
     """
-    lanes = _loops().LANES
-    numbers = _array(F.pad(rows.float(), (0, 0, 0, -len(rows) % lanes)))
-    out = torch.empty(numbers.shape, dtype=torch.long)
-    entries, states = _array(book.float()), out.numpy()
+    out = torch.empty(rows.shape, dtype=torch.long)
+    numbers, entries, states = _array(rows.float()), _array(book.float()), out.numpy()
 
-    def find(blocks: slice) -> None:
-        some = slice(blocks.start * lanes, blocks.stop * lanes)
+    def find(some: slice) -> None:
         _loops().nearest_paths(numbers[some], width, start, entries, states[some])
 
-    _in_threads(find, len(numbers) // lanes, lanes * rows.size(1) * len(entries))
-    return out[: len(rows)]
+    _in_threads(find, len(rows), rows.size(1) * len(entries))
+    return out
 
 
 @functools.cache

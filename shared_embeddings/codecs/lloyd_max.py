@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shared_embeddings.codecs.bit_packing import bytes_for, pack_bits, read_entries
+from shared_embeddings.codecs import kernels
+from shared_embeddings.codecs.bit_packing import byte_products, bytes_for, pack_bits, read_entries
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
 from shared_embeddings.layers.caching import cache_tensor
 
@@ -45,6 +46,18 @@ class LloydMaxCodec(Codec):
     def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
         """As in the base class."""
         return read_entries(codes, self.dim, width, codebooks[f"levels{width}"])
+
+    def direct_scores(
+        self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
+    ) -> Tensor | None:
+        """As in the base class."""
+        if 8 % width:
+            return kernels.window_scores(hidden, codes, width, width, codebooks[f"levels{width}"], scales)
+        return super().direct_scores(hidden, codes, width, codebooks, scales)
+
+    def byte_tables(self, hidden: Tensor, width: int, codebooks: Codebooks) -> Tensor | None:
+        """As in the base class."""
+        return byte_products(hidden, width, codebooks[f"levels{width}"])
 
 
 @cache_tensor

@@ -10,8 +10,6 @@ from typing import Any
 import numba
 import numpy as np
 
-# Rows whose path costs are updated together: two vectors of a CPU with AVX2.
-LANES = 16
 # Sums that `nearest_sums` keeps in every stage.
 BEAM = 4
 _FAR = np.float32(1e30)
@@ -26,21 +24,80 @@ def decode_windows(codes: Any, width: int, first: int, mask: int, book: Any, out
     Args:
         codes: the streams, bytes ``(n, B)``.
         width: the bits of a number.
-        first: the bits of the first number.
-        mask: the states less one.
+        first: the bits of the first number, `width` or a byte.
+        mask: the states less one, at most 12 bits.
         book: the entry of each state.
         out: ``(n, D)``, overwritten.
     """
     for row in range(codes.shape[0]):
-        stream, unread, place, need = 0, 0, 0, first
-        for column in range(out.shape[1]):
-            while unread < need:
-                stream = (stream << 8 | codes[row, place]) & 0xFFFFFFFF
-                place += 1
-                unread += 8
-            unread -= need
-            out[row, column] = book[stream >> unread & mask]
-            need = width
+        _row_of_windows(codes[row], np.uint64(width), first, np.uint64(mask), book, out[row])
+
+
+@_compiled
+def window_scores(
+    codes: Any, width: int, first: int, mask: int, book: Any, scales: Any, hidden: Any, out: Any
+) -> None:
+    """Products ``(N, n)`` of vectors ``(N, D)`` with the rows of `decode_windows` times `scales` ``(n,)``."""
+    numbers = np.empty(hidden.shape[1], np.float32)
+    for row in range(codes.shape[0]):
+        _row_of_windows(codes[row], np.uint64(width), first, np.uint64(mask), book, numbers)
+        for token in range(hidden.shape[0]):
+            score = np.float32(0.0)
+            for column in range(numbers.shape[0]):
+                score += numbers[column] * hidden[token, column]
+            out[token, row] = score * scales[row]
+
+
+@_compiled
+def _row_of_windows(codes: Any, width: Any, first: int, mask: Any, book: Any, out: Any) -> None:
+    """One row ``(D,)`` of `decode_windows`; unsigned numbers save tests for negative places."""
+    dim, byte = out.shape[0], np.uint64(8)
+    stream, place, column = np.uint64(0), 0, 0
+    if first != width:
+        stream, place, column = np.uint64(codes[0]), 1, 1
+        out[0] = book[stream & mask]
+    # The fewest numbers that fill whole bytes, in fours.
+    fours = 1 + width % 2
+    while column + 4 * fours <= dim:
+        for _ in range(fours * width // 2):
+            stream = stream << byte | np.uint64(codes[place])
+            place += 1
+        shift = width * np.uint64(4 * fours)
+        for _ in range(fours):
+            for number in range(4):
+                shift -= width
+                out[column + number] = book[stream >> shift & mask]
+            column += 4
+    unread = np.uint64(0)
+    while column < dim:
+        if unread < width:
+            stream = stream << byte | np.uint64(codes[place])
+            place += 1
+            unread += byte
+        unread -= width
+        out[column] = book[stream >> unread & mask]
+        column += 1
+
+
+@_compiled
+def table_scores(codes: Any, tables: Any, scales: Any, out: Any) -> None:
+    """Sums ``(n,)`` over the bytes of rows, with a table for each byte of a row.
+
+    Args:
+        codes: bytes ``(n, B)``.
+        tables: what each byte adds, ``(B, 256)``.
+        scales: ``(n, S)``; groups have B / S bytes.
+        out: ``(n,)``, overwritten.
+    """
+    size = codes.shape[1] // scales.shape[1]
+    for row in range(codes.shape[0]):
+        score = np.float32(0.0)
+        for group in range(scales.shape[1]):
+            part = np.float32(0.0)
+            for place in range(group * size, group * size + size):
+                part += tables[place, codes[row, place]]
+            score += scales[row, group] * part
+        out[row] = score
 
 
 @_compiled
@@ -61,13 +118,18 @@ def nibble_scores(codes: Any, scales: Any, even: Any, odd: Any, out: Any) -> Non
     for group in range(groups):
         offsets[group] = 8 * np.sum(even[group * size : group * size + size])
         offsets[group] += 8 * np.sum(odd[group * size : group * size + size])
+    # high * even + low * odd = byte * even / 16 + low * (odd - even / 16), without a shift of every byte.
+    of_byte, of_low = np.empty(pairs, np.float32), np.empty(pairs, np.float32)
+    for pair in range(pairs):
+        of_byte[pair] = even[pair] * np.float32(0.0625)
+        of_low[pair] = odd[pair] - of_byte[pair]
     # Without this array the sums over groups keep the products from being vectorized.
     products = np.empty(pairs, np.float32)
     for row in range(codes.shape[0]):
         for pair in range(pairs):
             both = np.int32(codes[row, pair])
-            high, low = np.float32(both >> np.int32(4)), np.float32(both & np.int32(15))
-            products[pair] = high * even[pair] + low * odd[pair]
+            low = np.float32(both & np.int32(15))
+            products[pair] = np.float32(both) * of_byte[pair] + low * of_low[pair]
         score = np.float32(0.0)
         for group in range(groups):
             part = np.float32(0.0)
@@ -167,72 +229,74 @@ def _insert_nearest(
 def nearest_paths(rows: Any, width: int, start: int, book: Any, out: Any) -> None:
     """The states ``(n, D)`` of the path that is nearest to each row, as `trellis.nearest_paths`.
 
+    The loops over states read contiguous numbers, which stay in the first cache, so they are vectorized.
+
     Args:
-        rows: ``(n, D)``, n a multiple of `LANES`.
+        rows: ``(n, D)``.
         width: the bits of a number.
         start: the number of states that a path can begin in.
         book: the entry of each state.
         out: int64 ``(n, D)``, overwritten.
     """
     dim, states = rows.shape[1], book.shape[0]
-    lowest = np.empty((dim, states >> width, LANES), np.float32)
-    costs, spare = np.empty((states, LANES), np.float32), np.empty((states, LANES), np.float32)
-    for begin in range(0, rows.shape[0], LANES):
-        columns = np.ascontiguousarray(rows[begin : begin + LANES].T)
-        last = _path_costs(columns, width, start, book, lowest, costs, spare)
-        _trace(columns, width, start, book, lowest, last, out[begin : begin + LANES])
+    lowest = np.empty((dim, states >> width), np.float32)
+    costs, spare = np.empty(states, np.float32), np.empty(states, np.float32)
+    for row in range(rows.shape[0]):
+        costs[:start], costs[start:] = 0.0, _FAR
+        for step in range(dim):
+            if step > 0:
+                _lowest_of_predecessors(costs, lowest[step])
+                costs, spare = _repeated(lowest[step], costs, spare)
+            number = rows[row, step]
+            for state in range(states):
+                error = book[state] - number
+                costs[state] += error * error
+        _trace(rows[row], width, start, book, lowest, np.argmin(costs), out[row])
 
 
 @_compiled
-def _path_costs(columns: Any, width: int, start: int, book: Any, lowest: Any, costs: Any, spare: Any) -> Any:
-    """The lowest cost of a path to each state at the end; fills `lowest` with those before each number."""
-    heads, tails = book.shape[0] >> width, 1 << width
-    best, numbers = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
-    for state in range(book.shape[0]):
-        for lane in range(LANES):
-            error = book[state] - columns[0, lane]
-            costs[state, lane] = error * error if state < start else _FAR
-    for step in range(1, columns.shape[0]):
-        for lane in range(LANES):
-            numbers[lane] = columns[step, lane]
-        for head in range(heads):
-            for lane in range(LANES):
-                best[lane] = costs[head, lane]
-            for before in range(1, tails):
-                for lane in range(LANES):
-                    cost = costs[before * heads + head, lane]
-                    best[lane] = cost if cost < best[lane] else best[lane]
-            for lane in range(LANES):
-                lowest[step, head, lane] = best[lane]
-            for tail in range(tails):
-                entry = book[head * tails + tail]
-                for lane in range(LANES):
-                    error = entry - numbers[lane]
-                    spare[head * tails + tail, lane] = best[lane] + error * error
-        costs, spare = spare, costs
-    return costs
+def _lowest_of_predecessors(costs: Any, out: Any) -> None:
+    """The least of costs whose states have the same trailing bits; overwrites `costs`."""
+    half = costs.shape[0] // 2
+    while half >= out.shape[0]:
+        least = costs if half > out.shape[0] else out
+        for state in range(half):
+            first, second = costs[state], costs[state + half]
+            least[state] = first if first < second else second
+        half //= 2
 
 
 @_compiled
-def _trace(columns: Any, width: int, start: int, book: Any, lowest: Any, last: Any, out: Any) -> None:
-    """The states of the cheapest paths, from the last to the first; costs on the way are computed again."""
-    heads, tails = book.shape[0] >> width, 1 << width
-    for lane in range(LANES):
-        state = 0
-        for other in range(book.shape[0]):
-            if last[other, lane] < last[state, lane]:
-                state = other
-        out[lane, columns.shape[0] - 1] = state
-        for step in range(columns.shape[0] - 2, -1, -1):
-            head, least = state >> width, 4 * _FAR
-            for before in range(tails):
-                other = before * heads + head
-                error = book[other] - columns[step, lane]
-                cost = error * error
-                if step > 0:
-                    cost += lowest[step, other >> width, lane]
-                elif other >= start:
-                    cost += _FAR
-                if cost < least:
-                    least, state = cost, other
-            out[lane, step] = state
+def _repeated(values: Any, wide: Any, spare: Any) -> Any:
+    """Every value several times, as many as fill an array; that array and the other one.
+
+    Doubling is faster than one loop, which is not vectorized for all numbers of copies.
+    """
+    size = values.shape[0]
+    wide[:size] = values
+    while size < wide.shape[0]:
+        for place in range(size):
+            spare[2 * place] = wide[place]
+            spare[2 * place + 1] = wide[place]
+        wide, spare, size = spare, wide, 2 * size
+    return wide, spare
+
+
+@_compiled
+def _trace(numbers: Any, width: int, start: int, book: Any, lowest: Any, state: Any, out: Any) -> None:
+    """The states of a path, from the last one to the first; costs on the way are computed again."""
+    heads, tails, last = book.shape[0] >> width, 1 << width, numbers.shape[0] - 1
+    out[last] = state
+    for step in range(last - 1, -1, -1):
+        head, least = state >> width, 4 * _FAR
+        for before in range(tails):
+            other = before * heads + head
+            error = book[other] - numbers[step]
+            cost = error * error
+            if step > 0:
+                cost += lowest[step, other >> width]
+            elif other >= start:
+                cost += _FAR
+            if cost < least:
+                least, state = cost, other
+        out[step] = state

@@ -86,6 +86,12 @@ class ResidualCodec(Codec):
         pieces = F.embedding_bag(numbers, stages.reshape(-1, _PIECE), mode="sum")
         return pieces.view(codes.size(0), self.pieces * _PIECE)[:, : self.dim]
 
+    def byte_tables(self, hidden: Tensor, width: int, codebooks: Codebooks) -> Tensor | None:
+        """As in the base class."""
+        stages = codebooks["stages"][:width].to(hidden.dtype)
+        products = self._pieces(hidden).unsqueeze(2).unsqueeze(3) @ stages.transpose(1, 2)
+        return products.flatten(1, 3)
+
     def _pieces(self, rows: Tensor) -> Tensor:
         """Rows ``(n, D)`` as pieces ``(n, P, 8)``, padded with zeros."""
         missing = self.pieces * _PIECE - self.dim

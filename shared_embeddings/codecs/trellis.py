@@ -55,6 +55,12 @@ class TrellisCodec(Codec):
         windows = read_windows(codes, -(-self.dim // each), bits, width * each, start)
         return F.embedding(windows, entries).flatten(1)[:, : self.dim]
 
+    def direct_scores(
+        self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
+    ) -> Tensor | None:
+        """As in the base class."""
+        return kernels.window_scores(hidden, codes, width, _START_BITS, codebook(codes.device), scales)
+
 
 def _nearest_states(rows: Tensor, width: int, book: Tensor) -> Tensor:
     """The states ``(n, D)`` of the path that is nearest to each row ``(n, D)``."""

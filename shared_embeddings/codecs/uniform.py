@@ -13,14 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.codecs import kernels
-from shared_embeddings.codecs.bit_packing import bytes_for, pack_bits, read_entries
+from shared_embeddings.codecs.bit_packing import byte_products, bytes_for, pack_bits, read_entries
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded
 
 # Scales that are tried, relative to that of the largest number, and the least-squares steps after them.
 _TRIALS = torch.linspace(0.5, 1.0, 11).tolist()
 _REFINEMENTS = 3
-# More tokens than this are scored faster by a product with decoded rows.
-_FEW_TOKENS = 4
 
 
 class UniformCodec(Codec):
@@ -74,8 +72,7 @@ class UniformCodec(Codec):
 
     def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
         """As in the base class."""
-        levels = (torch.arange(2**width, device=codes.device) - _zero_point(width)).float()
-        return read_entries(codes, self.dim, width, levels)
+        return read_entries(codes, self.dim, width, _levels(width, codes))
 
     def scaled(self, values: Tensor, scales: Tensor) -> Tensor:
         """As in the base class, with the scale of each group."""
@@ -84,15 +81,19 @@ class UniformCodec(Codec):
             return (values.unflatten(1, (-1, self.group_size)) * scales.unsqueeze(-1)).flatten(1)
         return values * scales.repeat_interleave(self.group_size, dim=1)[:, : self.dim]
 
-    def scores(
+    def direct_scores(
         self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
-    ) -> Tensor:
-        """As in the base class; for a few tokens, from 4 or 8 bits without decoding."""
-        is_direct = width in (4, 8) and len(hidden) <= _FEW_TOKENS and self.dim % self.group_size == 0
-        # Groups of an odd size divide a byte.
-        if is_direct and width * self.group_size % 8 == 0 and kernels.usable(hidden, codes, scales):
+    ) -> Tensor | None:
+        """As in the base class, if groups are whole bytes."""
+        if self.dim % self.group_size or width * self.group_size % 8:
+            return None
+        if width in (4, 8):
             return kernels.uniform_scores(hidden, codes, width, scales)
-        return super().scores(hidden, codes, width, codebooks, scales)
+        return super().direct_scores(hidden, codes, width, codebooks, scales)
+
+    def byte_tables(self, hidden: Tensor, width: int, codebooks: Codebooks) -> Tensor | None:
+        """As in the base class."""
+        return byte_products(hidden, width, _levels(width, hidden))
 
     def products(self, hidden: Tensor, values: Tensor, scales: Tensor) -> Tensor:
         """As in the base class."""
@@ -107,6 +108,11 @@ class UniformCodec(Codec):
 def _zero_point(width: int) -> float:
     """The code of the number 0; with one bit, 0 is between both codes."""
     return 0.5 if width == 1 else 2 ** (width - 1)
+
+
+def _levels(width: int, like: Tensor) -> Tensor:
+    """The levels ``(2**width,)`` of all codes, on the device of a tensor."""
+    return (torch.arange(2**width, device=like.device) - _zero_point(width)).float()
 
 
 def nearest_levels(groups: Tensor, scales: Tensor, zero: float) -> Tensor:

@@ -80,8 +80,9 @@ def test_rows_of_zeros_and_of_any_scale(codec: Codec) -> None:
 def test_compiled_loops_agree_with_torch(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_NUMBERS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    rows, hidden = normal_rows(37, 96), normal_rows(3, 96)
-    for codec in (UniformCodec(96, 32), UniformCodec(96, 96), LloydMaxCodec(96), TrellisCodec(96)):
+    codecs = (LloydMaxCodec(96), TrellisCodec(96), TrellisCodec(95), ResidualCodec(96))
+    for codec in (UniformCodec(96, 32), UniformCodec(96, 96), UniformCodec(90, 3), *codecs):
+        rows, hidden = normal_rows(37, codec.dim), normal_rows(3, codec.dim)
         for width in range(1, 9):
             codebooks = codec.initial_codebooks([width])
             codes, scales = codec.encode(rows, width, codebooks)
