@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from lm.data.vocabulary import Vocabulary
 from lm.models.interface import LanguageModel
 from lm.train.config import TrainingOptions
 from lm.train.distributed import Group
+from lm.train.loop import SoftTargets
 from shared_embeddings.checkpoints.adapter import copy_output_bias
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import (
@@ -30,9 +31,16 @@ from shared_embeddings.fitting.distillation import (
 )
 
 
+class Lessons(NamedTuple):
+    """What a model learns from its teacher while it is trained; None for what it does not."""
+
+    reconstruction: Reconstruction | None = None
+    soft_targets: SoftTargets | None = None
+
+
 def prepare_student(
     model: LanguageModel, options: TrainingOptions, vocabulary: Vocabulary, group: Group, is_new: bool
-) -> tuple[Reconstruction | None, list[str]]:
+) -> tuple[Lessons, list[str]]:
     """Initialize a new model from its teacher, and freeze parameters as requested.
 
     Args:
@@ -43,18 +51,18 @@ def prepare_student(
         is_new: False when training resumes.
 
     Returns:
-        The reconstruction loss, or None without a teacher or with alpha 0; and lines for the log.
+        What is learned from the teacher, and lines for the log.
 
     Raises:
         UserError: the teacher cannot be read, or has another vocabulary, architecture or width.
         OptionError: the network of the teacher has other tensors, or the embedding cannot be fitted.
     """
     if options.embedding_distillation is None:
-        return None, []
+        return Lessons(), []
     distillation = parse_distillation(options.embedding_distillation)
     lines = []
     teacher = None
-    if is_new or distillation.alpha > 0:
+    if is_new or distillation.alpha > 0 or distillation.soft_targets > 0:
         teacher = _read_teacher(distillation.teacher, model, vocabulary.words)
     if is_new and teacher is not None:
         if distillation.network_start == "teacher":
@@ -62,10 +70,16 @@ def prepare_student(
         if distillation.embedding_start == "fit":
             lines = _fit(model, teacher, options, vocabulary, group, distillation.fit_steps)
     freeze(model, [model.embedding], distillation.freeze)
-    if teacher is None or distillation.alpha == 0:
-        return None, lines
-    table = _table(teacher).to(group.device)
-    return Reconstruction([(model.embedding, table)], distillation.alpha), lines
+    if teacher is None:
+        return Lessons(), lines
+    reconstruction = soft_targets = None
+    if distillation.alpha > 0:
+        table = _table(teacher).to(group.device)
+        reconstruction = Reconstruction([(model.embedding, table)], distillation.alpha)
+    if distillation.soft_targets > 0:
+        frozen = teacher.model.requires_grad_(False).eval().to(group.device)
+        soft_targets = SoftTargets(frozen, distillation.soft_targets)
+    return Lessons(reconstruction, soft_targets), lines
 
 
 def _read_teacher(path: str, model: LanguageModel, words: Sequence[str]) -> Trained:

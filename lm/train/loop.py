@@ -9,9 +9,11 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,9 +25,21 @@ from lm.train.distributed import Group
 from lm.train.optim import Averages, Progress, draw_length, is_stalled
 from lm.train.progress import Report, Speed
 from shared_embeddings.errors import UserError
-from shared_embeddings.fitting.distillation import Reconstruction
+from shared_embeddings.fitting.distillation import Reconstruction, softened
 from shared_embeddings.layers.dropout import set_updates
 from shared_embeddings.utils.interrupts import Interrupted, Interrupts, signals_delayed
+
+
+class SoftTargets(NamedTuple):
+    """A teacher whose predictions are learned.
+
+    Attributes:
+        teacher: frozen, in evaluation mode.
+        share: of its predictions in the targets; the words of the text have the rest.
+    """
+
+    teacher: LanguageModel
+    share: float
 
 
 class Trainer:
@@ -38,6 +52,7 @@ class Trainer:
         valid: word ids of the validation text.
         group: the training processes.
         reconstruction: reconstruction loss of the teacher's table, or None.
+        soft_targets: the teacher whose predictions are learned, or None.
 
     Attributes:
         step: number of optimizer steps.
@@ -58,6 +73,7 @@ class Trainer:
         valid: np.ndarray,
         group: Group,
         reconstruction: Reconstruction | None = None,
+        soft_targets: SoftTargets | None = None,
     ) -> None:
         self.options, self.schedule, self.optimizer_options = (
             config.training,
@@ -73,9 +89,11 @@ class Trainer:
         self.lengths = random.Random(self.options.seed)
         self.step, self.epoch, self.position = 0, 0, 0
         self.scores: list[float] = []
+        loss = SegmentLoss(model, reconstruction, soft_targets)
+        self._initial_state = loss.initial_state
         self.states = self._fresh_states()
         self.window = torch.zeros(2, dtype=torch.float64, device=group.device)
-        self._loss = self._wrapped_loss()
+        self._loss = self._wrapped(loss)
         self._interrupts = Interrupts()
         self._asked: Callable[[], int] = lambda: 0
 
@@ -217,7 +235,7 @@ class Trainer:
     def _fresh_states(self) -> list[State]:
         """The initial states of all parts of a batch."""
         part_size = self.options.batch_size // self.options.grad_accum_steps
-        return [self.model.initial_state(part_size) for _ in range(self.options.grad_accum_steps)]
+        return [self._initial_state(part_size) for _ in range(self.options.grad_accum_steps)]
 
     def autocast(self) -> AbstractContextManager[None]:
         """Context for the precision of forward passes."""
@@ -225,9 +243,8 @@ class Trainer:
             return nullcontext()
         return torch.autocast(self.group.device.type, torch.bfloat16)
 
-    def _wrapped_loss(self) -> nn.Module:
+    def _wrapped(self, loss: nn.Module) -> nn.Module:
         """The loss, compiled and wrapped for data parallelism as configured."""
-        loss: nn.Module = SegmentLoss(self.model, self.reconstruction)
         if self.options.compile:
             loss = torch.compile(loss)  # type: ignore[assignment]
         if self.group.world_size == 1:
@@ -313,12 +330,24 @@ class SegmentLoss(nn.Module):
     Args:
         model: the model.
         reconstruction: reconstruction loss of the teacher's table, or None.
+        soft_targets: the teacher whose predictions are learned, or None.
     """
 
-    def __init__(self, model: LanguageModel, reconstruction: Reconstruction | None = None) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        reconstruction: Reconstruction | None = None,
+        soft_targets: SoftTargets | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.reconstruction = reconstruction
+        self.soft_targets = soft_targets
+
+    def initial_state(self, batch_size: int) -> State:
+        """The state at the beginning of texts: that of the model, then that of the teacher."""
+        models = [self.model] if self.soft_targets is None else [self.model, self.soft_targets.teacher]
+        return tuple(tensor for model in models for tensor in model.initial_state(batch_size))
 
     def forward(self, ids: Tensor, targets: Tensor, *state: Tensor) -> tuple[Tensor, Tensor, State]:
         """Return the loss, the mean cross entropy in nats, and the next state.
@@ -326,11 +355,29 @@ class SegmentLoss(nn.Module):
         Args:
             ids: ``(B, T)``.
             targets: ``(B, T)``, next words.
-            state: state of the model.
+            state: as from `initial_state`.
         """
-        output = self.model(ids, state)
-        cross_entropy = self.model.embedding.cross_entropy(output.hidden, targets)
-        loss = cross_entropy
+        if self.soft_targets is None:
+            output = self.model(ids, state)
+            loss = self.model.embedding.cross_entropy(output.hidden, targets)
+            cross_entropy, after = loss.detach(), output.state
+        else:
+            own = len(state) - len(self.soft_targets.teacher.initial_state(1))
+            output = self.model(ids, state[:own])
+            wanted, others = self._softened(ids, targets, state[own:])
+            scores = self.model.embedding.logits(output.hidden).flatten(0, 1)
+            loss = F.cross_entropy(scores, wanted)
+            cross_entropy = F.cross_entropy(scores.detach(), targets.flatten())
+            after = output.state + others
         if self.reconstruction is not None:
-            loss = self.reconstruction.mixed_with(cross_entropy, self.reconstruction.loss())
-        return loss + output.penalty, cross_entropy.detach(), output.state
+            loss = self.reconstruction.mixed_with(loss, self.reconstruction.loss())
+        return loss + output.penalty, cross_entropy, after
+
+    @torch.no_grad()
+    def _softened(self, ids: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
+        """What is learned ``(B * T, V)``, and the next state of the teacher."""
+        assert self.soft_targets is not None
+        teacher, share = self.soft_targets
+        output = teacher(ids, state)
+        scores = teacher.embedding.logits(output.hidden).flatten(0, 1)
+        return softened(targets.flatten(), scores, share), output.state

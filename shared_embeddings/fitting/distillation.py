@@ -42,6 +42,8 @@ class Distillation:
         network_start: every other parameter from the ``teacher``, or ``random``.
         freeze: what is not trained: ``none``, ``embedding``, or ``network`` (all but the embedding).
         fit_steps: of gradient descent, for methods that are fitted by it; a good number when left out.
+        soft_targets: the share of the teacher's predictions in what the model learns to predict (Hinton et
+            al., 2015); the words of the text have the rest. 0 for the text only, without running the teacher.
     """
 
     teacher: str
@@ -50,6 +52,7 @@ class Distillation:
     network_start: NetworkStart = "teacher"
     freeze: Freeze = "none"
     fit_steps: int | None = None
+    soft_targets: float = 0.0
 
 
 CHOICES = {"embedding_start": Start, "network_start": NetworkStart, "freeze": Freeze}
@@ -71,8 +74,11 @@ def parse_distillation(given: Mapping[str, Any]) -> Distillation:
     if not isinstance(teacher, str) or not teacher:
         raise OptionError(f"{OPTION}: teacher is {teacher!r}; name a trained checkpoint, like {EXAMPLE}")
     alpha = given.get("alpha", 0.0 if given.get("freeze") == "embedding" else Distillation.alpha)
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha < 1:
+    if not _is_number(alpha) or not 0 <= alpha < 1:
         raise OptionError(f"{OPTION}: alpha is {alpha!r}; it must be a number from 0 to below 1")
+    soft = given.get("soft_targets", 0.0)
+    if not _is_number(soft) or not 0 <= soft <= 1:
+        raise OptionError(f"{OPTION}: soft_targets is {soft!r}; it must be a number from 0 to 1")
     for key, choices in CHOICES.items():
         if key in given and given[key] not in get_args(choices):
             wanted = " or ".join(get_args(choices))
@@ -80,9 +86,13 @@ def parse_distillation(given: Mapping[str, Any]) -> Distillation:
     steps = given.get("fit_steps", 1)
     if type(steps) is not int or steps < 1:
         raise OptionError(f"{OPTION}: fit_steps is {steps!r}; it must be a whole number of at least 1")
-    distillation = Distillation(**{**given, "alpha": float(alpha)})
+    distillation = Distillation(**{**given, "alpha": float(alpha), "soft_targets": float(soft)})
     _check_effects(distillation)
     return distillation
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _check_effects(distillation: Distillation) -> None:
@@ -101,10 +111,10 @@ def _check_effects(distillation: Distillation) -> None:
             "remove one of them"
         )
     nothing_fitted = distillation.embedding_start == "random" and distillation.alpha == 0
-    if nothing_fitted and distillation.network_start == "random":
+    if nothing_fitted and distillation.network_start == "random" and distillation.soft_targets == 0:
         raise OptionError(
-            f"{OPTION}: the teacher has no effect with embedding_start: random, network_start: random and "
-            "alpha: 0; change one of them, or remove the option"
+            f"{OPTION}: the teacher has no effect with embedding_start: random, network_start: random, "
+            "alpha: 0 and soft_targets: 0; change one of them, or remove the option"
         )
 
 
@@ -164,6 +174,18 @@ def freeze(model: nn.Module, embeddings: Iterable[nn.Module], what: Freeze) -> N
     for parameter in model.parameters():
         if what == ("embedding" if id(parameter) in inner else "network"):
             parameter.requires_grad_(False)
+
+
+def softened(targets: Tensor, teacher_scores: Tensor, share: float) -> Tensor:
+    """What a student learns to predict ``(n, V)``: the teacher's predictions, and the words of the text.
+
+    Args:
+        targets: word ids ``(n,)``.
+        teacher_scores: ``(n, V)``.
+        share: of the teacher's predictions.
+    """
+    wanted = torch.softmax(teacher_scores.float(), dim=-1) * share
+    return wanted.scatter_add_(1, targets.unsqueeze(1), wanted.new_full((len(targets), 1), 1 - share))
 
 
 class Reconstruction(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 import shared_embeddings as se
 from lm.checkpoint import Trained, load_model
 from lm.train.config import parse
-from lm.train.loop import SegmentLoss
+from lm.train.loop import SegmentLoss, SoftTargets
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import OPTION, Reconstruction
 from shared_embeddings.options import OptionError
@@ -167,12 +167,12 @@ def test_freezing_lasts_through_resumption(what: str, student: Student, teacher:
 @pytest.mark.slow_except("projective")
 @pytest.mark.parametrize("embedding", [PROJECTIVE, GROUPS], ids=["projective", "group_reduce"])
 def test_resume_is_exact(embedding: dict[str, Any], data: Path, teacher: Path, tmp_path: Path) -> None:
-    values = changes(teacher, embedding, d_alpha=0.3)
+    values = changes(teacher, embedding, d_alpha=0.3, d_soft_targets=0.5)
     run(settings(data, tmp_path / "whole", **values))
     moved = tmp_path / "moved.pt"
     run(settings(data, tmp_path / "parts", **{**values, "steps": 10}))
     moved.write_bytes(teacher.read_bytes())
-    run(settings(data, tmp_path / "parts", **changes(moved, embedding, d_alpha=0.3)))
+    run(settings(data, tmp_path / "parts", **changes(moved, embedding, d_alpha=0.3, d_soft_targets=0.5)))
     whole, parts = (load_model(tmp_path / name / "last.pt") for name in ("whole", "parts"))
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(parts.model.state_dict()[name], tensor), name
@@ -210,6 +210,28 @@ def test_the_loss_by_hand() -> None:
     torch.testing.assert_close(fixed.rows.grad, expected)
 
 
+def test_soft_targets_by_hand() -> None:
+    """A third of the probability is the teacher's; states of both models are carried on."""
+    torch.manual_seed(0)
+    model: Any = TinyLSTM()
+    teacher: Any = TinyLSTM().requires_grad_(False).eval()
+    learned = SegmentLoss(model, None, SoftTargets(teacher, 1 / 3))
+    ids = torch.tensor([[1, 2, 3], [3, 2, 1]])
+    state = learned.initial_state(2)
+    _, _, state = learned(ids, ids + 1, *state)
+    loss, cross_entropy, _ = learned(ids, ids + 1, *state)
+    found = {}
+    for name, each in {"own": model, "teacher": teacher}.items():
+        output = each(ids, each(ids, each.initial_state(2)).state)
+        found[name] = each.embedding.logits(output.hidden).log_softmax(-1)
+    hard = -found["own"].gather(-1, (ids + 1).unsqueeze(-1)).mean()
+    soft = -(found["teacher"].exp() * found["own"]).sum(-1).mean()
+    torch.testing.assert_close(loss, hard * 2 / 3 + soft / 3)
+    torch.testing.assert_close(cross_entropy, hard.detach())
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 @pytest.mark.slow
 def test_reconstruction_keeps_the_student_near(student: Student, teacher: Path, tmp_path: Path) -> None:
     """With nearly all weight on the reconstruction loss, a random table moves towards the teacher's."""
@@ -238,6 +260,7 @@ def test_two_processes_are_one_with_the_doubled_batch(data: Path, teacher: Path,
         ({"alpha": 0.1}, "teacher is None; name a trained checkpoint"),
         ({"teacher": "x", "alfa": 0.1}, "unknown key 'alfa'; did you mean alpha?"),
         ({"teacher": "x", "alpha": 1}, "alpha is 1; it must be a number from 0 to below 1"),
+        ({"teacher": "x", "soft_targets": 2}, "soft_targets is 2; it must be a number from 0 to 1"),
         ({"teacher": "x", "freeze": "all"}, "freeze is 'all'; it must be none or embedding or network"),
         ({"teacher": "x", "alpha": 0.1, "freeze": "embedding"}, "alpha: 0.1 has no effect"),
         ({"teacher": "x", "fit_steps": 0}, "fit_steps is 0; it must be a whole number of at least 1"),
