@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from onmt.utils.logging import logger
 from torch import Tensor, nn
 
@@ -45,6 +46,7 @@ class Teacher:
 
     Attributes:
         path: its checkpoint, for messages.
+        model: in evaluation mode.
         vocab: the words of each side, as its checkpoint has them.
         tables: the table ``(V, D)`` of each side, that of the output included, tied or not.
         state: all tensors by name.
@@ -53,6 +55,7 @@ class Teacher:
     """
 
     path: str
+    model: Any
     vocab: dict[str, Any]
     tables: dict[str, Tensor]
     state: dict[str, Tensor]
@@ -75,7 +78,7 @@ def read_teacher(path: str) -> Teacher:
     with torch.no_grad():
         tables = {side: _table_of(module) for side, module in present.items()}
     names = _names_of(model, list(present.values()))
-    return Teacher(path, checkpoint["vocab"], tables, model.state_dict(), names, _bias_of_table(model))
+    return Teacher(path, model, checkpoint["vocab"], tables, model.state_dict(), names, _bias_of_table(model))
 
 
 def _bias_of_table(model: Any) -> Tensor | None:
@@ -104,9 +107,7 @@ def _names_of(model: nn.Module, parts: list[nn.Module]) -> frozenset[str]:
     return frozenset(name for name, t in model.state_dict(keep_vars=True).items() if id(t) in own)
 
 
-def prepare_student(
-    model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: bool
-) -> Reconstruction | None:
+def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: bool) -> Lessons:
     """Let a new model begin where its teacher ended, and freeze what is to be frozen, in a resumed one, too.
 
     Args:
@@ -116,18 +117,19 @@ def prepare_student(
         is_new: whether it is not from a checkpoint.
 
     Returns:
-        What the loss needs; ``None`` where there is no teacher, or alpha is 0.
+        What is learned from the teacher.
 
     Raises:
         UserError: the teacher cannot be read, or its words, its network or its width are others; names the
-            first tensor that does not fit.
+            first tensor that does not fit. Or soft targets do not work with other options.
     """
     distillation, plan = parse_distillation(getattr(opt, OPTION, None)), read_plan(opt)
     if distillation is None or plan is None:
-        return None
+        return Lessons()
+    _check_soft_targets(distillation.soft_targets, opt)
     freeze(model, shared_embeddings_of(model), distillation.freeze)
-    if not is_new and distillation.alpha == 0:
-        return None
+    if not is_new and distillation.alpha == 0 and distillation.soft_targets == 0:
+        return Lessons()
     teacher = read_teacher(distillation.teacher)
     check_words(distillation, plan, teacher.vocab, vocabs)
     for side in plan.sides():
@@ -137,11 +139,30 @@ def prepare_student(
     if is_new and distillation.embedding_start == "fit":
         _fit_embeddings(model, teacher, plan, opt, vocabs, distillation.fit_steps)
         freeze(model, shared_embeddings_of(model), distillation.freeze)
-    if distillation.alpha == 0:
-        return None
-    device = next(model.parameters()).device
-    pairs: Any = [(words_module(model, side), teacher.tables[side].to(device)) for side in plan.sides()]
-    return Reconstruction(pairs, distillation.alpha)
+    place = next(model.parameters())
+    reconstruction = soft_targets = None
+    if distillation.alpha > 0:
+        tables = {side: teacher.tables[side].to(place.device) for side in plan.sides()}
+        pairs: Any = [(words_module(model, side), table) for side, table in tables.items()]
+        reconstruction = Reconstruction(pairs, distillation.alpha)
+    if distillation.soft_targets > 0:
+        frozen = teacher.model.requires_grad_(False).to(place)
+        soft_targets = SoftTargets(frozen, model.generator, distillation.soft_targets)
+    return Lessons(reconstruction, soft_targets)
+
+
+def _check_soft_targets(share: float, opt: Namespace) -> None:
+    """Refuse soft targets where the teacher does not score the same words at the same time.
+
+    Raises:
+        UserError: names the option.
+    """
+    for name in ("copy_attn", "truncated_decoder"):
+        if share > 0 and getattr(opt, name, False):
+            raise UserError(
+                f"{OPTION}: soft_targets: {share:g} does not work with {name}: {getattr(opt, name)}; "
+                "remove one of them"
+            )
 
 
 def _fit_embeddings(
@@ -238,21 +259,54 @@ def _store_options(opt: Namespace, plan: EmbeddingPlan, fitted: dict[str, se.Sha
     opt.output_embedding = resolved.get("output")
 
 
+class SoftTargets(NamedTuple):
+    """A teacher whose predictions are learned.
+
+    Attributes:
+        teacher: frozen, in evaluation mode.
+        generator: the output layer of the student.
+        share: of the cross entropy with the predictions; that with the words of the text has the rest.
+    """
+
+    teacher: Any
+    generator: nn.Module
+    share: float
+
+    def mixed_with(
+        self, cross_entropy: Tensor, batch: dict[str, Any], output: Tensor, padding: int
+    ) -> Tensor:
+        """The summed loss of a batch for decoder states ``(B, T, D)``; padding is left out."""
+        with torch.no_grad():
+            states, _ = self.teacher(batch["src"], batch["tgt"], batch["srclen"])
+            wanted = torch.softmax(self.teacher.generator(states.flatten(0, 1)).float(), dim=-1)  # (N, V)
+        scores = self.generator(output.flatten(0, 1)).float()
+        targets = batch["tgt"][:, -output.size(1) :, 0].flatten()
+        soft = F.cross_entropy(scores, wanted, reduction="none")[targets != padding].sum()
+        return (1 - self.share) * cross_entropy + self.share * soft
+
+
+class Lessons(NamedTuple):
+    """What a model learns from its teacher while it is trained; ``None`` for what it does not."""
+
+    reconstruction: Reconstruction | None = None
+    soft_targets: SoftTargets | None = None
+
+
 class DistillationLoss:
-    """OpenNMT's loss of a batch, with the reconstruction loss beside it (Eq. 6).
+    """OpenNMT's loss of a batch, with soft targets, and with the reconstruction loss beside it (Eq. 6).
 
     The trainer divides the sum of a batch by what it normalizes with. The reconstruction loss is therefore
     multiplied by the number of target words, so that it stands against the mean cross entropy of a word.
 
     Args:
         loss: OpenNMT's.
-        distilled: the embeddings and their teachers.
+        lessons: what is learned from the teacher.
     """
 
-    def __init__(self, loss: Any, distilled: Reconstruction) -> None:
+    def __init__(self, loss: Any, lessons: Lessons) -> None:
         self.loss = loss
-        self.distilled = distilled
-        self.reported = torch.zeros((), device=distilled.pairs[0][1].device)
+        self.lessons = lessons
+        self.reported: Tensor | float = 0.0
         self.batches = 0
 
     @property
@@ -266,17 +320,21 @@ class DistillationLoss:
 
     def __call__(self, *batch: Any, **options: Any) -> tuple[Tensor, Any]:
         """Return the summed loss of a batch and upstream's statistics of its cross entropy."""
-        cross_entropy, statistics = self.loss(*batch, **options)
-        reconstruction = self.distilled.loss()
-        self.reported += reconstruction.detach()
-        self.batches += 1
-        return self.distilled.mixed_with(cross_entropy, statistics.n_words * reconstruction), statistics
+        loss, statistics = self.loss(*batch, **options)
+        reconstruction, soft_targets = self.lessons
+        if soft_targets is not None:
+            loss = soft_targets.mixed_with(loss, batch[0], batch[1], self.padding_idx)
+        if reconstruction is not None:
+            distance = reconstruction.loss()
+            self.reported = self.reported + distance.detach()
+            self.batches += 1
+            loss = reconstruction.mixed_with(loss, statistics.n_words * distance)
+        return loss, statistics
 
     def take_mean(self) -> float:
         """Return the mean reconstruction loss since the last call."""
         mean = float(self.reported) / max(1, self.batches)
-        self.reported.zero_()
-        self.batches = 0
+        self.reported, self.batches = 0.0, 0
         return mean
 
 

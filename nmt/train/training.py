@@ -81,7 +81,7 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
             check_same_positions(opt, checkpoint["opt"])
             resume_distillation(opt, model_opt)
         model = train_single.build_model(model_opt, opt, vocabs, checkpoint, device_id)
-    distilled = prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)
+    lessons = prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)
     broadcast_parameters(model)
     logger.info(describe_parameters(model))
     with building_from(opt.train_from):
@@ -98,7 +98,7 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
     _count_checkpoints(saver, opt)
     trainer = _build_trainer(opt, device_id, model, vocabs, optim, saver)
     quantize_embeddings(model, opt, vocabs, trainer)
-    loss = DistillationLoss(trainer.train_loss, distilled) if distilled is not None else None
+    loss = DistillationLoss(trainer.train_loss, lessons) if any(lessons) else None
     trainer.train_loss = loss or trainer.train_loss
     trainer.report_manager = _build_report(opt, trainer, first_step, loss)
     resume = _own_resume_state(checkpoint, opt.num_workers) if _continues(opt) else None
@@ -187,7 +187,8 @@ def _build_report(opt: Namespace, trainer: Any, first_step: int, loss: Any) -> P
 
     total_steps = 0 if opt.single_pass else opt.train_steps
     writer = trainer.report_manager.tensorboard_writer
-    return ProgressReport(opt.report_every, writer, first_step, total_steps, loss and loss.take_mean, check)
+    reconstruction = loss.take_mean if loss is not None and loss.lessons.reconstruction is not None else None
+    return ProgressReport(opt.report_every, writer, first_step, total_steps, reconstruction, check)
 
 
 def _train(trainer: Any, batches: TrackedBatches, valid: Any, opt: Namespace) -> None:

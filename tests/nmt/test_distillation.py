@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from nmt.checkpoint.files import read_checkpoint, save_checkpoint
 from nmt.data.vocabulary import vocabulary_counts
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from nmt.train.distillation import parse_distillation
-from nmt.train.embeddings import DistillationLoss, token_counts
+from nmt.train.embeddings import DistillationLoss, Lessons, SoftTargets, token_counts
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import Reconstruction
 from tests.nmt.conftest import Host, Trained, free_port, run
@@ -213,7 +214,7 @@ def test_the_loss_by_hand() -> None:
     """Distances 5 and 1 over two words, mean 3; 0.25 * 3 beside 0.75 * 12 / 3, for three words."""
     student = FixedTable()
     teacher = torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]])
-    loss = DistillationLoss(FixedLoss(), Reconstruction([(student, teacher)], 0.25))
+    loss = DistillationLoss(FixedLoss(), Lessons(Reconstruction([(student, teacher)], 0.25)))
     total, statistics = loss({}, None, None)
     assert total.item() == pytest.approx(3 * (0.25 * 3 + 0.75 * 4))
     assert statistics.n_words == 3 and loss.padding_idx == 1
@@ -224,10 +225,25 @@ def test_the_loss_by_hand() -> None:
     assert loss.take_mean() == 0.0
 
 
+def test_soft_targets_by_hand() -> None:
+    """Two words of a sentence and one of another, which is padded; a quarter of the loss is the teacher's."""
+    torch.manual_seed(0)
+    states, output = torch.randn(2, 2, 4), torch.randn(2, 2, 4)
+    layers = [torch.nn.Linear(4, 5) for _ in range(2)]
+    teacher = Mock(return_value=(states, {}), generator=layers[0])
+    batch = {"src": None, "tgt": torch.tensor([[2, 3, 4], [2, 4, 1]]).unsqueeze(-1), "srclen": None}
+    loss = DistillationLoss(FixedLoss(), Lessons(soft_targets=SoftTargets(teacher, layers[1], 0.25)))
+    total, _ = loss(batch, output, None, trunc_start=0)
+    each = -(layers[0](states).softmax(-1) * layers[1](output).log_softmax(-1)).sum(-1)
+    assert total.item() == pytest.approx(0.75 * 12 + 0.25 * (each[0].sum() + each[1, 0]).item(), rel=1e-5)
+
+
 def test_an_exact_student_has_a_gradient() -> None:
     """The norm has none at zero, where it must not become NaN."""
     student = FixedTable()
-    loss = DistillationLoss(FixedLoss(), Reconstruction([(student, student.rows.detach().clone())], 0.5))
+    loss = DistillationLoss(
+        FixedLoss(), Lessons(Reconstruction([(student, student.rows.detach().clone())], 0.5))
+    )
     loss({}, None, None)[0].backward()
     assert torch.equal(student.rows.grad, torch.zeros(3, 2))
 
@@ -267,18 +283,18 @@ def test_start_and_reports_tell_the_loss(trained: Trained, host: Host) -> None:
 @pytest.mark.parametrize("embedding", [PROJECTIVE, GROUPS], ids=["projective", "group_reduce"])
 def test_resume_is_exact(embedding: dict[str, Any], trained: Trained, host: Host) -> None:
     _, teacher = trained(embedding=STANDARD)
-    whole = weights(distilled(host, teacher, embedding, d_alpha=0.5))
+    keys = {"alpha": 0.5, "soft_targets": 0.5}
+    whole = weights(distilled(host, teacher, embedding, **{f"d_{key}": value for key, value in keys.items()}))
     first = host.folder / "student_step_3.pt"
     moved = host.folder / "moved.pt"
     moved.write_bytes(teacher.read_bytes())
-    config = host.config(
-        "student", embedding=embedding, embedding_distillation={"teacher": str(moved), "alpha": 0.5}
-    )
+    given = {"teacher": str(moved), **keys}
+    config = host.config("student", embedding=embedding, embedding_distillation=given)
     run("onmt_train", "-config", str(config), "-train_from", str(first))
     resumed = host.folder / "student_step_6.pt"
     for name, tensor in weights(resumed).items():
         assert torch.equal(tensor, whole[name]), name
-    assert read_checkpoint(resumed)["opt"].embedding_distillation == {"teacher": str(moved), "alpha": 0.5}
+    assert read_checkpoint(resumed)["opt"].embedding_distillation == given
 
 
 def test_resume_without_the_option_keeps_it(
@@ -372,12 +388,14 @@ def test_defaults() -> None:
 def test_unfit_teachers_are_refused(trained: Trained, host: Host, refusal: Callable[..., str]) -> None:
     _, teacher = trained(embedding=STANDARD)
 
-    def said(path: Any, **options: Any) -> str:
-        option = {"teacher": str(path)}
+    def said(path: Any, soft_targets: float = 0.0, **options: Any) -> str:
+        option = {"teacher": str(path), "soft_targets": soft_targets}
         config = host.config("student", embedding_distillation=option, **{"embedding": PROJECTIVE, **options})
         return refusal("onmt_train", "-config", str(config))
 
     assert "has no effect without `embedding`" in said(teacher, embedding=None)
+    line = said(teacher, soft_targets=0.5, truncated_decoder=2)
+    assert "soft_targets: 0.5 does not work with truncated_decoder: 2; remove one of them" in line
     assert "own `seed` cannot be set" in said(teacher, embedding={**METHODS["alone"], "seed": 3})
     assert "no such file" in said(host.folder / "none.pt")
     foreign = host.folder / "foreign.pt"
