@@ -1,4 +1,4 @@
-"""Codes for words: one piece after another by k-means, or sums of entries of codebooks.
+"""Word codes: product quantization, and sums of codebook entries.
 
 Axes: ``V`` words, ``D`` dimensions, ``G`` groups, ``M`` codebooks, ``K`` clusters or codes.
 """
@@ -15,29 +15,29 @@ from shared_embeddings.fitting.clustering import kmeans
 from shared_embeddings.fitting.factorization import BLOCK, best_basis, blocks, check_table
 from shared_embeddings.layers.initialization import code_dtype
 
-# Products of numbers in all iterations of k-means together, about two minutes of one core.
+# Multiplications in all k-means iterations, about two minutes on one core.
 _PRODUCTS = 2**42
-# The most products for a least-squares solution of codebooks.
+# Maximum number of multiplications for solving for the codebooks by least squares.
 _SOLVED = 2**41
 
 
 def product_quantization(
     table: Tensor, num_groups: int, num_clusters: int, seed: int = 0, progress: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Cut the vectors into G pieces and cluster the pieces at each place by k-means (Shi & Yu, 2018).
+    """Split the vectors into G pieces and cluster each piece by k-means (Shi & Yu, 2018).
 
     Args:
         table: ``(V, D)``.
         num_groups: G, a divisor of D.
         num_clusters: K, at most V.
-        seed: what the first centroids are drawn from.
+        seed: the seed of the initial centroids.
         progress: whether to show a progress bar.
 
     Returns:
         Codes ``(V, G)`` int64, and centroids ``(G, K, D / G)``.
 
     Raises:
-        ValueError: a table that cannot be used, or sizes that do not fit it.
+        ValueError: the table is invalid, or the sizes do not match it.
     """
     check_table(table)
     words, dim = table.shape
@@ -63,22 +63,22 @@ def learn_codes(
 ) -> tuple[Tensor, Tensor]:
     """Codes whose entries add up to the vectors (the form of Shu & Nakayama, 2018).
 
-    The codebooks start as k-means of the principal directions, which share out the bits by their variance.
-    Then each codebook in turn is fitted to what the others leave, and each word takes its best entry, until
-    the error stands still. On a trained table of 10,000 x 200 with 56 codebooks of 16 entries this ends at a
-    relative error of 0.38 in a minute, the paper's auto-encoder at 0.43 in four.
+    The codebooks are initialized by k-means of the principal directions, with bits allocated by variance.
+    Then each codebook in turn is fitted to the residual of the others, and each word gets its best entry,
+    until the error converges. On a trained table of 10,000 x 200 with 56 codebooks of 16 entries, the
+    relative error is 0.38 after a minute; that of the paper's auto-encoder is 0.43 after four.
 
     Args:
         table: ``(V, D)``.
         num_codebooks, codebook_size: M and K.
-        seed: what all is drawn from; torch's own random state stays as it is.
+        seed: the seed of all random numbers; the global random state does not change.
         progress: whether to show progress bars.
 
     Returns:
         Codes ``(V, M)`` in the smallest type that holds them, and codebooks ``(M, K, D)``.
 
     Raises:
-        ValueError: a table that cannot be used, or a size below 1.
+        ValueError: the table is invalid, or a size is below 1.
     """
     check_table(table)
     for name, size in (("num_codebooks", num_codebooks), ("codebook_size", codebook_size)):
@@ -98,41 +98,42 @@ def learn_codes(
 
 
 def least_squares_codebooks(table: Tensor, codes: Tensor, codebook_size: int) -> Tensor:
-    """The codebooks ``(M, K, D)`` whose sums for `codes` ``(V, M)`` are nearest to the table."""
+    """The codebooks ``(M, K, D)`` whose sums for `codes` ``(V, M)`` have the least squared error."""
     number = codes.size(1)
     entries = number * codebook_size
     places = codes.long() + torch.arange(number, device=codes.device) * codebook_size
     normal = torch.zeros((entries, entries), dtype=torch.float64, device=table.device)
     right = torch.zeros((entries, table.size(1)), dtype=torch.float64, device=table.device)
     for rows, block in blocks(table):
-        # Sums of ones are exact in 32 bits, too.
+        # Sums of ones are exact in 32 bits.
         ones = torch.zeros((len(block), entries), device=block.device).scatter_(1, places[rows], 1.0)
         normal += ones.t() @ ones
         right.addmm_(ones.t().double(), block)
-    # What one codebook adds another can take away, so the solution is not unique: prefer small entries.
+    # The solution is not unique, since codebooks can be shifted against each other: prefer small entries.
     normal.diagonal().add_(1e-6 * len(table) / codebook_size)
     solved = torch.linalg.solve(normal, right)
     return solved.view(number, codebook_size, -1).to(table.dtype)
 
 
-# Words that codebooks are fitted to, and words that stay in the cache while their codes are chosen.
+# Words that the codebooks are fitted to, and words whose codes are chosen at a time, so that they stay in the
+# cache.
 _SAMPLE = 2**16
 _ROWS = 1024
-# Rounds over all codebooks of a sample: at most so many, for at most so many products in all (minutes), and
-# no more once the error falls by less than a share. Each product of an entry comes with the cost of so many.
+# Limits of the rounds over all codebooks: their number, all multiplications (minutes), and the relative gain
+# below which they end. The last number is the overhead of an entry, in multiplications.
 _SUM_ROUNDS = 20
 _SUM_PRODUCTS = 3 * 10**12
 _LEAST_GAIN = 2e-3
 _COST = 48
-# Rounds for the words that are not in the sample.
+# Rounds for the words outside of the sample.
 _OTHER_ROUNDS = 2
 
 
 class Sums:
-    """Codes and codebooks whose sums approach a table; what they leave of it is kept up to date.
+    """Codes and codebooks whose sums approximate a table, and the current residual.
 
     Attributes:
-        left: ``(V, D)`` float32 on the CPU, the table minus the sums; the columns by falling variance.
+        left: ``(V, D)`` float32 on the CPU, the residual: table minus sums. Columns by descending variance.
         codes: ``(V, M)`` in the smallest type that holds them.
         codebooks: ``(M, K, D)``.
     """
@@ -143,7 +144,7 @@ class Sums:
         self.codebooks = self.left.new_zeros(num_codebooks, codebook_size, table.size(1))
 
     def start(self, seed: int, progress: bool) -> None:
-        """Cluster what is left in a few columns for each codebook, in all columns once for D codebooks."""
+        """Initialize each codebook by clustering a few columns of the residual."""
         number, size, dim = self.codebooks.shape
         bar = tqdm(total=number, desc="codebooks", unit=" codebooks", disable=not progress)
         for first in range(0, number, dim):
@@ -179,7 +180,7 @@ class Sums:
         bar.close()
 
     def _fit(self, left: Tensor, codes: Tensor, progress: bool) -> None:
-        """Rounds of new entries and codes for a sample, of which `left` ``(n, D)`` is left, in place."""
+        """Update entries and codes of a sample with the residual `left` ``(n, D)``, in place."""
         number, size, dim = self.codebooks.shape
         rounds = min(max(_SUM_PRODUCTS // (left.numel() * number * (size + _COST)), 1), _SUM_ROUNDS)
         error = float(left.square().sum())
@@ -201,7 +202,7 @@ class Sums:
         bar.close()
 
     def _choose(self, left: Tensor, codes: Tensor) -> None:
-        """One round of better codes for words of which `left` ``(n, D)`` is left, in place."""
+        """Update the codes of words with the residual `left` ``(n, D)`` once, in place."""
         for place, entries in enumerate(self.codebooks):
             old = codes[:, place]
             new = _best(left, entries, entries, old)
@@ -212,13 +213,13 @@ class Sums:
 
 
 def _best(left: Tensor, before: Tensor, entries: Tensor, codes: Tensor) -> Tensor:
-    """The entries ``(n,)`` nearest to what is left without `codes`, the entries of `before`."""
+    """The best entries ``(n,)`` for the residual `left` plus the current entries, `codes` of `before`."""
     scores = (before @ entries.t() - entries.square().sum(dim=1) / 2)[codes]
     return scores.addmm_(left, entries.t()).argmax(dim=1)
 
 
 def _shares(variances: Tensor, number: int, bits: float) -> list[Tensor]:
-    """Columns for each of `number` codebooks of so many bits: each bit goes where the variance is largest.
+    """The columns of each of `number` codebooks of `bits` bits: each bit goes to the largest variance.
 
     Args:
         variances: ``(D,)`` of the columns, at least as many as codebooks.
@@ -228,13 +229,13 @@ def _shares(variances: Tensor, number: int, bits: float) -> list[Tensor]:
     for _ in range(int(number * bits)):
         column = int(rest.argmax())
         given[column] += 1
-        # A bit takes three quarters; a codebook has no more bits than its own.
+        # A bit removes three quarters of the variance; a column has at most the bits of one codebook.
         rest[column] = rest[column] / 4 if given[column] < int(bits) else -1.0
     loads = torch.zeros(number)
     columns: list[list[int]] = [[] for _ in range(number)]
     for column in given.argsort(descending=True, stable=True).tolist():
         codebook = int(loads.argmin())
         columns[codebook].append(column)
-        # Columns without bits are shared out evenly.
+        # Columns without bits are distributed evenly.
         loads[codebook] += max(float(given[column]), 1e-3)
     return [torch.tensor(sorted(found)) for found in columns]

@@ -25,13 +25,13 @@ def truncated_svd(table: Tensor, rank: int, weights: Tensor | None = None) -> tu
     Args:
         table: ``(V, D)``.
         rank: R, from 1 to D.
-        weights: ``(V,)``, not negative; all one when left out.
+        weights: ``(V,)``, not negative; by default all one.
 
     Returns:
         Codes ``(V, R)``, and the basis ``(R, D)`` with orthonormal rows, the most important first.
 
     Raises:
-        ValueError: a table or weights that cannot be used, or an impossible rank.
+        ValueError: the table or the weights are invalid, or the rank is out of range.
     """
     check_table(table)
     check_rank(rank, table.size(1))
@@ -52,11 +52,11 @@ def best_basis(table: Tensor, rank: int, weights: Tensor | None, progress: bool 
 
 
 def codes_in(table: Tensor, basis: Tensor) -> Tensor:
-    """The codes ``(n, R)`` that bring rows ``(n, D)`` nearest in an orthonormal basis ``(R, D)``."""
+    """The best codes ``(n, R)`` of rows ``(n, D)`` in an orthonormal basis ``(R, D)``."""
     return torch.cat([(block @ basis.t()).to(table.dtype) for _, block in blocks(table)])
 
 
-# Words that are turned into 64 bits at a time.
+# Words converted to 64 bits at a time.
 BLOCK = 8192
 
 
@@ -106,18 +106,18 @@ def blocks(table: Tensor) -> Iterator[tuple[slice, Tensor]]:
 def tt_svd(
     table: Tensor, vocab_shape: Sequence[int], dim_shape: Sequence[int], ranks: int | Sequence[int]
 ) -> list[Tensor]:
-    """The cores of a tensor train near the table (Oseledets, 2011, algorithm 1), exact when no rank is cut.
+    """TT-SVD (Oseledets, 2011, algorithm 1): a tensor train of a table, exact if no rank is truncated.
 
     Args:
-        table: ``(V, D)``; rows of zeros fill it up to the product of `vocab_shape`.
-        vocab_shape, dim_shape: v_k and d_k, as in the embedding `tensor_train`.
-        ranks: the inner ranks, or one number for all; core slices that a smaller rank does not need are zero.
+        table: ``(V, D)``; padded with zeros to the product of `vocab_shape`.
+        vocab_shape, dim_shape: v_k and d_k, as in the method `tensor_train`.
+        ranks: the inner ranks, or one number for all; unused slices of cores are zero.
 
     Returns:
         K cores ``(r_{k-1}, v_k, d_k, r_k)``.
 
     Raises:
-        ValueError: a table that cannot be used, or shapes that do not fit it.
+        ValueError: the table is invalid, or the shapes do not match it.
     """
     check_table(table)
     number = len(vocab_shape)
@@ -147,7 +147,7 @@ def tt_svd(
 
 
 def _split(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Orthonormal columns ``(m, rank)`` and the rest ``(rank, n)`` of a matrix ``(m, n)``, padded with 0."""
+    """Factors ``(m, rank)``, orthonormal, and ``(rank, n)`` of a matrix ``(m, n)``, padded with zeros."""
     # Sums over the longer side, block by block in 64 bits.
     if matrix.size(0) < matrix.size(1):
         gram = sum(part @ part.t() for part in map(Tensor.double, matrix.split(BLOCK, dim=1)))
@@ -164,7 +164,7 @@ def _split(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def _balanced(cores: list[Tensor]) -> list[Tensor]:
-    """The same train with entries of one scale in all cores: the SVD puts the scale in the last."""
+    """The same train with the same scale in all cores; TT-SVD has all of it in the last one."""
     sizes = [float(core.square().mean().sqrt()) for core in cores]
     if min(sizes) == 0.0:
         return cores

@@ -1,4 +1,4 @@
-"""Words in groups by frequency, each with a low rank of its own (Chen et al., 2018).
+"""Groups of words by frequency, each with its own rank (GroupReduce, Chen et al., 2018).
 
 Axes: ``V`` words, ``D`` dimensions, ``G`` groups.
 """
@@ -23,7 +23,7 @@ from shared_embeddings.fitting.factorization import (
     codes_in,
 )
 
-# Halvings of the range of ranks.
+# Bisection steps for the ranks.
 _HALVINGS = 40
 
 
@@ -41,18 +41,18 @@ class GroupLayout(NamedTuple):
 def frequency_groups(
     frequencies: np.ndarray, num_groups: int, min_rank: int, max_rank: int | None, dim: int
 ) -> GroupLayout:
-    """Groups of words of like frequency, and their ranks by average frequency (Chen et al., 2018).
+    """Groups of words with similar frequency, and their ranks by average frequency (Chen et al., 2018).
 
-    Each group has an equal share of all running text. The last group has the minimum rank, the others one in
-    proportion to the average frequency of their words: ``min_rank * average / average of the last``; but none
-    more than `max_rank`, or than at which the factors are as large as the group's own table,
-    ``V_g * D / (V_g + D)`` rounded up.
+    Each group accounts for an equal share of all tokens. The rank of a group is proportional to the average
+    frequency of its words, ``min_rank * average / average of the last group``. It is at most `max_rank`, and
+    at most ``V_g * D / (V_g + D)`` rounded up, where the factors are as large as the table of the group.
 
     Args:
         frequencies: ``(V,)`` from the highest to the lowest, positive, in any unit.
         num_groups: from 1 to V.
-        min_rank, max_rank: `max_rank` is D / 2 when left out, with which the published settings of Distilled
-            Embedding give the published sizes (within 5 %), or `min_rank` if that is more.
+        min_rank: the rank of the last group.
+        max_rank: by default D / 2, or `min_rank` if that is larger; it reproduces the sizes in Distilled
+            Embedding within 5 %.
         dim: D.
     """
     sizes, averages = _equal_shares(frequencies, num_groups)
@@ -62,9 +62,9 @@ def frequency_groups(
 def groups_within(
     frequencies: np.ndarray, num_groups: int, num_parameters: int, max_rank: int | None, dim: int
 ) -> GroupLayout:
-    """The groups of `frequency_groups` with the largest ranks that take `num_parameters` numbers at most.
+    """The groups of `frequency_groups` with the largest ranks that have at most `num_parameters` parameters.
 
-    The minimum rank may be a fraction before the ranks are rounded. No rank is below 1, whatever it takes.
+    The minimum rank may be fractional before ranks are rounded. Ranks are at least 1, even beyond the limit.
     """
     sizes, averages = _equal_shares(frequencies, num_groups)
     low, high = 0.0, float(dim)
@@ -75,7 +75,7 @@ def groups_within(
     ranks = list(_ranks(sizes, averages, low, max_rank, dim))
     limits = _ranks(sizes, averages, dim, max_rank or dim, dim)
     left = num_parameters - GroupLayout(sizes, tuple(ranks)).parameters(dim)
-    # What is left goes to single groups, the largest for which it is enough, beyond D / 2 if need be.
+    # The remaining parameters go to single groups, largest first, even beyond D / 2.
     by_size = sorted(range(num_groups), key=lambda group: -sizes[group])
     while open_groups := [g for g in by_size if ranks[g] < limits[g] and sizes[g] + dim <= left]:
         ranks[open_groups[0]] += 1
@@ -84,14 +84,14 @@ def groups_within(
 
 
 def _equal_shares(frequencies: np.ndarray, num_groups: int) -> tuple[tuple[int, ...], list[float]]:
-    """The sizes of groups with equal shares of all running text, and their average frequencies."""
+    """The sizes of groups with equal shares of all tokens, and their average frequencies."""
     words = len(frequencies)
     running = np.cumsum(frequencies, dtype=np.float64)
     shares = running[-1] * np.arange(1, num_groups) / num_groups
     ends = [0]
-    # A group ends with the word that reaches its share, rounding aside.
+    # A group ends with the word that reaches its share, except for rounding.
     for group, last in enumerate(np.searchsorted(running, shares * (1.0 - 1e-12)).tolist()):
-        # Every group has a word, and later groups keep at least one word each.
+        # This group and all later ones have at least one word.
         ends.append(min(max(last, ends[-1]) + 1, words - (num_groups - 1 - group)))
     ends.append(words)
     sizes = tuple(end - start for start, end in pairwise(ends))
@@ -110,7 +110,7 @@ def _ranks(
 
 
 class GroupRound(NamedTuple):
-    """What one round of `group_reduce` came to: the weighted squared error, group sizes, and parameters."""
+    """The result of one round of `group_reduce`: weighted squared error, group sizes, and parameters."""
 
     error: float
     sizes: tuple[int, ...]
@@ -124,7 +124,7 @@ class GroupReduction(NamedTuple):
         groups: ``(V,)`` int64, the group of each word.
         codes: for each group ``(V_g, r_g)``, its words in the order of their ids.
         bases: for each group ``(r_g, D)``.
-        rounds: how each round ended, the first before any refinement.
+        rounds: the result of each round; the first is without refinement.
     """
 
     groups: Tensor
@@ -142,22 +142,22 @@ def group_reduce(
     num_parameters: int | None = None,
     refinements: int = 3,
 ) -> GroupReduction:
-    """Words in groups by frequency, each with its own weighted SVD (GroupReduce, Chen et al., 2018).
+    """Group words by frequency, with a weighted SVD for each group (GroupReduce, Chen et al., 2018).
 
     Minimizes ``sum_w count[w] * ||table[w] - codes[w] @ basis||^2``. A refinement moves words to the groups
-    that fit them best, with a penalty per stored number so that the parameters never increase, and computes
-    each group's SVD again; a round is kept only if the error decreases. Groups that are too small for the
-    minimum rank keep their words and get no others. The result is deterministic.
+    that fit them best, with a penalty per parameter so that their number never increases, and computes the
+    SVD of each group again; a round is kept only if the error decreases. Groups that are too small for the
+    minimum rank do not change. The result is deterministic.
 
     Args:
         table: ``(V, D)``.
         token_counts: ``(V,)``, not negative and not all zero, in any order.
         num_groups, min_rank, max_rank: as in `frequency_groups`.
         num_parameters: as in `groups_within`; exactly one of this and `min_rank` is given.
-        refinements: how often at most words change their groups.
+        refinements: the maximum number of rounds in which words change groups.
 
     Raises:
-        ValueError: a table or counts that cannot be used, or impossible sizes.
+        ValueError: the table, the counts or the sizes are invalid.
     """
     check_table(table)
     words, dim = table.shape
@@ -172,7 +172,7 @@ def group_reduce(
         raise ValueError(f"max_rank is {max_rank}, but it must be from min_rank {min_rank or 1} to {dim}")
     counts = token_counts.to(table.device, torch.float64)
     frequencies, by_frequency = counts.sort(descending=True, stable=True)
-    # Words that were never seen count as often as the rarest that was: an average of zero gives no ranks.
+    # Unseen words count like the rarest seen one, since an average of zero would give no ranks.
     seen = frequencies.clamp(min=float(frequencies[frequencies > 0].min())).cpu().numpy()
     if min_rank is not None:
         layout = frequency_groups(seen, num_groups, min_rank, max_rank, dim)
@@ -200,7 +200,7 @@ def group_reduce(
 
 
 def _group_bases(table: Tensor, counts: Tensor, groups: Tensor, ranks: list[int]) -> list[Tensor]:
-    """The best basis of each group, of no more rows than the group has words."""
+    """The best basis of each group, with at most as many rows as the group has words."""
     bases = []
     for group, rank in enumerate(ranks):
         members = (groups == group).nonzero().squeeze(1)
@@ -226,18 +226,18 @@ def _losses(table: Tensor, counts: Tensor, bases: list[Tensor]) -> Tensor:
 
 
 def _round(losses: Tensor, groups: Tensor, bases: list[Tensor]) -> GroupRound:
-    """The account of an assignment with its bases."""
+    """Error, sizes and parameters of an assignment with its bases."""
     sizes = groups.bincount(minlength=len(bases)).tolist()
     parameters = sum(len(basis) * (size + basis.size(1)) for size, basis in zip(sizes, bases))
     return GroupRound(float(losses.gather(1, groups.unsqueeze(1)).sum()), tuple(sizes), parameters)
 
 
 def _reassigned(losses: Tensor, groups: Tensor, ranks: list[int], min_rank: int) -> Tensor:
-    """The groups ``(V,)`` with the least loss for no more codes than `groups` has.
+    """The groups ``(V,)`` with the least loss for at most as many code entries as `groups` has.
 
-    A word in group g stores r_g numbers; the price of a number is found by bisection. The word that would
-    lose most by leaving stays in its group, so none becomes empty; no word leaves or enters a group whose
-    rank is below the minimum.
+    A word in group g has r_g code entries; the penalty of an entry is found by bisection. The word that would
+    lose most by leaving stays in its group, so that no group becomes empty. Groups with a rank below the
+    minimum do not change.
     """
     sizes = torch.tensor(ranks, dtype=losses.dtype, device=losses.device)
     budget = float(sizes[groups].sum())
@@ -267,7 +267,7 @@ def _reassigned(losses: Tensor, groups: Tensor, ranks: list[int], min_rank: int)
 
 
 def _faithful_words(losses: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-    """``(G,)`` of each group, the word that would lose most in the best of the other groups."""
+    """``(G,)`` for each group, the word that would lose most in the best other group."""
     own = losses.gather(1, groups.unsqueeze(1)).squeeze(1)
     others = losses.scatter(1, groups.unsqueeze(1), math.inf).amin(dim=1)
     gain = others - own

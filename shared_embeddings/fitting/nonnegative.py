@@ -1,10 +1,9 @@
-"""Low-rank factors whose codes are nowhere negative, so that a ReLU lets them through as they are.
+"""Low-rank factors with nonnegative codes, which a ReLU does not change.
 
-A ReLU cannot bring a product of codes and basis nearer to a table than the best product of that rank is; it
-can only cost something. It costs nothing when one direction has an acute angle with all codes: enough of the
-coordinate along it is added to each of the others, and the basis takes it back (Gillis & Kumar, 2015, on
-semi-nonnegative matrix factorization). The rows of a trained table often have a common part, which gives such
-a direction.
+With a ReLU, codes and basis cannot approximate a table better than without. They are as good if one direction
+has an acute angle with all codes: adding a multiple of the coordinate along it to the other coordinates makes
+them nonnegative, and the basis subtracts it again (Gillis & Kumar, 2015, on semi-nonnegative matrix
+factorization). The rows of trained tables often share a mean, which provides such a direction.
 
 Axes: ``V`` words, ``D`` dimensions, ``R`` rank.
 """
@@ -18,17 +17,17 @@ from tqdm import tqdm
 from shared_embeddings.fitting.factorization import BLOCK, truncated_svd
 from shared_embeddings.fitting.task import BAR_DELAY
 
-# Rounds of reweighting, and the relative gain at which they end.
+# Maximum number of reweighting rounds, and the relative gain below which they end.
 _ROUNDS = 20
 _LEAST_GAIN = 1e-5
-# Words from which on a round takes seconds.
+# With this many words, a round takes seconds.
 _LONG = 2**15
-# A row whose error is smaller than this share of the mean error weighs no more than one with such an error.
+# Errors are clamped to this fraction of their mean, which limits the weights.
 _LEAST_ERROR = 1e-3
-# Codes shorter than this share of the mean length do not count in the search for a direction.
+# Codes shorter than this fraction of the mean length are ignored in the search for a direction.
 _LEAST_LENGTH = 1e-2
-# Steps of that search. It ends when the smallest cosine is this share of the largest possible one, or when
-# no more than the least cosine is possible: the slopes would become too steep for 32 bits.
+# Steps of that search. It ends when the smallest cosine is this fraction of the largest possible one, or when
+# the latter is below the minimum, where slopes would be too steep for 32 bits.
 _STEPS = 1000
 _GOOD_SHARE = 0.5
 _LEAST_COSINE = 0.01
@@ -46,10 +45,11 @@ def mean_distance(table: Tensor, codes: Tensor, basis: Tensor) -> float:
 
 
 def least_mean_distance(table: Tensor, rank: int, progress: bool = False) -> tuple[Tensor, Tensor]:
-    """Factors of rank R with the least mean distance between rows, where the SVD has the least mean square.
+    """Factors of rank R with the least mean distance between rows; the SVD minimizes the mean square.
 
-    SVDs in which a row counts by the inverse of the distance that it had in the round before; each can only
-    lower the mean (iteratively reweighted least squares). The result is never worse than the SVD.
+    Iteratively reweighted least squares: SVDs with rows weighted by the inverse distance of the previous
+        round.
+    The result is never worse than the SVD.
 
     Args:
         table: ``(V, D)``.
@@ -60,9 +60,9 @@ def least_mean_distance(table: Tensor, rank: int, progress: bool = False) -> tup
         Codes ``(V, R)``, and the basis ``(R, D)`` with orthonormal rows.
 
     Raises:
-        ValueError: a table that cannot be used, or an impossible rank.
+        ValueError: the table is invalid, or the rank is out of range.
     """
-    # The bar appears at once where a round takes seconds.
+    # Show the bar immediately if a round takes seconds.
     delay = BAR_DELAY if len(table) < _LONG else 0.0
     with tqdm(total=_ROUNDS + 1, desc="reweighting", delay=delay, disable=not progress) as bar:
         codes, basis = truncated_svd(table, rank)
@@ -83,10 +83,10 @@ def least_mean_distance(table: Tensor, rank: int, progress: bool = False) -> tup
 
 
 def without_negatives(codes: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors of the same rank with codes that are nowhere negative.
+    """Factors of the same rank with nonnegative codes.
 
-    Their product is ``codes @ basis`` if the codes have a common direction, and otherwise what is left
-    without the last column, whose place a constant takes; with one column only, what one sign of it leaves.
+    Their product is ``codes @ basis`` if the codes have a common direction. Otherwise the last column is
+    replaced by a constant; a single column is clamped at zero.
 
     Args:
         codes, basis: ``(V, R)`` and ``(R, D)``, the most important column first.
@@ -101,10 +101,10 @@ def without_negatives(codes: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def common_direction(codes: Tensor) -> Tensor | None:
-    """A unit vector ``(R,)`` that has an acute angle with all codes ``(V, R)``, zeros and tiny ones aside.
+    """A unit vector ``(R,)`` that has an acute angle with all codes ``(V, R)`` but tiny ones.
 
-    Gilbert's algorithm: towards the point nearest to zero in the convex hull of the codes' directions. None
-    when zero lies in the hull, so that there is no such vector, or too near to it.
+    Gilbert's algorithm, which finds the point closest to zero in the convex hull of the codes' directions.
+    None if zero is in the hull or too close to it.
     """
     counted = codes[_counted(codes)].double()
     units = counted / counted.norm(dim=1, keepdim=True)
@@ -124,10 +124,11 @@ def common_direction(codes: Tensor) -> Tensor | None:
 
 
 def lifted(codes: Tensor, basis: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors with the same product as ``codes @ basis``, the new codes nowhere negative.
+    """Factors with nonnegative codes and the product ``codes @ basis``.
 
     With c the codes' coordinate along `direction`, r the others, and slopes s such that ``r + s c >= 0``, the
-    basis of c gives up s times that of r. Codes with an obtuse angle to the direction are cut off at zero.
+    basis of c is reduced by s times that of r. Codes with an obtuse angle to the direction are clamped at
+    zero.
 
     Args:
         codes, basis: ``(V, R)`` and ``(R, D)``.
@@ -144,10 +145,10 @@ def lifted(codes: Tensor, basis: Tensor, direction: Tensor) -> tuple[Tensor, Ten
 
 
 def shifted(codes: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors of one rank more with the same product as ``codes @ basis``, the new codes nowhere negative.
+    """Factors with nonnegative codes, one more column, and the product ``codes @ basis``.
 
-    With a shift s, ``(c + s) B - 1 (s B)`` is ``c B``: the last column of the codes is constant and takes the
-    shift back.
+    With a shift s, ``(c + s) B - 1 (s B)`` is ``c B``: the last column of the codes is constant and undoes
+    the shift.
 
     Args:
         codes, basis: ``(V, R)`` and ``(R, D)``.
@@ -159,6 +160,6 @@ def shifted(codes: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _counted(codes: Tensor) -> Tensor:
-    """Which codes ``(V,)`` are no tiny ones."""
+    """Which codes ``(V,)`` are not tiny."""
     lengths = codes.norm(dim=1)
     return lengths > _LEAST_LENGTH * lengths.mean()

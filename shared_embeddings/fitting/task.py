@@ -24,13 +24,13 @@ LEARNING_RATE = 5e-3
 BATCH = 4096
 _STEPS = 2000
 _STEPS_BETWEEN_EVALUATIONS = 100
-# The most products of numbers in all steps, several minutes of one core. Steps that are too many for it take
-# fewer words, then they become fewer.
+# Maximum number of multiplications in all steps, several minutes on one core. If necessary, steps use fewer
+# words, and then there are fewer steps.
 _PRODUCTS = 10**13
 _SMALL_BATCH = 1024
 _LEAST_STEPS = 100
-# Words that the loss is evaluated on. With more words than that, fits take minutes, so their bars appear at
-# once.
+# Maximum number of words for evaluating the loss. Fits of more words take minutes and show their progress
+# bars immediately.
 _EVALUATED = 2**15
 # Seconds before a progress bar appears.
 BAR_DELAY = 2.0
@@ -87,9 +87,9 @@ class FitTask:
 def reconstruct(embedding: Module, task: FitTask) -> Module:
     """Minimize the mean of ``||e - ê||`` (Distilled Embedding, Eq. 5) over the words with Adam.
 
-    The learning rate decays to zero along half a cosine. Every pass over the words uses a new order. The
-    parameters with the lowest loss are kept; it is evaluated every few steps and at the start, over all words
-    or, if they are many, over some.
+    The learning rate decays to zero along half a cosine. Each epoch shuffles the words. The parameters with
+    the lowest loss are kept; it is evaluated at the start and every few steps, on a sample if there are many
+    words.
     """
     parameters = [parameter for parameter in embedding.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=task.learning_rate, fused=True)
@@ -122,12 +122,12 @@ def reconstruct(embedding: Module, task: FitTask) -> Module:
 
 @torch.no_grad()
 def _steps_within(embedding: nn.Module, words: Tensor) -> tuple[int, int]:
-    """How many steps take minutes at most, and with how many words each."""
+    """The number of steps that take minutes at most, and the number of words in each."""
 
     def products(number: int) -> int:
         with FlopCounterMode(display=False) as counter:
             embedding(words[:number])
-        # The counter has two operations for a product; the backward pass has two products for each.
+        # Two operations per multiplication; the backward pass has twice as many as the forward pass.
         return counter.get_total_flops() * 3 // 2
 
     few, more = products(_SMALL_BATCH // 4), products(_SMALL_BATCH // 2)
@@ -154,7 +154,7 @@ def _copied_state(embedding: nn.Module) -> dict[str, Tensor]:
 
 
 def _batches(words: Tensor, batch: int, seed: int) -> Iterator[Tensor]:
-    """Batches of `words` without end; every pass is shuffled with random numbers from `seed`."""
+    """Endless batches of `words`, shuffled in each epoch by a generator with `seed`."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         order = torch.randperm(len(words), generator=generator).to(words.device)
