@@ -144,7 +144,7 @@ def provide_missing_packages() -> None:
         for name in needed
     }
     _stand_in("pyonmttok", {"Vocab": Vocab, "build_vocab_from_tokens": build_vocab_from_tokens, **refusals})
-    language = _refuse("the clean transform", "fasttext", "leave it out")
+    language = _refuse("the clean transform", "fasttext", "remove it")
     _stand_in("fasttext", {"load_model": language})
     sys.meta_path.insert(0, _LazySpacy())
 

@@ -388,7 +388,7 @@ def main(arguments: Sequence[str]) -> None:
             f"--{part}", type=int, default=size, help=f"pairs in {part} (default: %(default)s)"
         )
     parser.add_argument("--output", type=PathOption.FOLDER, required=True, help="folder for the files")
-    parser.add_argument("--force", action="store_true", help="replace files that are there already")
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
     options = parser.parse_args(arguments)
     languages = sorted({options.source, options.target})
     files = [options.output / f"{part}.{language}" for part in SIZES for language in languages]

@@ -52,7 +52,7 @@ class Texts:
         if self.held_out and len(vocabularies) > 1:
             raise ValueError(
                 f"--held-out {self.held_out[0]}: the model has a vocabulary for the source and one for the "
-                "target, so lines of either side cannot be counted together; leave it out"
+                "target, so lines of either side cannot be counted together; remove it"
             )
         given = {"source": self.source, "target": self.target}
         for side, paths in given.items():

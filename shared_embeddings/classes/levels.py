@@ -70,7 +70,7 @@ def _loaded(path: str, num_classes: int | None) -> WordClasses:
         loaded = WordClasses.load(path)
     require(
         num_classes in (None, loaded.num_classes),
-        f"option 'num_classes' is {num_classes}, but {path} has {loaded.num_classes} classes; leave it out",
+        f"option 'num_classes' is {num_classes}, but {path} has {loaded.num_classes} classes; remove it",
     )
     return loaded
 

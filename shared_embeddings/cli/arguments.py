@@ -1,4 +1,4 @@
-"""What the commands share: how one is added, and how options of a method are read from a command line."""
+"""Helpers of the commands: adding a command, and reading options of a method from a command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add(
     run: Command,
     takes_options: bool = False,
 ) -> argparse.ArgumentParser:
-    """Add a command that `run` carries out; with `takes_options`, what is left over is a method's options."""
+    """Add a command with its function; with `takes_options`, remaining arguments are options of a method."""
     command = commands.add_parser(name, help=title, description=title)
     command.set_defaults(run=run, takes_options=takes_options)
     return command
@@ -31,32 +31,32 @@ def read_options(rest: list[str]) -> dict[str, object]:
     words = iter(rest)
     for word in words:
         if not word.startswith("--"):
-            raise ValueError(f"'{word}' belongs to no option; write --option value")
+            raise ValueError(f"unexpected argument '{word}'; write --option value")
         name, separator, text = word[2:].partition("=")
         value = text if separator else next(words, None)
         if value is None:
             raise ValueError(f"option '--{name}' has no value; write --{name} value")
         key = name.replace("-", "_")
         if key in given:
-            raise ValueError(f"option '--{name}' is given twice; give it once")
+            raise ValueError(f"option '--{name}' is repeated; remove one")
         given[key] = _read_value(value, f"--{name}")
     return given
 
 
 def percentage(text: str) -> float:
-    """A share from a text such as 1% or 0.01."""
+    """A fraction from a text such as 1% or 0.01."""
     number, sign, rest = text.partition("%")
     try:
         value = float(number) / (100 if sign else 1)
     except ValueError:
         value = -1.0
     if rest or not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a share; write 1% or 0.01")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a percentage; write 1% or 0.01")
     return value
 
 
 def _read_value(text: str, where: str) -> object:
-    """A value from the command line: JSON where it is, a list of numbers such as 100,200, or plain text."""
+    """A value from the command line: JSON, a list of numbers such as 100,200, or plain text."""
     for candidate in (text, f"[{text}]" if "," in text else text):
         try:
             return parse_json(candidate, where)

@@ -1,4 +1,4 @@
-"""The commands `methods`, `params` and `suggest`: what there is, and how large it would be."""
+"""The commands `methods`, `params` and `suggest`: methods with their options and sizes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     _add_sizes(command)
     command.add_argument("--json", action="store_true", help="print one JSON object")
 
-    command = add(commands, "suggest", "propose options that meet a parameter budget", _suggest)
+    command = add(commands, "suggest", "suggest options within a parameter budget", _suggest)
     _add_sizes(command)
     command.add_argument("--budget", required=True, help="number of parameters, such as 2M or 500k")
     command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -78,17 +78,17 @@ def methods_table() -> str:
 def describe_parameters(
     method: str, num_embeddings: int, embedding_dim: int, given: dict[str, object], as_json: bool = False
 ) -> str:
-    """What an embedding of V words in D dimensions would hold, beside a plain table; allocates no weights.
+    """The size of an embedding of V words in D dimensions, compared with a plain table; allocates no weights.
 
     Raises:
-        OptionError: the method, an option or a size cannot be.
+        OptionError: the method, an option or a size is invalid.
     """
     from shared_embeddings.sizing.breakdown import describe_storage, storage_breakdown
 
     for name in _NO_OPTIONS:
         if name in given:
             raise OptionError(
-                f"'{name}' is no option of a method; leave it out (--vocab-size and --dim give the size)"
+                f"'{name}' is not an option of a method; remove it (--vocab-size and --dim set the size)"
             )
     sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
     with torch.device("meta"):
@@ -134,7 +134,7 @@ def _suggest(known: argparse.Namespace, _: list[str]) -> str:
 
 
 def _default(field: dataclasses.Field[object]) -> str | None:
-    """The default of an option, `REQUIRED`, or None for a default that is made of other values."""
+    """The default of an option, `REQUIRED`, or None for a default that depends on other options."""
     if field.default is not dataclasses.MISSING:
         return "none" if field.default is None else _as_yaml(field.default)
     return REQUIRED if field.default_factory is dataclasses.MISSING else None

@@ -1,4 +1,4 @@
-"""The command `compress`: smaller embeddings for a trained model."""
+"""The command `compress`: replaces the embeddings of a trained model by smaller ones."""
 
 from __future__ import annotations
 
@@ -28,72 +28,78 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     command.add_argument("--model", required=True, type=PathOption.SOURCE, help="a trained model of any host")
     command.add_argument(
         "--method",
-        help="see 'shared-embeddings methods'; by default, candidates are tried and the best is kept",
+        help="see 'shared-embeddings methods' (default: try several and keep the best)",
     )
     command.add_argument(
-        "--output", action="append", type=PathOption.NEW, help="the model to write, in the format of --model"
+        "--output", action="append", type=PathOption.NEW, help="output path, in the format of --model"
     )
     command.add_argument(
         "--trim-to",
         nargs="+",
         type=PathOption.FILE,
         metavar="TEXT",
-        help="first trim the vocabulary to these texts, as the command trim does; ratios count from there",
+        help="first trim the vocabulary to these texts, like trim; ratios are relative to the result",
     )
-    command.add_argument("--compare", action="store_true", help="compare the candidates, and write no model")
+    command.add_argument(
+        "--compare", action="store_true", help="only compare the candidates; writes no model"
+    )
     command.add_argument("--embedding-output", help="the option 'output' of a method, such as table")
     command.add_argument(
-        "--token-counts", type=PathOption.FILE, help="a word, a tab and its count on every line"
+        "--token-counts", type=PathOption.FILE, help="file with a word, a tab and its count per line"
     )
     command.add_argument(
         "--text",
         nargs="+",
         type=PathOption.FILE,
-        help="tokenized text: words are counted in it instead, and predictions compared",
+        help="tokenized text, for counting words and comparing predictions",
     )
     command.add_argument(
-        "--validation", type=PathOption.SOURCE, help="a text: shows the perplexity of a language model"
+        "--validation", type=PathOption.SOURCE, help="text for the perplexity of a language model"
     )
     command.add_argument(
         "--validation-source",
         type=PathOption.FILE,
-        help="a text in the model's tokens: shows the BLEU of a translation model",
+        help="tokenized source text for the BLEU of a translation model",
     )
-    command.add_argument("--validation-target", type=PathOption.FILE, help="what its translation should read")
+    command.add_argument("--validation-target", type=PathOption.FILE, help="its reference translation")
     command.add_argument(
         "--validation-subwords",
         choices=SUBWORDS,
         default="none",
-        help="pieces of words to join in translations; none: BLEU compares the model's tokens (default)",
-    )
-    command.add_argument("--target-ratio", type=float, help="times fewer bytes for the embeddings")
-    command.add_argument("--target-bytes", type=int, help="bytes for the embeddings")
-    command.add_argument(
-        "--max-loss", type=percentage, help="the smallest size that loses no more than this, such as 1%%"
+        help="subwords to join before computing BLEU (default: none, BLEU of tokens)",
     )
     command.add_argument(
-        "--store", choices=STORES, help="of the numbers; int4 costs quality (default: that of the method)"
+        "--target-ratio", type=float, help="reduce the bytes of the embeddings by this factor"
     )
-    command.add_argument("--fit-steps", type=int, help="steps of methods fitted by gradient descent")
+    command.add_argument("--target-bytes", type=int, help="maximum bytes of the embeddings")
+    command.add_argument(
+        "--max-loss",
+        type=percentage,
+        help="choose the smallest size with at most this loss of quality, such as 1%%",
+    )
+    command.add_argument(
+        "--store", choices=STORES, help="storage dtype; int4 loses quality (default: depends on the method)"
+    )
+    command.add_argument("--fit-steps", type=int, help="steps of gradient descent, for methods that use it")
     command.add_argument("--seed", type=int, default=0, help="(default: 0)")
-    command.add_argument(
-        "--report", type=PathOption.NEW_FILE, help="write the report into this JSON file, too"
-    )
-    command.add_argument("--force", action="store_true", help="replace files that are there already")
+    command.add_argument("--report", type=PathOption.NEW_FILE, help="also write the report to this JSON file")
+    command.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
 def _compress(known: argparse.Namespace, rest: list[str]) -> str:
     from shared_embeddings.checkpoints.token_counts import read_counts
 
     if known.token_counts is not None and known.text is not None:
-        raise ValueError("--token-counts and --text both say how often words occur; leave one of them out")
+        raise ValueError("--token-counts and --text both provide word counts; remove one of them")
     if len(known.output or ()) > 1:
-        raise ValueError("--output is given twice; a method's option 'output' is --embedding-output here")
+        raise ValueError("--output is repeated; the option 'output' of a method is --embedding-output")
     if known.compare == bool(known.output):
-        raise ValueError("give --output for a model, or --compare to compare the candidates only")
+        raise ValueError("give either --output or --compare")
     for name in ("force", "report"):
         if known.compare and getattr(known, name):
-            raise ValueError(f"--compare writes no files, so that --{name} has no effect; remove one of them")
+            raise ValueError(
+                f"--{name} has no effect with --compare, which writes no files; remove one of them"
+            )
     require_seed(known.seed)
     settings = {
         "counts": read_counts(known.token_counts) if known.token_counts is not None else None,
@@ -121,12 +127,12 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
 def _compress_with(
     known: argparse.Namespace, rest: list[str], model: Path, output: Path | None, settings: dict[str, Any]
 ) -> CompressionReport:
-    """Compress with the method that was named."""
+    """Compress with the given method."""
     from shared_embeddings.checkpoints.compress import compress
 
     for name in ("compare", "max_loss"):
         if getattr(known, name):
-            raise ValueError(f"--{name.replace('_', '-')} tries candidates; remove --method")
+            raise ValueError(f"--{name.replace('_', '-')} compares methods; remove --method")
     assert output is not None
     options = read_options(rest)
     if known.embedding_output is not None:
@@ -151,17 +157,16 @@ def _choose(
 
     for name in ("store", "fit_steps", "embedding_output"):
         if getattr(known, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} is for one method; name it with --method")
+            raise ValueError(f"--{name.replace('_', '-')} needs --method")
     options = read_options(rest)
     bits = options.pop("bits", None)
     if options:
-        raise ValueError(f"--{next(iter(options))} is an option of a method; name the method with --method")
+        raise ValueError(f"--{next(iter(options))} is an option of a method; also give --method")
     ratio = None if bits is None else _ratio_of(bits)
     sizes = [known.target_ratio, known.target_bytes, ratio, known.max_loss]
     if sum(size is not None for size in sizes) != 1:
         raise ValueError(
-            "without --method, give one of --target-ratio, --target-bytes, --bits and --max-loss; "
-            "or name a --method"
+            "give exactly one of --target-ratio, --target-bytes, --bits and --max-loss, or a --method"
         )
     target = _target(known.target_ratio if ratio is None else ratio, known.target_bytes)
     measuring = {name: value for name, value in settings.items() if name not in ("force", "report_file")}
@@ -177,14 +182,14 @@ def _ratio_of(bits: object) -> float:
 
 
 def _target(ratio: float | None, total_bytes: int | None) -> Target | None:
-    """The target size, if there is one."""
+    """The target size, or None."""
     from shared_embeddings.sizing.targets import Target
 
     return None if ratio is None and total_bytes is None else Target(ratio, total_bytes)
 
 
 def _validation(known: argparse.Namespace) -> Validation | None:
-    """What the quality is measured on, or None where nothing was said about it."""
+    """The texts for measuring quality, or None."""
     sides = (known.validation_source, known.validation_target)
     if known.validation is None and sides == (None, None) and known.validation_subwords == "none":
         return None

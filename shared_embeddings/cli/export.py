@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 _FORMATS = {
     "onnx": "the whole model for ONNX Runtime",
-    "onnx-embeddings": "its embeddings and output layer alone",
-    "vec": "its word vectors as the text of word2vec and fastText",
-    "dense": "a Hugging Face folder with dense tables under the original names, as llama.cpp converts it",
+    "onnx-embeddings": "only its embeddings and output layer",
+    "vec": "its word vectors in the text format of word2vec and fastText",
+    "dense": "a Hugging Face folder with dense tables and the original names, for example for llama.cpp",
 }
 
 
@@ -31,12 +31,12 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
         "--output",
         required=True,
         type=PathOption.NEW,
-        help="file, or the folder of dense; with onnx-embeddings and vec, models with several embeddings get "
-        "one each, named after it",
+        help="output file, or folder for dense; models with several embeddings get one file each for "
+        "onnx-embeddings and vec",
     )
     formats = "; ".join(f"{name}: {text}" for name, text in _FORMATS.items())
     command.add_argument("--format", choices=[*_FORMATS], default="onnx", help=f"{formats} (default: onnx)")
-    command.add_argument("--force", action="store_true", help="replace files that are there already")
+    command.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
 def _check(known: argparse.Namespace, outputs: Sequence[Path]) -> None:
@@ -46,7 +46,7 @@ def _check(known: argparse.Namespace, outputs: Sequence[Path]) -> None:
 
 
 def _write_dense(model: Any, output: Path, force: bool) -> str:
-    """Write the folder of a Hugging Face model; returns a line for the user."""
+    """Write the folder of a Hugging Face model; returns a line to print."""
     from shared_embeddings.hf.dense import write_dense
 
     written = write_dense(model, output, force)
@@ -82,7 +82,7 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
 
 
 def _write_text(embedding: WordEmbedding, path: Path) -> str:
-    """Write an embedding as the text of word2vec; returns a line about it."""
+    """Write an embedding in word2vec's text format; returns a line to print."""
     from shared_embeddings.analysis.vectors import WordVectors, write_vectors
 
     table = embedding.table().numpy()

@@ -1,4 +1,4 @@
-"""The command `shared-embeddings`: methods, what embeddings hold, classes of words, smaller models."""
+"""Compress, trim, export and analyze the word embeddings of trained models."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def _main(arguments: Sequence[str]) -> None:
     """Run one command and print its result."""
     known, rest = _parser().parse_known_args(arguments)
     if not known.takes_options:
-        _refuse(rest)
+        _reject(rest)
     print(known.run(known, rest), flush=True)
 
 
 def _explain(error: BaseException) -> str | None:
-    """What a user reads about an error; the library reports wrong values as ValueError."""
+    """The one-line message of an error; the library raises ValueError for invalid values."""
     return error_line(error) if isinstance(error, ValueError) else explain(error)
 
 
 def _parser() -> Parser:
-    """The arguments of all commands; options of methods are read from what is left."""
+    """The parser of all commands."""
     parser = Parser(prog="shared-embeddings", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in (catalog, compress, export, trim, words):
@@ -36,10 +36,10 @@ def _parser() -> Parser:
     return parser
 
 
-def _refuse(rest: list[str]) -> None:
+def _reject(rest: list[str]) -> None:
     """Raise ValueError for arguments that the command does not take."""
     if rest:
-        raise ValueError(f"'{rest[0]}' is not an argument of this command; leave it out")
+        raise ValueError(f"'{rest[0]}' is not an argument of this command; remove it")
 
 
 if __name__ == "__main__":

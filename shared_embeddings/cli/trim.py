@@ -1,4 +1,4 @@
-"""The command `trim`: a trained model without the words that some texts do not use."""
+"""The command `trim`: removes the words that given texts do not use from a trained model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shared_embeddings.utils.path_options import PathOption
 
 def register(commands: argparse._SubParsersAction[Parser]) -> None:
     """Add the command."""
-    command = add(commands, "trim", "leave out the words that some texts do not use", _trim)
+    command = add(commands, "trim", "remove the words that given texts do not use", _trim)
     command.add_argument(
         "--model", required=True, type=PathOption.SOURCE, help="a trained model, file or folder"
     )
-    text = "texts whose words stay, as the model reads them (tokenized where it is trained so)"
+    text = "texts whose words to keep, preprocessed like the training data"
     command.add_argument("--text", nargs="+", default=[], type=PathOption.FILE, metavar="FILE", help=text)
     for side in ("source", "target"):
         command.add_argument(
@@ -32,11 +32,11 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
         default=[],
         type=PathOption.FILE,
         metavar="FILE",
-        help="other texts, which select no words: reports how many of their lines round-trip",
+        help="held-out texts: report how many of their lines round-trip",
     )
-    command.add_argument("--output", type=PathOption.NEW, help="the model to write, in the format of --model")
+    command.add_argument("--output", type=PathOption.NEW, help="output path, in the format of --model")
     command.add_argument(
-        "--dry-run", action="store_true", help="report what would be kept and how large it is, write nothing"
+        "--dry-run", action="store_true", help="only report the words to keep and the size; writes no model"
     )
     command.add_argument(
         "--keep",
@@ -44,31 +44,31 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
         default=[],
         type=PathOption.FILE,
         metavar="FILE",
-        help="words that stay, one a line",
+        help="more words to keep, one per line",
     )
-    command.add_argument("--keep-first", type=int, default=0, metavar="N", help="the first N words stay, too")
+    command.add_argument("--keep-first", type=int, default=0, metavar="N", help="also keep the first N words")
     command.add_argument(
         "--min-count",
         type=int,
         default=1,
         metavar="N",
-        help="words that the texts use less often go (default: 1)",
+        help="remove words that are less frequent in the texts (default: 1)",
     )
     command.add_argument(
         "--top-k",
         type=int,
         metavar="N",
-        help="of the words that the texts use, keep the N most frequent ones",
+        help="keep the N most frequent words of the texts",
     )
     command.add_argument(
         "--coverage",
         type=percentage,
-        help="keep the most frequent words that make up this share of the texts, such as 99.9%%",
+        help="keep the most frequent words that cover this fraction of the texts, such as 99.9%%",
     )
     command.add_argument(
         "--drop-characters",
         action="store_true",
-        help="drop single characters that the texts do not use; without them, other texts become unknown",
+        help="also remove unused single characters; other texts may then contain unknown words",
     )
 
 
@@ -77,7 +77,7 @@ def _trim(known: argparse.Namespace, _: list[str]) -> str:
     from shared_embeddings.checkpoints.trim import trim
 
     if known.dry_run == bool(known.output):
-        raise ValueError("give --output for a trimmed model, or --dry-run for a report only")
+        raise ValueError("give either --output or --dry-run")
     words = [word for path in known.keep for word in read_words(path)]
     keep = Keep(
         min_count=known.min_count,

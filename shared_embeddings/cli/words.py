@@ -29,9 +29,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_similarity(commands: argparse._SubParsersAction[Parser]) -> None:
-    command = add(
-        commands, "similarity", "compare the similarity of word vectors with people's judgment", _similarity
-    )
+    command = add(commands, "similarity", "evaluate word vectors on word similarity", _similarity)
     source = command.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--vectors", type=PathOption.FILE, help="vectors of GloVe, word2vec or fastText, text or binary"
@@ -42,9 +40,9 @@ def _add_similarity(commands: argparse._SubParsersAction[Parser]) -> None:
         required=True,
         nargs="+",
         type=PathOption.FILE,
-        help="files of two words and a score on a line",
+        help="word similarity data: files with two words and a score per line",
     )
-    command.add_argument("--limit", type=int, help="read the first so many words of --vectors only")
+    command.add_argument("--limit", type=int, help="read only this many words of --vectors")
     command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -52,7 +50,7 @@ def _similarity(known: argparse.Namespace, _: list[str]) -> str:
     from shared_embeddings.analysis.similarity import read_pairs, word_similarity
 
     if known.limit is not None and known.vectors is None:
-        raise ValueError("--limit has no effect without --vectors; leave it out")
+        raise ValueError("--limit has no effect without --vectors; remove it")
     tests = [read_pairs(path) for path in known.pairs]
     tables = _tables_of(known.model) if known.vectors is None else _table_in(known.vectors, known.limit)
     found = {
@@ -63,14 +61,14 @@ def _similarity(known: argparse.Namespace, _: list[str]) -> str:
 
 
 def _table_in(path: Path, limit: int | None) -> dict[str, WordVectors]:
-    """The vectors of a file by its name."""
+    """The vectors of a file, by file name."""
     from shared_embeddings.analysis.vectors import read_vectors
 
     return {path.name: read_vectors(path, limit)}
 
 
 def _tables_of(path: Path) -> dict[str, WordVectors]:
-    """The input vectors of all embeddings of a model by their names."""
+    """The input vectors of all embeddings of a model, by name."""
     from shared_embeddings.analysis.vectors import WordVectors
     from shared_embeddings.checkpoints.adapter import find_host
 
@@ -79,7 +77,7 @@ def _tables_of(path: Path) -> dict[str, WordVectors]:
 
 
 def _as_json(found: dict[str, list[Similarity]], tables: dict[str, WordVectors]) -> str:
-    """All numbers as one JSON object."""
+    """The results as a JSON object."""
     rows = {
         name: {
             "words": len(tables[name].words),
@@ -92,7 +90,7 @@ def _as_json(found: dict[str, list[Similarity]], tables: dict[str, WordVectors])
 
 
 def _as_text(found: dict[str, list[Similarity]], tables: dict[str, WordVectors]) -> str:
-    """A small table for each table of vectors."""
+    """The results as text, one table for each set of vectors."""
     lines: list[str] = []
     for name, results in found.items():
         words, dim = tables[name].vectors.shape
@@ -107,7 +105,7 @@ def _as_text(found: dict[str, list[Similarity]], tables: dict[str, WordVectors])
     return "\n".join(lines)
 
 
-# Settings of the word vectors, which texts alone need.
+# Options for training word vectors.
 _SKIP_GRAM = {
     "dim": "width of the word vectors (with --text; default: 100)",
     "window": "words of context each side (with --text; default: 5)",
@@ -116,25 +114,25 @@ _SKIP_GRAM = {
 
 
 def _add_classes(commands: argparse._SubParsersAction[Parser]) -> None:
-    command = add(commands, "classes", "group the words of a vocabulary into semantic classes", _classes)
+    command = add(commands, "classes", "cluster the words of a vocabulary into semantic classes", _classes)
     source = command.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", nargs="+", type=PathOption.FILE, help="tokenized text files")
     source.add_argument(
         "--vectors-of",
         type=PathOption.FILE,
         metavar="CLASSES",
-        help="take the word vectors of this .npz file of classes",
+        help="cluster the word vectors in this class file (.npz) again",
     )
-    command.add_argument("--vocab", type=PathOption.FILE, help="vocabulary, one word a line (with --text)")
-    command.add_argument("--num-classes", required=True, type=int, help="a bit less than a tenth of V")
-    command.add_argument("--output", required=True, type=PathOption.NEW_FILE, help="the .npz file to write")
-    for name, told in _SKIP_GRAM.items():
-        command.add_argument(f"--{name}", type=int, help=told)
-    command.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    command.add_argument("--vocab", type=PathOption.FILE, help="vocabulary, one word per line (with --text)")
     command.add_argument(
-        "--figure", type=PathOption.NEW_FILE, help="draw the sizes of the classes into this PNG file"
+        "--num-classes", required=True, type=int, help="number of classes, such as a twelfth of V"
     )
-    command.add_argument("--force", action="store_true", help="replace files that are there already")
+    command.add_argument("--output", required=True, type=PathOption.NEW_FILE, help="output file (.npz)")
+    for name, description in _SKIP_GRAM.items():
+        command.add_argument(f"--{name}", type=int, help=description)
+    command.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    command.add_argument("--figure", type=PathOption.NEW_FILE, help="plot the class sizes to this PNG file")
+    command.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
 def _classes(known: argparse.Namespace, _: list[str]) -> str:
@@ -146,14 +144,14 @@ def _classes(known: argparse.Namespace, _: list[str]) -> str:
     if known.vectors_of is not None:
         if given:
             raise ValueError(
-                f"--{next(iter(given))} has no effect with --vectors-of: the word vectors are those of "
-                f"{known.vectors_of}; leave it out"
+                f"--{next(iter(given))} has no effect with --vectors-of, which provides the word vectors; "
+                "remove it"
             )
         return regroup(
             known.vectors_of, known.num_classes, known.output, known.seed, known.figure, known.force
         )
     if known.vocab is None:
-        raise ValueError("--text needs --vocab, the words that get a class")
+        raise ValueError("--text needs --vocab")
     vocabulary = given.pop("vocab")
     return make_classes(
         known.text,
@@ -172,13 +170,13 @@ SUMMARY = "correlation.json"
 
 def _add_correlation(commands: argparse._SubParsersAction[Parser]) -> None:
     command = add(
-        commands, "correlation", "draw the correlation between dimensions, layer by layer", _correlation
+        commands, "correlation", "plot the correlation between the dimensions of each layer", _correlation
     )
     command.add_argument("--model", required=True, type=PathOption.SOURCE, help="a trained model of any host")
     command.add_argument(
         "--output", required=True, type=PathOption.FOLDER, help=f"folder for the PNG files and {SUMMARY}"
     )
-    command.add_argument("--force", action="store_true", help="replace files that are there already")
+    command.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
 def _correlation(known: argparse.Namespace, _: list[str]) -> str:
@@ -202,12 +200,12 @@ def _correlation(known: argparse.Namespace, _: list[str]) -> str:
 
 
 def _check_free(outputs: Sequence[Path], force: bool) -> None:
-    """Check that files can be written, and are not there already unless `force`."""
+    """Raise UserError unless files can be written and do not exist, or may be overwritten with `force`."""
     check_paths({f"--output ({path.name})": (PathOption.NEW_FILE, path) for path in outputs}, force)
 
 
 def _as_table(summaries: list[dict[str, Any]]) -> str:
-    """The numbers of all layers, one a line."""
+    """The statistics of all layers as a table."""
     width = max(len(f"{row['embedding']}: {row['layer']}") for row in summaries)
     titles = ("words", "width", "constant", "mean |r|", "between groups")
     lines = [" " * width + "".join(f"{title:>16}" for title in titles)]
@@ -219,5 +217,5 @@ def _as_table(summaries: list[dict[str, Any]]) -> str:
 
 
 def _as_number(value: float | None) -> str:
-    """A correlation, or that there is none."""
+    """A correlation in a cell of the table, or a dash."""
     return f"{'–' if value is None else f'{value:.4f}':>16}"

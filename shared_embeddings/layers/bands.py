@@ -60,7 +60,7 @@ class BandOptions(EmbeddingOptions):
         require(
             self.width is None or self.head_projection == "none",
             f"option 'head_projection' is '{self.head_projection}', which has no effect with 'width': a "
-            "narrower first band always has a projection; leave it out",
+            "narrower first band always has a projection; remove it",
         )
         self._check_output()
 
@@ -98,7 +98,7 @@ class BandOptions(EmbeddingOptions):
         )
         require(
             self.score_dim != embedding_dim,
-            f"option 'score_dim' is {embedding_dim}, which is the dimension anyway; leave it out",
+            f"option 'score_dim' is {embedding_dim}, which is the dimension anyway; remove it",
         )
         require(
             self.widths(embedding_dim)[-1] >= 1,
@@ -124,8 +124,8 @@ class BandOptions(EmbeddingOptions):
         for name, is_given in effects.items():
             require(
                 self.output != "none" or not is_given,
-                f"option '{name}' is {getattr(self, name)!r}, which has no effect with output 'none'; leave "
-                "it out",
+                f"option '{name}' is {getattr(self, name)!r}, which has no effect with output 'none'; "
+                "remove it",
             )
         require(
             self.score_dim is None or self.tie != "all",

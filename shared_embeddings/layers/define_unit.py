@@ -271,7 +271,7 @@ class UnitOptions(EmbeddingOptions):
         for name in ("max_groups", "shuffle"):
             require(
                 self.transform != "linear" or not getattr(self, name),
-                f"option '{name}' has no effect with transform 'linear', which has one group; leave it out",
+                f"option '{name}' has no effect with transform 'linear', which has one group; remove it",
             )
         if self.unit == "paper":
             self._check_groups()
@@ -325,7 +325,7 @@ class UnitOptions(EmbeddingOptions):
             value = getattr(self, name)
             require(
                 value == defaults[name],
-                f"option '{name}' has no effect with unit 'delight', but it is {value!r}; leave it out",
+                f"option '{name}' has no effect with unit 'delight', but it is {value!r}; remove it",
             )
         require(
             self.depth >= 2,

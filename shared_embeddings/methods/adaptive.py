@@ -44,12 +44,12 @@ class AdaptiveOptions(BandOptions):
         )
         require(
             self.map is not None or not self.map_options,
-            "option 'map_options' has no effect without 'map'; leave it out",
+            "option 'map_options' has no effect without 'map'; remove it",
         )
         for name in self.map_options:
             require(
                 isinstance(name, str) and name not in _NOT_OF_THE_MAP,
-                f"option 'map_options' has {name!r}, which is not an option of a map here; leave it out",
+                f"option 'map_options' has {name!r}, which is not an option of a map here; remove it",
             )
 
 

@@ -56,13 +56,13 @@ class AloneOptions(EmbeddingOptions):
         require_probability("relu_dropout", self.relu_dropout)
         require(
             self.relu_dropout_steps is None or self.relu_dropout > 0.0,
-            "option 'relu_dropout_steps' has no effect without 'relu_dropout'; give both or leave it out",
+            "option 'relu_dropout_steps' has no effect without 'relu_dropout'; give both or remove it",
         )
         if self.zero_probability is None:
             return
         require(
             self.filter == "binary",
-            "option 'zero_probability' has no effect with filter 'real'; leave it out or choose 'binary'",
+            "option 'zero_probability' has no effect with filter 'real'; remove it or choose 'binary'",
         )
         require(
             0.0 < self.zero_probability < 1.0,

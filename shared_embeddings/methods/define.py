@@ -47,25 +47,25 @@ class DefineOptions(UnitOptions):
         super().__post_init__()
         require(
             self.output == "map" or not self.output_projection,
-            f"option 'output_projection' has no effect with output '{self.output}'; leave it out",
+            f"option 'output_projection' has no effect with output '{self.output}'; remove it",
         )
         require(
             self.output != "none" or not self.output_bias,
-            "option 'output_bias' has no effect with output 'none'; leave it out",
+            "option 'output_bias' has no effect with output 'none'; remove it",
         )
         require(
             not self.output_projection or "score_dim" not in self.map_options,
             "options 'output_projection' and 'score_dim' both project hidden states to the width of the map; "
-            "leave one of them out",
+            "remove one of them",
         )
         require(
             "output" not in self.map_options,
-            "option 'map_options' has an 'output', but that of the unit decides; leave it out",
+            "option 'map_options' has an 'output', but that of the unit decides; remove it",
         )
         for name in self.map_options:
             require(
                 isinstance(name, str) and name not in _NOT_OF_THE_MAP,
-                f"option 'map_options' has {name!r}, which is not an option of a map; leave it out",
+                f"option 'map_options' has {name!r}, which is not an option of a map; remove it",
             )
 
     def __getattr__(self, name: str) -> object:
@@ -323,7 +323,7 @@ class DefineEmbedding(SharedEmbedding):
         nested = _mapping(given.pop("map_options", None))
         for name in beside.keys() & nested.keys():
             raise OptionError(
-                f"define: option '{name}' is given twice, once in 'map_options'; leave one of them out"
+                f"define: option '{name}' is given twice, once in 'map_options'; remove one of them"
             )
         map_options = {**nested, **beside}
         # Older checkpoints have the bias among the options of the map.

@@ -77,7 +77,7 @@ class GroupReduceOptions(EmbeddingOptions):
                 )
             require(
                 self.min_rank is None or self.num_parameters is None,
-                "option 'min_rank' contradicts 'num_parameters', which sets the ranks; leave one of them out",
+                "option 'min_rank' contradicts 'num_parameters', which sets the ranks; remove one of them",
             )
             require(
                 self.max_rank is None or self.max_rank >= (self.min_rank or 1),
@@ -95,7 +95,7 @@ class GroupReduceOptions(EmbeddingOptions):
         for name in _LAYOUT:
             require(
                 getattr(self, name) is None,
-                f"option '{name}' has no effect when 'group_sizes' and 'ranks' are given; leave it out",
+                f"option '{name}' has no effect when 'group_sizes' and 'ranks' are given; remove it",
             )
         sizes, ranks = self.group_sizes or (), self.ranks or ()
         require(len(sizes) > 0, "option 'group_sizes' is empty; give the size of at least one group")

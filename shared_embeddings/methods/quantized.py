@@ -75,7 +75,7 @@ class QuantizedOptions(EmbeddingOptions):
         require_at_least("group_size", self.group_size, 1)
         require(
             self.codec == "uniform" or self.group_size == 32,
-            f"option 'group_size' has no effect with codec {self.codec}; leave it out or choose uniform",
+            f"option 'group_size' has no effect with codec {self.codec}; remove it or choose uniform",
         )
         require(
             0.0 <= self.count_exponent <= 1.0,
@@ -339,7 +339,7 @@ class QuantizedEmbedding(SharedEmbedding):
         require(
             not counts or (len(counts) == 9 and sum(counts) == num_embeddings and min(counts) >= 0),
             f"option 'words_per_width' is {list(counts)}, but it must be nine numbers that add up to "
-            f"{num_embeddings}; leave it out",
+            f"{num_embeddings}; remove it",
         )
 
     @classmethod

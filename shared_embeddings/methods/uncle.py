@@ -86,7 +86,7 @@ class UncleOptions(EmbeddingOptions):
         )
         require(
             self.random_classes or self.seed == 0,
-            "option 'seed' has no effect without 'random_classes'; leave it out",
+            "option 'seed' has no effect without 'random_classes'; remove it",
         )
         known = "'random_classes'" if self.random_classes else "classes 'stored'"
         require(

@@ -130,14 +130,14 @@ def test_options_that_contradict_each_other(
 ) -> None:
     output = ["--output", tmp_path / "small.pt"]
     cases = [
-        ([*output], "give one of --target-ratio, --target-bytes, --bits and --max-loss"),
-        ([*output, "--bits", 2, "--target-ratio", 4], "give one of"),
-        (["--bits", 2], "give --output for a model, or --compare"),
-        (["--bits", 2, "--compare", "--force"], "--compare writes no files, so that --force has no effect"),
-        ([*output, "--bits", 2, "--compare"], "give --output for a model, or --compare"),
+        ([*output], "give exactly one of --target-ratio, --target-bytes, --bits and --max-loss"),
+        ([*output, "--bits", 2, "--target-ratio", 4], "give exactly one of"),
+        (["--bits", 2], "give either --output or --compare"),
+        (["--bits", 2, "--compare", "--force"], "--force has no effect with --compare"),
+        ([*output, "--bits", 2, "--compare"], "give either --output or --compare"),
         ([*output, "--bits", 2, "--rank", 4], "--rank is an option of a method"),
         ([*output, "--bits", 64], "below 32"),
-        ([*output, "--bits", 2, "--store", "int8"], "--store is for one method"),
+        ([*output, "--bits", 2, "--store", "int8"], "--store needs --method"),
         ([*output, "--max-loss", "120%"], "write 1% or 0.01"),
         ([*output, "--method", "quantized", "--max-loss", "1%"], "remove --method"),
         (

@@ -125,7 +125,7 @@ def test_wrong_paths_are_named_with_what_to_do(capsys: pytest.CaptureFixture[str
         (["params", "--method", "projective", *SIZES, "--rank"], ["--rank", "no value"]),
         (["params", "--method", "projective", *SIZES, "8"], ["'8'", "--option value"]),
         (["params", "--method", "standard", *SIZES, "--num-embeddings", "5"], ["num_embeddings", "--dim"]),
-        (["params", "--method", "standard", *SIZES, "--words", "5"], ["'words'", "no option"]),
+        (["params", "--method", "standard", *SIZES, "--words", "5"], ["'words'", "not an option"]),
         (["params", "--method", "standard", "--vocab-size", "9" * 30, "--dim", "4"], ["--vocab-size"]),
         (["params", "--method", "uncle", *SIZES, "--unique-dim", "3", "--classes", "x.npz"], ["x.npz"]),
         (["suggest", *SIZES, "--budget", "much"], ["much", "500k"]),
@@ -138,7 +138,7 @@ def test_wrong_paths_are_named_with_what_to_do(capsys: pytest.CaptureFixture[str
         (["classes", "--text", __file__, "--num-classes", "2", "--output", "o.npz"], ["--vocab"]),
         (
             ["classes", "--vectors-of", __file__, "--num-classes", "2", "--output", "o.npz", "--dim", "4"],
-            ["--dim", __file__],
+            ["--dim", "--vectors-of"],
         ),
         (["classes", "--vectors-of", "c.npz", "--num-classes", "2", "--output", "o.npz"], ["c.npz"]),
         ([], ["COMMAND"]),

@@ -186,7 +186,7 @@ def test_tokenizers_of_other_models(tmp_path: Path, text: Path, capsys: pytest.C
 
 def test_dry_runs_take_no_output(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--model", text, "--text", text]
-    assert "give --output for a trimmed model, or --dry-run" in refused(capsys, *asked)
+    assert "give either --output or --dry-run" in refused(capsys, *asked)
     with pytest.raises(SystemExit):
         main(["trim", *map(str, asked), "--dry-run", "--coverage", "150%"])
-    assert "'150%' is not a share" in capsys.readouterr().err
+    assert "'150%' is not a percentage" in capsys.readouterr().err
