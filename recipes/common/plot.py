@@ -1,171 +1,108 @@
-"""Pictures of quality against stored bytes; every method has one color and marker in all of them."""
+"""Pictures of quality against stored bytes; a method has one color and marker in all of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 import shared_embeddings as se
-from recipes.common.results import embedding_bits
+from recipes.common.results import Record, embedding_bits
 from recipes.common.table import is_baseline
 from shared_embeddings.utils.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-ROUNDED = "plain, rounded"
-# After the method of rows that were trained from scratch, and are only stored in fewer bits.
-FROM_SCRATCH = "\nfrom scratch, rounded"
-MARKERS = "osD^vP*X<>dphH8"
-COLORS = (
-    *("#222222", "#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#1ba3a3", "#c71585"),
-    *("#9a6324", "#808000", "#000075", "#469990", "#a9a9a9", "#7cb518", "#b56576"),
-)
-# Of a label, in points from its marker: to the right or left of it, above or below.
-LABEL_PLACES = (((5, 4), "left"), ((5, -10), "left"), ((-5, 4), "right"), ((-5, -10), "right"))
-# In points.
-MARKER_RADIUS = 3
-# The panels of `stages_plot`, and the endings of their rows.
-PANELS = {"right after the fit": ("_fitted",), "trained on": ("_finetuned", "_distilled")}
-TITLES = {"bleu": "BLEU", "perplexity": "test perplexity"}
-
-
-def quality_size_plot(results: Sequence[dict[str, Any]], path: str | Path, quality: str = "bleu") -> None:
-    """Draw quality against the bytes of the embedding as PNG: a marker per method, labels of rows.
-
-    Args:
-        results: records of `recipes.common.results.read_results`.
-        path: the picture; replaced only once the new one is complete.
-        quality: the metric, out of `TITLES`.
-    """
-    # Not pyplot: it would choose a window system and keep every figure alive.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.0), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    draw_quality_size(axes, results, quality)
-    axes.set_ylabel(TITLES[quality])
-    axes.legend(fontsize=8)
-    best_first = sorted(results, key=lambda record: record["metrics"][quality], reverse=quality == "bleu")
-    label_rows(axes, best_first, quality)
-    with replacing(Path(path)) as temporary:
-        figure.savefig(temporary, format="png", metadata={"Software": None})
-
-
-def stages_plot(results: Sequence[dict[str, Any]], path: str | Path, quality: str = "bleu") -> None:
-    """Draw quality against bytes for one trained model, right after the fit and trained on, as PNG.
-
-    A method has one point at each size, its best row.
-
-    Args:
-        results: records of rows with and without the endings of `comparison.STAGES`.
-        path: the picture; replaced only once the new one is complete.
-        quality: the metric, out of `TITLES`.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    figure = Figure(figsize=(9.6, 4.4), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    whole = next((record for record in results if is_baseline(record["row"])), None)
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, (title, endings) in zip(panels, PANELS.items(), strict=True):
-        shown = _best_of_each_size([one for one in results if one["row"].endswith(endings)], quality)
-        draw_quality_size(axes, shown, quality)
-        for method in {shown_method(record) for record in shown}:
-            points = sorted(place(record, quality) for record in shown if shown_method(record) == method)
-            color = style(method.removesuffix(FROM_SCRATCH))["color"]
-            axes.plot(*zip(*points, strict=True), color=color, linewidth=0.8, zorder=1)
-        if whole is not None:
-            axes.axhline(whole["metrics"][quality], color="#888888", linestyle="--", linewidth=1, zorder=0)
-        axes.set_title(title, fontsize=10)
-    if quality == "perplexity":
-        panels[0].set_yscale("log")
-        panels[0].yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0)))
-        panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        panels[0].yaxis.set_minor_formatter(NullFormatter())
-    else:
-        panels[0].set_ylim(bottom=-1)
-    panels[0].set_ylabel(f"{TITLES[quality]} (dashed: not compressed)")
-    handles = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels())}
-    figure.legend(handles.values(), handles, loc="outside right upper", fontsize=8)
-    with replacing(Path(path)) as temporary:
-        figure.savefig(temporary, format="png", metadata={"Software": None})
-
-
-def _best_of_each_size(results: Sequence[dict[str, Any]], quality: str) -> list[dict[str, Any]]:
-    """The best row of each method at each size; sizes within an eighth are one."""
-    best: dict[tuple[str, int], dict[str, Any]] = {}
-    for record in results:
-        size, score = place(record, quality)
-        key = shown_method(record), round(6 * math.log2(size))
-        is_better = max if quality == "bleu" else min
-        if key not in best or is_better(score, best[key]["metrics"][quality]) == score:
-            best[key] = record
-    return list(best.values())
-
-
-def draw_quality_size(axes: Axes, results: Sequence[dict[str, Any]], quality: str) -> None:
-    """Draw quality against the bytes of the embedding on `axes`, for pictures of any kind.
-
-    Args:
-        axes: empty; they get neither a legend nor a label for the quality, nor names of rows.
-        results: as for `quality_size_plot`.
-        quality: the metric.
-    """
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    by_method: dict[str, list[tuple[float, float]]] = {}
-    for record in results:
-        by_method.setdefault(shown_method(record), []).append(place(record, quality))
-    for method, points in sorted(by_method.items()):
-        axes.scatter(*zip(*points, strict=True), label=method, **style(method))
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(_megabytes))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.margins(x=0.15, y=0.12)
-    axes.set_xlabel("stored embedding (input and output), MB")
-    axes.grid(alpha=0.3)
-
-
-def label_rows(axes: Axes, results: Sequence[dict[str, Any]], quality: str) -> None:
-    """Write the names of rows beside their markers, where they cover neither names nor markers and stay in.
-
-    Args:
-        axes: complete but for this.
-        results: what `draw_quality_size` has drawn, those first that are to be named above all.
-        quality: the metric.
-    """
+    from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
 
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.draw_without_rendering()  # from now on places in the data have places in the picture
-    radius = MARKER_RADIUS * figure.dpi / 72
-    centers = axes.transData.transform([place(record, quality) for record in results])
-    taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in centers]
-    for record in results:
-        for offset, side in LABEL_PLACES:
-            label = axes.annotate(
-                record["row"],
-                place(record, quality),
-                xytext=offset,
-                textcoords="offset points",
-                ha=side,
-                fontsize=8,
-            )
-            box = label.get_window_extent()
-            is_inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
-            if is_inside and not any(box.overlaps(other) for other in taken):
-                taken.append(box)
-                break
-            label.remove()
+PLAIN = "plain table"
+STAGES = ("trained from scratch", "fitted to a trained table", "fitted, then trained on")
+TITLES = {"bleu": "BLEU", "perplexity": "test perplexity"}
+# Colors that stand out on light and on dark ground; markers of matplotlib and of Vega (names, or paths).
+_COLORS = (
+    *("#333333", "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#a0674b", "#e377c2", "#a8a820"),
+    *("#17becf", "#4d5fd0", "#c2185b", "#00997a", "#d4a017", "#7f9c1f"),
+)
+_CROSS = "M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z"
+_STAR = "M0,-1.2L.3,-.4L1.1,-.4L.45,.1L.7,.95L0,.45L-.7,.95L-.45,.1L-1.1,-.4L-.3,-.4Z"
+_MARKERS = {
+    **{"o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "v": "triangle-down", "P": "cross"},
+    **{"X": _CROSS, "*": _STAR, "<": "triangle-left", ">": "triangle-right"},
+    **{"p": "M0,-1L.95,-.3L.6,.8L-.6,.8L-.95,-.3Z", "h": "M0,-1L.87,-.5L.87,.5L0,1L-.87,.5L-.87,-.5Z"},
+    **{"d": "M0,-1.1L.65,0L0,1.1L-.65,0Z", "8": "M-.4,-1L.4,-1L1,-.4L1,.4L.4,1L-.4,1L-1,.4L-1,-.4Z"},
+}
+# Where names are tried, in points from a marker, the best places first.
+_PLACES = [
+    (right * far, up * far)
+    for far in (5, 12, 20, 30)
+    for right, up in ((0, 1), (0, -1), (1, 0), (1, 0.6), (-1, 0), (-1, 0.6), (1, -0.6), (-1, -0.6))
+]
+_RADIUS = 3.5
+_NAME: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "zorder": 1.5}
+_LEADER = {"arrowstyle": "-", "color": "#8c8c8c", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
+_REFERENCE: dict[str, Any] = {"color": "#8c8c8c", "linestyle": "--", "linewidth": 0.9, "zorder": 0}
+# In inches.
+_WIDTH, _HEIGHT, _DPI = 4.2, 4.9, 130
+# Perplexities above this multiple of the plain table's are only named.
+HIGHEST = 1.6
+
+
+class Style(NamedTuple):
+    """The color of a method, and its marker in matplotlib and in Vega."""
+
+    color: str
+    marker: str
+    shape: str
+
+
+def style(method: str) -> Style:
+    """The style of a method or of `PLAIN`, by its place in the registry."""
+    index = 0 if method == PLAIN else 1 + legend_order(method)
+    marker = list(_MARKERS)[index % len(_MARKERS)]
+    return Style(_COLORS[index % len(_COLORS)], marker, _MARKERS[marker])
+
+
+def legend_order(method: str) -> int:
+    """The place of a method in legends: that in the registry, behind the plain table."""
+    others = [name for name in se.methods() if name != "standard"]
+    return -1 if method == PLAIN else others.index(method)
+
+
+def shown_method(record: Mapping[str, Any]) -> str:
+    """The method of a row in pictures; uniform codes without further options are the plain table, rounded."""
+    embedding = record["config"].get("embedding") or {"method": "standard"}
+    is_rounded = embedding["method"] == "quantized" and embedding.get("codec") == "uniform"
+    return PLAIN if is_rounded or embedding["method"] == "standard" else str(embedding["method"])
+
+
+def stage(record: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> str:
+    """Which of `STAGES` a row belongs to; rounding a table that was trained from scratch changes nothing.
+
+    Args:
+        record: of the row.
+        others: the records of its recipe by the names of their rows.
+    """
+    config = record["config"]
+    if config.get("distill"):
+        return STAGES[2]
+    teacher = others.get((config.get("fit") or {}).get("teacher", ""))
+    is_rounded = teacher is not None and shown_method(teacher) == shown_method(record)
+    return STAGES[0] if is_rounded or not config.get("fit") else STAGES[1]
+
+
+def format_name(record: Mapping[str, Any]) -> str:
+    """How the numbers of a row are stored, such as fp32, int8 or 3 bits."""
+    embedding = record["config"].get("embedding") or {}
+    store = (record["config"].get("fit") or {}).get("store")
+    if store or "bits" not in embedding:
+        return str(store or "fp32")
+    bits = embedding["bits"]
+    return f"int{bits:g}" if bits in (4, 8) else f"{bits:g} bits"
 
 
 def place(record: Mapping[str, Any], quality: str) -> tuple[float, float]:
@@ -173,24 +110,251 @@ def place(record: Mapping[str, Any], quality: str) -> tuple[float, float]:
     return embedding_bits(record["counts"]) / 8, record["metrics"][quality]
 
 
-def shown_method(record: Mapping[str, Any]) -> str:
-    """The method of a row, as pictures name it: plain tables that are rounded are a method of their own."""
-    embedding = record["config"].get("embedding") or {"method": "standard"}
-    is_uniform = embedding["method"] == "quantized" and embedding.get("codec") == "uniform"
-    is_packed = bool((record["config"].get("fit") or {}).get("store"))
-    if is_uniform or is_packed and embedding["method"] == "standard":
-        return ROUNDED
-    return embedding["method"] + (FROM_SCRATCH if is_packed else "")
+def quality_size_plot(results: Sequence[Record], path: Path, quality: str, title: str) -> None:
+    """Draw quality against the bytes of the embedding as PNG, a panel for each of `STAGES` with rows.
+
+    A method has one point at each size, its best row. The plain table in 32 and fewer bits is in every panel,
+    with a dashed line at the quality of each table that others are fitted to.
+
+    Args:
+        results: records of one recipe with results.
+        path: the picture; replaced only once the new one is complete.
+        quality: the metric, out of `TITLES`.
+        title: of the picture.
+    """
+    by_name = {record["row"]: record for record in results}
+    by_stage = {name: [one for one in results if stage(one, by_name) == name] for name in STAGES}
+    plain = plain_series(by_name)
+    used = [name for name in STAGES if by_stage[name]]
+    figure, panels = new_figure(len(used), title)
+    for axes, name in zip(panels, used, strict=True):
+        wholes = [*teachers(by_stage[name], by_name), *(one for one in plain if not one["config"].get("fit"))]
+        shown = {one["row"]: one for one in [*plain, *wholes, *by_stage[name]]}
+        points = best_of_each_size(list(shown.values()), quality, plain)
+        points = [one for one in points if not _is_copy(one, quality, plain)]
+        limit = (
+            HIGHEST * min(one["metrics"][quality] for one in plain) if quality == "perplexity" else math.inf
+        )
+        name_those_above(axes, points, quality, limit)
+        points = [one for one in points if one["metrics"][quality] <= limit]
+        on_line = [one for one in points if one in plain or not _note(one)]
+        draw_lines(axes, on_line, quality)
+        draw_points(axes, points, quality, _note, [one for one in points if one not in on_line])
+        for one in points:
+            if one in wholes and shown_method(one) == PLAIN:
+                axes.axhline(one["metrics"][quality], **_REFERENCE)
+        axes.set_title(name if len(used) > 1 else "", fontsize=10)
+    quality_axis(panels[0], quality)
+    finish(figure, panels, path)
 
 
-def style(method: str) -> dict[str, Any]:
-    """The color and the marker of a method; hollow for rows trained from scratch."""
-    number = [ROUNDED, *se.methods()].index(method.removesuffix(FROM_SCRATCH))
-    color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
-    if method.endswith(FROM_SCRATCH):
-        return {"facecolors": "none", "edgecolors": color, "marker": marker}
-    return {"color": color, "marker": marker}
+def _is_copy(record: Record, quality: str, plain: Sequence[Record]) -> bool:
+    """Whether a row is a second training of the plain table with the same outcome as one of `plain`."""
+    if record in plain or shown_method(record) != PLAIN:
+        return False
+    size, score = place(record, quality)
+    return any(
+        size == place(one, quality)[0] and math.isclose(score, place(one, quality)[1], rel_tol=0.005)
+        for one in plain
+    )
 
 
-def _megabytes(size: float, _: int) -> str:
-    return f"{size / 1e6:g}"
+def name_those_above(axes: Axes, results: Sequence[Record], quality: str, limit: float) -> None:
+    """Write into a corner what rows above a limit reach, since they would squeeze all others together."""
+    above = sorted((one for one in results if one["metrics"][quality] > limit), key=lambda one: one["row"])
+    lines = [
+        f"{shown_method(one)}, {bytes_text(place(one, quality)[0])}: {one['metrics'][quality]:.0f}"
+        for one in above
+    ]
+    if lines:
+        text = "\n".join(["off the scale:", *lines])
+        axes.text(0.97, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=8)
+
+
+def plain_series(by_name: Mapping[str, Record]) -> list[Record]:
+    """The plain table in all its formats; without rounded rows, the tables that others are compared with."""
+    rounded = [one for one in by_name.values() if shown_method(one) == PLAIN and one["config"].get("fit")]
+    if rounded:
+        return [*teachers(rounded, by_name), *rounded]
+    return [one for name, one in by_name.items() if is_baseline(name)]
+
+
+def teachers(records: Iterable[Record], by_name: Mapping[str, Record]) -> list[Record]:
+    """The rows that others start from, each once."""
+    starts = (record["config"].get("distill") or record["config"].get("fit") or {} for record in records)
+    names = dict.fromkeys(start.get("teacher") for start in starts)
+    return [by_name[name] for name in names if name is not None and name in by_name]
+
+
+def best_of_each_size(results: Sequence[Record], quality: str, kept: Sequence[Record] = ()) -> list[Record]:
+    """The best row of each method at each size; sizes within an eighth are one. All rows of `kept` stay."""
+    best: dict[tuple[str, float], Record] = {}
+    for record in results:
+        size, score = place(record, quality)
+        key = shown_method(record), size if record in kept else round(6 * math.log2(size))
+        is_better = max if quality == "bleu" else min
+        if key not in best or is_better(score, best[key]["metrics"][quality]) == score:
+            best[key] = record
+    return list(best.values())
+
+
+def _note(record: Record) -> str:
+    """What is written beside a point whose method and size say too little."""
+    start = record["config"].get("fit") or {}
+    method = shown_method(record)
+    if method != PLAIN:
+        return f"{method} {format_name(record)}" if start.get("store") else ""
+    is_series = start or record["row"].endswith("_fp32")
+    return format_name(record) if is_series else record["row"].removeprefix("small_").replace("_", " ")
+
+
+def draw_lines(axes: Axes, results: Sequence[Record], quality: str) -> None:
+    """Connect the points of each method."""
+    for method in dict.fromkeys(map(shown_method, results)):
+        points = sorted(place(record, quality) for record in results if shown_method(record) == method)
+        axes.plot(*zip(*points, strict=True), color=style(method).color, linewidth=1, zorder=1)
+
+
+def draw_points(
+    axes: Axes,
+    results: Sequence[Record],
+    quality: str,
+    note: Callable[[Record], str],
+    hollow: Sequence[Record] = (),
+) -> None:
+    """Draw rows as points of their methods' styles; sizes are on a logarithmic axis.
+
+    Args:
+        axes: empty or with lines.
+        results: rows with results.
+        quality: the metric.
+        note: what is written beside a point; may be empty.
+        hollow: rows whose markers are not filled.
+    """
+    from matplotlib.patheffects import withStroke
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    halo = [withStroke(linewidth=2, foreground="white")]
+    for record in results:
+        method = shown_method(record)
+        color, marker, _ = style(method)
+        face = "white" if record in hollow else color
+        x, y = place(record, quality)
+        axes.scatter(x, y, s=34, marker=marker, facecolors=face, edgecolors=color, label=method, zorder=2)
+        if text := note(record):
+            axes.annotate(text, (x, y), xytext=(0, 0), arrowprops=_LEADER, path_effects=halo, **_NAME)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: bytes_text(size)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.margins(x=0.12, y=0.08)
+    axes.set_xlabel("bytes of the stored embedding")
+    axes.grid(alpha=0.3, linewidth=0.6)
+
+
+def place_names(axes: Axes) -> None:
+    """Move the names of `draw_points` beside their markers, where they cover least.
+
+    Args:
+        axes: complete and laid out.
+    """
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
+
+    radius = _RADIUS * axes.figure.dpi / 72
+    centers = [axes.transData.transform(np.asarray(marker.get_offsets())[0]) for marker in axes.collections]
+    taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in centers]
+    paths = [
+        axes.transData.transform_path(line.get_path()) for line in axes.lines if line.get_linestyle() == "-"
+    ]
+    for name in [text for text in axes.texts if isinstance(text, Annotation)]:
+        costs = []
+        for number in range(len(_PLACES)):
+            box = _moved(name, number)
+            covered = sum(_overlap(box, other) for other in taken)
+            outside = box.width * box.height - _overlap(box, axes.bbox)
+            crossed = sum(path.intersects_bbox(box, filled=False) for path in paths)
+            costs.append((10 * covered + 100 * outside + 30 * crossed + number, number))
+        taken.append(_moved(name, min(costs)[1]))
+
+
+def _moved(name: Annotation, number: int) -> Bbox:
+    """Put a name at one of `_PLACES`, and return the box that it takes."""
+    from matplotlib.text import Text
+
+    right, up = _PLACES[number]
+    name.set_position((right, up))
+    name.set(ha=("center", "left", "right")[(right > 0) - (right < 0)])
+    name.set(va=("center", "bottom", "top")[(up > 0) - (up < 0)])
+    return Text.get_window_extent(name).padded(1)  # without the line to the marker
+
+
+def _overlap(one: Bbox, other: Bbox) -> float:
+    """The area that two boxes share."""
+    shared = one.intersection(one, other)
+    return float(shared.width * shared.height) if shared is not None else 0.0
+
+
+def bytes_text(size: float) -> str:
+    """A number of bytes such as 500 kB or 2 MB."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= 0.9995 * unit:
+            return f"{round(size / unit, 1 if size < 10 * unit else 0):g} {name}"
+    return f"{size:.0f} B"
+
+
+def quality_axis(axes: Axes, quality: str) -> None:
+    """Title and scale of the axis of a metric; perplexities are logarithmic."""
+    from matplotlib.ticker import AutoLocator, FuncFormatter, NullLocator
+
+    if quality == "perplexity":
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(AutoLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylabel(TITLES[quality] + (" (lower is better)" if quality == "perplexity" else ""))
+
+
+def new_figure(panels: int, title: str, shared: bool = True) -> tuple[Figure, list[Axes]]:
+    """A figure with panels side by side; `shared`: with the same axes."""
+    # Not pyplot: it would choose a window system and keep every figure alive.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    size = max(panels, 1.45) * _WIDTH, _HEIGHT
+    figure = Figure(figsize=size, dpi=_DPI, layout=ConstrainedLayoutEngine(wspace=0.06))
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=11)
+    return figure, list(figure.subplots(1, panels, sharex=shared, sharey=shared, squeeze=False)[0])
+
+
+def finish(figure: Figure, panels: Sequence[Axes], path: Path) -> None:
+    """Add one legend of all methods below the panels, move names apart, and write the picture as PNG."""
+    from matplotlib.lines import Line2D
+
+    labels = {label for axes in panels for label in axes.get_legend_handles_labels()[1]}
+    names = sorted(labels, key=legend_order)
+    points = [
+        Line2D([], [], color=style(name).color, marker=style(name).marker, linestyle="none") for name in names
+    ]
+    columns = min(len(names), 2 + 2 * len(panels))
+    where: Any = {"loc": "outside lower center", "ncols": columns, "fontsize": 9, "frameon": False}
+    figure.legend(points, names, handletextpad=0.2, **where)
+    for axes in panels:
+        lowest = min(
+            (np.asarray(collection.get_offsets())[:, 1].min() for collection in axes.collections), default=0
+        )
+        if axes.get_yscale() == "linear" and lowest >= 0:
+            axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))
+    figure.draw_without_rendering()  # from now on places in the data have places in the picture
+    figure.set_layout_engine("none")
+    for axes in panels:
+        place_names(axes)
+    write_png(figure, path)
+
+
+def write_png(figure: Figure, path: Path) -> None:
+    """Write a figure; a file there is replaced only once the new one is complete."""
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", metadata={"Software": None})

@@ -9,8 +9,7 @@
   from a trained one;
 - ``quality``: ``bleu`` or ``perplexity``, by which the models are judged;
 - ``columns``: names out of `recipes.common.table.COLUMNS`, with commas (default: those of the quality);
-- ``picture: true``: also draws ``quality_size.png``, the rows from scratch, quality against
-  stored bytes; for a comparison ``compressed.png``, right after the fit and trained on.
+- ``picture``: also draws this PNG file beside the README, quality against stored bytes of the rows.
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.comparison import comparison_table
-from recipes.common.plot import TITLES, quality_size_plot, stages_plot
+from recipes.common.plot import TITLES, quality_size_plot
 from recipes.common.recipe import Recipe
 from recipes.common.results import Record, read_results
 from recipes.common.rows import FILE, read_file
 from recipes.common.table import RECIPE_COLUMNS, chosen_columns, markdown_table, records_of, update_readme
 from shared_embeddings.errors import UserError
-
-PICTURE, STAGES_PICTURE = "quality_size.png", "compressed.png"
 
 
 def update_tables(recipe: Recipe, results: Path, readme: Path) -> str:
@@ -55,12 +52,7 @@ def update_tables(recipe: Recipe, results: Path, readme: Path) -> str:
         update_readme(readme, table["marker"], _text(recipe, table, records))
         measured = [record for record in records if record["metrics"]]
         if table.get("picture") and measured:
-            is_comparison = table.get("table") == "comparison"
-            draw, name = (stages_plot, STAGES_PICTURE) if is_comparison else (quality_size_plot, PICTURE)
-            shown = (
-                measured if is_comparison else [one for one in measured if not _starts_trained(recipe, one)]
-            )
-            draw(shown, readme.with_name(name), table["quality"])
+            quality_size_plot(measured, readme.with_name(table["picture"]), table["quality"], recipe.title)
     known = sum(record["row"] in recipe.rows for record in found)
     return f"{readme}: {known} of {len(recipe.rows)} rows measured"
 

@@ -53,6 +53,13 @@ class Recipe:
         return self.folder.name
 
     @property
+    def title(self) -> str:
+        """The title of its README, or its name."""
+        readme = self.folder / "README.md"
+        first = readme.read_text(encoding="utf-8").partition("\n")[0] if readme.is_file() else ""
+        return first.lstrip("# ").strip() or self.name
+
+    @property
     def home(self) -> Path:
         """Folder of everything that it writes: ``$RUNS/NAME``, with ``--smoke`` ``$RUNS/NAME/smoke``."""
         home = runs_folder() / self.name

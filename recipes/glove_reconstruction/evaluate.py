@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.common.plot import MARKERS
+from recipes.common.plot import new_figure, style, write_png
 from recipes.common.recipe import Recipe
 from recipes.common.results import Record, read_results
 from recipes.common.smoke import SMOKE
@@ -16,7 +16,7 @@ from recipes.glove_reconstruction.grid import Grid, add_grid_option, read_grid
 from recipes.glove_reconstruction.source import SMOKE_GRID_HELP
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
-from shared_embeddings.utils.files import replacing, write_text
+from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.path_options import PathOption
 
 FIGURE = "figure3.png"
@@ -107,13 +107,8 @@ def _source_record(source: Mapping[str, Any], summary: Sequence[Record], dimensi
 
 def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid, path: Path) -> None:
     """Draw rho against the width, a panel per set (ALONE, Figure 3); bars are one standard deviation."""
-    # Not pyplot: it would choose a window system and keep every figure alive.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.6 * len(source), 3.4), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(source), squeeze=False)[0]
+    figure, panels = new_figure(len(source), "ALONE on skip-gram vectors: similarity of words", shared=False)
+    color, marker, _ = style("alone")
     for axes, (name, found) in zip(panels, source.items(), strict=True):
         for number, row in enumerate(grid.alone):
             points = [
@@ -123,23 +118,27 @@ def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid
             ]
             points = [point for point in points if point[1] is not None]
             axes.errorbar(
-                [hidden for hidden, _ in points],
+                [hidden + 24 * (number - (len(grid.alone) - 1) / 2) for hidden, _ in points],
                 [value["mean"] for _, value in points],
                 yerr=[value["std"] for _, value in points],
-                marker=MARKERS[number],
-                capsize=3,
-                label=row,
+                color=color,
+                marker=marker,
+                linestyle=("-", "--", ":", "-.")[number % 4],
+                fillstyle=("full", "none", "left", "bottom")[number % 4],
+                linewidth=1,
+                capsize=2,
+                label=row.replace("_", " "),
             )
         if found["rho"] is not None:
-            axes.axhline(found["rho"], linestyle="--", color="gray", label="source")
+            axes.axhline(found["rho"], color="#333333", linewidth=1, zorder=1, label="the vectors themselves")
         axes.set_title(f"{name}: {found['known']} of {found['pairs']} pairs", fontsize=9)
         axes.set_xticks(grid.hidden)
         axes.set_xlabel("hidden width")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("Spearman's rho")
-    panels[-1].legend(fontsize=7)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", metadata={"Software": None})
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=9, frameon=False)
+    write_png(figure, path)
 
 
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:

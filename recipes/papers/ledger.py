@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from recipes.papers.tables import SIZES, Cell, Paper, Table, read_papers
 from shared_embeddings.embedding import SharedEmbedding
@@ -146,11 +147,15 @@ def figures(papers: Iterable[Paper] | None = None) -> list[Figure]:
     Args:
         papers: those of `read_papers` if not given.
     """
-    return [
-        _figure(table, cell, counted, printed)
+    cells = [
+        (table, cell)
         for paper in (read_papers() if papers is None else papers)
         for table in paper.tables
         for cell in table.cells
+    ]
+    return [
+        _figure(table, cell, counted, printed)
+        for table, cell in tqdm(cells, "building the papers' models", disable=None)
         for counted, printed in cell.figures.items()
         if counted in SIZES
     ]

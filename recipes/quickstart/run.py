@@ -240,7 +240,7 @@ def show(models: Sequence[Model], folder: Path) -> None:
     _print("\n" + report.side_by_side(*originals, texts, EXAMPLES))
     _print("\n" + report.table(records))
     picture = folder / "quality_size.png"
-    quality_size_plot(records, picture)
+    quality_size_plot(records, picture, "bleu", "Quickstart: a generated corpus")
     _print(f"quality against size: {picture}")
 
 

@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from tqdm import tqdm
+
 from recipes.common.recipe import RECIPES, Recipe, recipe_names, runs_folder
 from recipes.papers.ledger import figures
-from recipes.report import contents, markdown, page
-from recipes.report.collect import LeftOut, collect, committed, of_runs
-from recipes.report.document import Block, Details, Picture
-from recipes.report.lines import lines_of
+from recipes.report import contents, page
+from recipes.report.charts import as_svg
+from recipes.report.document import FIGURES, Block, as_markdown, charts
+from recipes.report.lines import LeftOut, collect, committed, lines_of, of_runs
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.path_options import PathOption
-
-
-def title(folder: Path) -> str:
-    """The title of a recipe's README."""
-    first = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0]
-    return first.lstrip("# ").strip() or folder.name
 
 
 def build(recipes: Path, runs: Path | None) -> list[Block]:
@@ -35,33 +31,24 @@ def build(recipes: Path, runs: Path | None) -> list[Block]:
     """
     folders = [recipes / name for name in recipe_names(recipes)]
     files = [*committed(recipes), *(of_runs(runs) if runs is not None else ())]
-    found, left_out = collect(files, [folder.name for folder in folders])
+    found, left_out = collect(
+        tqdm(files, "reading results", disable=None), [folder.name for folder in folders]
+    )
     tasks = []
     replaced: list[LeftOut] = []
-    for folder in folders:
-        lines, others = lines_of(Recipe(folder), found)
-        tasks.append(contents.Task(folder, title(folder), lines))
+    for recipe in map(Recipe, folders):
+        lines, others = lines_of(recipe, found)
+        tasks.append(contents.Task(recipe.folder, recipe.title, lines))
         replaced += others
     return contents.report(tasks, figures(), [*left_out, *replaced])
 
 
 def write(blocks: Sequence[Block], output: Path) -> None:
-    """Write ``report.md``, its pictures, and ``report.html`` into a folder."""
-    for picture in _pictures(blocks):
-        write_text(output / markdown.PICTURES / f"{picture.name}.svg", picture.svg)
-    write_text(output / "report.md", markdown.as_markdown(blocks))
+    """Write ``report.html``, ``report.md`` and its charts into a folder."""
     write_text(output / "report.html", page.as_page(blocks))
-
-
-def _pictures(blocks: Sequence[Block]) -> list[Picture]:
-    """All pictures, those that are folded away included."""
-    found: list[Picture] = []
-    for block in blocks:
-        if isinstance(block, Picture):
-            found.append(block)
-        elif isinstance(block, Details):
-            found += _pictures(block.blocks)
-    return found
+    write_text(output / "report.md", as_markdown(blocks))
+    for chart in tqdm(list(charts(blocks)), "charts of report.md", disable=None):
+        write_text(output / FIGURES / f"{chart.name}.svg", as_svg(chart.spec))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from recipes.common.table import describe_options, is_baseline
+from recipes.common.curves import validation_curve
+from recipes.common.results import embedding_bits
+from recipes.common.table import NOT_RUN, describe_options, is_baseline
 from recipes.papers.ledger import Figure
-from recipes.report import figures
-from recipes.report.collect import LeftOut
-from recipes.report.commands import commands
-from recipes.report.curves import validation_curve
-from recipes.report.document import Block, Code, Details, Heading, Items, Paragraph, Picture, Table, anchor
-from recipes.report.lines import Line
-from recipes.report.measures import NOT_RUN, Measure, chosen, measure, millions
-from recipes.report.papers import NONE, by_table, comparison, sizes_table
+from recipes.report import charts
+from recipes.report.document import (
+    NONE,
+    Block,
+    Chart,
+    Code,
+    Details,
+    Heading,
+    Items,
+    Paragraph,
+    Table,
+    anchor,
+)
+from recipes.report.lines import LeftOut, Line, Measure, chosen, commands, in_order, measure, of_paper
 
 TITLE = "Compressed word embeddings: results"
+# Sizes in millions that papers print, which ours are compared with.
+_SIZES = {"total": "total parameters (M)", "embedding": "embedding parameters (M)"}
+_SOURCE = re.compile(r"(?P<paper>[^,]+), (?P<table>(?:Table|Figure) [^:]+): (?P<row>.+)")
 
 
 @dataclass(frozen=True)
@@ -71,69 +85,63 @@ def report(tasks: Sequence[Task], sizes: Iterable[Figure], left_out: Sequence[Le
 
 
 def _introduction(tasks: Sequence[Task]) -> list[Block]:
-    """What the page is, and how much of it was run."""
-    rows, measured = (sum(len(lines) for lines in each) for each in _row_lists(tasks))
+    """What the page has, and how much of it was run."""
     blocks: list[Block] = [
         Paragraph(
-            "The table of word embeddings is often the largest part of a model. The rows of this report "
-            "replace it by something smaller that serves the input and the output of a translation or "
-            "language model, and differ within a task in nothing but that."
+            "The rows of a task train the same model with different embeddings, for input and output; "
+            "sizes count both."
         )
     ]
+    rows, measured = sum(len(task.lines) for task in tasks), sum(len(task.measured) for task in tasks)
     if measured == 0:
         return [*blocks, Paragraph("There are no results yet: none of the rows below was run.")]
-    summary = f"{measured} of {rows} rows were run; the others say “{NOT_RUN}”. "
     return [
         *blocks,
         Paragraph(
-            f"{summary}Each number of ours comes from a results file that an evaluation has written; none is "
-            "typed. Over several seeds a number is the mean ± the standard deviation."
+            f"{measured} of {rows} rows were run. Numbers of several seeds are mean ± standard deviation. "
+            "Charts name the row of a point under the pointer, and a click on a method shows it alone. "
+            "Dashed lines are at the plain tables that others start from."
         ),
     ]
 
 
-def _row_lists(tasks: Sequence[Task]) -> tuple[list[Sequence[Line]], list[Sequence[Line]]]:
-    """All rows and the measured rows of each task."""
-    return [task.lines for task in tasks], [task.measured for task in tasks]
-
-
 def _glance(tasks: Sequence[Task]) -> list[Block]:
     """One line per task: the plain table, and the best of the compressed."""
+    columns = ["task", "rows run", "measure", "plain table", "best compressed", "row", "times smaller"]
     rows = []
     for task in tasks:
         key = task.quality
         known = measure(key) if key else None
-        cells = [
-            task.folder.name,
-            f"{len(task.measured)} of {len(task.lines)}",
-            known.title if known else NONE,
-        ]
-        rows.append([*cells, *(_extremes(task, key, known) if key and known else [NONE, NONE])])
-    columns = ["task", "rows run", "judged by", "plain table", "best compressed embedding"]
-    return [Table(columns, rows)]
+        run = f"{len(task.measured)} of {len(task.lines)}"
+        found = _extremes(task, key, known) if key and known else [NONE] * 4
+        rows.append([task.folder.name, run, known.title if known else NONE, *found])
+    idle = [number for number, task in enumerate(tasks) if not task.measured]
+    return [Table(columns, rows, idle)]
 
 
 def _extremes(task: Task, key: str, known: Measure) -> list[str]:
-    """The plain table's quality, and that of the best embedding that is smaller."""
+    """The plain table's quality, and that of the best embedding that is smaller, with its row and size."""
     there = [line for line in task.measured if key in line.measured]
-    plain = [line for line in there if is_baseline(line.row)]
+    plain = sorted(
+        (line for line in there if line.method == "standard"),
+        key=lambda line: (not is_baseline(line.row), -line.counts.get("stored_bits", 0)),
+    )
     others = [line for line in there if line.method != "standard"]
     sign = -1 if known.higher_is_better else 1
     best = min(others, key=lambda line: sign * line.measured[key].mean, default=None)
-    cells = [line.measured[key].describe(known.decimals) for line in plain[:1]]
-    if not cells:
-        cells = [NOT_RUN if any(is_baseline(line.row) for line in task.lines) else NONE]
+    cells = [line.measured[key].describe(known.decimals) for line in plain[:1]] or [NONE]
     if best is None:
-        return [*cells, NOT_RUN]
-    return [*cells, f"{best.measured[key].describe(known.decimals)} ({best.row}, {_compression(best)})"]
+        return [*cells, NOT_RUN, NONE, NONE]
+    return [*cells, best.measured[key].describe(known.decimals), best.row, _compression(best)]
 
 
 def _compression(line: Line) -> str:
-    """How many times fewer parameters than a plain table."""
+    """How many times fewer bits than a plain table in 32 bits the embedding takes."""
     counts = line.counts
     dense = counts.get("dense_embedding", counts.get("table"))
-    factor = counts.get("compression", dense / counts["embedding"] if dense else None)
-    return NONE if factor is None else f"{factor:.1f}x smaller"
+    if dense and "stored_bits" in counts:
+        return f"{32 * dense / embedding_bits(counts):.1f}"
+    return f"{counts['compression']:.1f}" if "compression" in counts else NONE
 
 
 def _papers(tasks: Sequence[Task]) -> list[Block]:
@@ -147,13 +155,14 @@ def _papers(tasks: Sequence[Task]) -> list[Block]:
             "need GPUs for days. Rows of smaller models are only compared with each other, under their task."
         )
     ]
+    idle: list[Block] = []
     for (paper, table), lines in tables.items():
         run = sum(bool(line.runs) for line in lines)
-        blocks += [
-            Heading(3, f"{paper}, {table}", anchor(paper, table)),
-            Paragraph(f"{run} of {len(lines)} rows run."),
-            comparison(lines),
-        ]
+        part = blocks if run else idle
+        part.append(Heading(3, f"{paper}, {table}", anchor(paper, table)))
+        part += [Paragraph(f"{run} of {len(lines)} rows run."), comparison(lines)]
+    if idle:
+        blocks.append(Details(f"Tables of which no row was run ({len(idle) // 3})", idle))
     return blocks
 
 
@@ -163,7 +172,7 @@ def _sizes(table: Table) -> list[Block]:
         Paragraph(
             "Sizes that the papers print, counted again by building the same models here. “quoted” are other "
             "people's models; “digits cut” agrees except for the rounding of the last digit. "
-            "`python -m recipes ledger` lists the sizes, and why some differ."
+            "“python -m recipes ledger” lists the sizes, and why some differ."
         ),
         table,
     ]
@@ -177,7 +186,7 @@ def _task(task: Task) -> list[Block]:
         blocks.append(Paragraph(f"None of its {len(task.lines)} rows was run."))
     else:
         blocks.append(Paragraph(f"{len(task.measured)} of {len(task.lines)} rows were run."))
-        blocks += [*_pictures(task), _results(task)]
+        blocks += [*_charts(task), _results(task)]
     idle = [line for line in task.lines if not line.runs]
     if idle:
         listed = [[line.row, line.method, describe_options({"config": line.config})] for line in idle]
@@ -190,71 +199,56 @@ def _task(task: Task) -> list[Block]:
     return blocks
 
 
-def _pictures(task: Task) -> list[Block]:
-    """Quality against size, parameters, and training curves where there are any."""
+def _charts(task: Task) -> list[Block]:
+    """Quality against size by stage, training curves where there are any, and parameters."""
     name, key = task.folder.name, task.quality
     sized = [line for line in task.measured if line.counts.get("embedding")]
     scored = [line for line in sized if key in line.measured]
     known = measure(key) if key else None
     blocks: list[Block] = []
     if key and known and scored:
-        better = "higher" if known.higher_is_better else "lower"
-        blocks.append(
-            Picture(
-                f"{name}-quality",
-                figures.quality_size(scored, key, known),
-                f"{known.title} against stored bytes of {len(scored)} rows of {name}",
-                f"{known.title} against the size of the embedding; {better} and further left is better. "
-                "The table below has the numbers.",
-            )
-        )
-    # Where nothing but the embedding was measured, bars would repeat the table.
-    whole = [line for line in sized if line.counts.get("rest")]
-    if whole:
-        blocks.append(
-            Picture(
-                f"{name}-parameters",
-                figures.parameter_bars(whole),
-                f"Parameters of {len(whole)} models of {name}: embedding, output layer, rest",
-                "Where the parameters of each model are.",
-            )
-        )
+        for number, (stage, spec) in enumerate(charts.quality_size(scored, key, known).items()):
+            text = f"{known.title} against stored bytes of the rows of {name} that were {stage}"
+            blocks.append(Chart(f"{name}-quality-{number}", spec, text))
     curves = {line.row: curve for line in task.measured if (curve := validation_curve(line.runs[0].folder))}
     if curves:
-        blocks.append(
-            Picture(
-                f"{name}-curves",
-                figures.training_curves(curves),
-                f"Validation perplexity during the training of {len(curves)} rows of {name}",
-                "Validation perplexity during training, logarithmic; of several seeds the first.",
-            )
-        )
+        text = f"Validation perplexity during the training of {len(curves)} rows of {name}"
+        blocks.append(Chart(f"{name}-curves", charts.training_curves(curves), text))
+    whole = [line for line in sized if line.counts.get("rest")]
+    if whole:
+        text = f"Parameters of {len(whole)} models of {name}: embedding, output layer, rest"
+        bars = Chart(f"{name}-parameters", charts.parameter_bars(whole), text)
+        blocks.append(Details("Where the parameters are", [bars]))
     return blocks
 
 
 def _results(task: Task) -> Table:
-    """Sizes, measures and costs of the rows that were run."""
+    """Sizes, measures and training times of the rows that were run."""
     keys = list(dict.fromkeys(key for line in task.measured for key in line.measured))
     if task.quality in keys:
         keys.insert(0, keys.pop(keys.index(task.quality)))
     titles = {key: found for key in keys if (found := measure(key))}
-    # What counts most comes first: on a phone the rest is out of sight.
-    columns = ["row", *(known.title for known in list(titles.values())[:1])]
-    columns += ["embedding", "compression", "all parameters"]
-    columns += [known.title for known in list(titles.values())[1:]]
-    columns += ["training minutes", "method", "options"]
+    # The most important columns come first: on a phone the others are out of sight.
+    first, *others = [known.title for known in titles.values()] or ["measure"]
+    sizes = ["embedding (MB)", "times smaller", "embedding (M)", "all parameters (M)"]
+    columns = ["row", first, *sizes, *others, "training (min)", "method", "options"]
     rows = []
     for line in task.measured:
         counts = line.counts
-        sizes = [millions(counts[name]) if name in counts else NONE for name in ("embedding", "total")]
+        stored = f"{embedding_bits(counts) / 8e6:.3f}" if "stored_bits" in counts else NONE
         scores = [
             line.measured[key].describe(known.decimals) if key in line.measured else NONE
             for key, known in titles.items()
-        ]
-        cells = [line.row, *scores[:1], sizes[0], _compression(line).removesuffix(" smaller"), sizes[1]]
-        summary = describe_options({"config": line.config})
-        rows.append([*cells, *scores[1:], _minutes(line), line.method, summary])
+        ] or [NONE]
+        millions = [_millions(counts.get(name)) for name in ("embedding", "total")]
+        cells = [line.row, scores[0], stored, _compression(line), *millions, *scores[1:], _minutes(line)]
+        rows.append([*cells, line.method, describe_options({"config": line.config})])
     return Table(columns, rows)
+
+
+def _millions(count: Any) -> str:
+    """A number of parameters in millions."""
+    return f"{count / 1e6:.3f}" if isinstance(count, (int, float)) else NONE
 
 
 def _minutes(line: Line) -> str:
@@ -291,3 +285,101 @@ def _all_commands(task: Task) -> str:
         if rest:
             text += ["", f"# {row}", *rest]
     return "\n".join(text)
+
+
+def by_table(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
+    """The lines that stand for rows of a paper, by (paper, table), in natural order."""
+    tables: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        found = _SOURCE.fullmatch(str(line.paper.get("source", "")))
+        if found:
+            tables.setdefault((found["paper"], found["table"]), []).append(line)
+    return dict(sorted(tables.items(), key=lambda item: (item[0][0], _number(item[0][1]))))
+
+
+def _number(table: str) -> tuple[int, str]:
+    """Sorting key of a table such as "Table 12a"."""
+    found = re.search(r"\d+", table)
+    return (int(found[0]) if found else 0, table)
+
+
+def comparison(lines: Sequence[Line]) -> Table:
+    """One table of a paper: sizes and measures, theirs and ours.
+
+    Args:
+        lines: the rows that stand for the paper's.
+    """
+    keys = in_order(dict.fromkeys(key for line in lines for key in line.paper))
+    sizes = [key for key in _SIZES if any(key in line.paper for line in lines)]
+    if not any(line.runs for line in lines):
+        return _printed_only(lines, sizes, keys)
+    columns = ["row of the paper", "our config"]
+    for key in sizes:
+        columns += [f"{_SIZES[key]}: paper", "ours"]
+    for key in keys:
+        columns += [f"{_measure(key).title}: paper", "ours", "difference"]
+    columns.append("hardware of the paper")
+    rows = []
+    for line in lines:
+        cells = [_row_of_paper(line), f"{line.recipe}/{line.row}"]
+        for key in sizes:
+            cells += [_printed(line, key), _millions(line.counts.get(key)) if line.runs else NOT_RUN]
+        for key in keys:
+            cells += _measures(line, key)
+        rows.append([*cells, str(line.paper.get("hardware", NONE))])
+    return Table(columns, rows, [number for number, line in enumerate(lines) if not line.runs])
+
+
+def _measure(key: str) -> Measure:
+    """The measure of a key that has one."""
+    known = measure(key)
+    assert known is not None
+    return known
+
+
+def _printed_only(lines: Sequence[Line], sizes: Sequence[str], keys: Sequence[str]) -> Table:
+    """A table of a paper of which no row was run; a single column shows that."""
+    titles = [*(_SIZES[key] for key in sizes), *(_measure(key).title for key in keys)]
+    columns = ["row of the paper", *(f"{title}: paper" for title in titles), "ours", "our config"]
+    rows = []
+    for line in lines:
+        cells = [_printed(line, key) for key in sizes]
+        cells += [_measures(line, key)[0] for key in keys]
+        hardware = str(line.paper.get("hardware", NONE))
+        rows.append([_row_of_paper(line), *cells, NOT_RUN, f"{line.recipe}/{line.row}", hardware])
+    return Table([*columns, "hardware of the paper"], rows)
+
+
+def _printed(line: Line, key: str) -> str:
+    """A size that the paper prints, such as 33.02 or 516k, in millions."""
+    text = str(line.paper.get(key, NONE))
+    if text[-1] not in "kM":
+        return text
+    return f"{float(text[:-1]) / (1000 if text[-1] == 'k' else 1):g}"
+
+
+def _row_of_paper(line: Line) -> str:
+    """What the paper calls a line of `by_table`."""
+    return str(line.paper["source"]).split(": ", 1)[1]
+
+
+def _measures(line: Line, key: str) -> list[str]:
+    """The paper's figure, ours, and by how much they differ."""
+    known, printed = _measure(key), line.paper.get(key)
+    spread = of_paper(key, line.measured)
+    theirs = NONE if printed is None else f"{printed:.{known.decimals}f}"
+    ours = NOT_RUN if spread is None else spread.describe(known.decimals)
+    if spread is None or printed is None:
+        return [theirs, ours, NONE]
+    return [theirs, ours, f"{spread.mean - printed:+.{known.decimals}f}"]
+
+
+def sizes_table(figures: Iterable[Figure]) -> Table:
+    """How many of the sizes that each table prints agree with those of the models as they are built here."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for figure in figures:
+        counts.setdefault((figure.paper, figure.table), Counter())[figure.agreement] += 1
+    kinds = sorted({kind for found in counts.values() for kind in found})
+    ordered = sorted(counts.items(), key=lambda item: (item[0][0], _number(item[0][1])))
+    rows = [[f"{paper}, {table}", *(str(found[kind]) for kind in kinds)] for (paper, table), found in ordered]
+    return Table(["printed sizes of", *kinds], rows)

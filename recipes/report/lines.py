@@ -1,17 +1,243 @@
-"""The lines of the report: a recipe's rows, each with its measured runs over several seeds."""
+"""The lines of the report: a recipe's rows, each with its measured runs over several seeds.
+
+Results are those of the repository and those of runs; what cannot be used is named with the reason.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+import shlex
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from recipes.common.recipe import Recipe
-from recipes.common.results import Record, natural
+from recipes.common.results import FILE, Record, is_smoke, natural, read_results
 from recipes.common.table import is_baseline, not_run
-from recipes.report.collect import Found, LeftOut
-from recipes.report.measures import Spread, flatten, spreads
+from shared_embeddings.errors import UserError
+
+
+@dataclass(frozen=True)
+class Found:
+    """One result.
+
+    Attributes:
+        recipe: the recipe that it comes from.
+        record: the line of the results file.
+        folder: where a run has its logs; it need not exist.
+        name: what the report calls the file.
+    """
+
+    recipe: str
+    record: Record
+    folder: Path
+    name: str
+
+    @property
+    def row(self) -> str:
+        """The name of the row, without the seed where names of runs end in it."""
+        name: str = self.record["row"]
+        seed = self.record["config"].get("seed")
+        return name if seed is None else name.removesuffix(f"-{seed}")
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the training, if the record has it."""
+        config = self.record["config"]
+        train = config.get("train")
+        inner = train.get("seed") if isinstance(train, Mapping) else None
+        seed = config.get("seed", inner)
+        return seed if isinstance(seed, int) else None
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A result, or a file of results, that is not used, and why."""
+
+    name: str
+    reason: str
+
+
+def committed(recipes: Path) -> Iterator[tuple[Path, str]]:
+    """Results files beside the recipes, as (path, recipe)."""
+    for path in sorted(recipes.glob(f"*/{FILE}")):
+        yield path, path.parent.name
+
+
+def of_runs(runs: Path) -> Iterator[tuple[Path, str]]:
+    """Results files below the folder of runs, as (path, recipe), without those of ``--smoke``."""
+    for path in sorted(runs.glob(f"*/**/{FILE}")):
+        if not is_smoke(path, runs):
+            yield path, path.relative_to(runs).parts[0]
+
+
+def collect(files: Iterable[tuple[Path, str]], recipes: Iterable[str]) -> tuple[list[Found], list[LeftOut]]:
+    """Read results files; what cannot be used is named with the reason.
+
+    Args:
+        files: of `committed` and `of_runs`.
+        recipes: the names of those that a result may come from.
+    """
+    known = set(recipes)
+    found, left_out = [], []
+    for path, recipe in files:
+        name = "/".join([*path.parts[path.parts.index(recipe) - 1 :]]) if recipe in path.parts else str(path)
+        if recipe not in known:
+            left_out.append(LeftOut(name, f"there is no recipe {recipe}"))
+            continue
+        try:
+            records = read_results(path)
+        except (UserError, RecursionError) as error:
+            # The message begins with a path, which the name has.
+            left_out.append(LeftOut(name, str(error).removeprefix(f"{path}: ")))
+            continue
+        for record in records:
+            if reason := fault(record):
+                left_out.append(LeftOut(f"{name}, {record['row']}", reason))
+            else:
+                found.append(Found(recipe, record, path.parent / record["row"], name))
+    return found, left_out
+
+
+def fault(record: Record) -> str | None:
+    """Why a record cannot be used, or None."""
+    for key in ("embedding", "distill", "fit"):
+        value = record["config"].get(key)
+        if value is not None and not isinstance(value, dict):
+            return f"config: {key} is {_short(value)}; it must be of type dict"
+    for key in ("counts", "metrics"):
+        if not all(math.isfinite(number) for number in _numbers(record[key])):
+            return f"{key} has a number that is not finite"
+    if not record["metrics"]:
+        return "metrics is empty"
+    return None
+
+
+def _short(value: Any) -> str:
+    """A value, shortened for a message."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """All numbers in a nested value."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from _numbers(part)
+    elif isinstance(value, (int, float)):
+        yield value
+
+
+class Measure(NamedTuple):
+    """A measure: its title, decimals, and whether higher is better."""
+
+    title: str
+    decimals: int
+    higher_is_better: bool
+
+
+class Spread(NamedTuple):
+    """A measure over seeds; `deviation` is that of the sample, None of a single run."""
+
+    mean: float
+    deviation: float | None
+    runs: int
+
+    def describe(self, decimals: int) -> str:
+        """Mean, deviation and number of runs."""
+        if self.deviation is None:
+            return f"{self.mean:.{decimals}f}"
+        return f"{self.mean:.{decimals}f} ± {self.deviation:.{decimals}f} ({self.runs} seeds)"
+
+
+_ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+_LENGTH = "length_"
+_RHO = "rho "
+# In the order of importance: a recipe is judged by the first that its results have.
+_PLAIN = {
+    "bleu": Measure("BLEU", 2, True),
+    "perplexity": Measure("test perplexity", 2, False),
+    "valid_perplexity": Measure("validation perplexity", 2, False),
+    "pointer_perplexity": Measure("test perplexity with pointer", 2, False),
+    "valid_pointer_perplexity": Measure("validation perplexity with pointer", 2, False),
+    "chrf": Measure("chrF", 2, True),
+    "relative_error": Measure("relative error", 3, False),
+}
+
+
+def measure(key: str) -> Measure | None:
+    """The measure of a key of `flatten` or of a row's ``paper``; None for other figures."""
+    name, _, length = key.partition("_")
+    if name in _ROUGE:
+        return Measure(f"{_ROUGE[name]} recall" + (f", {length} bytes" if length else ""), 2, True)
+    if key.startswith(_RHO):
+        return Measure(f"Spearman's rho, {key.removeprefix(_RHO)}", 3, True)
+    return _PLAIN.get(key)
+
+
+def flatten(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers that models are judged by, of the ``metrics`` of a results file.
+
+    ROUGE recall of headlines at a length is ``rouge1_75``, Spearman's rho of a set is ``rho SET``.
+    """
+    flat = {key: metrics[key] for key in _PLAIN if key in metrics}
+    for key, scores in metrics.items():
+        if key.startswith(_LENGTH) and isinstance(scores, Mapping):
+            recall = scores.get("recall", {})
+            length = key.removeprefix(_LENGTH)
+            flat |= {f"{name}_{length}": recall[name].get("mean") for name in _ROUGE if name in recall}
+    similarity = metrics.get("similarity")
+    if isinstance(similarity, Mapping):
+        flat |= {f"{_RHO}{name}": found.get("rho") for name, found in similarity.items()}
+    return {key: float(value) for key, value in flat.items() if isinstance(value, (int, float))}
+
+
+def spreads(all_metrics: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
+    """Mean and deviation of each measure that all runs have."""
+    runs = list(all_metrics)
+    if not runs:
+        return {}
+    shared = [key for key in runs[0] if all(key in run for run in runs)]
+    return {key: _spread([run[key] for run in runs]) for key in shared}
+
+
+def _spread(values: list[float]) -> Spread:
+    """The spread of the values of several runs."""
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.fmean(values), deviation, len(values))
+
+
+def chosen(keys: Iterable[str]) -> str | None:
+    """The measure among `keys` that a recipe is judged by: of those without an order, the first."""
+    known = [key for key in keys if measure(key) is not None]
+    order = list(_PLAIN)
+    # Between the measures of whole models and those that only say how far vectors are apart.
+    other = order.index("relative_error") - 0.5
+    return min(known, key=lambda key: order.index(key) if key in _PLAIN else other, default=None)
+
+
+def in_order(keys: Iterable[str]) -> list[str]:
+    """The keys that have a measure, the most important first."""
+    order = {key: number for number, key in enumerate(_PLAIN)}
+    return sorted(filter(measure, keys), key=lambda key: order.get(key, len(order)))
+
+
+def of_paper(key: str, found: Mapping[str, Spread]) -> Spread | None:
+    """Our figure for a paper's: the same measure, or the only one of ROUGE at some length."""
+    if key in found:
+        return found[key]
+    near = [name for name in found if name.startswith(f"{key}_") and key in _ROUGE]
+    return found[near[0]] if len(near) == 1 else None
+
+
+def millions(count: float) -> str:
+    """A count of parameters in millions."""
+    return f"{count / 1e6:.2f} M" if count >= 1e5 else f"{count / 1e6:.4f} M"
 
 
 @dataclass(frozen=True)
@@ -140,3 +366,49 @@ def _without_seed(options: Any) -> list[str]:
         if not is_value and option.lstrip("-").partition("=")[0] != "seed":
             kept.append(option)
     return kept
+
+
+def commands(recipe: Path, line: Line) -> str:
+    """The command lines from prepared data to the results of a line, the row that it starts from first.
+
+    Args:
+        recipe: folder of the recipe.
+        line: one of its rows, measured or not.
+    """
+    scripts = f"recipes/{recipe.name}"
+    if not (recipe / "train.sh").exists():
+        return f"{scripts}/run.sh"
+    lines = [f"{scripts}/preprocess.sh"]
+    teacher = _teacher(line.config)
+    if teacher is not None:
+        lines.append(f"{scripts}/train.sh {shlex.quote(teacher)}")
+    for config in [run.record["config"] for run in line.runs] or [line.config]:
+        name = _name(line, config)
+        lines.append(_command(f"{scripts}/train.sh", name, config.get("train_options")))
+        # The cells of a grid are evaluated together.
+        evaluated = "" if _is_cell(config) else name
+        lines.append(_command(f"{scripts}/eval.sh", evaluated, config.get("eval_options")))
+    return "\n".join(dict.fromkeys(lines))
+
+
+def _teacher(config: Mapping[str, Any]) -> str | None:
+    """The row that a row starts from, or None."""
+    start = config.get("distill") or config.get("fit") or {}
+    teacher = start.get("teacher")
+    return teacher if isinstance(teacher, str) else None
+
+
+def _is_cell(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is that of a cell of a grid, whose name ends in its seed."""
+    return "row" in config and "hidden" in config
+
+
+def _name(line: Line, config: Mapping[str, Any]) -> str:
+    """What the scripts call a run."""
+    return f"{line.row}-{config['seed']}" if _is_cell(config) and "seed" in config else line.row
+
+
+def _command(script: str, name: str, options: Any) -> str:
+    """A command line."""
+    given = [str(option) for option in options] if isinstance(options, list) else []
+    return shlex.join([script, *([name] if name else []), *given])

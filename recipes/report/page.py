@@ -1,27 +1,34 @@
-"""The report as one HTML page that needs nothing from anywhere else, and no script."""
+"""The report as one HTML page that works offline.
+
+``page.js`` draws charts when they come into sight, and sorts and filters tables.
+"""
 
 from __future__ import annotations
 
-import base64
+import functools
+import itertools
+import json
 from collections.abc import Iterator, Sequence
 from html import escape
+from pathlib import Path
 
+from recipes.common.table import NOT_RUN
 from recipes.report.document import (
+    NONE,
     Block,
+    Chart,
     Code,
     Details,
     Heading,
     Items,
     Paragraph,
-    Picture,
     Table,
-    is_number,
+    charts,
 )
-from recipes.report.measures import NOT_RUN
-from recipes.report.style import CSS
 
-# A cell of more letters gets a wide column, and is broken into lines.
-_LONG = 34
+_FOLDER = Path(__file__).parent
+# Tables of more rows get a field that filters them.
+_MANY_ROWS = 8
 
 
 def as_page(blocks: Sequence[Block]) -> str:
@@ -44,20 +51,44 @@ def as_page(blocks: Sequence[Block]) -> str:
         # Browsers ask for /favicon.ico where a page names none.
         '<link rel="icon" href="data:,">',
         f"<title>{escape(title)}</title>",
-        f"<style>{CSS}</style>",
+        f"<style>{_read('page.css')}</style>",
         "</head>",
         "<body>",
         "<header>",
-        *(_block(block) for block in blocks[:first]),
+        _blocks(blocks[:first]),
         "</header>",
         *_contents(blocks),
         "<main>",
-        *(_block(block) for block in blocks[first:]),
+        _blocks(blocks[first:]),
         "</main>",
+        *_scripts(blocks),
         "</body>",
         "</html>",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _read(name: str) -> str:
+    """A file beside this module."""
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def vega() -> str:
+    """Vega-Lite with what it needs, as JavaScript."""
+    from vl_convert import javascript_bundle
+
+    return javascript_bundle("window.vegaEmbed = vegaEmbed;")
+
+
+def _scripts(blocks: Sequence[Block]) -> Iterator[str]:
+    """The specifications of the charts, Vega-Lite if there are any, and the script of the page."""
+    specs = {chart.name: chart.spec for chart in charts(blocks)}
+    if specs:
+        text = json.dumps(specs, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+        yield f'<script type="application/json" id="charts">{text}</script>'
+        yield f"<script>{vega()}</script>"
+    yield f"<script>{_read('page.js')}</script>"
 
 
 def _contents(blocks: Sequence[Block]) -> Iterator[str]:
@@ -70,7 +101,7 @@ def _contents(blocks: Sequence[Block]) -> Iterator[str]:
             parts[-1][1].append(block)
     if not parts:
         return
-    yield '<nav aria-label="Contents"><details open><summary>Contents</summary><ol>'
+    yield '<nav aria-label="Contents"><details><summary>Contents</summary><ol>'
     for part, inner in parts:
         below = "".join(f"<li>{_link(heading)}</li>" for heading in inner)
         yield f"<li>{_link(part)}{f'<ol>{below}</ol>' if below else ''}</li>"
@@ -80,6 +111,15 @@ def _contents(blocks: Sequence[Block]) -> Iterator[str]:
 def _link(heading: Heading) -> str:
     """A link to a heading."""
     return f'<a href="#{escape(heading.anchor)}">{escape(heading.text)}</a>'
+
+
+def _blocks(blocks: Sequence[Block]) -> str:
+    """Blocks; charts that follow each other are side by side where there is room."""
+    found = []
+    for is_chart, group in itertools.groupby(blocks, lambda block: isinstance(block, Chart)):
+        text = "\n".join(map(_block, group))
+        found.append(f'<div class="figures">\n{text}\n</div>' if is_chart else text)
+    return "\n".join(found)
 
 
 def _block(block: Block) -> str:
@@ -93,48 +133,49 @@ def _block(block: Block) -> str:
             return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in block.texts)}</ul>"
         case Table():
             return _table(block)
-        case Picture():
-            return _picture(block)
+        case Chart():
+            label = f'data-chart="{escape(block.name)}" role="img" aria-label="{escape(block.description)}"'
+            return f'<figure class="chart" {label}></figure>'
         case Code():
             return f'<pre tabindex="0"><code>{escape(block.text)}</code></pre>'
         case Details():
-            inner = "\n".join(_block(each) for each in block.blocks)
+            inner = _blocks(block.blocks)
             return f"<details><summary>{escape(block.summary)}</summary>\n{inner}\n</details>"
 
 
-def _picture(picture: Picture) -> str:
-    """A picture inside the page."""
-    data = base64.b64encode(picture.svg.encode()).decode()
-    return (
-        f'<figure><img src="data:image/svg+xml;base64,{data}" alt="{escape(picture.description)}">'
-        f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
-    )
-
-
 def _table(table: Table) -> str:
-    """A table in a box of its own that scrolls sideways."""
-    number = [any(is_number(row[index]) for row in table.rows) for index in range(len(table.columns))]
+    """A table in a box that scrolls sideways, below a field to filter it and a button for rows not run."""
+    numeric = [table.is_numeric(index) for index in range(len(table.columns))]
     heads = "".join(
-        f'<th scope="col"{_class("number" if is_right else "")}>{escape(title)}</th>'
-        for title, is_right in zip(table.columns, number, strict=True)
+        f'<th scope="col" class="number"><button>{escape(title)}</button></th>'
+        if is_number
+        else f'<th scope="col"><button>{escape(title)}</button></th>'
+        for title, is_number in zip(table.columns, numeric, strict=True)
     )
-    rows = "\n".join(f"<tr>{_cells(row)}</tr>" for row in table.rows)
+    rows = "\n".join(
+        f'<tr class="idle">{_cells(row, numeric)}</tr>'
+        if number in table.idle
+        else f"<tr>{_cells(row, numeric)}</tr>"
+        for number, row in enumerate(table.rows)
+    )
+    name = escape(table.columns[0])
+    tools = '<input type="search" placeholder="filter rows" aria-label="filter rows">' * (
+        len(table.rows) > _MANY_ROWS
+    )
+    if table.idle and len(table.idle) < len(table.rows):
+        tools += f'<button class="fold">{len(table.idle)} rows not run</button>'
     return (
-        f'<div class="scroll" role="group" tabindex="0" aria-label="Table by {escape(table.columns[0])}">'
-        f"<table><thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
+        f'<div class="table">{tools and f"<p>{tools}</p>"}<div class="scroll" role="group" tabindex="0" '
+        f'aria-label="Table by {name}"><table><thead><tr>{heads}</tr></thead>\n'
+        f"<tbody>\n{rows}\n</tbody></table></div></div>"
     )
 
 
-def _cells(row: Sequence[str]) -> str:
+def _cells(row: Sequence[str], numeric: Sequence[bool]) -> str:
     """The cells of a row; the first is its head."""
     cells = [f'<th scope="row">{escape(row[0])}</th>']
-    for text in row[1:]:
-        names = ["none"] * (text == NOT_RUN) + ["long"] * (len(text) > _LONG)
-        names += ["number"] * (is_number(text) and len(text) <= _LONG)
-        cells.append(f"<td{_class(' '.join(names))}>{escape(text)}</td>")
+    for text, is_number in zip(row[1:], numeric[1:], strict=True):
+        names = ["number"] * is_number + ["none"] * (text in (NOT_RUN, NONE))
+        label = f' class="{" ".join(names)}"' if names else ""
+        cells.append(f"<td{label}>{escape(text)}</td>")
     return "".join(cells)
-
-
-def _class(names: str) -> str:
-    """The attribute that gives an element its classes, if any."""
-    return f' class="{names}"' if names else ""

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.common.plot import draw_quality_size, label_rows
+from recipes.common.plot import draw_points, finish, new_figure
 from recipes.common.results import Record, read_results
 from recipes.common.table import Column, describe_options, markdown_table, not_run, update_readme
 from recipes.shrink_a_model.grid import ORIGINAL, ShrinkRow
-from shared_embeddings.utils.files import replacing
 
 MARKER, PICTURE = "results", "quality_size.png"
 # Panels of the picture, by metric.
@@ -18,8 +17,6 @@ PANELS = {
     "top10": "nearest 10 neighbors as in the original",
     "found": "headlines whose description is nearest",
 }
-# Figure size in inches.
-_SIZE = (13, 5.6)
 
 
 def write_report(rows: Mapping[str, ShrinkRow], results: Path, readme: Path) -> None:
@@ -115,21 +112,9 @@ def draw(records: Sequence[Record], path: Path) -> None:
         records: measured rows.
         path: the picture; replaced only once the new one is complete.
     """
-    # Not pyplot: it would choose a window system and keep every figure alive.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=_SIZE, dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(PANELS))
     shown = [{**one, "metrics": {key: 100 * one["metrics"][key] for key in PANELS}} for one in records]
+    figure, panels = new_figure(len(PANELS), "A sentence encoder with a smaller table", shared=False)
     for axes, (metric, title) in zip(panels, PANELS.items(), strict=True):
-        draw_quality_size(axes, shown, metric)
-        axes.set_xlabel("stored table, MB")
-        axes.set_ylabel(f"{title}, %")
-        axes.margins(x=0.12, y=0.08)
-    panels[0].legend(fontsize=8)
-    for axes, metric in zip(panels, PANELS, strict=True):
-        label_rows(axes, sorted(shown, key=lambda one: -one["metrics"][metric]), metric)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", metadata={"Software": None})
+        draw_points(axes, shown, metric, lambda record: record["row"].replace("_", " "))
+        axes.set_ylabel(f"{title} (%)")
+    finish(figure, panels, path)

@@ -29,10 +29,14 @@ EXTRAS = {
         "waitress",
     ),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
-    "recipes": ("babel", "num2words", "sacremoses"),
+    "recipes": ("babel", "num2words", "sacremoses", "vl_convert"),
 }
 # Packages that are not named like their module.
-_PACKAGES = {"sklearn": "scikit-learn", "ahocorasick": "pyahocorasick"}
+_PACKAGES = {
+    "sklearn": "scikit-learn",
+    "ahocorasick": "pyahocorasick",
+    "vl_convert": "vl-convert-python",
+}
 # OpenNMT-py caps torch below 2.3, so no extra can install it. It has commands of the same names, which the
 # last step replaces.
 OPENNMT = (

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,11 +56,15 @@ class Page:
             self.events.append(answer)
 
     def open(self, path: Path, width: int, dark: bool) -> None:
-        """Show a file as a telephone does that is `width` pixels wide."""
+        """Show a file in a window that is `width` pixels wide; narrow ones are those of telephones."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.send("Emulation.setEmulatedMedia", features=scheme)
         self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=True
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=844,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         self.events.clear()
         self.send("Page.navigate", url=path.absolute().as_uri())
@@ -71,6 +76,19 @@ class Page:
         found = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
+
+    def wait_for(self, condition: str) -> None:
+        """Wait until an expression of JavaScript is true.
+
+        Raises:
+            AssertionError: it stays false.
+        """
+        end = time.monotonic() + PATIENCE / 3
+        while time.monotonic() < end:
+            if self.value(f"Boolean({condition})"):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"it stays false: {condition}")
 
     def _receive(self) -> dict[str, Any]:
         """The next message of the browser."""
@@ -92,7 +110,14 @@ def browser_page(program: str, profile: Path) -> Iterator[Page]:
     """
     in_browser, requests = os.pipe()
     answers, out_browser = os.pipe()
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}"]
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--no-first-run",
+        f"--user-data-dir={profile}",
+    ]
     # Chromium reads commands from descriptor 3 and answers on 4. `timeout` ends one that hangs.
     shell = f'exec timeout {PATIENCE} "$@" 3<&{in_browser} 4>&{out_browser}'
     process = subprocess.Popen(

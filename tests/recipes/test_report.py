@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from recipes.common.curves import validation_curve
 from recipes.common.recipe import RECIPES, Recipe, recipe_names
 from recipes.common.tools import run_main
 from recipes.papers.ledger import Figure
 from recipes.report import build as command
-from recipes.report.collect import collect, of_runs
-from recipes.report.commands import commands
-from recipes.report.curves import validation_curve
-from recipes.report.document import Block, Heading, Paragraph, Table
-from recipes.report.lines import Line, lines_of
-from recipes.report.markdown import as_markdown
-from recipes.report.measures import chosen, flatten, spreads
+from recipes.report import page as html
+from recipes.report.document import Block, Details, Heading, Paragraph, Table, as_markdown
+from recipes.report.lines import Line, chosen, collect, commands, flatten, lines_of, of_runs, spreads
 from recipes.report.page import as_page
 from tests.recipes.browser import Page, browser_page, find_browser
 
@@ -77,6 +74,14 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "figures", lambda: found)
 
 
+@pytest.fixture(autouse=True)
+def without_vega(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without the library of the charts, which takes seconds to bundle, unless a browser shows them."""
+    if "page" not in request.fixturenames:
+        monkeypatch.setattr(html, "vega", lambda: "")
+        monkeypatch.setattr(command, "as_svg", lambda spec: "<svg></svg>")
+
+
 def record(row: str = "standard", seed: int = 1, perplexity: float = 50.0, **changes: Any) -> dict[str, Any]:
     """A result of a language model."""
     return {
@@ -103,10 +108,19 @@ def texts(blocks: list[Block]) -> str:
     return as_markdown(blocks)
 
 
+def flat(blocks: Sequence[Block]) -> Iterator[Block]:
+    """The blocks, and those in details."""
+    for block in blocks:
+        yield block
+        if isinstance(block, Details):
+            yield from flat(block.blocks)
+
+
 def cells(blocks: list[Block], anchor: str) -> list[dict[str, str]]:
     """The first table behind a heading, as mappings from column to cell."""
-    begin = next(i for i, b in enumerate(blocks) if isinstance(b, Heading) and b.anchor == anchor)
-    table = next(block for block in blocks[begin:] if isinstance(block, Table))
+    found = list(flat(blocks))
+    begin = next(i for i, b in enumerate(found) if isinstance(b, Heading) and b.anchor == anchor)
+    table = next(block for block in found[begin:] if isinstance(block, Table))
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
@@ -119,7 +133,7 @@ class Checker(HTMLParser):
         self.ids: list[str] = []
         self.links: list[str] = []
         self.resources: list[str] = []
-        self.images: list[dict[str, str | None]] = []
+        self.charts: list[str] = []
         self.seen: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -133,8 +147,9 @@ class Checker(HTMLParser):
             self.links.append(str(found["href"]))
         else:
             self.resources += [str(found[name]) for name in ("src", "href", "srcset") if name in found]
-        if tag == "img":
-            self.images.append(found)
+        if "data-chart" in found:
+            assert found.get("aria-label")
+            self.charts.append(str(found["data-chart"]))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
@@ -152,17 +167,19 @@ def checked(page: str) -> Checker:
 def test_page_is_whole_and_needs_nothing_else(recipes: Path, tmp_path: Path) -> None:
     write(recipes / "small_lm", record())
     write(tmp_path / "runs" / "small_lm", record("table1_a", perplexity=45.25))
-    page = as_page(command.build(recipes, tmp_path / "runs"))
+    blocks = command.build(recipes, tmp_path / "runs")
+    page = as_page(blocks)
     found = checked(page)
     assert len(found.ids) == len(set(found.ids))
     assert {link.removeprefix("#") for link in found.links} <= set(found.ids)
     assert {"define-table-1a", "alone-table-3", "small-lm", "printed-sizes"} <= set(found.ids)
-    assert len(found.images) == 2
-    assert all(image["alt"] for image in found.images)
+    assert found.charts == ["small_lm-quality-0", "small_lm-parameters"]
+    specs = json.loads(page.split('id="charts">')[1].split("</script>")[0])
+    assert specs.keys() == set(found.charts)
+    assert {one["row"] for one in specs["small_lm-quality-0"]["data"]["values"]} == {"standard", "table1_a"}
     assert found.resources and all(resource.startswith("data:") for resource in found.resources)
-    assert "script" not in found.seen
     assert found.seen.count("h1") == 1 and "main" in found.seen and "nav" in found.seen
-    assert "url(" not in page and "@import" not in page
+    assert "@import" not in page
     assert 'name="viewport"' in page and "prefers-color-scheme" in page
     assert "R3 &lt;&amp;&gt;" in page
 
@@ -185,16 +202,22 @@ def test_figures_of_the_paper_beside_ours(recipes: Path, tmp_path: Path) -> None
     assert first["our config"] == "small_lm/table1_a"
     assert first["test perplexity: paper"] == "41.17"
     assert first["difference"] == f"{statistics.mean(values.values()) - 41.17:+.2f}" == "+3.83"
-    assert first["total parameters: paper"] == "33.02 M"
+    assert first["total parameters (M): paper"] == "33.02"
     markdown = texts(blocks)
     assert "45.00 ± 1.00 (3 seeds)" in markdown
     assert second["test perplexity: paper"] == "38.01"
     assert set(second.values()) >= {"not run", "–"}
     assert [row["ours"] for row in cells(blocks, "alone-table-3")] == ["not run"]
+    tables = [block for block in flat(blocks) if isinstance(block, Table)]
+    assert next(t.idle for t in tables if ["R4", "small_lm/table1_b"] == list(t.rows[-1][:2])) == [1]
     assert cells(blocks, "glance")[1]["rows run"] == "1 of 4"
     [row] = cells(blocks, "small-lm")
-    assert (row["embedding"], row["compression"], row["all parameters"]) == ("2.00 M", "4.0x", "8.00 M")
-    assert row["training minutes"] == "1.5"
+    assert (row["embedding (M)"], row["times smaller"], row["all parameters (M)"]) == (
+        "2.000",
+        "4.0",
+        "8.000",
+    )
+    assert (row["embedding (MB)"], row["training (min)"]) == ("8.000", "1.5")
     assert cells(blocks, "printed-sizes") == [
         {"printed sizes of": "UnClE, Table 4", "agrees": "1", "differs": "1"}
     ]
@@ -204,7 +227,7 @@ def test_figures_of_the_paper_beside_ours(recipes: Path, tmp_path: Path) -> None
 def test_empty_repository_says_so(recipes: Path) -> None:
     blocks = command.build(recipes, None)
     assert any(isinstance(b, Paragraph) and "There are no results yet" in b.text for b in blocks)
-    assert checked(as_page(blocks)).images == []
+    assert checked(as_page(blocks)).charts == []
     assert "left-out" not in as_page(blocks)
 
 
@@ -271,7 +294,7 @@ def test_same_input_gives_the_same_bytes(
     assert {str(path) for path in contents[0]} == {
         "report.md",
         "report.html",
-        "figures/small_lm-quality.svg",
+        "figures/small_lm-quality-0.svg",
         "figures/small_lm-parameters.svg",
     }
     capsys.readouterr()
@@ -343,7 +366,7 @@ def test_every_recipe_of_the_repository_is_in_the_report() -> None:
     blocks = command.build(RECIPES, None)
     told = {row["task"] for row in cells(blocks, "glance")}
     assert told == set(recipe_names())
-    assert checked(as_page(blocks)).images
+    assert checked(as_page(blocks)).charts
 
 
 @pytest.fixture
@@ -355,19 +378,40 @@ def page(tmp_path: Path) -> Iterator[Page]:
         yield opened
 
 
+def see(page: Page, selector: str) -> None:
+    """Scroll to an element."""
+    page.value(
+        f"document.querySelector('{selector}').scrollIntoView({{behavior: 'instant', block: 'center'}})"
+    )
+
+
+def hover(page: Page, selector: str) -> None:
+    """Move the pointer to the middle of an element."""
+    see(page, selector)
+    box = f"document.querySelector('{selector}').getBoundingClientRect()"
+    x, y = page.value(f"(box => [box.x + box.width / 2, box.y + box.height / 2])({box})")
+    page.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+
 @pytest.mark.slow
-def test_a_browser_shows_the_page_on_a_phone(page: Page, recipes: Path, tmp_path: Path) -> None:
+def test_a_browser_shows_the_page_at_every_width(page: Page, recipes: Path, tmp_path: Path) -> None:
     write(tmp_path / "runs" / "small_lm" / "1", record("table1_a"))
     blocks = command.build(recipes, tmp_path / "runs")
     command.write(blocks, tmp_path / "report")
-    for dark in (False, True):
-        page.open(tmp_path / "report" / "report.html", width=390, dark=dark)
-        page.value("document.querySelectorAll('details').forEach(each => { each.open = true })")
+    for width, dark in ((390, False), (1280, True), (2400, False)):
+        page.open(tmp_path / "report" / "report.html", width=width, dark=dark)
         assert page.value("document.title") == "Compressed word embeddings: results"
-        assert page.value("innerWidth") == 390
-        assert page.value("document.documentElement.scrollWidth") == 390
-        images = page.value("[...document.images].map(each => each.complete && each.naturalWidth > 0)")
-        assert images == [True, True]
+        assert page.value("innerWidth") == width
+        assert page.value("document.querySelector('nav details').open") is False
+        page.value("document.querySelectorAll('details').forEach(each => { each.open = true })")
+        for name in ("small_lm-quality-0", "small_lm-parameters"):
+            see(page, f"[data-chart={name}]")
+            page.wait_for(f"document.querySelector('[data-chart={name}] svg')")
+        assert page.value("document.documentElement.scrollWidth") == width
+        right = "[...document.querySelectorAll('svg')].map(each => each.getBoundingClientRect().right)"
+        assert len(page.value(right)) == 2 and max(page.value(right)) <= width
+        hover(page, ".mark-symbol path")
+        page.wait_for("document.querySelector('#vg-tooltip-element')?.textContent.includes('table1_a')")
         ground = page.value("getComputedStyle(document.body).backgroundColor")
         assert ground == ("rgb(22, 24, 28)" if dark else "rgb(253, 253, 252)")
         complaints = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
@@ -378,3 +422,28 @@ def test_a_browser_shows_the_page_on_a_phone(page: Page, recipes: Path, tmp_path
             if event["method"] == "Network.requestWillBeSent"
         ]
         assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+
+
+@pytest.mark.slow
+def test_tables_are_sorted_filtered_and_folded(page: Page, tmp_path: Path) -> None:
+    rows = [
+        ["b", "10.5", "x"],
+        ["a", "9.25", "y"],
+        ["c", "not run", "y"],
+        *(["d", "11", "z"] for _ in range(7)),
+    ]
+    (tmp_path / "page.html").write_text(as_page([Table(["row", "score", "kind"], rows, idle=[2])]))
+    page.open(tmp_path / "page.html", width=1280, dark=False)
+    shown = "[...document.querySelectorAll('tbody tr')].filter(each => each.offsetParent)"
+    names = f"{shown}.map(each => each.cells[0].textContent)"
+    assert page.value(names)[:3] == ["b", "a", "d"]
+    page.value("document.querySelector('.fold').click()")
+    assert page.value("document.querySelector('.fold').textContent") == "hide 1 rows not run"
+    score = "document.querySelectorAll('thead button')[1].click()"
+    page.value(score)
+    assert page.value(names)[:2] == ["a", "b"] and page.value(names)[-1] == "c"
+    page.value(score)
+    assert page.value(names)[0] == "d" and page.value(names)[-2:] == ["a", "c"]
+    page.value("document.querySelector('input').value = 'Y not'")
+    page.value("document.querySelector('input').dispatchEvent(new Event('input'))")
+    assert page.value(names) == ["c"]

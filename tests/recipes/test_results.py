@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+import shared_embeddings as se
 from recipes import __main__ as command
-from recipes.common import table
-from recipes.common.plot import draw_quality_size, label_rows, quality_size_plot
+from recipes.common import plot, table
 from recipes.common.readme import update_tables
 from recipes.common.recipe import Recipe, find_recipe, recipe_names
 from recipes.common.results import FILE, REPOSITORY, find_result, is_smoke, read_results, write_result
@@ -116,7 +116,7 @@ def test_paths_are_relative_to_the_repository(tmp_path: Path) -> None:
 ROWS = """
 kind: translation
 readme:
-- {marker: results, quality: bleu, picture: true}
+- {marker: results, quality: bleu, picture: quality_size.png}
 - {marker: scratch, rows: funnel*, from_scratch: true, columns: "row,paper_perplexity"}
 groups: {common: {average: 4}}
 variants: {fitted: {fit: {teacher: standard}}}
@@ -276,36 +276,86 @@ def test_plot_is_replaced_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "plot.png"
     path.write_text("old")
     with pytest.raises(KeyError):
-        quality_size_plot([{"config": {}, "row": "x", "counts": {}, "metrics": {}}], path)
+        plot.quality_size_plot(
+            [{"config": {}, "row": "x", "counts": {}, "metrics": {}}], path, "bleu", "title"
+        )
     assert path.read_text() == "old"
-    quality_size_plot(read_results(tmp_path), path)
+    plot.quality_size_plot(read_results(tmp_path), path, "bleu", "title")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_names_of_rows_do_not_cover_each_other() -> None:
-    from matplotlib.figure import Figure
-
-    axes = Figure().add_subplot()
-    records = [
-        {
-            "row": f"row_{place}",
-            "config": {},
-            "counts": {"embedding": 1000, "stored_bits": 32_000},
-            "metrics": {"bleu": 30.0},
-        }
-        for place in range(9)
-    ]
-    far = {
-        "row": "far",
-        "config": {},
-        "counts": {"embedding": 90_000, "stored_bits": 2_880_000},
-        "metrics": {"bleu": 9.0},
+def row(name: str, size: int = 1000, quality: float = 30.0, **config: Any) -> dict[str, Any]:
+    """The record of a row with an embedding of `size` parameters."""
+    counts = {"embedding": size, "stored_bits": 32 * size}
+    return {
+        "row": name,
+        "config": config,
+        "counts": counts,
+        "metrics": {"bleu": quality, "perplexity": quality},
     }
-    draw_quality_size(axes, [*records, far], "bleu")
-    label_rows(axes, [*records, far], "bleu")
-    assert [label.get_text() for label in axes.texts] == ["row_0", "row_1", "row_2", "row_3", "far"]
-    boxes = [label.get_window_extent() for label in axes.texts]
+
+
+def test_names_are_in_the_picture_and_do_not_cover_each_other() -> None:
+    from matplotlib.text import Text
+
+    figure, (axes,) = plot.new_figure(1, "title")
+    records = [*(row(f"row_{number}") for number in range(6)), row("far_right", 90_000, 9.0)]
+    plot.draw_points(axes, records, "bleu", lambda record: record["row"])
+    figure.draw_without_rendering()
+    plot.place_names(axes)
+    assert [name.get_text() for name in axes.texts] == [record["row"] for record in records]
+    boxes = [Text.get_window_extent(name) for name in axes.texts]
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert all(axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 for box in boxes)
+
+
+def test_rows_belong_to_stages_and_methods() -> None:
+    fit, projective = {"teacher": "standard"}, {"method": "projective"}
+    records = [
+        row("standard"),
+        row("int8", embedding={"method": "quantized", "codec": "uniform", "bits": 8}, fit=fit),
+        row("projective", embedding=projective),
+        row(
+            "projective_4bits",
+            embedding=projective,
+            fit={"teacher": "projective", "store": "int4"},
+        ),
+        row("funnel_fitted", embedding={"method": "funnel"}, fit=fit),
+        row("funnel_distilled", embedding={"method": "funnel"}, distill=fit),
+    ]
+    by_name = {record["row"]: record for record in records}
+    scratch, fitted, trained = plot.STAGES
+    stages = {name: plot.stage(record, by_name) for name, record in by_name.items() if name != "int8"}
+    assert list(stages.values()) == [scratch, scratch, scratch, fitted, trained]
+    assert [record["row"] for record in plot.plain_series(by_name)] == ["standard", "int8"]
+    assert [plot.format_name(by_name[name]) for name in ("standard", "int8", "projective_4bits")] == [
+        *("fp32", "int8", "int4")
+    ]
+
+
+def test_a_method_has_its_best_row_at_each_size() -> None:
+    records = [row("a", 1000, 1.0), row("b", 1010, 2.0), row("c", 2000, 0.5)]
+    assert [one["row"] for one in plot.best_of_each_size(records, "bleu")] == ["b", "c"]
+    assert [one["row"] for one in plot.best_of_each_size(records, "perplexity")] == ["a", "c"]
+    assert len(plot.best_of_each_size(records, "bleu", records)) == 3
+
+
+def test_every_method_has_a_style_of_its_own() -> None:
+    methods = [plot.PLAIN, *(name for name in se.methods() if name != "standard")]
+    styles = [plot.style(method) for method in methods]
+    assert len({one.color for one in styles}) == len({one.shape for one in styles}) == len(methods)
+
+
+def test_sizes_are_written_with_units() -> None:
+    sizes = {
+        250: "250 B",
+        2000: "2 kB",
+        500_000: "500 kB",
+        999_999: "1 MB",
+        2_050_000: "2 MB",
+        1.5e10: "15 GB",
+    }
+    assert {size: plot.bytes_text(size) for size in sizes} == sizes
 
 
 def test_bleu_of_known_cases() -> None:

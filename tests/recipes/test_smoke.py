@@ -26,7 +26,7 @@ from recipes.common.smoke import (
 from recipes.common.tools import run_main
 from recipes.language_model.preprocess import write_smoke_corpus
 from recipes.quickstart import run as quickstart
-from recipes.report.collect import of_runs
+from recipes.report.lines import of_runs
 from recipes.translation.evaluate import read_trained
 from recipes.translation.preprocess import smoke_settings
 from recipes.translation.sources import read_settings
