@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor
 
@@ -29,6 +29,7 @@ from shared_embeddings.checkpoints.adapter import (
     with_untrained_part,
 )
 from shared_embeddings.checkpoints.agreement import Probe
+from shared_embeddings.checkpoints.onnx_body import OnnxBody
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.storage import packed_as
 from shared_embeddings.checkpoints.tensors import contains_strings
@@ -138,12 +139,11 @@ class CheckpointModel:
         """
         return probe(self.module, self.words, texts, seed)
 
-    def onnx_body(self) -> NoReturn:
-        """Fails: the state of these models has no form in ONNX yet."""
-        raise UserError(
-            f"model {self.path}: language models of lm_train are not exported to ONNX as a whole; use "
-            "--format onnx-embeddings"
-        )
+    def onnx_body(self) -> OnnxBody:
+        """As in the protocol."""
+        from lm.tracing import traced
+
+        return traced(self.module, NAME, self.weight_bytes())
 
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embedding into the model; returns notes about other changes."""

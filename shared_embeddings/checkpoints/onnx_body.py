@@ -21,19 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.checkpoints.onnx_graph import IR_VERSION, MICROSOFT, TableGraph
+from shared_embeddings.checkpoints.onnx_graph import TableGraph, finished
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.extras import require
 
 DOMAIN = "shared_embeddings"
 _LOOKUP, _SCORES = "Lookup", "Scores"
 # Of each kind of node: what it reads and computes in the graph of an embedding.
 _SIDES = {_LOOKUP: ("ids", "vectors"), _SCORES: ("hidden", "scores")}
-# Smaller initializers stay in 32 bits.
-_LEAST_VALUES = 256
-# A protocol buffer is limited to this size.
-_MOST_BYTES = 2**31 - 1
 
 
 class Example(NamedTuple):
@@ -117,32 +112,10 @@ def joined(body: OnnxBody, tables: Mapping[str, TableGraph]) -> bytes:
     del graph.node[:]
     graph.node.extend([*names.constant_nodes, *nodes])
     graph.initializer.extend(names.initializers())
-    _store_16_bits(graph)
-    # Names of the traced Python code, which nothing reads.
-    for node in graph.node:
-        del node.metadata_props[:]
-        node.doc_string = ""
-    del graph.value_info[:]
-    _import_operators(model)
-    if model.ByteSize() > _MOST_BYTES:
-        raise UserError(
-            f"the model has {model.ByteSize():,} bytes, but an ONNX file can have {_MOST_BYTES:,}; export "
-            "a model with 16-bit weights, or the embeddings alone (--format onnx-embeddings)"
-        )
-    content: bytes = model.SerializeToString()
-    return content
-
-
-def _import_operators(model: Any) -> None:
-    """The operator sets of the nodes of a model."""
-    helper = require("onnx.helper")
-    kept = [opset for opset in model.opset_import if opset.domain != DOMAIN]
-    if any(node.domain == MICROSOFT for node in model.graph.node):
-        kept.append(helper.make_opsetid(MICROSOFT, 1))
+    opsets = [opset for opset in model.opset_import if opset.domain != DOMAIN]
     del model.opset_import[:]
-    model.opset_import.extend(kept)
-    model.ir_version = IR_VERSION
-    model.producer_name = "shared-embeddings"
+    model.opset_import.extend(opsets)
+    return finished(model)
 
 
 class _Names:
@@ -232,28 +205,3 @@ def _renamed(initializer: Any, name: str) -> Any:
     copied.CopyFrom(initializer)
     copied.name = name
     return copied
-
-
-def _store_16_bits(graph: Any) -> None:
-    """Store initializers in 16 bits where that loses nothing: the checkpoint has them so."""
-    onnx, numpy_helper = require("onnx"), require("onnx.numpy_helper")
-    casts = []
-    for initializer in graph.initializer:
-        if initializer.data_type != onnx.TensorProto.FLOAT or np.prod(initializer.dims) < _LEAST_VALUES:
-            continue
-        values = numpy_helper.to_array(initializer)
-        name, bits = initializer.name, np.ascontiguousarray(values).view(np.uint32)
-        with np.errstate(over="ignore"):
-            halves = values.astype(np.float16)
-        if np.array_equal(halves.astype(np.float32), values):
-            kind, raw = onnx.TensorProto.FLOAT16, halves.tobytes()
-        elif not (bits & 0xFFFF).any():
-            kind, raw = onnx.TensorProto.BFLOAT16, (bits >> 16).astype(np.uint16).tobytes()
-        else:
-            continue
-        stored = f"{name}_16"
-        initializer.CopyFrom(onnx.helper.make_tensor(stored, kind, values.shape, raw, raw=True))
-        casts.append(onnx.helper.make_node("Cast", [stored], [name], to=onnx.TensorProto.FLOAT))
-    nodes = [*casts, *graph.node]
-    del graph.node[:]
-    graph.node.extend(nodes)

@@ -1,15 +1,16 @@
 """One ONNX graph for the look-up and the output layer of an embedding, as small as its checkpoint.
 
 Inputs: ``ids`` ``(n,)`` int64 and ``hidden`` ``(m, S)``; outputs: ``vectors`` ``(n, D)`` and, for embeddings
-with an output side, ``scores`` ``(m, V)``. Numbers are stored in fp16 where the checkpoint stores them so.
+with an output side, ``scores`` ``(m, V)``. Numbers that 16 bits hold exactly are stored in 16 bits.
 
-- `quantized` with codec uniform and 4 or 8 bits for every word: GatherBlockQuantized and MatMulNBits of ONNX
-  Runtime on one initializer;
-- `structured`: Gather of centroids;
-- tables that are a product of two factors: Gather and MatMul;
+- `standard`, and tables that are a product of two factors: Gather and MatMul;
+- matrices in 4 or 8 bits, which are `quantized` with codec uniform, int8 and int4: GatherBlockQuantized and
+  MatMulNBits of ONNX Runtime on one initializer;
+- `structured` and `compositional_code`: Gather of centroids;
 - all others: the dense table.
 
-Axes: ``V`` vocabulary, ``D`` dimensions, ``S`` width of hidden states, ``B`` groups of a row.
+Axes: ``V`` vocabulary, ``D`` dimensions, ``S`` width of hidden states, ``N`` rows of a matrix, ``K`` its
+width, ``B`` blocks of a row.
 """
 
 from __future__ import annotations
@@ -21,46 +22,179 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.errors import UserError
+from shared_embeddings.layers.packed_tensor import PackedTensor, dense
+from shared_embeddings.methods.compositional_code import CompositionalCodeEmbedding
 from shared_embeddings.methods.quantized import QuantizedEmbedding
 from shared_embeddings.methods.structured import StructuredEmbedding
 from shared_embeddings.utils.extras import require
 
 OPSET, IR_VERSION = 18, 10
 MICROSOFT = "com.microsoft"
-_BLOCK_SIZES = (16, 32, 64, 128, 256)
+# Block sizes of ONNX Runtime, the fastest first.
+_BLOCK_SIZES = (256, 128, 64, 32, 16)
+_INT4_GROUP = 32
+# Smaller initializers stay in 32 bits.
+_LEAST_VALUES = 256
+# A protocol buffer is limited to this size.
+_MOST_BYTES = 2**31 - 1
+
+
+class Matrix(NamedTuple):
+    """A matrix ``(N, K)`` of a graph.
+
+    Attributes:
+        name: its initializers start with it; a dense matrix has this name.
+        rows, width: N and K.
+        block, bits: of its codes; 0 for a dense matrix.
+    """
+
+    name: str
+    rows: int
+    width: int
+    block: int = 0
+    bits: int = 0
+
+    @property
+    def form(self) -> str:
+        """How it is stored."""
+        return f"{self.bits}-bit blocks of {self.block} numbers" if self.bits else "dense"
+
+
+class Blocks(NamedTuple):
+    """A matrix ``(N, K)`` in few bits.
+
+    Attributes:
+        codes: ``(N, bytes)``; of 4 bits, the first number of a byte is in its upper half.
+        scales: ``(N, groups)``.
+        bits: 4 or 8.
+        width: K.
+        group: numbers of a row that share a scale.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    bits: int
+    width: int
+    group: int
+
+
+def block_size(width: int, group: int) -> int:
+    """The numbers of a block in rows of `width` numbers with a scale for each `group`; 0 if none fits."""
+    sizes = [size for size in _BLOCK_SIZES if group % size == 0 or group >= width]
+    exact = [size for size in sizes if width % size == 0]
+    return (exact or sizes[-1:] or [0])[0]
 
 
 class GraphBuilder:
-    """Nodes and initializers of a graph.
+    """Nodes and initializers of a graph."""
 
-    Args:
-        store: fp16 stores floating-point initializers in 16 bits, anything else in 32.
-    """
-
-    def __init__(self, store: str) -> None:
-        self.store = store
+    def __init__(self) -> None:
         self.helper, self.numpy_helper = require("onnx.helper"), require("onnx.numpy_helper")
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
 
     def constant(self, name: str, values: Any) -> str:
-        """An initializer; returns its name."""
-        self.initializers.append(self.numpy_helper.from_array(np.ascontiguousarray(values), name))
+        """An initializer, once for each name; returns the name."""
+        if name not in {one.name for one in self.initializers}:
+            self.initializers.append(self.numpy_helper.from_array(np.ascontiguousarray(values), name))
         return name
 
     def numbers(self, name: str, values: Tensor) -> str:
-        """Floating-point numbers; returns the name under which nodes read them in float32."""
-        found = values.detach().float().cpu()
-        if self.store != "fp16":
-            return self.constant(name, found.numpy())
-        self.constant(f"{name}_fp16", found.half().numpy())
-        return self.node("Cast", f"{name}_fp16", name, to=1)
+        """Floating-point numbers in float32; returns the name."""
+        return self.constant(name, values.detach().float().cpu().numpy())
 
     def node(self, kind: str, inputs: str, output: str, **attributes: Any) -> str:
         """A node with inputs separated by spaces; returns the name of its output."""
         domain = MICROSOFT if kind in ("GatherBlockQuantized", "MatMulNBits") else ""
         self.nodes.append(self.helper.make_node(kind, inputs.split(), [output], domain=domain, **attributes))
         return output
+
+    # Matrices.
+
+    def matrix(self, name: str, values: Tensor, padding_idx: int | None = None) -> Matrix:
+        """Store a matrix, packed ones in their bits; the row `padding_idx` is zero."""
+        if isinstance(values, PackedTensor) and values.form.name != "fp16" and values.dim() == 2:
+            codes, scales = (part.reshape(len(values), -1) for part in values.packed if part is not None)
+            width = values.size(1)
+            if values.form.name == "int8":
+                return self.blocks(name, Blocks(codes.int() + 128, scales, 8, width, width), padding_idx)
+            return self.blocks(name, Blocks(codes, scales, 4, width, _INT4_GROUP), padding_idx)
+        table = dense(values).detach().float().clone()
+        if padding_idx is not None:
+            table[padding_idx] = 0
+        self.numbers(name, table)
+        return Matrix(name, *table.shape)
+
+    def blocks(self, name: str, given: Blocks, padding_idx: int | None) -> Matrix:
+        """Store a matrix in few bits; the row `padding_idx` is zero."""
+        codes, scales, bits, width, group = given
+        size = block_size(width, group)
+        count = -(-width // size)
+        values = codes.to(torch.uint8).numpy()
+        if bits == 4:
+            # ONNX Runtime reads the low bits of a byte first.
+            values = values >> 4 | values << 4
+            values[:, width // 2 :] |= 0x80
+        # The last block is filled up with zeros.
+        stored = np.full((len(values), count * size * bits // 8), 0x80 if bits == 8 else 0x88, np.uint8)
+        stored[:, : values.shape[1]] = values
+        self.constant(f"{name}_codes", stored.reshape(len(values), count, -1))
+        factors = scales.detach().float().clone()
+        if padding_idx is not None:
+            factors[padding_idx] = 0
+        self.numbers(f"{name}_scales", factors)
+        if factors.size(1) != count:
+            self.constant(f"{name}_groups", np.arange(count) * size // group)
+            self.node("Gather", f"{name}_scales {name}_groups", f"{name}_factors", axis=1)
+        else:
+            self.node("Identity", f"{name}_scales", f"{name}_factors")
+        self.constant("last_axis", np.array([2]))
+        self.node("Unsqueeze", f"{name}_factors last_axis", f"{name}_block_factors")
+        return Matrix(name, len(values), width, size, bits)
+
+    def gathered(self, matrix: Matrix, ids: str, output: str) -> str:
+        """The rows ``(n, K)`` of ids ``(n,)``."""
+        if not matrix.bits:
+            return self.node("Gather", f"{matrix.name} {ids}", output, axis=0)
+        name, filled = matrix.name, -(-matrix.width // matrix.block) * matrix.block
+        self.node(
+            "GatherBlockQuantized",
+            f"{name}_codes {ids} {name}_block_factors",
+            f"{output}_blocks",
+            gather_axis=0,
+            quantize_axis=2,
+            block_size=matrix.block,
+            bits=matrix.bits,
+        )
+        self.constant(f"{name}_row", np.array([-1, filled]))
+        if filled == matrix.width:
+            return self.node("Reshape", f"{output}_blocks {name}_row", output)
+        self.node("Reshape", f"{output}_blocks {name}_row", f"{output}_filled")
+        for key, value in {"zero": 0, f"{name}_width": matrix.width, "axis": 1}.items():
+            self.constant(key, np.array([value]))
+        return self.node("Slice", f"{output}_filled zero {name}_width axis", output)
+
+    def whole(self, matrix: Matrix) -> str:
+        """The name of the dense matrix ``(N, K)``."""
+        if not matrix.bits:
+            return matrix.name
+        self.constant(f"{matrix.name}_all", np.arange(matrix.rows, dtype=np.int32))
+        return self.gathered(matrix, f"{matrix.name}_all", matrix.name)
+
+    def products(self, hidden: str, matrix: Matrix, output: str) -> str:
+        """The products ``(m, N)`` of hidden states ``(m, K)`` with all rows."""
+        if not matrix.bits:
+            return self.node("Gemm", f"{hidden} {matrix.name}", output, transB=1)
+        return self.node(
+            "MatMulNBits",
+            f"{hidden} {matrix.name}_codes {matrix.name}_factors",
+            output,
+            K=matrix.width,
+            N=matrix.rows,
+            block_size=matrix.block,
+            bits=matrix.bits,
+        )
 
     def model(self, inputs: dict[str, tuple[int, list[Any]]], outputs: dict[str, list[Any]]) -> bytes:
         """The serialized model.
@@ -69,21 +203,12 @@ class GraphBuilder:
             inputs: the type and the shape of each input.
             outputs: the shape of each output, in float32.
         """
-        helper = self.helper
-        graph = helper.make_graph(
-            self.nodes,
-            "shared_embedding",
-            [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
-            [helper.make_tensor_value_info(name, 1, shape) for name, shape in outputs.items()],
-            self.initializers,
-        )
-        opsets = [helper.make_opsetid("", OPSET)]
-        if any(node.domain == MICROSOFT for node in self.nodes):
-            opsets.append(helper.make_opsetid(MICROSOFT, 1))
-        content: bytes = helper.make_model(
-            graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="shared-embeddings"
-        ).SerializeToString()
-        return content
+        make = self.helper.make_tensor_value_info
+        given = [make(name, kind, shape) for name, (kind, shape) in inputs.items()]
+        found = [make(name, 1, shape) for name, shape in outputs.items()]
+        graph = self.helper.make_graph(self.nodes, "shared_embedding", given, found, self.initializers)
+        opset = self.helper.make_opsetid("", OPSET)
+        return finished(self.helper.make_model(graph, opset_imports=[opset]))
 
 
 class TableGraph(NamedTuple):
@@ -109,12 +234,12 @@ def table_graph(module: SharedEmbedding | nn.Embedding) -> TableGraph:
     Raises:
         ModuleNotFoundError: onnx is not installed.
     """
-    graph = GraphBuilder(module.default_store if isinstance(module, SharedEmbedding) else "fp32")
+    graph = GraphBuilder()
     has_output = isinstance(module, SharedEmbedding) and module.has_output and module.has_linear_scores
     if isinstance(module, QuantizedEmbedding) and _is_packable(module):
-        form = _add_blocks(graph, module)
-    elif isinstance(module, StructuredEmbedding):
-        form = _add_centroids(graph, module)
+        form = _add_blocks(graph, module, has_output)
+    elif isinstance(module, (StructuredEmbedding, CompositionalCodeEmbedding)):
+        form = _add_centroids(graph, module, has_output)
     else:
         form = _add_factors(graph, module, has_output)
     widths = {"vectors": module.embedding_dim}
@@ -125,7 +250,7 @@ def table_graph(module: SharedEmbedding | nn.Embedding) -> TableGraph:
     if bias is None:
         graph.node("Identity", "products", "scores")
     else:
-        graph.constant("bias", bias.detach().float().numpy())
+        graph.numbers("bias", bias)
         graph.node("Add", "products bias", "scores")
     return TableGraph(graph, form, {**widths, "scores": module.num_embeddings}, module.score_dim)
 
@@ -140,60 +265,117 @@ def serialized(table: TableGraph) -> bytes:
     return table.builder.model(inputs, outputs)
 
 
+def finished(model: Any) -> bytes:
+    """Serialize a model without what nobody reads, and with weights in 16 bits where these are exact.
+
+    Raises:
+        UserError: it is larger than an ONNX file can be.
+    """
+    helper, graph = require("onnx.helper"), model.graph
+    _store_16_bits(graph)
+    # Names of the traced Python code.
+    for node in graph.node:
+        node.ClearField("metadata_props")
+        node.ClearField("doc_string")
+    graph.ClearField("value_info")
+    _shorten_names(graph)
+    if any(node.domain == MICROSOFT for node in graph.node):
+        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    model.ir_version, model.producer_name = IR_VERSION, "shared-embeddings"
+    if model.ByteSize() > _MOST_BYTES:
+        raise UserError(
+            f"the model has {model.ByteSize():,} bytes, but an ONNX file can have {_MOST_BYTES:,}; export "
+            "a model with 16-bit weights, or the embeddings alone (--format onnx-embeddings)"
+        )
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def _shorten_names(graph: Any) -> None:
+    """Number the values between nodes, whose names take more bytes than the nodes."""
+    kept = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    new: dict[str, str] = {}
+    for node in graph.node:
+        node.ClearField("name")
+        if any(attribute.HasField("g") for attribute in node.attribute):
+            return
+        for name in node.output:
+            if name and name not in kept:
+                new[name] = f"{len(new):x}"
+    for node in graph.node:
+        node.input[:] = [new.get(name, name) for name in node.input]
+        node.output[:] = [new.get(name, name) for name in node.output]
+
+
+def _store_16_bits(graph: Any) -> None:
+    """Store initializers in 16 bits where that loses nothing: the checkpoint has them so."""
+    onnx, numpy_helper = require("onnx"), require("onnx.numpy_helper")
+    casts = []
+    for initializer in graph.initializer:
+        if initializer.data_type != onnx.TensorProto.FLOAT or np.prod(initializer.dims) < _LEAST_VALUES:
+            continue
+        values = numpy_helper.to_array(initializer)
+        name, bits = initializer.name, np.ascontiguousarray(values).view(np.uint32)
+        with np.errstate(over="ignore"):
+            halves = values.astype(np.float16)
+        if np.array_equal(halves.astype(np.float32), values):
+            kind, raw = onnx.TensorProto.FLOAT16, halves.tobytes()
+        elif not (bits & 0xFFFF).any():
+            kind, raw = onnx.TensorProto.BFLOAT16, (bits >> 16).astype(np.uint16).tobytes()
+        else:
+            continue
+        stored = f"{name}_16"
+        initializer.CopyFrom(onnx.helper.make_tensor(stored, kind, values.shape, raw, raw=True))
+        casts.append(onnx.helper.make_node("Cast", [stored], [name], to=onnx.TensorProto.FLOAT))
+    nodes = [*casts, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
 def _is_packable(module: QuantizedEmbedding) -> bool:
     """Whether ONNX Runtime reads the codes of an embedding."""
     options, widths = module.options, list(module.word_counts)
-    has_size = options.group_size in _BLOCK_SIZES and module.embedding_dim % 2 == 0
+    has_size = block_size(module.embedding_dim, options.group_size) > 0
     return options.codec == "uniform" and widths in ([4], [8]) and has_size
 
 
-def _add_blocks(graph: GraphBuilder, module: QuantizedEmbedding) -> str:
-    """Packed codes, which both sides share; the last block of a row is filled up with zeros."""
-    ((width, words),) = module.word_counts.items()
-    size, dim = module.options.group_size, module.embedding_dim
-    blocks = -(-dim // size)
-    # A byte of zeros; ONNX Runtime reads the low bits of a byte first.
-    zeros, swapped = (0x88, lambda codes: codes >> 4 | codes << 4) if width == 4 else (0x80, np.asarray)
-    codes = np.full((words, blocks * size * width // 8), zeros, np.uint8)
-    codes[:, : dim * width // 8] = swapped(module.get_buffer(f"codes{width}").numpy())
-    graph.constant("codes", codes.reshape(words, blocks, -1))
-    scales = module.get_parameter("scales").detach().clone()
-    if module.padding_idx is not None:
-        scales[module.padding_idx] = 0
-    graph.numbers("scales", scales.view(words, blocks, 1))
-    attributes = {"block_size": size, "bits": width}
-    graph.node(
-        "GatherBlockQuantized", "codes ids scales", "blocks", gather_axis=0, quantize_axis=2, **attributes
-    )
-    for name, values in {"row_shape": [-1, blocks * size], "zero": [0], "dim": [dim], "axis": [1]}.items():
-        graph.constant(name, np.array(values))
-    graph.node("Reshape", "blocks row_shape", "whole_blocks")
-    graph.node("Slice", "whole_blocks zero dim axis", "vectors")
-    graph.constant("scale_shape", np.array([words, blocks]))
-    graph.node("Reshape", "scales scale_shape", "row_scales")
-    graph.node("MatMulNBits", "hidden codes row_scales", "products", K=dim, N=words, **attributes)
-    return f"{width}-bit blocks of {size} numbers"
+def _add_blocks(graph: GraphBuilder, module: QuantizedEmbedding, has_output: bool) -> str:
+    """Packed codes, which both sides share."""
+    (width,) = module.word_counts
+    codes, scales = module.get_buffer(f"codes{width}"), dense(module.get_parameter("scales"))
+    group, dim = module.options.group_size, module.embedding_dim
+    given = Blocks(codes, scales.view(len(codes), -1), width, dim, group)
+    table = graph.blocks("table", given, module.padding_idx)
+    graph.gathered(table, "ids", "vectors")
+    if has_output:
+        graph.products("hidden", table, "products")
+    return table.form
 
 
-def _add_centroids(graph: GraphBuilder, module: StructuredEmbedding) -> str:
-    """Codes and centroids; scores decode the whole table for each run."""
-    groups, clusters = module.options.num_groups, module.options.num_clusters
-    codes = module.get_buffer("codes").long()
+def _add_centroids(
+    graph: GraphBuilder, module: StructuredEmbedding | CompositionalCodeEmbedding, has_output: bool
+) -> str:
+    """Codes and centroids, whose pieces are joined or added; scores decode the whole table for each run."""
+    is_structured = isinstance(module, StructuredEmbedding)
+    centroids = dense(module.get_parameter("centroids" if is_structured else "codebooks"))
+    groups, clusters = centroids.shape[:2]
     kind = np.uint8 if clusters <= 256 else np.uint16 if clusters <= 65536 else np.int32
-    graph.constant("codes", codes.numpy().astype(kind))
+    graph.constant("codes", module.get_buffer("codes").long().numpy().astype(kind))
     graph.constant("starts", (torch.arange(groups) * clusters).numpy())
-    graph.numbers("centroids", module.get_parameter("centroids").flatten(0, 1))
-    graph.constant("row_shape", np.array([-1, module.embedding_dim]))
+    graph.numbers("centroids", centroids.flatten(0, 1))
     graph.node("Gather", "codes ids", "row_codes", axis=0)
-    for rows, vectors in (("row_codes", "vectors"), ("codes", "table")):
-        if vectors == "table" and not module.has_output:
-            break
-        graph.node("Cast", rows, f"{vectors}_codes", to=7)
-        graph.node("Add", f"{vectors}_codes starts", f"{vectors}_places")
-        graph.node("Gather", f"centroids {vectors}_places", f"{vectors}_pieces", axis=0)
-        graph.node("Reshape", f"{vectors}_pieces row_shape", f"{vectors}_rows")
+    for codes, name in (("row_codes", "vectors"), ("codes", "table"))[: 1 + has_output]:
+        graph.node("Cast", codes, f"{name}_codes", to=7)
+        graph.node("Add", f"{name}_codes starts", f"{name}_places")
+        graph.node("Gather", f"centroids {name}_places", f"{name}_pieces", axis=0)
+        if is_structured:
+            graph.constant("row_shape", np.array([-1, module.embedding_dim]))
+            graph.node("Reshape", f"{name}_pieces row_shape", f"{name}_rows")
+        else:
+            graph.constant("axis", np.array([1]))
+            graph.node("ReduceSum", f"{name}_pieces axis", f"{name}_rows", keepdims=0)
     _mask_padding(graph, module.padding_idx)
-    if module.has_output:
+    if has_output:
         graph.node("Gemm", "hidden table_rows", "products", transB=1)
     return f"codes of {groups} centroids"
 
@@ -213,39 +395,39 @@ def _mask_padding(graph: GraphBuilder, padding_idx: int | None) -> None:
 
 
 def _add_factors(graph: GraphBuilder, module: SharedEmbedding | nn.Embedding, has_output: bool) -> str:
-    """Two factors, if the table is their product on both sides, or the dense tables."""
-    left, right = _factors(module)
-    graph.numbers("left", left)
-    graph.node("Gather", "left ids", "vectors" if right is None else "codes", axis=0)
-    if right is not None:
-        graph.numbers("right", right)
-        graph.node("MatMul", "codes right", "vectors")
+    """The table or two factors, if both sides use the same ones, or the dense tables of the sides."""
+    table, factors = _factors(module)
+    left = graph.matrix("left", factors[0], module.padding_idx)
+    if len(factors) == 1:
+        form = f"{left.form} table"
+        graph.gathered(left, "ids", "vectors")
+    else:
+        right = graph.matrix("right", factors[1])
+        form = f"two factors of rank {left.width}" + (f" in {left.form}" if left.bits else "")
+        graph.gathered(left, "ids", "codes")
+        graph.node("MatMul", f"codes {graph.whole(right)}", "vectors")
     if has_output:
         assert isinstance(module, SharedEmbedding)
-        scored = module.output_table()
-        table = left if right is None else left @ right
-        if scored.shape != table.shape or not torch.allclose(scored.float(), table, atol=1e-5):
-            graph.numbers("output_table", scored)
-            graph.node("Gemm", "hidden output_table", "products", transB=1)
-        elif right is None:
-            graph.node("Gemm", "hidden left", "products", transB=1)
+        scored = module.output_table().detach().float()
+        if scored.shape != table.shape or not torch.allclose(scored, table, atol=1e-5):
+            graph.products("hidden", graph.matrix("output_table", scored), "products")
+        elif len(factors) == 1:
+            graph.products("hidden", left, "products")
         else:
-            graph.node("Gemm", "hidden right", "projected", transB=1)
-            graph.node("Gemm", "projected left", "products", transB=1)
-    return "dense table" if right is None else f"two factors of rank {left.size(1)}"
+            graph.node("Gemm", f"hidden {right.name}", "projected", transB=1)
+            graph.products("projected", left, "products")
+    return form
 
 
-def _factors(module: SharedEmbedding | nn.Embedding) -> tuple[Tensor, Tensor | None]:
-    """Tables ``(V, r)`` and ``(r, D)`` whose product is the input table, or the table itself."""
+def _factors(module: SharedEmbedding | nn.Embedding) -> tuple[Tensor, list[Tensor]]:
+    """The input table, and what is stored of it: itself, or two smaller matrices whose product it is."""
     if isinstance(module, nn.Embedding):
-        return module.weight.detach().float(), None
+        return module.weight.detach().float(), [module.weight]
     table = module.table().detach().float()
-    if not (module.has_output and module.has_linear_scores):
-        return table, None
-    left, right = (None if part is None else part.detach().float() for part in module.output_factors())
-    assert left is not None
-    is_product = right is not None and (left @ right).shape == table.shape
-    smaller = right is not None and left.numel() + right.numel() < table.numel()
-    if right is not None and is_product and smaller and torch.allclose(left @ right, table, atol=1e-5):
-        return left, right
-    return table, None
+    factors = [part for part in module.output_factors() if part is not None]
+    if sum(part.numel() for part in factors) > table.numel():
+        return table, [table]
+    left, *right = (dense(part).detach().float() for part in factors)
+    product = module.without_padding(left @ right[0] if right else left, module.all_ids(left.device))
+    is_same = product.shape == table.shape and torch.allclose(product, table, atol=1e-5)
+    return table, factors if is_same else [table]
