@@ -2,7 +2,7 @@
 
     python -m benchmarks.word_vectors TEXT
 
-prints the table of docs/word_vectors.md. Training takes less than a minute.
+prints the table of docs/word_vectors.md. Training takes about a minute.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shared_embeddings.fitting.fit import fit
 from shared_embeddings.sizing.accounting import stored_bits
 
 CODECS = {"uniform": "rounded, a scale for 32", "lloyd_max": "rotated, Lloyd-Max", "principal": "principal"}
-BITS = (2.0, 4.0, 8.0)
+BITS = (1.0, 1.5, 2.0, 4.0, 8.0)
 
 
 def neighbors(table: Tensor, number: int = 2000) -> Tensor:
@@ -46,18 +46,19 @@ def row(table: Tensor, codec: str, bits: float) -> str:
     )
 
 
-def main(text: Path) -> None:
+def main(text: Path, dim: int) -> None:
     """Print the table."""
     words = [word for word, _ in Counter(text.read_text(encoding="utf-8").split()).most_common()]
-    table = torch.from_numpy(train_word_vectors([text], words))
+    table = torch.from_numpy(train_word_vectors([text], words, dim))
     print("| codec | bits of codes | bits in all | smaller | relative error | same nearest word |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for bits in BITS:
         for codec in CODECS:
-            print(row(table, codec, bits))
+            print(row(table, codec, bits), flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.word_vectors", description=__doc__)
     parser.add_argument("text", type=Path, help="a text of words separated by spaces, for skip-gram vectors")
-    main(parser.parse_args().text)
+    parser.add_argument("--dim", type=int, default=400, help="dimensions of the vectors (default: 400)")
+    main(**vars(parser.parse_args()))

@@ -1,7 +1,7 @@
 """Trace a language model for ONNX.
 
-Inputs: ``ids`` ``(B, T)`` and ``state.N``; outputs: ``logits`` ``(B, T, V)`` and ``next_state.N``, the state for
-the ids that follow. An LSTM starts with zeros, Transformer-XL with memories of length 0.
+Inputs: ``ids`` ``(B, T)`` and ``state.N``; outputs: ``logits`` ``(B, T, V)`` and ``next_state.N``, the state
+for the next ids. An LSTM starts with zeros, Transformer-XL with memories of length 0.
 
 Axes: ``B`` batch, ``T`` time, ``V`` vocabulary.
 """
@@ -17,6 +17,7 @@ from lm.models import LanguageModel, State
 from lm.models.awd_lstm import AWDLSTM, LSTMLayer
 from lm.models.transformer_xl import TransformerXL
 from shared_embeddings.checkpoints.onnx_body import Example, OnnxBody, StandIn, quiet
+from shared_embeddings.layers.packed_modules import unfreeze
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
 
@@ -46,7 +47,9 @@ class _OnnxLSTM(nn.Module):
         self.width = layer.hidden_size
         # The gates of torch are i, f, g, o; those of ONNX i, o, f, g.
         weights = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
-        given, recurrent, *biases = (part.unflatten(0, (4, -1))[[0, 3, 1, 2]].flatten(0, 1) for part in weights)
+        given, recurrent, *biases = (
+            part.unflatten(0, (4, -1))[[0, 3, 1, 2]].flatten(0, 1) for part in weights
+        )
         self.given, self.recurrent, self.biases = given[None], recurrent[None], torch.cat(biases)[None]
 
     def forward(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,7 +85,9 @@ def traced(model: LanguageModel, name: str, checkpoint_bytes: int) -> OnnxBody:
     state = step(torch.zeros(_BATCH, _PAST, dtype=torch.long), model.initial_state(_BATCH))[1]
     tables = {}
     # The two steps of a softmax with classes are traced like the rest of the model.
-    if embedding.has_linear_scores:
+    if not embedding.has_linear_scores:
+        unfreeze(embedding)
+    else:
         tables[name] = embedding
         model.embedding = StandIn(name, embedding)  # type: ignore[assignment]
     if isinstance(model, AWDLSTM):

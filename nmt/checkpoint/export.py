@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import os
-import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 
 import shared_embeddings as se
 from nmt.checkpoint.build import build_from_checkpoint
-from nmt.checkpoint.files import save_checkpoint
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from nmt.model.plan import OPTION_NAMES
 from nmt.summarization.length_control import has_length_control
@@ -119,13 +118,14 @@ def export_ctranslate2(path: str, output: str, quantization: str | None) -> None
     # Two names of the same attention; CTranslate2 supports the older one.
     if getattr(checkpoint["opt"], "self_attn_type", "") == "scaled-dot-flash":
         checkpoint["opt"].self_attn_type = "scaled-dot"
-    with tempfile.TemporaryDirectory() as folder:
-        plain = str(Path(folder) / "dense.pt")
-        save_checkpoint(checkpoint, plain)
-        converter = ctranslate2.converters.OpenNMTPyConverter(plain)
-        try:
-            with replacing(Path(output)) as temporary:
-                converter.convert(str(temporary), force=True, quantization=quantization)
-        except (ValueError, NotImplementedError) as error:
-            reason = error_line(error)
-            raise UserError(f"{path}: CTranslate2 does not support this model: {reason}") from error
+    # The dense model is not written to disk. Tables in int8 get their codes and scales back.
+    content = io.BytesIO()
+    torch.save(checkpoint, content)
+    content.seek(0)
+    try:
+        with replacing(Path(output)) as temporary:
+            converter = ctranslate2.converters.OpenNMTPyConverter(content)
+            converter.convert(str(temporary), force=True, quantization=quantization)
+    except (ValueError, NotImplementedError) as error:
+        reason = error_line(error)
+        raise UserError(f"{path}: CTranslate2 does not support this model: {reason}") from error

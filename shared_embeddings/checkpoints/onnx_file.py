@@ -79,7 +79,7 @@ def export_model(body: OnnxBody, output: Path) -> Exported:
     """
     tables = {name: table_graph(module) for name, module in body.tables.items()}
     content = joined(body, tables)
-    forms = ", ".join(f"{name}: {table.form}" for name, table in tables.items())
+    forms = ", ".join(f"{name}: {table.form}" for name, table in tables.items()) or "embedding in 32 bits"
     share = f"{forms}, {len(content) / body.checkpoint_bytes:.2f} times its checkpoint"
     return _write(content, output, share, body.examples)
 

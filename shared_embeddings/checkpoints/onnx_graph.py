@@ -26,6 +26,7 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.layers.packed_tensor import PackedTensor, dense
 from shared_embeddings.methods.compositional_code import CompositionalCodeEmbedding
 from shared_embeddings.methods.quantized import QuantizedEmbedding
+from shared_embeddings.methods.standard import StandardEmbedding
 from shared_embeddings.methods.structured import StructuredEmbedding
 from shared_embeddings.utils.extras import require
 
@@ -143,12 +144,12 @@ class GraphBuilder:
         factors = scales.detach().float().clone()
         if padding_idx is not None:
             factors[padding_idx] = 0
-        self.numbers(f"{name}_scales", factors)
-        if factors.size(1) != count:
+        if factors.size(1) == count:
+            self.numbers(f"{name}_factors", factors)
+        else:
+            self.numbers(f"{name}_scales", factors)
             self.constant(f"{name}_groups", np.arange(count) * size // group)
             self.node("Gather", f"{name}_scales {name}_groups", f"{name}_factors", axis=1)
-        else:
-            self.node("Identity", f"{name}_scales", f"{name}_factors")
         self.constant("last_axis", np.array([2]))
         self.node("Unsqueeze", f"{name}_factors last_axis", f"{name}_block_factors")
         return Matrix(name, len(values), width, size, bits)
@@ -400,6 +401,8 @@ def _add_factors(graph: GraphBuilder, module: SharedEmbedding | nn.Embedding, ha
     left = graph.matrix("left", factors[0], module.padding_idx)
     if len(factors) == 1:
         form = f"{left.form} table"
+        if isinstance(module, SharedEmbedding) and not (left.bits or isinstance(module, StandardEmbedding)):
+            form += f", since ONNX has no smaller form of '{module.method}' with these options"
         graph.gathered(left, "ids", "vectors")
     else:
         right = graph.matrix("right", factors[1])

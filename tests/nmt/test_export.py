@@ -23,6 +23,8 @@ from nmt.checkpoint.export import dense_checkpoint
 from nmt.checkpoint.files import read_checkpoint
 from nmt.model.embeddings import shared_embeddings_of
 from shared_embeddings.classes import WordClasses
+from shared_embeddings.cli.main import main
+from shared_embeddings.layers.packed_tensor import PackedTensor
 from tests.nmt.conftest import FUNNEL, SECONDS, Host, Refusal, Trained, command, free_port, run
 
 
@@ -53,6 +55,38 @@ def test_ctranslate2_translates_the_same(
     )
     assert [" ".join(result.hypotheses[0]) for result in results] == ours
     assert all(ours)
+
+
+@pytest.mark.slow
+def test_ctranslate2_keeps_the_codes_of_a_table_in_int8(host: Host) -> None:
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    checkpoint = host.train("model", embedding={"method": "standard"}, train_steps=20)
+    small, exported = host.folder / "small.pt", host.folder / "exported"
+    arguments = [
+        "--model",
+        str(checkpoint),
+        "--method",
+        "standard",
+        "--store",
+        "int8",
+        "--output",
+        str(small),
+    ]
+    assert main(["compress", *arguments]) == 0
+    run(
+        *("onmt_release_model", "-model", str(small), "-output", str(exported)),
+        *("-format", "ctranslate2", "-quantization", "int8"),
+    )
+    (embedding,) = shared_embeddings_of(build_from_checkpoint(str(small))[0])
+    (table,) = [part for part in embedding.parameters() if isinstance(part, PackedTensor)]
+    assert (exported / "model.bin").read_bytes().count(table.packed.codes.numpy().tobytes()) == 1
+    sources = (host.folder / "test.src").read_text().splitlines()
+    results = ctranslate2.Translator(str(exported)).translate_batch(
+        [line.split() for line in sources], beam_size=1, max_decoding_length=9, min_decoding_length=3
+    )
+    ours = host.translate(small, "-beam_size", "1", "-min_length", "3")
+    same = [" ".join(result.hypotheses[0]) == line for result, line in zip(results, ours, strict=True)]
+    assert sum(same) >= 0.9 * len(same)
 
 
 def test_export_keeps_the_bias_of_the_output(host: Host) -> None:
