@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.checkpoints.onnx_graph import TableGraph, finished
+from shared_embeddings.checkpoints.onnx_builder import finished
+from shared_embeddings.checkpoints.onnx_graph import TableGraph
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.utils.extras import require
 

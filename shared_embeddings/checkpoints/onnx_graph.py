@@ -4,13 +4,11 @@ Inputs: ``ids`` ``(n,)`` int64 and ``hidden`` ``(m, S)``; outputs: ``vectors`` `
 with an output side, ``scores`` ``(m, V)``. Numbers that 16 bits hold exactly are stored in 16 bits.
 
 - `standard`, and tables that are a product of two factors: Gather and MatMul;
-- matrices in 4 or 8 bits, which are `quantized` with codec uniform, int8 and int4: GatherBlockQuantized and
-  MatMulNBits of ONNX Runtime on one initializer;
+- matrices in 4 or 8 bits, which are `quantized` with codec uniform, int8 and int4: see `onnx_builder`;
 - `structured` and `compositional_code`: Gather of centroids;
 - all others: the dense table.
 
-Axes: ``V`` vocabulary, ``D`` dimensions, ``S`` width of hidden states, ``N`` rows of a matrix, ``K`` its
-width, ``B`` blocks of a row.
+Axes: ``V`` vocabulary, ``D`` dimensions, ``S`` width of hidden states.
 """
 
 from __future__ import annotations
@@ -21,195 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shared_embeddings.checkpoints.onnx_builder import Blocks, GraphBuilder, block_size
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.errors import UserError
-from shared_embeddings.layers.packed_tensor import PackedTensor, dense
+from shared_embeddings.layers.packed_tensor import dense
 from shared_embeddings.methods.compositional_code import CompositionalCodeEmbedding
 from shared_embeddings.methods.quantized import QuantizedEmbedding
 from shared_embeddings.methods.standard import StandardEmbedding
 from shared_embeddings.methods.structured import StructuredEmbedding
-from shared_embeddings.utils.extras import require
-
-OPSET, IR_VERSION = 18, 10
-MICROSOFT = "com.microsoft"
-# Block sizes of ONNX Runtime, the fastest first.
-_BLOCK_SIZES = (256, 128, 64, 32, 16)
-_INT4_GROUP = 32
-# Smaller initializers stay in 32 bits.
-_LEAST_VALUES = 256
-# A protocol buffer is limited to this size.
-_MOST_BYTES = 2**31 - 1
-
-
-class Matrix(NamedTuple):
-    """A matrix ``(N, K)`` of a graph.
-
-    Attributes:
-        name: its initializers start with it; a dense matrix has this name.
-        rows, width: N and K.
-        block, bits: of its codes; 0 for a dense matrix.
-    """
-
-    name: str
-    rows: int
-    width: int
-    block: int = 0
-    bits: int = 0
-
-    @property
-    def form(self) -> str:
-        """How it is stored."""
-        return f"{self.bits}-bit blocks of {self.block} numbers" if self.bits else "dense"
-
-
-class Blocks(NamedTuple):
-    """A matrix ``(N, K)`` in few bits.
-
-    Attributes:
-        codes: ``(N, bytes)``; of 4 bits, the first number of a byte is in its upper half.
-        scales: ``(N, groups)``.
-        bits: 4 or 8.
-        width: K.
-        group: numbers of a row that share a scale.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    bits: int
-    width: int
-    group: int
-
-
-def block_size(width: int, group: int) -> int:
-    """The numbers of a block in rows of `width` numbers with a scale for each `group`; 0 if none fits."""
-    sizes = [size for size in _BLOCK_SIZES if group % size == 0 or group >= width]
-    exact = [size for size in sizes if width % size == 0]
-    return (exact or sizes[-1:] or [0])[0]
-
-
-class GraphBuilder:
-    """Nodes and initializers of a graph."""
-
-    def __init__(self) -> None:
-        self.helper, self.numpy_helper = require("onnx.helper"), require("onnx.numpy_helper")
-        self.nodes: list[Any] = []
-        self.initializers: list[Any] = []
-
-    def constant(self, name: str, values: Any) -> str:
-        """An initializer, once for each name; returns the name."""
-        if name not in {one.name for one in self.initializers}:
-            self.initializers.append(self.numpy_helper.from_array(np.ascontiguousarray(values), name))
-        return name
-
-    def numbers(self, name: str, values: Tensor) -> str:
-        """Floating-point numbers in float32; returns the name."""
-        return self.constant(name, values.detach().float().cpu().numpy())
-
-    def node(self, kind: str, inputs: str, output: str, **attributes: Any) -> str:
-        """A node with inputs separated by spaces; returns the name of its output."""
-        domain = MICROSOFT if kind in ("GatherBlockQuantized", "MatMulNBits") else ""
-        self.nodes.append(self.helper.make_node(kind, inputs.split(), [output], domain=domain, **attributes))
-        return output
-
-    # Matrices.
-
-    def matrix(self, name: str, values: Tensor, padding_idx: int | None = None) -> Matrix:
-        """Store a matrix, packed ones in their bits; the row `padding_idx` is zero."""
-        if isinstance(values, PackedTensor) and values.form.name != "fp16" and values.dim() == 2:
-            codes, scales = (part.reshape(len(values), -1) for part in values.packed if part is not None)
-            width = values.size(1)
-            if values.form.name == "int8":
-                return self.blocks(name, Blocks(codes.int() + 128, scales, 8, width, width), padding_idx)
-            return self.blocks(name, Blocks(codes, scales, 4, width, _INT4_GROUP), padding_idx)
-        table = dense(values).detach().float().clone()
-        if padding_idx is not None:
-            table[padding_idx] = 0
-        self.numbers(name, table)
-        return Matrix(name, *table.shape)
-
-    def blocks(self, name: str, given: Blocks, padding_idx: int | None) -> Matrix:
-        """Store a matrix in few bits; the row `padding_idx` is zero."""
-        codes, scales, bits, width, group = given
-        size = block_size(width, group)
-        count = -(-width // size)
-        values = codes.to(torch.uint8).numpy()
-        if bits == 4:
-            # ONNX Runtime reads the low bits of a byte first.
-            values = values >> 4 | values << 4
-            values[:, width // 2 :] |= 0x80
-        # The last block is filled up with zeros.
-        stored = np.full((len(values), count * size * bits // 8), 0x80 if bits == 8 else 0x88, np.uint8)
-        stored[:, : values.shape[1]] = values
-        self.constant(f"{name}_codes", stored.reshape(len(values), count, -1))
-        factors = scales.detach().float().clone()
-        if padding_idx is not None:
-            factors[padding_idx] = 0
-        if factors.size(1) == count:
-            self.numbers(f"{name}_factors", factors)
-        else:
-            self.numbers(f"{name}_scales", factors)
-            self.constant(f"{name}_groups", np.arange(count) * size // group)
-            self.node("Gather", f"{name}_scales {name}_groups", f"{name}_factors", axis=1)
-        self.constant("last_axis", np.array([2]))
-        self.node("Unsqueeze", f"{name}_factors last_axis", f"{name}_block_factors")
-        return Matrix(name, len(values), width, size, bits)
-
-    def gathered(self, matrix: Matrix, ids: str, output: str) -> str:
-        """The rows ``(n, K)`` of ids ``(n,)``."""
-        if not matrix.bits:
-            return self.node("Gather", f"{matrix.name} {ids}", output, axis=0)
-        name, filled = matrix.name, -(-matrix.width // matrix.block) * matrix.block
-        self.node(
-            "GatherBlockQuantized",
-            f"{name}_codes {ids} {name}_block_factors",
-            f"{output}_blocks",
-            gather_axis=0,
-            quantize_axis=2,
-            block_size=matrix.block,
-            bits=matrix.bits,
-        )
-        self.constant(f"{name}_row", np.array([-1, filled]))
-        if filled == matrix.width:
-            return self.node("Reshape", f"{output}_blocks {name}_row", output)
-        self.node("Reshape", f"{output}_blocks {name}_row", f"{output}_filled")
-        for key, value in {"zero": 0, f"{name}_width": matrix.width, "axis": 1}.items():
-            self.constant(key, np.array([value]))
-        return self.node("Slice", f"{output}_filled zero {name}_width axis", output)
-
-    def whole(self, matrix: Matrix) -> str:
-        """The name of the dense matrix ``(N, K)``."""
-        if not matrix.bits:
-            return matrix.name
-        self.constant(f"{matrix.name}_all", np.arange(matrix.rows, dtype=np.int32))
-        return self.gathered(matrix, f"{matrix.name}_all", matrix.name)
-
-    def products(self, hidden: str, matrix: Matrix, output: str) -> str:
-        """The products ``(m, N)`` of hidden states ``(m, K)`` with all rows."""
-        if not matrix.bits:
-            return self.node("Gemm", f"{hidden} {matrix.name}", output, transB=1)
-        return self.node(
-            "MatMulNBits",
-            f"{hidden} {matrix.name}_codes {matrix.name}_factors",
-            output,
-            K=matrix.width,
-            N=matrix.rows,
-            block_size=matrix.block,
-            bits=matrix.bits,
-        )
-
-    def model(self, inputs: dict[str, tuple[int, list[Any]]], outputs: dict[str, list[Any]]) -> bytes:
-        """The serialized model.
-
-        Args:
-            inputs: the type and the shape of each input.
-            outputs: the shape of each output, in float32.
-        """
-        make = self.helper.make_tensor_value_info
-        given = [make(name, kind, shape) for name, (kind, shape) in inputs.items()]
-        found = [make(name, 1, shape) for name, shape in outputs.items()]
-        graph = self.helper.make_graph(self.nodes, "shared_embedding", given, found, self.initializers)
-        opset = self.helper.make_opsetid("", OPSET)
-        return finished(self.helper.make_model(graph, opset_imports=[opset]))
 
 
 class TableGraph(NamedTuple):
@@ -264,73 +80,6 @@ def serialized(table: TableGraph) -> bytes:
         inputs["hidden"] = (1, ["m", table.score_dim])
         outputs["scores"] = ["m", table.widths["scores"]]
     return table.builder.model(inputs, outputs)
-
-
-def finished(model: Any) -> bytes:
-    """Serialize a model without what nobody reads, and with weights in 16 bits where these are exact.
-
-    Raises:
-        UserError: it is larger than an ONNX file can be.
-    """
-    helper, graph = require("onnx.helper"), model.graph
-    _store_16_bits(graph)
-    # Names of the traced Python code.
-    for node in graph.node:
-        node.ClearField("metadata_props")
-        node.ClearField("doc_string")
-    graph.ClearField("value_info")
-    _shorten_names(graph)
-    if any(node.domain == MICROSOFT for node in graph.node):
-        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
-    model.ir_version, model.producer_name = IR_VERSION, "shared-embeddings"
-    if model.ByteSize() > _MOST_BYTES:
-        raise UserError(
-            f"the model has {model.ByteSize():,} bytes, but an ONNX file can have {_MOST_BYTES:,}; export "
-            "a model with 16-bit weights, or the embeddings alone (--format onnx-embeddings)"
-        )
-    content: bytes = model.SerializeToString()
-    return content
-
-
-def _shorten_names(graph: Any) -> None:
-    """Number the values between nodes, whose names take more bytes than the nodes."""
-    kept = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
-    new: dict[str, str] = {}
-    for node in graph.node:
-        node.ClearField("name")
-        if any(attribute.HasField("g") for attribute in node.attribute):
-            return
-        for name in node.output:
-            if name and name not in kept:
-                new[name] = f"{len(new):x}"
-    for node in graph.node:
-        node.input[:] = [new.get(name, name) for name in node.input]
-        node.output[:] = [new.get(name, name) for name in node.output]
-
-
-def _store_16_bits(graph: Any) -> None:
-    """Store initializers in 16 bits where that loses nothing: the checkpoint has them so."""
-    onnx, numpy_helper = require("onnx"), require("onnx.numpy_helper")
-    casts = []
-    for initializer in graph.initializer:
-        if initializer.data_type != onnx.TensorProto.FLOAT or np.prod(initializer.dims) < _LEAST_VALUES:
-            continue
-        values = numpy_helper.to_array(initializer)
-        name, bits = initializer.name, np.ascontiguousarray(values).view(np.uint32)
-        with np.errstate(over="ignore"):
-            halves = values.astype(np.float16)
-        if np.array_equal(halves.astype(np.float32), values):
-            kind, raw = onnx.TensorProto.FLOAT16, halves.tobytes()
-        elif not (bits & 0xFFFF).any():
-            kind, raw = onnx.TensorProto.BFLOAT16, (bits >> 16).astype(np.uint16).tobytes()
-        else:
-            continue
-        stored = f"{name}_16"
-        initializer.CopyFrom(onnx.helper.make_tensor(stored, kind, values.shape, raw, raw=True))
-        casts.append(onnx.helper.make_node("Cast", [stored], [name], to=onnx.TensorProto.FLOAT))
-    nodes = [*casts, *graph.node]
-    del graph.node[:]
-    graph.node.extend(nodes)
 
 
 def _is_packable(module: QuantizedEmbedding) -> bool:
