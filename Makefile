@@ -6,11 +6,14 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 RECIPES ?=
 DRILLS ?=
+TINY ?=
+SLICES ?=
+MINUTES ?=
 
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help stubs setup demo report docs notebooks test test-all smoke drill check format pins clean
+.PHONY: help stubs setup demo report docs notebooks test test-all smoke drill gpu check format pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
@@ -43,6 +46,9 @@ smoke: setup ## run every recipe end to end on tiny generated data (RECIPES="ptb
 
 drill: setup ## kill, stop and starve the commands, and count the outcomes (DRILLS="training --tries 3" selects)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.drills $(DRILLS)
+
+gpu: setup ## measure what needs a GPU, again to resume (SLICES="output ptb", MINUTES=8 for each; TINY=1: tiny, on the CPU)
+	@$(BIN)/python -m benchmarks.gpu $(if $(TINY),--tiny) $(if $(SLICES),--slices $(SLICES)) $(if $(MINUTES),--minutes $(MINUTES))
 
 check: setup ## lint, formatting and types
 	$(BIN)/python -m ruff check .

@@ -32,6 +32,12 @@ from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.path_options import PathOption
 
 DENSE = "plain table"
+# Losses of a plain table by other code, for GPUs, with the package that has each.
+FUSED = {
+    "linear_cross_entropy of torch": "torch",
+    "Liger": "liger_kernel",
+    "cut-cross-entropy": "cut_cross_entropy",
+}
 PADDING = 1
 # Times of the plain layer within this factor are noise of the machine.
 _STEADY = 2.0
@@ -86,6 +92,34 @@ class Dense(nn.Module):
         return F.cross_entropy(hidden @ self.weight.T, targets, ignore_index=ignore_index)
 
 
+class Fused(Dense):
+    """A plain table in the type of the hidden states, whose loss is computed by other code (`FUSED`)."""
+
+    def __init__(self, name: str, vocab_size: int, dim: int) -> None:
+        super().__init__(vocab_size, dim)
+        self.name = name
+
+    def cross_entropy(self, hidden: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+        """As in the base class."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self._loss(hidden, self.weight.to(hidden.dtype), targets, ignore_index)
+
+    def _loss(self, hidden: Tensor, table: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+        """The loss of `name`."""
+        if self.name == "Liger":
+            from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
+
+            loss: Tensor = LigerFusedLinearCrossEntropyLoss(ignore_index=ignore_index)(table, hidden, targets)
+            return loss
+        if self.name == "cut-cross-entropy":
+            from cut_cross_entropy import linear_cross_entropy
+
+            loss = linear_cross_entropy(hidden, table, targets, ignore_index=ignore_index)
+            return loss
+        options = nn.LinearCrossEntropyOptions()
+        return F.linear_cross_entropy(hidden, table, targets, ignore_index=ignore_index, options=options)
+
+
 def rows(setting: Setting, methods: Sequence[str]) -> list[Row]:
     """The examples of each of `methods`."""
     return [
@@ -100,6 +134,8 @@ def build(row: Row, setting: Setting) -> Any:
     torch.manual_seed(0)
     if row.method == DENSE:
         return Dense(setting.vocab_size, setting.dim)
+    if row.method in FUSED:
+        return Fused(row.method, setting.vocab_size, setting.dim)
     return se.build(
         row.method,
         num_embeddings=setting.vocab_size,
@@ -116,27 +152,36 @@ def words(setting: Setting) -> Tensor:
     return torch.multinomial(frequencies, setting.tokens, replacement=True, generator=generator)
 
 
-def input_step(row: Row, setting: Setting, device: str = "cpu") -> Step:
-    """Return a function that runs the forward and backward pass of a row's lookup once."""
+def input_step(row: Row, setting: Setting, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Step:
+    """Return a function that runs the forward and backward pass of a row's lookup once.
+
+    Args:
+        device: where.
+        dtype: of products, by autocast.
+    """
     module = build(row, setting).to(device)
     ids = words(setting).to(device)
     gradient = torch.randn(setting.tokens, setting.dim, device=device)
 
     def step() -> None:
-        module(ids).backward(gradient)
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            vectors = module(ids)
+        vectors.backward(gradient.to(vectors.dtype))
         module.zero_grad(set_to_none=True)
 
     return step
 
 
-def output_step(row: Row, setting: Setting, device: str = "cpu") -> Step:
-    """Return a function that runs the forward and backward pass of a row's loss once."""
+def output_step(row: Row, setting: Setting, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Step:
+    """Return a function that runs the forward and backward pass of a row's loss once; see `input_step`."""
     module = build(row, setting).to(device)
-    hidden = torch.randn(setting.tokens, module.score_dim, device=device, requires_grad=True)
+    hidden = torch.randn(setting.tokens, module.score_dim, device=device, dtype=dtype, requires_grad=True)
     targets = words(setting).to(device)
 
     def step() -> None:
-        module.cross_entropy(hidden, targets, ignore_index=PADDING).backward()
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            loss = module.cross_entropy(hidden, targets, ignore_index=PADDING)
+        loss.backward()
         hidden.grad = None
         module.zero_grad(set_to_none=True)
 

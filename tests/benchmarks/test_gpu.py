@@ -1,0 +1,194 @@
+"""Measurements for GPUs: slices that resume, failures that do not spread, and everything once on the CPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shared_embeddings as se
+from benchmarks import gpu, gpu_trainings
+from recipes.common.recipe import find_recipe
+from shared_embeddings.sizing.accounting import stored_bits
+
+Run = Callable[[float], dict[str, Any]]
+
+
+def slice_of(monkeypatch: pytest.MonkeyPatch, shares_time: bool = False, **cases: Run) -> None:
+    """Replace all slices by one called "one"."""
+    columns = {"ms": ("ms", 1), "ms/": ("ratio", 2)}
+    part = gpu.Slice("Title", lambda _: iter(cases.items()), columns, shares_time)
+    monkeypatch.setattr(gpu, "SLICES", {"one": part})
+
+
+def run(folder: Path, minutes: float = 8.0) -> dict[str, dict[str, Any]]:
+    """Run the slice in this process; gives the records by case."""
+    options = argparse.Namespace(tiny=True, folder=folder, minutes=minutes)
+    results = gpu.Results(folder / "results.jsonl")
+    gpu.run_slice("one", options, results)
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    return {record["case"]: record for record in map(json.loads, lines)}
+
+
+def raising(error: BaseException) -> Run:
+    """A case that fails."""
+
+    def fail(_: float) -> dict[str, Any]:
+        raise error
+
+    return fail
+
+
+def test_failures_are_recorded_and_the_rest_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = {
+        "large": raising(torch.OutOfMemoryError("CUDA out of memory")),
+        "wrong": raising(ValueError("no such\nthing")),
+        "slow": raising(gpu_trainings.OutOfTime()),
+        "good": lambda _: {"ms": 2.0},
+    }
+    slice_of(monkeypatch, **cases)
+    found = run(tmp_path)
+    assert {name: record.get("failed") for name, record in found.items()} == {
+        "large": "out of memory",
+        "wrong": "ValueError: no such",
+        "slow": "not finished",
+        "good": None,
+    }
+    assert found["good"]["measured"] == {"ms": 2.0}
+    assert {"date", "git", "versions", "device"} <= found["good"].keys()
+    assert [name for name, record in found.items() if record["done"]] == ["large", "good"]
+
+
+def test_a_new_run_does_what_is_left_with_failures_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def noting(name: str, result: dict[str, Any] | None) -> Run:
+        def note(_: float) -> dict[str, Any]:
+            order.append(name)
+            if result is None:
+                raise KeyboardInterrupt
+            return result
+
+        return note
+
+    slice_of(monkeypatch, a=noting("a", {"ms": 1.0}), b=noting("b", None), c=noting("c", {"ms": 1.0}))
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    slice_of(
+        monkeypatch,
+        a=noting("a", {"ms": 1.0}),
+        b=noting("b", {"ms": 3.0, "finished": False}),
+        c=noting("c", {"ms": 1.0}),
+    )
+    assert run(tmp_path)["b"]["measured"] == {"ms": 3.0, "finished": False}
+    assert order == ["a", "b", "c", "b"]
+    run(tmp_path)
+    assert order[4:] == ["b"]
+
+
+def test_time_is_shared_or_ends_a_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def note(seconds: float) -> dict[str, Any]:
+        given.append(seconds)
+        return {"ms": 1.0}
+
+    slice_of(monkeypatch, shares_time=True, a=note, b=note, c=note)
+    run(tmp_path, minutes=1.0)
+    assert given == [pytest.approx(20, abs=5), pytest.approx(30, abs=5), pytest.approx(60, abs=5)]
+    slice_of(monkeypatch, d=note)
+    run(tmp_path, minutes=0.1)
+    assert len(given) == 3
+
+
+def test_out_of_time_is_raised_where_the_code_is() -> None:
+    with pytest.raises(gpu_trainings.OutOfTime), gpu_trainings.time_limit(0.01):
+        time.sleep(60)
+    with gpu_trainings.time_limit(60):
+        pass
+
+
+def test_tables_show_ratios_to_the_first_case_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    slice_of(
+        monkeypatch, **{name: raising(AssertionError()) for name in ("plain", "small", "large", "other")}
+    )
+    origin = {"device": "cuda: 1 x H100", "versions": {"torch": "2.13.0"}}
+    measured = {"plain": {"measured": {"ms": 4.0}}, "small": {"measured": {"ms": 1.0}}}
+    measured["large"] = {"failed": "out of memory"}  # type: ignore[dict-item]
+    records = {("one", case): {**origin, **numbers} for case, numbers in measured.items()}
+    text = gpu.as_text(records)
+    assert text.startswith("Measured on cuda: 1 x H100; torch 2.13.0.\n\nTitle\n\n| | ms | ratio |")
+    assert text.splitlines()[-4:] == [
+        "| plain | 4.0 | 1.00 |",
+        "| small | 1.0 | 0.25 |",
+        "| large | out of memory | – |",
+        "| other | not run | – |",
+    ]
+    assert gpu.as_text({}) == "- Title: not run"
+
+
+def test_progress_is_read_from_the_log_of_a_training() -> None:
+    log = """step 10 epoch 0.50 loss 6.1 ppl 446.00 lr 30 | 1,200 tokens/s, 01:00 left
+step 20 epoch 1.00 loss 5.1 ppl 164.02 lr 30 | 1,400 tokens/s, 01:00 left
+step 20 valid loss 5.000000 ppl 148.41 (the best so far)
+step 30 epoch 1.25 loss 5.0 ppl 148.41 lr 30 | 1,300 tokens/s, 01:00 left
+step 40 valid loss 5.100000 ppl 164.02 (best 148.41)
+"""
+    assert gpu_trainings.progress_of(log) == {
+        "epochs": 1.25,
+        "valid_perplexity": 148.41,
+        "tokens_per_second": 1300,
+    }
+
+
+def test_every_method_is_a_row_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNS", str(tmp_path))
+    recipe = find_recipe("multi30k_ende")
+    recipe.data.mkdir(parents=True)
+    (recipe.data / "vocabulary").write_text("word\n" * 4000)
+    names = gpu_trainings.translator_names()
+    assert {name.rpartition("_")[0] for name in names} == {"", *se.methods()} - {"standard"}
+    for name in ("projective_4x", "funnel_8x", "quantized_8x"):
+        row = gpu_trainings.wide_row(recipe, name, 256)
+        assert row.train["hidden_size"] == row.train["word_vec_size"] == 256
+        options = dict(row.embedding)
+        method = options.pop("method")
+        emb = se.build(method, num_embeddings=4000, embedding_dim=256, **options)
+        ratio = 32 * 4000 * 256 / stored_bits(emb, emb.default_store if method == "quantized" else "fp32")
+        assert ratio == pytest.approx(int(name[-2]), rel=0.06)
+    assert row.fit == {"teacher": "standard_256"}
+
+
+@pytest.mark.slow
+def test_everything_runs_on_the_cpu(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--tiny", "--folder", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    records = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert {record["slice"] for record in records} == set(gpu.SLICES)
+    assert [record for record in records if "failed" in record or not record["done"]] == []
+    (two,) = (record["measured"] for record in records if record["slice"] == "processes")
+    assert two["difference"] < 1e-4
+    assert "ptb: 3 of 3 done" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [(["--slices", "ptb"], "no CUDA device"), (["--tiny", "--publish"], "remove --tiny")],
+)
+def test_what_needs_a_gpu_says_so(asked: list[str], told: str, monkeypatch, capsys, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    status = gpu.run_main("gpu", gpu.main, [*asked, "--folder", str(tmp_path)])
+    assert status == 2 and told in capsys.readouterr().err
