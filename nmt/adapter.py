@@ -1,4 +1,4 @@
-"""How `shared-embeddings` opens checkpoints of OpenNMT-py: see `shared_embeddings.checkpoints.adapter`."""
+"""The adapter of `shared-embeddings` for OpenNMT-py, see `shared_embeddings.checkpoints.adapter`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Adapter:
         """Read a model.
 
         Raises:
-            UserError: it does not match its own options, or its weights are missing.
+            UserError: it is inconsistent, or its weights are missing.
         """
         from nmt.compression import CheckpointModel
 

@@ -63,10 +63,10 @@ def _command(function: Callable[[], None], advice: str = NO_PARTIAL_FILES) -> Ca
 
 
 def _explain(error: BaseException) -> str | None:
-    """The message of a user error; OpenNMT-py raises AssertionError and ValueError for options."""
-    told = _error_of_another_process(error)
-    if told is not None or isinstance(error, (AssertionError, ValueError)):
-        return error_line(told or error)
+    """Return the message of a user error; OpenNMT-py raises AssertionError and ValueError for options."""
+    user_error = _error_of_another_process(error)
+    if user_error is not None or isinstance(error, (AssertionError, ValueError)):
+        return error_line(user_error or error)
     return explain(error)
 
 
@@ -101,7 +101,7 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     """Validate the options of a training; embedding options become mappings.
 
     Returns:
-        the corpora of the option ``data``.
+        The corpora of the option ``data``.
 
     Raises:
         UserError: an option is invalid.
@@ -152,9 +152,9 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
         checks.check_memory(sizes, vocabs)
     opt.embedding_distillation = distillation.parse_mapping(opt.embedding_distillation)
     opt.embedding_quantization = parse_quantization_option(opt.embedding_quantization, plan)
-    asked = distillation.parse_distillation(opt.embedding_distillation)
-    if asked is not None and not opt.train_from:
-        distillation.check_new(asked, plan, _new_vocabularies(opt))
+    parsed = distillation.parse_distillation(opt.embedding_distillation)
+    if parsed is not None and not opt.train_from:
+        distillation.check_new(parsed, plan, _new_vocabularies(opt))
     return corpora
 
 
@@ -227,10 +227,10 @@ def translate() -> None:
     opt = parse(onmt.bin.translate._get_parser(), TRANSLATE)
     check_translation(opt)
     check_one_process(opt)
-    with applied(opt) as told:
+    with applied(opt) as description:
         check_prefix(opt)
-        if told:
-            print(told, file=sys.stderr)
+        if description:
+            print(description, file=sys.stderr)
         translate_file(opt, onmt.bin.translate.translate)
 
 
@@ -330,12 +330,12 @@ def server() -> None:
 
 
 def characters() -> None:
-    """``onmt_characters``: text as characters, and characters as text."""
+    """``onmt_characters``: convert text to characters and back."""
     run_module("onmt_characters", "nmt.summarization.characters")
 
 
 def character_vocab() -> None:
-    """``onmt_character_vocab``: the vocabulary of a model that reads and writes characters."""
+    """``onmt_character_vocab``: build a vocabulary of subwords and characters."""
 
     def main(arguments: Sequence[str]) -> None:
         from nmt.summarization.characters import vocabulary_main
@@ -346,10 +346,10 @@ def character_vocab() -> None:
 
 
 def rerank() -> None:
-    """``onmt_rerank``: choose one of several headlines by its words."""
+    """``onmt_rerank``: select headlines by their content words."""
     run_module("onmt_rerank", "nmt.summarization.rerank")
 
 
 def rouge() -> None:
-    """``onmt_rouge``: ROUGE of headlines or summaries."""
+    """``onmt_rouge``: compute ROUGE of headlines or summaries."""
     run_module("onmt_rouge", "nmt.summarization.rouge")

@@ -37,9 +37,9 @@ from shared_embeddings.options import OptionError
 from shared_embeddings.utils import files
 from shared_embeddings.utils.files import UNREADABLE, first_line, replacing, save_tensors
 
-# The entry of a checkpoint with the checksum of the weights beside it.
+# Entry of a checkpoint with the checksum of the separate weights.
 WEIGHTS = "weights_checksum"
-# That with the files of subwords, each as bytes (n,) under the name of its option.
+# Entry with the subword files: bytes (n,) by option.
 SUBWORDS = "subwords"
 
 
@@ -116,19 +116,19 @@ PARTS: dict[str, PartType] = {
 
 
 def check_checkpoint(path: str, checkpoint: Any) -> None:
-    """Check the structure of a checkpoint, and that the weights beside it are its own.
+    """Check the structure of a checkpoint, and the checksum of separate weights.
 
     Args:
         path: ``NAME.pt``.
-        checkpoint: what was read from there.
+        checkpoint: content of the file.
 
     Raises:
-        UserError: a part is missing or malformed, or the weights are those of another checkpoint.
+        UserError: a part is missing or malformed, or the weights belong to another checkpoint.
     """
     if not isinstance(checkpoint, dict):
         raise UserError(
-            f"checkpoint {path}: holds a {type(checkpoint).__name__} and not the parts of a model; use one "
-            "that onmt_train wrote"
+            f"checkpoint {path}: contains a {type(checkpoint).__name__}, not a model; use one written by "
+            "onmt_train"
         )
     missing = [part for part in ("opt", "vocab") if part not in checkpoint]
     if missing:
@@ -141,10 +141,7 @@ def check_checkpoint(path: str, checkpoint: Any) -> None:
 
 
 def _check_set(path: str, wanted: object) -> None:
-    """Raise `UserError` unless the weights beside a checkpoint have the checksum that it names.
-
-    Only the headers of the files are read.
-    """
+    """Raise `UserError` unless separate weights have the checksum in the checkpoint; reads headers only."""
     from safetensors import SafetensorError
 
     for file in safetensors_of(path):
@@ -156,17 +153,18 @@ def _check_set(path: str, wanted: object) -> None:
             ) from error
         if found != wanted and is_verified():
             raise UserError(
-                f"checkpoint {path}: {file} holds the weights of another checkpoint, as after a run that was "
-                "stopped while it saved; take an earlier step, or put the two files of one step together"
+                f"checkpoint {path}: {file} has the weights of another checkpoint; use an earlier step, or "
+                "both files of the same step"
             )
 
 
 def safetensors_of(path: str) -> list[str]:
-    """Return the safetensors files that belong to a checkpoint ``NAME.pt``: ``NAME.safetensors``, or else the
-    shards ``NAME.00.safetensors``, ``NAME.01.safetensors``, … of a converted model.
+    """Return the safetensors files of a checkpoint ``NAME.pt``.
+
+    They are ``NAME.safetensors``, or the shards ``NAME.00.safetensors``, ... of a converted model.
 
     Raises:
-        UserError: there is none.
+        UserError: there are none.
     """
     base = path.removesuffix(".pt")
     if os.path.isfile(f"{base}.safetensors"):
@@ -175,7 +173,7 @@ def safetensors_of(path: str) -> list[str]:
     # Only numbers: NAME.small.safetensors belongs to another checkpoint, NAME.small.pt.
     found = sorted(name for name in beside if name.split(".")[-2].isdecimal())
     if not found:
-        raise UserError(f"checkpoint {path}: its weights are missing; put {base}.safetensors beside it")
+        raise UserError(f"checkpoint {path}: its weights are missing; put {base}.safetensors next to it")
     return found
 
 
@@ -207,12 +205,12 @@ def check_output(option: str, path: str | os.PathLike[str]) -> None:
 
 
 def remove_leftovers(save_model: str) -> None:
-    """Take away what processes that were killed while they saved have left beside the checkpoints of a run.
+    """Remove temporary files of processes that were killed while saving checkpoints of a run.
 
-    A step of which only one file was in place is rolled back.
+    Steps with only one of two files are rolled back.
 
     Args:
-        save_model: the option of ``onmt_train``, which the names of its checkpoints begin with.
+        save_model: the option of ``onmt_train``: prefix of the checkpoints.
     """
     start = Path(save_model)
     remains = start.parent.glob(f".{glob.escape(start.name)}_step_*.tmp")

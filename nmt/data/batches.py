@@ -25,7 +25,7 @@ from shared_embeddings.utils.interrupts import SIGNALS
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Have SIGINT and SIGTERM wait, in this thread and in the processes that are started in the block."""
+    """Block SIGINT and SIGTERM in this thread and in processes that are started meanwhile."""
     resource_tracker.ensure_running()  # else started with the first process, which unblocks them
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -35,17 +35,16 @@ def signals_blocked() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Let SIGTERM end this worker only when its parent sends it; it was started with signals blocked.
+    """End this worker at a SIGTERM of its parent only; it was started with signals blocked.
 
-    A terminal and a scheduler signal every process, but the training process needs its workers until it has
-    ended its step.
+    Terminals and schedulers signal all processes, but training needs its workers until the step is complete.
     """
     threading.Thread(target=_wait_for_parent, args=(os.getppid(),), daemon=True).start()
     sys.excepthook = _report
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error of a thread, but not that the training process, which ends, takes no more batches."""
+    """Print an error of a thread, unless the connection to the training process is closed."""
     if not issubclass(kind, ConnectionError):
         sys.__excepthook__(kind, error, trace)
 
@@ -63,13 +62,13 @@ class QuietLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         """Start the workers."""
         with signals_blocked():
-            # Kept, because an iterator that an interruption drops waits seconds for each busy worker.
+            # Without this reference, an interrupted iterator would wait seconds for each busy worker.
             self.batches = super().__iter__()
         return self.batches
 
 
 def end_workers() -> None:
-    """Kill the workers of this process: nobody needs their batches, and they may be busy for long."""
+    """Kill the data loader workers of this process, which may be busy."""
     previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises an error about killed workers
     for worker in multiprocessing.active_children():
         worker.kill()
@@ -79,9 +78,7 @@ def end_workers() -> None:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a batch came from: the state before its bucket was read, and how many batches of the bucket are
-    used.
-    """
+    """Position of a batch: the state before its bucket was read, and the number of its batches used."""
 
     worker: int
     bucket: dict[str, Any]
@@ -89,7 +86,7 @@ class Position:
 
 
 class Batches(DynamicDatasetIter):  # type: ignore[misc]
-    """Upstream's batches under a name of this package, which a data loader's workers then import first."""
+    """OpenNMT-py's batches; being in this package, workers of data loaders import the patches first."""
 
     def _init_datasets(self, worker_id: int) -> None:
         """Open the corpora, in this process or in a worker of a data loader."""
@@ -101,18 +98,15 @@ class Batches(DynamicDatasetIter):  # type: ignore[misc]
 class ResumableBatches(Batches):
     """Training batches that carry their `Position`, and that can start from one.
 
-    The batches are those of upstream's iterator: the position holds the random state, the examples read of
-    each
-    corpus, and the place in the cycle over the corpora, all from the moment before the bucket was read.
+    The batches equal those of OpenNMT-py. A position consists of the random state, the number of examples
+    read from each corpus and the place in the cycle over the corpora, before the bucket was read.
     """
 
     start: dict[int, dict[str, Any]] = {}
     first_worker = 0
 
     def _init_datasets(self, worker_id: int) -> None:
-        """Open the corpora for one worker; with a start position, continue with the worker whose turn it
-        is.
-        """
+        """Open the corpora for one worker; after a start position, the next worker comes first."""
         workers = max(1, self.num_workers)
         self.worker = (worker_id + self.first_worker) % workers
         super()._init_datasets(self.worker)
@@ -128,7 +122,7 @@ class ResumableBatches(Batches):
         self.random_shuffler._random_state = _as_state(saved["shuffler"])
 
     def _bucketing(self) -> Iterator[tuple[Any, int]]:
-        """Yield buckets of numericalized examples, and remember the state before each."""
+        """Yield buckets of numericalized examples, and store the state before each."""
         names = list(self.mixer._iter_datasets())
         drawn, cycle = dict(self.bucket_state["drawn"]), int(self.bucket_state["cycle"])
         streams = {
@@ -160,7 +154,7 @@ class ResumableBatches(Batches):
             )
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Position]]:
-        """Yield batches with their positions; those that a saved position has used are left out."""
+        """Yield batches with their positions; batches used before the start position are skipped."""
         current, used = None, 0
         for batch, index in super().__iter__():
             current, used = (index, used + 1) if index == current else (index, 1)
@@ -171,11 +165,10 @@ class ResumableBatches(Batches):
 
 
 def _endless(corpus: Iterable[Any], start: int) -> Iterator[tuple[int, Any]]:
-    """Yield the examples of a corpus over and over, with how many of the pass are read then, from ``start``
-    on.
+    """Yield the examples of a corpus repeatedly with their number in the pass, after the first ``start``.
 
     Raises:
-        UserError: a whole pass has no example.
+        UserError: a pass has no example.
     """
     while True:
         number = start
@@ -187,17 +180,17 @@ def _endless(corpus: Iterable[Any], start: int) -> Iterator[tuple[int, Any]]:
 
 
 def _as_state(saved: Any) -> tuple[Any, ...]:
-    """Return a state of Python's random module from what a checkpoint keeps of it."""
+    """Convert a stored state to one of Python's random module."""
     version, numbers, gauss = saved
     return version, tuple(numbers), gauss
 
 
 class TrackedBatches:
-    """An iterable of batches that remembers the positions, per worker, of those that whole steps have used.
+    """An iterable of batches that tracks, per worker, the position of the batches used by whole steps.
 
     Args:
-        batches: with their positions.
-        start: what `state` gave of the batches before these.
+        batches: batches with their positions.
+        start: the state before these batches.
     """
 
     def __init__(
@@ -215,9 +208,9 @@ class TrackedBatches:
             yield batch, position
 
     def mark(self) -> None:
-        """Count the batches that were taken so far as used: the step that they are for is about to begin."""
+        """Mark all batches so far as used, before their step begins."""
         self.marked = {"last_worker": self.last_worker, "workers": dict(self.positions)}
 
     def state(self) -> dict[str, Any]:
-        """Return plain data from which `ResumableBatches` resumes with the batch after the last one used."""
+        """Return the state from which `ResumableBatches` continues after the last used batch."""
         return self.marked

@@ -24,14 +24,14 @@ from shared_embeddings.utils.path_options import PathOption
 
 @dataclasses.dataclass(frozen=True)
 class CorpusOptions:
-    """What one corpus may have: its files, and settings of transforms in place of the global ones.
+    """Settings of one corpus: its files, and options of transforms that override the global ones.
 
     Attributes:
-        path_src: file of the sources, one a line.
+        path_src: file of the sources, one per line.
         path_tgt: file of the targets.
         path_txt: a text without line structure, for a language model.
         path_align: file of word alignments.
-        weight: lines that are taken in turn with those of other corpora.
+        weight: number of examples to read before switching to the next corpus.
         transforms: names of the transforms.
     """
 
@@ -80,8 +80,8 @@ def parse_corpus(name: str, settings: Mapping[str, Any]) -> CorpusOptions:
     """Check the settings of one corpus.
 
     Args:
-        name: of the corpus, for messages.
-        settings: as under ``data``.
+        name: name of the corpus, for messages.
+        settings: its entry in the option ``data``.
 
     Raises:
         shared_embeddings.OptionError: a setting is unknown, of the wrong type, or out of range.
@@ -93,14 +93,12 @@ BYTE_ORDER_MARK = "\ufeff"
 
 
 def clean_line(line: str) -> str:
-    """Return a line with each run of whitespace of any kind (no-break, tab, carriage return) as one
-    space, and without the mark that some editors put at the start of a text.
-    """
+    """Collapse whitespace of any kind to single spaces, and remove a byte order mark."""
     return " ".join(line.removeprefix(BYTE_ORDER_MARK).split())
 
 
 def count_lines(path: str) -> int:
-    """Count the lines of a file; a last line without a line end counts."""
+    """Count the lines of a file, including a last line without a line end."""
     count, last = 0, b"\n"
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -110,17 +108,17 @@ def count_lines(path: str) -> int:
 
 
 def check_parallel(name: str, paths: dict[str, str]) -> int:
-    """Check that files exist, hold text and have equally many lines.
+    """Check that files exist, are not empty and have equal numbers of lines.
 
     Args:
-        name: of the corpus, for messages.
+        name: name of the corpus, for messages.
         paths: file per side, such as ``{"path_src": …, "path_tgt": …}``.
 
     Returns:
-        the number of lines.
+        The number of lines.
 
     Raises:
-        UserError: names the corpus, the file, and both counts where they differ.
+        UserError: they do not.
     """
     counts = {}
     for side, path in paths.items():
@@ -131,7 +129,7 @@ def check_parallel(name: str, paths: dict[str, str]) -> int:
             raise UserError(f"data: {name}: {side}: {path} is empty")
     if len(set(counts.values())) > 1:
         sizes = ", ".join(f"{paths[side]} has {number} lines" for side, number in counts.items())
-        raise UserError(f"data: {name}: the sides are not parallel: {sizes}; expected equally many")
+        raise UserError(f"data: {name}: the files are not parallel: {sizes}; use equal numbers")
     return next(iter(counts.values()))
 
 
@@ -139,11 +137,11 @@ def check_corpora(corpora: Any) -> None:
     """Check the files of every corpus of the option ``data``.
 
     Raises:
-        UserError: as `check_parallel`, or the option is not a mapping of corpora.
-        shared_embeddings.OptionError: as `nmt.data.corpora.parse_corpus`.
+        UserError: see `check_parallel`, or the option is not a mapping of corpora.
+        shared_embeddings.OptionError: see `parse_corpus`.
     """
     if not isinstance(corpora, dict) or not all(isinstance(corpus, dict) for corpus in corpora.values()):
-        raise UserError("data: wanted a mapping of corpora, each with path_src and path_tgt")
+        raise UserError("data: expected a mapping of corpora, each with path_src and path_tgt")
     for name, corpus in corpora.items():
         parse_corpus(name, corpus)
         paths = {side: corpus[side] for side in ("path_src", "path_tgt", "path_align") if corpus.get(side)}
@@ -154,24 +152,24 @@ def check_corpora(corpora: Any) -> None:
 
 
 def _check_weights(corpora: dict[str, dict[str, Any]]) -> None:
-    """Check that training has a corpus to read.
+    """Check that there is a training corpus.
 
     Raises:
-        UserError: nothing but validation has a weight above 0.
+        UserError: all corpora except validation have a weight of 0.
     """
     weights = {name: corpus.get("weight", 1) for name, corpus in corpora.items()}
     if not any(weight != 0 for name, weight in weights.items() if name != CorpusName.VALID):
         raise UserError(
-            "data: there is no corpus to train on; name one with a weight of at least 1 beside "
+            "data: there is no training corpus; add one with a weight of at least 1 in addition to "
             f"`{CorpusName.VALID}`"
         )
 
 
 def check_targets(corpora: dict[str, dict[str, Any]]) -> None:
-    """Check that every corpus has a target: upstream takes the source in its place and trains to copy.
+    """Check that every corpus has a target; OpenNMT-py would use the source instead.
 
     Raises:
-        UserError: names the corpus without one.
+        UserError: one has none.
     """
     for name, corpus in corpora.items():
         if not corpus.get("path_tgt"):
@@ -179,21 +177,21 @@ def check_targets(corpora: dict[str, dict[str, Any]]) -> None:
 
 
 def check_single_texts(corpora: dict[str, dict[str, Any]]) -> None:
-    """Check that no corpus of a language model has a target: it learns what comes next in its source.
+    """Check that no corpus of a language model has a target.
 
     Raises:
-        UserError: names the corpus with one.
+        UserError: one has.
     """
     for name, corpus in corpora.items():
         if corpus.get("path_tgt") not in (None, corpus.get("path_src")):
-            raise UserError(f"data: {name}: has a path_tgt, but model_task: lm learns one text; remove it")
+            raise UserError(f"data: {name}: has a path_tgt, which model_task: lm does not use; remove it")
 
 
 class CleanCorpus(ParallelCorpus):  # type: ignore[misc]
-    """Parallel text with its whitespace cleaned; pairs with an empty side are left out."""
+    """Parallel text with normalized whitespace; pairs with an empty side are skipped."""
 
     def load(self, offset: int = 0, stride: int = 1) -> Iterator[dict[str, Any]]:
-        """Yield the examples of every ``stride``-th block of lines from ``offset`` on, as upstream does.
+        """Yield the examples of every ``stride``-th block of lines starting at ``offset``.
 
         Raises:
             UserError: a file is not UTF-8.
@@ -211,10 +209,10 @@ class CleanCorpus(ParallelCorpus):  # type: ignore[misc]
         except UnicodeDecodeError as error:
             raise UserError(f"data: {self.id}: {self._undecodable()} ({error.reason}); convert it") from error
         if empty:
-            logger.warning(f"{self.id}: left out {empty} pairs with an empty side")
+            logger.warning(f"{self.id}: skipped {empty} pairs with an empty side")
 
     def _undecodable(self) -> str:
-        """Return which line of which file is not UTF-8."""
+        """Return the file and line that are not UTF-8."""
         for path in filter(None, (self.src, self.tgt, self.align)):
             with open(path, "rb") as file:
                 for number, line in enumerate(file, 1):
@@ -226,16 +224,16 @@ class CleanCorpus(ParallelCorpus):  # type: ignore[misc]
 
 
 def build_vocabularies(opt: Namespace, count: Callable[[Namespace], None], corpora: Iterable[str]) -> None:
-    """Count the tokens of all corpora; the files appear together when they are complete.
+    """Count the tokens of all corpora, and write the vocabulary files atomically.
 
     Args:
         opt: options of ``onmt_build_vocab``.
-        count: writes the files that the options name.
-        corpora: the names of the corpora.
+        count: counts and writes the files of the options.
+        corpora: names of the corpora.
 
     Raises:
-        UserError: a file is not named, already exists, is an input or another output, cannot be written, or
-            would be empty.
+        UserError: a file is not set, exists, is an input or another output, cannot be written, or would be
+            empty.
     """
     outputs = _outputs(opt)
     _check(opt, outputs, corpora)
@@ -251,10 +249,10 @@ def build_vocabularies(opt: Namespace, count: Callable[[Namespace], None], corpo
 
 
 def _outputs(opt: Namespace) -> dict[str, list[str]]:
-    """Return the files of each side, that of its words first; those of features follow.
+    """Return the files of each side, words before features.
 
     Raises:
-        UserError: one is not named, or both sides have the same.
+        UserError: one is not set, or both sides have the same.
     """
     sides = ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]
     for side in sides:
@@ -264,18 +262,17 @@ def _outputs(opt: Namespace) -> dict[str, list[str]]:
     outputs = {side: [getattr(opt, side)] for side in sides}
     if len(sides) > 1 and os.path.realpath(opt.src_vocab) == os.path.realpath(opt.tgt_vocab):
         raise UserError(
-            f"tgt_vocab: {opt.tgt_vocab} is the file of src_vocab, too; choose another one, or set "
-            "share_vocab: true"
+            f"tgt_vocab: {opt.tgt_vocab} is also src_vocab; choose another file, or set share_vocab: true"
         )
     outputs["src_vocab"] += [f"{opt.src_vocab}_feat{number}" for number in range(opt.n_src_feats)]
     return outputs
 
 
 def _check(opt: Namespace, outputs: dict[str, list[str]], corpora: Iterable[str]) -> None:
-    """Check that no output is an input or there already.
+    """Check that no output is an input or exists.
 
     Raises:
-        UserError: one is.
+        UserError: one does.
     """
     table = {**READ, **dict.fromkeys(outputs, PathOption.OUTPUT)}
     if opt.learn_subwords:

@@ -1,4 +1,4 @@
-"""Vocabulary files, and the vocabulary class where the package that OpenNMT takes it from has no wheel."""
+"""Vocabulary files, and replacements of packages that OpenNMT-py imports but that may lack a wheel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared_embeddings.checkpoints.token_counts import split_count
 from shared_embeddings.errors import UserError
 
 UNKNOWN = "<unk>"
-# They stand in each sentence, but in no vocabulary file.
+# Part of each sentence, but not of vocabulary files.
 SENTENCE_MARKS = ("<s>", "</s>")
 
 
@@ -23,7 +23,7 @@ class Vocab:
     """A list of tokens with their ids; the part of ``pyonmttok.Vocab`` that OpenNMT-py uses.
 
     Args:
-        tokens: all tokens, in the order of their ids.
+        tokens: all tokens, ordered by id.
     """
 
     def __init__(self, tokens: Iterable[str] = ()) -> None:
@@ -35,7 +35,7 @@ class Vocab:
 
     @property
     def default_id(self) -> int:
-        """The id of every unknown token: the one that was set, or that of ``<unk>``, or one past the last."""
+        """The id of unknown tokens: the one that was set, or that of ``<unk>``, or the size."""
         if self._default_id is not None:
             return self._default_id
         return self.tokens_to_ids.get(UNKNOWN, len(self))
@@ -45,7 +45,7 @@ class Vocab:
         self._default_id = index
 
     def add_token(self, token: str) -> None:
-        """Append a token that is not there yet."""
+        """Append a token unless it exists."""
         if token not in self.tokens_to_ids:
             self.tokens_to_ids[token] = len(self.ids_to_tokens)
             self.ids_to_tokens.append(token)
@@ -55,7 +55,7 @@ class Vocab:
         return self.tokens_to_ids.get(token, self.default_id)
 
     def lookup_index(self, index: int) -> str:
-        """Return the token of an id, ``<unk>`` for an id that there is not."""
+        """Return the token of an id, ``<unk>`` if it is out of range."""
         return self.ids_to_tokens[index] if 0 <= index < len(self) else UNKNOWN
 
     def __call__(self, tokens: Iterable[str]) -> list[int]:
@@ -83,13 +83,13 @@ def build_vocab_from_tokens(
     minimum_frequency: int = 1,
     special_tokens: Iterable[str] | None = None,
 ) -> Vocab:
-    """Build a vocabulary of the special tokens and then the tokens in their order.
+    """Build a vocabulary of the special tokens followed by the others.
 
     Args:
         tokens: distinct tokens, most frequent first.
-        maximum_size: keep so many tokens in all, but every special one; 0 keeps all.
-        minimum_frequency: each token counts once, so that more than 1 keeps the special ones only.
-        special_tokens: put first.
+        maximum_size: number of tokens to keep, including all special ones; 0 keeps all.
+        minimum_frequency: each token counts once, so that more than 1 keeps special tokens only.
+        special_tokens: the first tokens.
     """
     specials = list(special_tokens or ())
     ordinary = list(tokens) if minimum_frequency <= 1 else []
@@ -98,20 +98,20 @@ def build_vocab_from_tokens(
     return Vocab([*specials, *ordinary])
 
 
-def _refuse(what: str, package: str, remedy: str) -> Callable[..., None]:
-    """Return a function that says what is missing as soon as somebody calls it."""
+def _missing(what: str, package: str, remedy: str) -> Callable[..., None]:
+    """Return a function that raises an error about the missing package."""
 
-    def refuse(*args: object, **kwargs: object) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
         raise UserError(
             f"{what} needs {package}, which is not installed (it has no wheel for this Python version); "
             f"{remedy}, or Python 3.10 to 3.12"
         )
 
-    return refuse
+    return fail
 
 
-def _stand_in(package: str, members: dict[str, object]) -> None:
-    """Put a module into the place of a package that is not installed."""
+def _add_stub(package: str, members: dict[str, object]) -> None:
+    """Register a stub module for a package that is not installed."""
     if package in sys.modules or importlib.util.find_spec(package) is not None:
         return
     module = types.ModuleType(package)
@@ -122,7 +122,7 @@ def _stand_in(package: str, members: dict[str, object]) -> None:
 
 
 class _LazySpacy(importlib.abc.MetaPathFinder):
-    """Finds spaCy so that importing it, which takes a second, waits until an attribute of it is read."""
+    """Finds spaCy and imports it lazily, which saves a second."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """The specification of spaCy if it is installed; None for other modules."""
@@ -133,31 +133,31 @@ class _LazySpacy(importlib.abc.MetaPathFinder):
 
 
 def provide_missing_packages() -> None:
-    """Let OpenNMT-py be imported without pyonmttok and fasttext, and without the second that spaCy takes.
+    """Make OpenNMT-py importable without pyonmttok and fasttext, and import spaCy lazily.
 
-    OpenNMT-py imports all three even if it does not need them. Features that need a missing package fail with
-    an error that names it.
+    OpenNMT-py imports all three unconditionally. Features that need a missing package fail with an error that
+    names it.
     """
     needed = ("Tokenizer", "set_random_seed", "BPELearner", "SentencePieceLearner")
-    refusals = {
-        name: _refuse("the onmt_tokenize transform", "pyonmttok", "use bpe or sentencepiece")
+    stubs = {
+        name: _missing("the onmt_tokenize transform", "pyonmttok", "use bpe or sentencepiece")
         for name in needed
     }
-    _stand_in("pyonmttok", {"Vocab": Vocab, "build_vocab_from_tokens": build_vocab_from_tokens, **refusals})
-    language = _refuse("the clean transform", "fasttext", "remove it")
-    _stand_in("fasttext", {"load_model": language})
+    _add_stub("pyonmttok", {"Vocab": Vocab, "build_vocab_from_tokens": build_vocab_from_tokens, **stubs})
+    load_model = _missing("the clean transform", "fasttext", "remove it")
+    _add_stub("fasttext", {"load_model": load_model})
     sys.meta_path.insert(0, _LazySpacy())
 
 
 def read_vocabulary(path: str, minimum_count: int) -> list[str]:
-    """Read a vocabulary file: one token per line, with its count behind a tab or a space, or without counts.
+    """Read a vocabulary file: one token per line, optionally followed by a tab or space and its count.
 
     Args:
         path: UTF-8 text.
-        minimum_count: tokens with a smaller count are left out.
+        minimum_count: smallest count of tokens to return.
 
     Raises:
-        UserError: the file is missing or empty, or a line cannot be read (its number is named).
+        UserError: the file is missing or empty, or a line is malformed.
     """
     lines = _read_lines(path)
     if split_count(lines[0]) is None:
@@ -177,17 +177,17 @@ def read_vocabulary(path: str, minimum_count: int) -> list[str]:
 
 
 def vocabulary_counts(path: str) -> dict[str, int]:
-    """Return the count of every token of a vocabulary file; nothing where it holds no counts.
+    """Return the count of every token of a vocabulary file; empty if it has no counts.
 
     Raises:
-        UserError: as in `read_vocabulary`.
+        UserError: see `read_vocabulary`.
     """
     entries = [split_count(line) for line in _read_lines(path)]
     return dict(entry for entry in entries if entry is not None)
 
 
 def _read_lines(path: str) -> list[str]:
-    """Return the lines of a vocabulary file, of which there is at least one.
+    """Return the lines of a vocabulary file.
 
     Raises:
         UserError: the file is missing, empty, or not UTF-8.

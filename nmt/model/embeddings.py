@@ -1,4 +1,4 @@
-"""Putting shared embeddings into an OpenNMT model, and counting what the model holds."""
+"""Shared embeddings in models of OpenNMT-py, and parameter counts."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.layers.packed_tensor import install
 from shared_embeddings.sizing.accounting import distinct_state, parameter_table
 
-# The side that an option of its own describes; `embedding` describes the target beside others.
+# Sides with an option of their own; `embedding` describes the target and possibly others.
 _SIDES = {"src_embedding": "source", "output_embedding": "output"}
 
 
 class SharedGenerator(nn.Module):
-    """The output layer of a model whose scores come from an embedding; of a copy generator, its linear layer.
+    """Output layer that computes scores with an embedding; in a copy generator, its linear layer.
 
-    It holds no parameters beside the embedding's, which is the module that the decoder looks words up in, or
-    one of its own.
+    Its only parameters are those of the embedding, which may be the decoder's input embedding.
     """
 
     def __init__(self, embedding: se.SharedEmbedding) -> None:
@@ -45,14 +44,12 @@ class SharedGenerator(nn.Module):
         return self.embedding.logits(hidden)
 
     def loss_and_predictions(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-        """Return the cross entropy of ``targets`` ``(N,)`` and the best words ``(N,)`` for states ``(N,
-        D)``.
-        """
+        """Return the cross entropy of ``targets`` ``(N,)`` and the best words ``(N,)`` for ``(N, D)``."""
         return self.embedding.cross_entropy_and_predictions(hidden, targets, **options)
 
 
 def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> None:
-    """Put the planned embeddings in place of the model's own tables, tied as the plan says.
+    """Replace the model's tables by the planned embeddings, tied as planned.
 
     Raises:
         UserError: source and target are shared but their vocabularies differ.
@@ -72,7 +69,7 @@ def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: d
 
 
 def place_embeddings(model: Any, plan: EmbeddingPlan, built: dict[str, se.SharedEmbedding]) -> None:
-    """Put one embedding per side of `EmbeddingPlan.sides` wherever the plan uses it."""
+    """Insert the embeddings of `EmbeddingPlan.sides` into a model."""
     if "target" in built:
         _set_word_lookup(model.decoder, built["target"])
     if plan.source is not None:
@@ -82,20 +79,18 @@ def place_embeddings(model: Any, plan: EmbeddingPlan, built: dict[str, se.Shared
 
 
 def _set_word_lookup(stack: Any, embedding: nn.Module | None) -> None:
-    """Replace the word table of an encoder or decoder; tables of word features stay."""
+    """Replace the word table of an encoder or decoder; tables of word features are kept."""
     stack.embeddings.emb_luts[0] = embedding
 
 
 def scoring_layer(model: Any) -> nn.Module:
-    """Return what scores the words of the vocabulary: the output layer, or of a copy generator its linear
-    layer, whose words it mixes with those of the source.
-    """
+    """Return the output layer, or the linear layer of a copy generator."""
     generator: nn.Module = model.generator
     return getattr(generator, "linear", generator)
 
 
 def _set_scoring_layer(model: Any, layer: SharedGenerator) -> None:
-    """Put `layer` in place of what `scoring_layer` returns."""
+    """Replace the layer that `scoring_layer` returns."""
     if hasattr(model.generator, "linear"):
         model.generator.linear = layer
     else:
@@ -103,10 +98,7 @@ def _set_scoring_layer(model: Any, layer: SharedGenerator) -> None:
 
 
 def words_module(model: Any, side: str) -> nn.Module | None:
-    """Return the look-up of ``source`` or ``target``, or what scores the words (``output``).
-
-    None where the model has no such side.
-    """
+    """Return the input embedding of ``source`` or ``target``, or the ``output`` layer; None if absent."""
     if side == "output":
         scoring = scoring_layer(model)
         return scoring.embedding if isinstance(scoring, SharedGenerator) else scoring
@@ -115,7 +107,7 @@ def words_module(model: Any, side: str) -> nn.Module | None:
 
 
 def output_bias(model: Any) -> Tensor | None:
-    """Return what a model adds to the scores of its words ``(V,)``, ``None`` for nothing."""
+    """Return the output bias ``(V,)`` of a model, or ``None``."""
     scoring = words_module(model, "output")
     if isinstance(scoring, se.SharedEmbedding):
         return scoring.output_bias()
@@ -124,17 +116,14 @@ def output_bias(model: Any) -> Tensor | None:
 
 
 def shared_embeddings_of(model: nn.Module) -> list[se.SharedEmbedding]:
-    """Return the distinct shared embeddings that a model holds itself, in the order of its modules.
-
-    An embedding inside another one, such as the map of DeFINE, belongs to that one.
-    """
+    """Return the distinct shared embeddings of a model, except those inside another one (DeFINE's map)."""
     every = [module for module in model.modules() if isinstance(module, se.SharedEmbedding)]
     inner = {id(part) for module in every for part in module.modules() if part is not module}
     return [module for module in every if id(module) not in inner]
 
 
 def options_without_files(opt: Namespace, model: Any) -> Namespace:
-    """Return the options of a model such that it can be built again from its checkpoint and no other file."""
+    """Return options that rebuild a model from its checkpoint without other files."""
     stored = copy.copy(opt)
     for name in OPTION_NAMES:
         settings = parse_settings(name, getattr(opt, name, None))
@@ -145,15 +134,15 @@ def options_without_files(opt: Namespace, model: Any) -> Namespace:
 
 
 def reset_embeddings(model: nn.Module) -> None:
-    """Give every shared embedding its own initialization; called after the host has initialized the rest."""
+    """Initialize every shared embedding; called after the host has initialized the rest."""
     for embedding in shared_embeddings_of(model):
         embedding.reset_parameters()
 
 
 def unique_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a model with each tied tensor once, under the first of its names.
+    """Return the state of a model with each tied tensor once, under its first name.
 
-    Position encodings are left out, because they follow from their size.
+    Position encodings are omitted because they are computed.
     """
     state = distinct_state(model)
     return {name: tensor for name, tensor in state.items() if not is_position_encoding(name)}
@@ -165,7 +154,7 @@ def is_position_encoding(name: str) -> bool:
 
 
 def fill_aliases(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights with every name that a tied tensor has in the model, where they hold its first name."""
+    """Return weights with all names of each tied tensor, given its first name."""
     first: dict[int, str] = {}
     complete = dict(weights)
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -176,10 +165,10 @@ def fill_aliases(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tens
 
 
 def load_unique_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Load what `unique_state` returned, into a model of the same options.
+    """Load the state that `unique_state` returns into a model with the same options.
 
     Raises:
-        UserError: tensors are missing, left over, or of another shape.
+        UserError: tensors are missing, unexpected, or of the wrong shape.
     """
     own = {name: t for name, t in model.state_dict(keep_vars=True).items() if not is_position_encoding(name)}
     complete = fill_aliases(model, {n: t for n, t in state.items() if not is_position_encoding(n)})
@@ -187,15 +176,15 @@ def load_unique_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     unexpected = [name for name in complete if name not in own]
     if missing or unexpected:
         raise UserError(
-            "the checkpoint does not fit the model that its options describe: "
-            f"missing {_some(missing)}, not expected {_some(unexpected)}"
+            "the checkpoint does not match its options: "
+            f"missing {_some(missing)}, unexpected {_some(unexpected)}"
         )
     for name, tensor in complete.items():
         if tensor.shape != own[name].shape:
             raise UserError(
-                f"the checkpoint holds {name} as {tuple(tensor.shape)}, but the vocabulary and "
-                f"options of this model want {tuple(own[name].shape)}; use the vocabulary and the "
-                f"options that it was trained with"
+                f"{name} has shape {tuple(tensor.shape)} in the checkpoint, but "
+                f"{tuple(own[name].shape)} with "
+                "the vocabulary and options of this model; use those of the training"
             )
     nn.Module.load_state_dict(model, install(model, complete), strict=False)
 
@@ -208,7 +197,7 @@ def _some(names: list[str]) -> str:
 
 
 def _numel(parameters: Iterator[nn.Parameter] | list[nn.Parameter], seen: set[int]) -> int:
-    """Sum the sizes of the parameters that were not seen yet, and remember them."""
+    """Sum the sizes of parameters that are not in `seen`, and add them to it."""
     total = 0
     for parameter in parameters:
         if id(parameter) not in seen:
@@ -221,10 +210,9 @@ def count_model(model: Any) -> dict[str, int | float]:
     """Count parameters by role, each tensor once.
 
     Returns:
-        ``embedding`` (word look-ups and what the output shares with them), ``output`` (what only the output
-        layer has), ``encoder``, ``decoder``, ``rest`` (both), ``total``, ``stored_bits``, and the same model
-        with plain tables and the same tying: ``dense_embedding``, ``dense_total``; ``compression``
-        is dense over ours.
+        ``embedding`` (input embeddings, including tied parameters), ``output`` (other parameters of the
+        output layer), ``encoder``, ``decoder``, ``rest`` (both), ``total``, ``stored_bits``; with plain
+        tables and the same tying: ``dense_embedding``, ``dense_total``; and the ratio ``compression``.
     """
     seen: set[int] = set()
     stacks = [getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)]
@@ -257,25 +245,25 @@ def count_model(model: Any) -> dict[str, int | float]:
 
 
 def _dense_output(embedding: se.SharedEmbedding) -> int:
-    """Return the parameters of the plain output layer that an embedding stands for, its bias included."""
+    """Return the parameters of the equivalent plain output layer, including its bias."""
     bias = embedding.output_bias()
     return embedding.num_embeddings * embedding.score_dim + (0 if bias is None else bias.numel())
 
 
 def _table_identity(lookup: nn.Module) -> int:
-    """Return a number that two look-ups share exactly when they share their parameters."""
+    """Return a number that is equal for embeddings that share their parameters."""
     return id(next(lookup.parameters()))
 
 
 def _stored_bits(lookup: nn.Module) -> int:
-    """Return the bits that a look-up needs on disk."""
+    """Return the bits that an embedding needs on disk."""
     if isinstance(lookup, se.SharedEmbedding):
         return int(lookup.counts()["stored_bits"])
     return 32 * sum(parameter.numel() for parameter in lookup.parameters())
 
 
 def describe_parameters(model: nn.Module) -> str:
-    """Return the lines that training prints first: what is tied to what, and the parameter counts."""
+    """Describe which sides are tied, and the parameter counts."""
     counts = count_model(model)
     rows = [(name, counts[name]) for name in ("embedding", "output", "encoder", "decoder", "total")]
     rows.append(("with plain tables", counts["dense_total"]))
@@ -283,7 +271,7 @@ def describe_parameters(model: nn.Module) -> str:
 
 
 def _describe_ties(model: Any) -> list[str]:
-    """Return one phrase per distinct table: its uses, and what it is."""
+    """Describe each distinct table and its uses."""
     uses: dict[int, list[str]] = {}
     modules: dict[int, nn.Module] = {}
     for name, stack in (("source", getattr(model, "encoder", None)), ("target", model.decoder)):
@@ -300,19 +288,19 @@ def _describe_ties(model: Any) -> list[str]:
     if not tied and isinstance(scoring, SharedGenerator):
         phrases.append(f"output: {_name(scoring.embedding)}")
     elif not tied:
-        phrases.append(f"output: a layer of its own ({type(model.generator).__name__})")
+        phrases.append(f"output: a separate layer ({type(model.generator).__name__})")
     return phrases
 
 
 def _name(lookup: nn.Module) -> str:
-    """Return a short name of a look-up with its options."""
+    """Return the method of an embedding with its options."""
     if isinstance(lookup, se.SharedEmbedding):
         return f"{lookup.method} {lookup.options}"
     return "plain table"
 
 
 def broadcast_parameters(model: nn.Module) -> None:
-    """Give every process of a distributed run the parameters and buffers of the first."""
+    """Copy the parameters and buffers of the first process to all processes."""
     if torch.distributed.is_initialized():
         for tensor in [*model.parameters(), *model.buffers()]:
             torch.distributed.broadcast(tensor.data, src=0)

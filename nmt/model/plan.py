@@ -1,8 +1,8 @@
-"""Which shared embedding serves the source, the target and the output of a translation model.
+"""The plan of a model's embeddings: which embedding the source, the target and the output use.
 
-The plan is read from the options ``embedding``, ``src_embedding``, ``tgt_embedding`` and ``output_embedding``
-and from OpenNMT's own ``share_embeddings`` and ``share_decoder_embeddings``; every combination that could not
-work is refused here, before any training starts.
+It is read from the options ``embedding``, ``src_embedding``, ``tgt_embedding`` and ``output_embedding`` and
+from OpenNMT-py's ``share_embeddings`` and ``share_decoder_embeddings``. Unsupported combinations fail before
+training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OPTION_NAMES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding
 EXAMPLE = "{method: funnel, rank: 64}"
 PADDING = "<blank>"
 
-# What an embedding is built with beside its options, and where it comes from.
+# Arguments of embeddings that are not options, and where their values come from.
 GIVEN_BY = {
     "num_embeddings": "the vocabulary",
     "words": "the vocabulary",
@@ -31,8 +31,8 @@ GIVEN_BY = {
     "embedding_dim": "word_vec_size",
 }
 
-# Upstream options that would act on a plain table which is not there, and what to do instead.
-REFUSED = {
+# Options of OpenNMT-py that need a plain table, and what to do instead.
+UNSUPPORTED = {
     "freeze_word_vecs_enc": "it would freeze an untrained embedding; remove it",
     "freeze_word_vecs_dec": "it would freeze an untrained embedding; remove it",
     "both_embeddings": "pretrained tables cannot be loaded into a compressed embedding; remove it",
@@ -46,9 +46,14 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class EmbeddingPlan:
-    """Settings of each side (``None`` keeps OpenNMT's own table) and what is shared with what.
+    """Settings of each side (``None``: OpenNMT-py's table), and which sides are tied.
 
-    `output` are those of an output layer that is an embedding of its own, tied to none.
+    Attributes:
+        source: settings of the source embedding.
+        target: settings of the target embedding.
+        share_inputs: whether source and target share one embedding.
+        share_output: whether target and output share one embedding.
+        output: settings of an untied output embedding.
     """
 
     source: dict[str, Any] | None
@@ -58,21 +63,19 @@ class EmbeddingPlan:
     output: dict[str, Any] | None = None
 
     def fits(self, other: EmbeddingPlan) -> bool:
-        """Return whether a checkpoint that was trained with `other` holds what this plan asks for."""
+        """Return whether a checkpoint trained with the plan `other` matches this plan."""
         ties = (self.share_inputs, self.share_output) == (other.share_inputs, other.share_output)
         sides = ((self.source, other.source), (self.target, other.target), (self.output, other.output))
         return ties and all(_same(wanted, found) for wanted, found in sides)
 
     def is_scored(self, side: str) -> bool:
-        """Return whether the scores of words come from the embedding of a side."""
+        """Return whether the embedding of a side computes the scores."""
         return side == "output" or (side == "target" and self.share_output)
 
     def sides(self) -> dict[str, dict[str, Any]]:
-        """Return the settings of each embedding to build: ``target``, and ``source`` and ``output`` where
-        they have one of their own.
+        """Return the settings of each distinct embedding: ``target``, ``source`` and ``output`` if untied.
 
-        Where one option describes both sides and the output is tied to the target, its `output` and
-        `output_bias` are the target's.
+        If one option describes both sides, its `output` and `output_bias` apply to the target only.
         """
         built = {}
         if self.target is not None:
@@ -86,12 +89,12 @@ class EmbeddingPlan:
 
 
 def parse_text(name: str, value: Any, example: str) -> Any:
-    """Return the content of an option whose value may be its YAML spelling.
+    """Parse the value of an option, which may be YAML text.
 
     Args:
         name: the option, for messages.
-        value: the content itself, or a string that spells it.
-        example: what a value looks like, for messages.
+        value: the value, or YAML text.
+        example: an example, for messages.
 
     Raises:
         UserError: the text is not YAML.
@@ -105,7 +108,7 @@ def parse_text(name: str, value: Any, example: str) -> Any:
 
 
 def _with_numbers(value: Any) -> Any:
-    """Return a value in which 1e-3, which other YAML readers take for text, is a number, at any depth."""
+    """Convert texts such as 1e-3 to numbers at any depth; the YAML reader does not."""
     if isinstance(value, dict):
         return {key: _with_numbers(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -116,20 +119,20 @@ def _with_numbers(value: Any) -> Any:
 
 
 def for_input(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings without what is about the output only."""
+    """Return settings without options of the output."""
     kept = {name: value for name, value in settings.items() if name != "output_bias"}
     return {**kept, "output": "none"} if "output" in kept else kept
 
 
 def parse_settings(name: str, value: Any) -> dict[str, Any] | None:
-    """Return one embedding option as a mapping with at least the key ``method``.
+    """Parse one embedding option to a mapping with at least the key ``method``.
 
     Args:
         name: the option, for messages.
-        value: a mapping, its YAML or Python spelling as a string, or ``None``.
+        value: a mapping, its text in YAML or Python, or ``None``.
 
     Raises:
-        UserError: the text is not a mapping, or names no method; or a key is no option.
+        UserError: it is not a mapping with a method, or a key is not an option.
     """
     settings = parse_text(name, value, EXAMPLE)
     if settings is None:
@@ -138,14 +141,14 @@ def parse_settings(name: str, value: Any) -> dict[str, Any] | None:
         raise UserError(f"{name}: {value!r} does not name a method; write it like {EXAMPLE}")
     for key in settings:
         if not isinstance(key, str):
-            raise UserError(f"{name}: {key!r} is no option; write it like {EXAMPLE}")
+            raise UserError(f"{name}: {key!r} is not an option; write it like {EXAMPLE}")
         if key in GIVEN_BY:
             raise UserError(f"{name}: {key} follows from {GIVEN_BY[key]}; remove it")
     return dict(settings)
 
 
 def _same(wanted: dict[str, Any] | None, found: dict[str, Any] | None) -> bool:
-    """Return whether settings match those of a checkpoint, which has the contents of files itself."""
+    """Return whether settings match those of a checkpoint, which has contents in place of files."""
     if wanted is None or found is None or wanted == found or wanted["method"] not in se.methods():
         return wanted == found
     files = se.file_options(wanted["method"])
@@ -155,7 +158,7 @@ def _same(wanted: dict[str, Any] | None, found: dict[str, Any] | None) -> bool:
 
 
 def read_plan(opt: Namespace) -> EmbeddingPlan | None:
-    """Return the plan that the options ask for, or ``None`` for a model with OpenNMT's own tables only.
+    """Return the plan of the options, or ``None`` for a model with OpenNMT-py's tables only.
 
     Raises:
         UserError: options contradict each other or would have no effect.
@@ -166,8 +169,7 @@ def read_plan(opt: Namespace) -> EmbeddingPlan | None:
     if both is not None:
         if source is not None and target is not None:
             raise UserError(
-                "embedding: has no effect beside src_embedding and tgt_embedding; "
-                "remove it, or one of the other two"
+                "embedding: has no effect with src_embedding and tgt_embedding; remove one of the three"
             )
         source, target = source or both, target or both
     share_inputs = bool(getattr(opt, "share_embeddings", False))
@@ -188,32 +190,32 @@ def read_plan(opt: Namespace) -> EmbeddingPlan | None:
 
 
 def check_combinations(plan: EmbeddingPlan, opt: Namespace) -> None:
-    """Reject every combination of options that cannot work with shared embeddings.
+    """Check that the options work with shared embeddings.
 
     Raises:
-        UserError: names the option, why it cannot work, and what to do instead.
+        UserError: an option does not.
     """
-    for name, remedy in REFUSED.items():
+    for name, remedy in UNSUPPORTED.items():
         if getattr(opt, name, None):
             raise UserError(f"{name}: cannot be combined with `embedding`: {remedy}")
     if getattr(opt, "parallel_mode", "data_parallel") == "tensor_parallel":
         raise UserError(
-            "parallel_mode: tensor_parallel would split a plain table, which a shared embedding does "
-            "not have; use parallel_mode: data_parallel"
+            "parallel_mode: tensor_parallel does not support shared embeddings; use parallel_mode: "
+            "data_parallel"
         )
     if getattr(opt, "optim", "") == "sparseadam":
         raise UserError(
-            "optim: sparseadam needs sparse gradients, shared embeddings have dense ones; use adam"
+            "optim: sparseadam needs sparse gradients, but those of shared embeddings are dense; use adam"
         )
     if plan.share_inputs and not getattr(opt, "share_vocab", True):
         raise UserError("share_embeddings: true needs one vocabulary for both sides; set share_vocab: true")
 
 
 def check_sizes(plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> None:
-    """Reject embeddings that these vocabularies and widths cannot have.
+    """Check the embeddings against vocabularies and widths.
 
     Raises:
-        UserError: an embedding does not fit the decoder.
+        UserError: an embedding does not match the decoder.
         shared_embeddings.OptionError: the method or one of its options is unknown, has no effect, or is
             impossible.
     """
@@ -222,13 +224,13 @@ def check_sizes(plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> 
 
 
 def words_of(vocabs: dict[str, Any], side: str) -> list[str]:
-    """Return the words of one side in the order of their ids."""
+    """Return the words of one side, ordered by id."""
     words: list[str] = vocabs["src" if side == "source" else "tgt"].ids_to_tokens
     return words
 
 
 def padding_of(vocabs: dict[str, Any], side: str) -> int | None:
-    """Return the id of the word that has no vector on one side; none where it is only scored."""
+    """Return the id of the padding word of one side; None for an output embedding."""
     if side == "output":
         return None
     padding: int = vocabs["src" if side == "source" else "tgt"][PADDING]
@@ -238,7 +240,7 @@ def padding_of(vocabs: dict[str, Any], side: str) -> int | None:
 def _check_side(
     side: str, settings: dict[str, Any], plan: EmbeddingPlan, opt: Namespace, words: list[str]
 ) -> None:
-    """Reject options of one side that are unknown, without effect, or of the wrong width."""
+    """Check the options and widths of the embedding of one side."""
     embedding = _build_on_meta(side, settings, words, side_width(opt, side), plan.is_scored(side))
     if not plan.is_scored(side):
         return
@@ -253,37 +255,37 @@ def _check_side(
     hidden = int(opt.dec_hid_size)
     if embedding.score_dim != hidden:
         raise UserError(
-            f"the output side of {settings} takes {embedding.score_dim} dimensions, but the decoder "
-            f"ends in {hidden} "
-            "(hidden_size); set output: table or output_projection: true where the method has them, or "
+            f"the output side of {settings} needs {embedding.score_dim} dimensions, but the decoder has "
+            f"{hidden} (hidden_size); set output: table or output_projection: true if the method has "
+            "them, or "
             "word_vec_size equal to hidden_size"
         )
     scoring = {id(parameter) for parameter in embedding.output_parameters()}
     unused = [parameter for parameter in embedding.parameters() if id(parameter) not in scoring]
     if side == "output" and unused:
         raise UserError(
-            f"output_embedding: {settings} has {sum(map(torch.numel, unused)):,} parameters that only "
-            "look-ups use; set another `output`, or take another method"
+            f"output_embedding: {settings} has {sum(map(torch.numel, unused)):,} parameters that an output "
+            "layer does not use; set another `output` or method"
         )
 
 
 def _build_on_meta(
     side: str, settings: dict[str, Any], words: list[str], width: int, with_output: bool
 ) -> se.SharedEmbedding:
-    """Build the embedding of one side without memory, for its checks and its widths."""
+    """Build the embedding of one side on the meta device, to check its options and widths."""
     with torch.device("meta"):
         return build_embedding(side, settings, words, width, None, with_output)
 
 
 def settings_without_files(settings: dict[str, Any], embedding: se.SharedEmbedding) -> dict[str, Any]:
-    """Return settings with which `embedding` can be built again from a checkpoint and no other file."""
+    """Return settings that rebuild `embedding` from a checkpoint without other files."""
     if not any(name in settings for name in se.file_options(embedding.method)):
         return settings
     return {"method": embedding.method, **embedding.stored_options()}
 
 
 def side_width(opt: Namespace, side: str) -> int:
-    """Return the word vector size of one side; that of the output is the decoder's width."""
+    """Return the word vector size of one side; for the output, the decoder's width."""
     if side == "output":
         return int(opt.dec_hid_size)
     size = int(getattr(opt, "word_vec_size", -1))
@@ -300,11 +302,10 @@ def build_embedding(
     padding_idx: int | None,
     with_output: bool,
 ) -> se.SharedEmbedding:
-    """Build the embedding of one side for its vocabulary, given as words in the order of their ids.
+    """Build the embedding of one side for its words, ordered by id.
 
     Raises:
-        UserError: an ``output`` or ``output_bias`` is asked for, but nothing would use it; or an option is
-            no keyword.
+        UserError: an ``output`` or ``output_bias`` has no effect, or an option is unknown.
         shared_embeddings.OptionError: from the library.
     """
     options = method_options(side, settings, with_output)
@@ -321,20 +322,19 @@ def build_embedding(
         raise UserError(f"{side} embedding: {error}") from error
     if not with_output and embedding.output_bias() is not None:
         raise UserError(
-            f"{side} embedding: output_bias has no effect, because the output layer is not tied to it; "
+            f"{side} embedding: output_bias has no effect because the output layer is not tied to it; "
             "set share_decoder_embeddings: true, or remove `output_bias`"
         )
     return embedding
 
 
 def method_options(side: str, settings: dict[str, Any], with_output: bool) -> dict[str, Any]:
-    """Return the options of a method out of the settings of one side.
+    """Return the options of a method in the settings of one side.
 
-    A method that has an ``output`` option gets no output parameters when the model does not tie its output
-    layer to it.
+    If the output layer is not tied to it, ``output`` defaults to "none".
 
     Raises:
-        UserError: an ``output`` is asked for, but nothing would use it.
+        UserError: ``output`` has no effect.
     """
     options = {key: value for key, value in settings.items() if key != "method"}
     method = settings["method"]
@@ -342,7 +342,7 @@ def method_options(side: str, settings: dict[str, Any], with_output: bool) -> di
         if "output" in {field.name for field in dataclasses.fields(se.options(method))}:
             if options.setdefault("output", "none") != "none":
                 raise UserError(
-                    f"{side} embedding: output: {options['output']} has no effect, because the output "
+                    f"{side} embedding: output: {options['output']} has no effect because the output "
                     "layer is not tied to it; set share_decoder_embeddings: true, or remove `output`"
                 )
     return options

@@ -165,7 +165,7 @@ class Score(float):
     """A float with the method `item` of tensors, which OpenNMT-py's writer calls."""
 
     def item(self) -> float:
-        """The number."""
+        """Return the number."""
         return float(self)
 
 

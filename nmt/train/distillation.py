@@ -1,6 +1,6 @@
-"""The option ``embedding_distillation`` of this host: with what it can be combined, and resumption.
+"""The option ``embedding_distillation``: parsing, checks and resumption.
 
-`shared_embeddings.fitting.distillation` defines its fields; `nmt.train.embeddings` reads its teacher.
+`shared_embeddings.fitting.distillation` defines its fields; `nmt.train.embeddings` reads the teacher.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import EXAMPLE, OPTION, Distillation, check_seed
 from shared_embeddings.fitting.distillation import parse_distillation as parse_given
 
-# In a checkpoint: the embedding options as they were given, because what is fitted may have other sizes.
+# Option in checkpoints: the embedding options before the fit, which may change sizes.
 ASKED = "embeddings_before_fit"
 
 
 def parse_mapping(value: Any) -> dict[str, Any] | None:
-    """Return the option ``embedding_distillation`` as it is given.
+    """Parse the option ``embedding_distillation`` to a mapping.
 
     Args:
-        value: a mapping, its YAML spelling as a string, or ``None``.
+        value: a mapping, YAML text, or ``None``.
 
     Raises:
         UserError: the text is not a mapping.
@@ -40,10 +40,10 @@ def parse_distillation(value: Any) -> Distillation | None:
     """Return the option ``embedding_distillation`` with its defaults.
 
     Args:
-        value: as in `parse_mapping`.
+        value: see `parse_mapping`.
 
     Raises:
-        UserError: a key or a value is not known, the teacher is missing, or keys contradict each other.
+        UserError: a key or value is invalid, the teacher is missing, or keys contradict each other.
     """
     given = parse_mapping(value)
     if given is None:
@@ -55,11 +55,11 @@ def parse_distillation(value: Any) -> Distillation | None:
 
 
 def check_new(distillation: Distillation, plan: EmbeddingPlan | None, vocabs: dict[str, Any]) -> None:
-    """Reject what cannot work for a new model, as far as it shows without building one.
+    """Check the distillation of a new model, as far as possible without building it.
 
     Raises:
-        UserError: there is no embedding to distil into or it sets what the fit sets, or the teacher cannot be
-            read, has another vocabulary, or does not share what this model shares.
+        UserError: the model has no shared embedding, or sets a seed that the fit sets; or the teacher cannot
+            be read, has another vocabulary, or lacks ties of this model.
     """
     if plan is None:
         raise UserError(f"{OPTION}: has no effect without `embedding`; set it, or remove the option")
@@ -76,23 +76,23 @@ def check_new(distillation: Distillation, plan: EmbeddingPlan | None, vocabs: di
         if is_shared and not getattr(checkpoint["opt"], name, False):
             raise UserError(
                 f"{name}: true, but the teacher {path} was trained with {name}: false, and its "
-                f"tables cannot become one; set {name}: false, or take another teacher"
+                f"tables cannot be merged; set {name}: false, or use another teacher"
             )
 
 
 def check_words(
     distillation: Distillation, plan: EmbeddingPlan, stored: dict[str, Any], vocabs: dict[str, Any]
 ) -> None:
-    """Reject a teacher with other words, whose vectors would become those of this model's.
+    """Check that the teacher has the vocabularies of this model.
 
     Args:
-        distillation: where plain tables are copied, too, all vocabularies have to be the teacher's.
-        plan: which embeddings learn from it.
-        stored: the vocabularies of its checkpoint.
-        vocabs: of this model.
+        distillation: if the network is copied, both vocabularies are checked.
+        plan: the embeddings of this model.
+        stored: vocabularies of the teacher's checkpoint.
+        vocabs: vocabularies of this model.
 
     Raises:
-        UserError: names the side.
+        UserError: a vocabulary differs.
     """
     copied = ("source", "target") if distillation.network_start == "teacher" else ()
     for side in {**plan.sides(), **dict.fromkeys(copied)}:
@@ -100,41 +100,40 @@ def check_words(
         if found != wanted:
             raise UserError(
                 f"{OPTION}: the {side} vocabulary of the teacher {distillation.teacher} ({len(found or ())} "
-                f"words) is not that of this model ({len(wanted)} words); use the one that the teacher was "
-                "trained with"
+                f"words) differs from that of this model ({len(wanted)} words); use the teacher's"
             )
 
 
 def resume_distillation(opt: Namespace, saved: Namespace) -> None:
-    """Let training go on as the checkpoint says, with another path to the same teacher where one is given.
+    """Resume the distillation of a checkpoint; only the path of the teacher may change.
 
     Args:
-        opt: of this run.
-        saved: of the checkpoint; its teacher's path may change.
+        opt: options of this run.
+        saved: options of the checkpoint; its path of the teacher is replaced.
 
     Raises:
-        UserError: `opt` asks for anything else than the checkpoint was trained with.
+        UserError: the option differs from that of the checkpoint.
     """
     asked, found = (parse_distillation(getattr(options, OPTION, None)) for options in (opt, saved))
     if asked is None:
         return
     if found is None or dataclasses.replace(asked, teacher=found.teacher) != found:
         raise UserError(
-            f"{OPTION}: {_shown(asked)} has no effect with train_from, because the checkpoint was trained "
+            f"{OPTION}: {_shown(asked)} has no effect with train_from because the checkpoint was trained "
             f"with {_shown(found)}; remove the option, or train a new model"
         )
     setattr(saved, OPTION, getattr(opt, OPTION))
 
 
 def _shown(distillation: Distillation | None) -> str:
-    """Return the option as it may be written."""
+    """Format the option."""
     if distillation is None:
         return "none"
     return str(dataclasses.asdict(distillation))
 
 
 def asked_options(saved: Namespace) -> Namespace:
-    """Return the options of a checkpoint with the embeddings as they were asked for."""
+    """Return the options of a checkpoint with the embedding options before the fit."""
     asked = copy.copy(saved)
     vars(asked).update(getattr(saved, ASKED, {}))
     return asked

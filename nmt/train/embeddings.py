@@ -46,12 +46,12 @@ class Teacher:
 
     Attributes:
         path: its checkpoint, for messages.
-        model: in evaluation mode.
-        vocab: the words of each side, as its checkpoint has them.
-        tables: the table ``(V, D)`` of each side, that of the output included, tied or not.
+        model: the model in evaluation mode.
+        vocab: the vocabularies in the checkpoint.
+        tables: the table ``(V, D)`` of each side, including the output.
         state: all tensors by name.
-        table_tensors: the names of those that make up its embeddings.
-        output_bias: ``(V,)`` what its scores get beside a table of words; ``None`` for nothing.
+        table_tensors: names of the tensors of its embeddings.
+        output_bias: the output bias ``(V,)``, or ``None``.
     """
 
     path: str
@@ -82,10 +82,7 @@ def read_teacher(path: str) -> Teacher:
 
 
 def _bias_of_table(model: Any) -> Tensor | None:
-    """Return what a model adds to scores that come from a word table ``(V,)``, ``None`` for nothing.
-
-    That of a softmax of two steps is none for other tables.
-    """
+    """Return the output bias ``(V,)`` of linear scores, or ``None``."""
     scoring = words_module(model, "output")
     if isinstance(scoring, se.SharedEmbedding) and not scoring.has_linear_scores:
         return None
@@ -94,7 +91,7 @@ def _bias_of_table(model: Any) -> Tensor | None:
 
 
 def _table_of(module: nn.Module) -> Tensor:
-    """Return the table ``(V, D)`` of a look-up of either kind, or of an output layer."""
+    """Return the table ``(V, D)`` of an embedding or output layer."""
     if isinstance(module, se.SharedEmbedding):
         return module.table().detach().clone()
     assert isinstance(module, (nn.Embedding, nn.Linear))  # upstream has no other
@@ -102,26 +99,26 @@ def _table_of(module: nn.Module) -> Tensor:
 
 
 def _names_of(model: nn.Module, parts: list[nn.Module]) -> frozenset[str]:
-    """Return every name of a model under which a tensor of its `parts` goes."""
+    """Return all names of the tensors of `parts` in a model."""
     own = {id(t) for part in parts for t in part.state_dict(keep_vars=True).values()}
     return frozenset(name for name, t in model.state_dict(keep_vars=True).items() if id(t) in own)
 
 
 def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: bool) -> Lessons:
-    """Let a new model begin where its teacher ended, and freeze what is to be frozen, in a resumed one, too.
+    """Initialize a new student from its teacher, and freeze parts of a new or resumed one.
 
     Args:
-        model: built, and initialized or loaded; the embeddings of a new one are replaced in it.
-        opt: of the model, as its checkpoints will hold them; gets the sizes of fitted embeddings.
-        vocabs: of the model, which are its teacher's, too.
-        is_new: whether it is not from a checkpoint.
+        model: an initialized or loaded model; the embeddings of a new one are replaced.
+        opt: options of the model for its checkpoints; sizes of fitted embeddings are set.
+        vocabs: vocabularies of the model.
+        is_new: whether the model does not come from a checkpoint.
 
     Returns:
-        What is learned from the teacher.
+        What the student learns from the teacher.
 
     Raises:
-        UserError: the teacher cannot be read, or its words, its network or its width are others; names the
-            first tensor that does not fit. Or soft targets do not work with other options.
+        UserError: the teacher cannot be read, its vocabulary, network or width differs, or soft targets do not
+            work with other options.
     """
     distillation, plan = parse_distillation(getattr(opt, OPTION, None)), read_plan(opt)
     if distillation is None or plan is None:
@@ -173,7 +170,7 @@ def _fit_embeddings(
     vocabs: dict[str, Any],
     steps: int | None,
 ) -> None:
-    """Replace the embeddings of a model by ones fitted to the teacher's tables, in `steps` if given."""
+    """Replace the embeddings of a model by ones fitted to the teacher's tables."""
     place = next(model.parameters())
     is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
     fitted = {}
@@ -203,25 +200,25 @@ def _fit_embeddings(
 
 
 def _check_table(side: str, embedding: Any, teacher: Teacher) -> None:
-    """Reject a teacher whose table has another shape.
+    """Check the shape of the teacher's table.
 
     Raises:
-        UserError: names both shapes.
+        UserError: it differs from that of the embedding.
     """
     wanted = (embedding.num_embeddings, embedding.embedding_dim)
     found = tuple(teacher.tables[side].shape) if side in teacher.tables else None
     if found != wanted:
         raise UserError(
-            f"{OPTION}: the {side} table of the teacher {teacher.path} is {found}, that of this model "
-            f"{wanted}; set word_vec_size and the vocabulary to the teacher's"
+            f"{OPTION}: the {side} table of the teacher {teacher.path} has shape {found}, that of this model "
+            f"{wanted}; use the teacher's word_vec_size and vocabulary"
         )
 
 
 def _copy_network(model: nn.Module, teacher: Teacher) -> None:
-    """Copy every tensor that is no part of a shared embedding from the teacher.
+    """Copy the teacher's tensors except those of embeddings.
 
     Raises:
-        UserError: names the first tensor that only one of the two has, or that has another shape.
+        UserError: a tensor is missing or has another shape.
     """
     embeddings = _names_of(model, list(shared_embeddings_of(model)))
     own = {
@@ -239,7 +236,7 @@ def _copy_network(model: nn.Module, teacher: Teacher) -> None:
 
 
 def token_counts(words: list[str], vocabulary: str) -> Tensor | None:
-    """Return how often each word occurs ``(V,)``, or ``None`` where the vocabulary file does not say."""
+    """Return the counts of words ``(V,)``, or ``None`` if the vocabulary file has none."""
     counts = vocabulary_counts(vocabulary)
     return completed(words, counts, SENTENCE_MARKS) if counts else None
 
@@ -250,7 +247,7 @@ def vocabulary_file(opt: Namespace, side: str) -> str:
 
 
 def _store_options(opt: Namespace, plan: EmbeddingPlan, fitted: dict[str, se.SharedEmbedding]) -> None:
-    """Put the options with which the fitted embeddings can be built again in place of those asked for."""
+    """Replace the embedding options by ones that rebuild the fitted embeddings."""
     setattr(opt, ASKED, {name: getattr(opt, name, None) for name in OPTION_NAMES})
     resolved = {side: {"method": e.method, **e.stored_options()} for side, e in fitted.items()}
     opt.embedding = resolved["target"] if plan.share_inputs else None
@@ -260,12 +257,12 @@ def _store_options(opt: Namespace, plan: EmbeddingPlan, fitted: dict[str, se.Sha
 
 
 class SoftTargets(NamedTuple):
-    """A teacher whose predictions are learned.
+    """A teacher whose predictions are soft targets.
 
     Attributes:
-        teacher: frozen, in evaluation mode.
-        generator: the output layer of the student.
-        share: of the cross entropy with the predictions; that with the words of the text has the rest.
+        teacher: the frozen teacher in evaluation mode.
+        generator: output layer of the student.
+        share: weight of the cross entropy with the soft targets; that with the words has the rest.
     """
 
     teacher: Any
@@ -275,7 +272,7 @@ class SoftTargets(NamedTuple):
     def mixed_with(
         self, cross_entropy: Tensor, batch: dict[str, Any], output: Tensor, padding: int
     ) -> Tensor:
-        """The summed loss of a batch for decoder states ``(B, T, D)``; padding is left out."""
+        """Return the summed loss of a batch for decoder states ``(B, T, D)`` without padding."""
         with torch.no_grad():
             states, _ = self.teacher(batch["src"], batch["tgt"], batch["srclen"])
             wanted = torch.softmax(self.teacher.generator(states.flatten(0, 1)).float(), dim=-1)  # (N, V)
@@ -286,21 +283,21 @@ class SoftTargets(NamedTuple):
 
 
 class Lessons(NamedTuple):
-    """What a model learns from its teacher while it is trained; ``None`` for what it does not."""
+    """What a model learns from its teacher in training; ``None`` for unused losses."""
 
     reconstruction: Reconstruction | None = None
     soft_targets: SoftTargets | None = None
 
 
 class DistillationLoss:
-    """OpenNMT's loss of a batch, with soft targets, and with the reconstruction loss beside it (Eq. 6).
+    """OpenNMT-py's loss of a batch, with soft targets, plus the reconstruction loss (Eq. 6).
 
-    The trainer divides the sum of a batch by what it normalizes with. The reconstruction loss is therefore
-    multiplied by the number of target words, so that it stands against the mean cross entropy of a word.
+    The trainer divides the sum over a batch by the number of target words. The reconstruction loss is
+    therefore multiplied by this number.
 
     Args:
-        loss: OpenNMT's.
-        lessons: what is learned from the teacher.
+        loss: OpenNMT-py's loss.
+        lessons: what the student learns from the teacher.
     """
 
     def __init__(self, loss: Any, lessons: Lessons) -> None:
@@ -311,15 +308,15 @@ class DistillationLoss:
 
     @property
     def padding_idx(self) -> int:
-        """The id that targets are padded with; the trainer asks for it."""
+        """The padding id of targets, which the trainer needs."""
         return int(self.loss.padding_idx)
 
     def ignore_prompt(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return a batch without the words of its prompts, as upstream does."""
+        """Return a batch without its prompts, see OpenNMT-py's loss."""
         return self.loss.ignore_prompt(batch)  # type: ignore[no-any-return]
 
     def __call__(self, *batch: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Return the summed loss of a batch and upstream's statistics of its cross entropy."""
+        """Return the summed loss of a batch and OpenNMT-py's statistics of its cross entropy."""
         loss, statistics = self.loss(*batch, **options)
         reconstruction, soft_targets = self.lessons
         if soft_targets is not None:
@@ -339,15 +336,14 @@ class DistillationLoss:
 
 
 def parse_quantization_option(value: Any, plan: EmbeddingPlan | None) -> dict[str, Any] | None:
-    """The option ``embedding_quantization`` as it is given, after checks.
+    """Parse and check the option ``embedding_quantization``.
 
     Args:
-        value: a mapping, its YAML spelling as a string, or ``None``.
+        value: a mapping, YAML text, or ``None``.
         plan: the embeddings of the model.
 
     Raises:
-        UserError: the text is not a mapping, a key or a value is not known, or an embedding is not of method
-            standard.
+        UserError: it is not a mapping, a key or value is invalid, or an embedding's method is not standard.
     """
     given = parse_text(QUANTIZATION, value, straight_through.EXAMPLE)
     if given is None:
@@ -365,7 +361,7 @@ def parse_quantization_option(value: Any, plan: EmbeddingPlan | None) -> dict[st
 
 
 def quantize_embeddings(model: Any, opt: Namespace, vocabs: dict[str, Any], trainer: Any) -> None:
-    """Let the embeddings of a model use rounded rows in training, if the option is set."""
+    """Quantize the embeddings of a model in training if the option is set."""
     plan = read_plan(opt)
     if opt.embedding_quantization is None or plan is None:
         return

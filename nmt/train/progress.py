@@ -20,15 +20,15 @@ from shared_embeddings.utils.interrupts import Interrupted, Interrupts
 
 
 class ProgressReport(ReportMgr):  # type: ignore[misc]
-    """OpenNMT's report, with a bar on a terminal and the time left in every line of the log.
+    """OpenNMT-py's report with a progress bar on terminals and the remaining time in the log.
 
     Args:
-        report_every: steps between two lines.
-        tensorboard_writer: or ``None``.
-        first_step: the step at which this process begins.
-        total_steps: the last step; 0 when it is not known.
+        report_every: steps between reports.
+        tensorboard_writer: writer, or ``None``.
+        first_step: step at which this process begins.
+        total_steps: last step; 0 if unknown.
         reconstruction: returns the mean reconstruction loss since its last call, in distillation.
-        check: called with the step and the mean loss before each line; raises when training has diverged.
+        check: called with the step and the mean loss before each report; raises if training diverged.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
         )
 
     def report_training(self, step: int, *args: Any, **kwargs: Any) -> Any:
-        """Advance the bar by one step, and report as upstream does."""
+        """Update the bar and report the step."""
         self.bar.update(step - self.bar.n)
         return super().report_training(step, *args, **kwargs)
 
@@ -82,9 +82,9 @@ def check_finite(model: nn.Module, step: int, loss: float = 0.0) -> None:
     """Check that a model can still be trained.
 
     Args:
-        model: all ranks have the same one, so that they agree.
-        step: how many steps it has been trained.
-        loss: the mean of the last steps.
+        model: the model, which is equal on all ranks.
+        step: number of training steps.
+        loss: mean loss of the last steps.
 
     Raises:
         UserError: the loss or a parameter is not a finite number.
@@ -96,21 +96,21 @@ def check_finite(model: nn.Module, step: int, loss: float = 0.0) -> None:
     else:
         return
     raise UserError(
-        f"{what} at step {step}; the checkpoints that were saved before are unchanged; lower learning_rate "
-        "or max_grad_norm and train with another save_model, with train_from to begin with one of them"
+        f"{what} at step {step}; earlier checkpoints are unchanged; lower learning_rate or max_grad_norm and "
+        "train with another save_model, optionally with train_from"
     )
 
 
 class Stopping:
-    """What one rank knows about the end of its training.
+    """Stops training on all ranks after the same step.
 
     Args:
-        stopper: upstream's early stopping, which only the first rank updates; or None.
+        stopper: OpenNMT-py's early stopping, which only the first rank updates; or None.
 
     Attributes:
-        interrupts: notes signals while a step is under way.
-        signal: the number of the signal that ended training, as all ranks agreed; 0 for none.
-        steps: how many steps this process has begun.
+        interrupts: records signals during a step.
+        signal: the signal that stopped training on all ranks; 0 for none.
+        steps: number of steps that this process has begun.
     """
 
     def __init__(self, stopper: Any) -> None:
@@ -120,20 +120,19 @@ class Stopping:
         self.steps = 0
 
     def next_batches(self, batches: Iterator[Any]) -> Any:
-        """Return the batches of the next step, or None when training ends; every rank calls this.
+        """Return the batches of the next step, or None when training stops; every rank calls this.
 
-        A signal ends the wait for the batches, which may be long; those of a step that is not made are not
-        counted as read.
+        A signal interrupts the wait for batches. Batches of a step that is not made do not count as read.
 
         Raises:
-            Interrupted: there was a signal before the first step, so that there is nothing to save.
+            Interrupted: there was a signal before the first step; there is nothing to save.
         """
         taken = None
         try:
             with self.interrupts.raised_now():
                 taken = next(batches, None)
         except Interrupted:
-            pass  # the other ranks have to know first
+            pass  # the other ranks must agree first
         if self.agree():
             if self.signal and not self.steps:
                 raise Interrupted(self.signal)
@@ -142,7 +141,7 @@ class Stopping:
         return taken
 
     def agree(self) -> bool:
-        """Return whether any rank wants training to end; every rank has to ask at the same time."""
+        """Return whether any rank wants to stop; every rank calls this at the same time."""
         asked, ends = self.interrupts.received or 0, bool(getattr(self.stopper, "ends", False))
         if torch.distributed.is_initialized():
             votes = torch.tensor([asked, int(ends)], device=_device_of_group())
@@ -153,5 +152,5 @@ class Stopping:
 
 
 def _device_of_group() -> torch.device:
-    """The device whose tensors the ranks exchange."""
+    """Return the device of tensors that ranks exchange."""
     return torch.device("cuda" if torch.distributed.get_backend() == "nccl" else "cpu")

@@ -1,4 +1,4 @@
-"""The run that lies behind ``save_model``: whose it is, and where the same command resumes it."""
+"""The run at ``save_model``: its settings, its lock, and where it is resumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared_embeddings.fitting.distillation import OPTION
 from shared_embeddings.utils.files import locked, remove, sha256
 
 CHOICES = ("auto", "never", "overwrite")
-# What a resumed run may change: none of these alters what a step does.
+# Options that a resumed run may change because they do not affect training steps.
 FREE_TO_CHANGE = frozenset(
     ("config", "save_config", "save_model", "save_format", "save_checkpoint_steps", "keep_checkpoint")
     + ("resume", "train_steps", "report_every", "log_file", "log_file_level", "verbose")
@@ -27,28 +27,28 @@ FREE_TO_CHANGE = frozenset(
     + ("train_from", "reset_optim", "update_vocab", "override_opts", "valid_batch_size", "num_threads")
     + ("n_sample", "save_data", "overwrite", "dump_samples", "dump_transforms", "dump_preds", "scoring_debug")
 )
-# Options that name files: what counts is the content.
+# Options that name files, which are compared by content.
 _FILES = re.compile(r"path_(src|tgt|align|txt)|(src|tgt)_(vocab|subword_model|subword_vocab)|.*_embeddings")
 _CONTENT = "content "
-_STOPPED = 2  # of upstream's early stopping
+_STOPPED = 2  # status of OpenNMT-py's early stopping
 
 
 def settings_of(opt: Namespace, corpora: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of a training as plain values, with a checksum in place of each file.
+    """Return all options of a training as plain values, with checksums of files.
 
     Args:
-        opt: options as they were given, checked.
+        opt: validated options.
         corpora: the option ``data``.
     """
     given = {name: value for name, value in vars(opt).items() if not name.startswith("_")}
     settings = dict(_plain({**given, "data": corpora}))
     if isinstance(settings.get(OPTION), dict):
-        settings[OPTION].pop("teacher", None)  # it is not read again, and may have been moved
+        settings[OPTION].pop("teacher", None)  # it is not read again and may be moved
     return settings
 
 
 def _plain(value: Any, name: str = "") -> Any:
-    """Return a value of an option in types that JSON has."""
+    """Convert the value of an option to JSON types."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item, str(key)) for key, item in value.items()}
     if isinstance(value, str) and _FILES.fullmatch(name) and os.path.isfile(value):
@@ -58,12 +58,12 @@ def _plain(value: Any, name: str = "") -> Any:
 
 @contextmanager
 def working_on(opt: Namespace) -> Iterator[int | None]:
-    """Hold the lock of a run, and clear away at both ends what killed processes have left.
+    """Hold the lock of a run, and remove temporary files of killed processes.
 
-    Of several machines, the one with the first rank does this; the others get None, it the lock's descriptor.
+    Yields the descriptor of the lock on the machine with the first rank, and None on others.
 
     Raises:
-        BlockingIOError: another process trains it.
+        BlockingIOError: another process uses the run.
     """
     if not leads(opt):
         yield None
@@ -83,11 +83,11 @@ def leads(opt: Namespace) -> bool:
 
 
 class Start(NamedTuple):
-    """Where a training begins.
+    """The start of a training.
 
     Attributes:
-        record: what its checkpoints tell about the run.
-        resumes: whether it resumes the run that was there.
+        record: record of the run, which its checkpoints store.
+        resumes: whether it resumes an existing run.
     """
 
     record: dict[str, Any]
@@ -95,17 +95,17 @@ class Start(NamedTuple):
 
 
 def begin(opt: Namespace, settings: dict[str, Any]) -> Start:
-    """Decide where a training begins; sets ``train_from`` when it resumes the run that is there.
+    """Begin a run, or resume an existing one by setting ``train_from``.
 
     Args:
-        opt: options, of which ``resume`` decides.
-        settings: `settings_of` them.
+        opt: options, including ``resume``.
+        settings: the result of `settings_of`.
 
     Raises:
-        UserError: there is a run that must not be touched, or one of other settings.
+        UserError: there is a run that must not be resumed, or one with other settings.
     """
     begins = Start({"settings": settings}, resumes=False)
-    if _names_own_step(opt):  # an explicit place in this very run
+    if _names_own_step(opt):  # an explicit step of this run
         before = peek(opt.train_from).get("run")
         if before is not None:
             settings["train_from"] = before["settings"]["train_from"]
@@ -120,15 +120,15 @@ def begin(opt: Namespace, settings: dict[str, Any]) -> Start:
         return begins
     if opt.resume == "never":
         raise UserError(
-            f"save_model: step {max(found)} of {opt.save_model} is there, and resume is never; set resume: "
-            "auto to resume that run, resume: overwrite to remove it, or choose another save_model"
+            f"save_model: step {max(found)} of {opt.save_model} exists and resume is never; set resume: "
+            "auto to resume the run, resume: overwrite to remove it, or choose another save_model"
         )
     _resume(opt, settings)
     return Start({"settings": settings}, resumes=True)
 
 
 def _resume(opt: Namespace, settings: dict[str, Any]) -> None:
-    """Have the options resume the last whole step of the run that is there; see `begin`."""
+    """Set the options to resume the last intact step of an existing run; see `begin`."""
     whole = whole_steps(opt.save_model)
     if not whole:
         raise UserError(
@@ -139,13 +139,14 @@ def _resume(opt: Namespace, settings: dict[str, Any]) -> None:
     before = peek(path).get("run")
     if before is None:
         raise UserError(
-            f"save_model: {path} does not tell the settings of its run; give it as train_from to resume it, "
+            f"save_model: {path} does not contain the settings of its run; set train_from to resume it, "
             "set resume: overwrite to remove it, or choose another save_model"
         )
     changed = differences(before["settings"], settings)
     if changed:
         raise UserError(
-            f"save_model: {path} is of a run with other settings ({'; '.join(changed)}); change them back to "
+            f"save_model: {path} belongs to a run with other settings ({'; '.join(changed)}); "
+            "restore them to "
             "resume it, set resume: overwrite to remove it, or choose another save_model"
         )
     opt.train_from, opt.reset_optim, opt.update_vocab, opt.override_opts = path, "none", False, False
@@ -153,7 +154,7 @@ def _resume(opt: Namespace, settings: dict[str, Any]) -> None:
 
 
 def _names_own_step(opt: Namespace) -> bool:
-    """Return whether ``train_from`` is a checkpoint of this very run."""
+    """Return whether ``train_from`` is a checkpoint of this run."""
     if not opt.train_from:
         return False
     own, given = Path(opt.save_model), Path(opt.train_from)
@@ -162,7 +163,7 @@ def _names_own_step(opt: Namespace) -> bool:
 
 
 def step_files(save_model: str) -> dict[int, list[Path]]:
-    """Return the files of each step of a run, complete or not, by step."""
+    """Return the files of each step of a run, complete or not."""
     start = Path(save_model)
     pattern = re.compile(rf"{re.escape(start.name)}_step_(\d+)(\.pt|(\.\d+)?\.safetensors)")
     found: dict[int, list[Path]] = {}
@@ -173,17 +174,17 @@ def step_files(save_model: str) -> dict[int, list[Path]]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return which settings of a run were changed that are not free to change.
+    """Describe changed settings that a resumed run must not change.
 
     Args:
-        before: those of the run; options that are newer than it are not compared.
-        now: those that are asked for.
+        before: settings of the run; options missing there are not compared.
+        now: settings of the command.
     """
     names = sorted((before.keys() & now.keys()) - FREE_TO_CHANGE)
-    told = [line for name in names for line in _difference(name, before[name], now[name])]
-    if now["train_from"]:  # without it, the run is resumed wherever it began
-        told += _difference("train_from", before["train_from"], now["train_from"])
-    return told
+    changes = [line for name in names for line in _difference(name, before[name], now[name])]
+    if now["train_from"]:  # otherwise the run's own start does not matter
+        changes += _difference("train_from", before["train_from"], now["train_from"])
+    return changes
 
 
 def _difference(name: str, before: Any, now: Any) -> list[str]:
@@ -199,7 +200,7 @@ def _difference(name: str, before: Any, now: Any) -> list[str]:
 
 
 def is_finished(opt: Namespace) -> bool:
-    """Return whether the run that ``train_from`` resumes has nothing left to train."""
+    """Return whether the run that ``train_from`` resumes is complete."""
     checkpoint = peek(opt.train_from)
     states = checkpoint.get("resume") or []
     stopped = [state["early_stopping"] for state in states if state.get("early_stopping")]

@@ -46,9 +46,9 @@ def keep_freed_memory() -> None:
 
 
 def run_process(opt: Namespace, device_id: int, record: dict[str, Any] | None = None) -> None:
-    """Apply the patches, as spawned processes need, train, and leave the process group; see `train`.
+    """Apply the patches, train, and leave the process group; see `train`.
 
-    Without leaving the group, torch may abort at exit if other processes have already gone.
+    Otherwise torch may abort at exit if other processes have already ended.
     """
     apply_patches()
     train(opt, device_id, record)
@@ -90,7 +90,7 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
     _check_same_start(opt, first_step)
     if opt.train_steps and first_step >= opt.train_steps and not opt.single_pass:
         logger.info(
-            f"The checkpoint has {first_step} steps already, train_steps is {opt.train_steps}: nothing to do"
+            f"The checkpoint has {first_step} steps and train_steps is {opt.train_steps}: nothing to do"
         )
         return
     saver = train_single.build_model_saver(model_opt, opt, model, vocabs, optim, device_id)
@@ -244,7 +244,7 @@ def _check_same_embedding(opt: Namespace, saved: Namespace) -> None:
     asked = [name for name in OPTION_NAMES if getattr(opt, name, None) is not None]
     if asked and not (wanted and found and wanted.fits(found)):
         raise UserError(
-            f"{asked[0]}: {getattr(opt, asked[0])} has no effect with train_from, because the "
+            f"{asked[0]}: {getattr(opt, asked[0])} has no effect with train_from because the "
             "checkpoint was trained "
             f"with {getattr(saved, asked[0], None)}; remove the option, or train a new model"
         )

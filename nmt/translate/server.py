@@ -1,6 +1,6 @@
-"""``onmt_server``: translations over HTTP, with JSON for every answer.
+"""``onmt_server``: translations over HTTP; every response is JSON.
 
-Clients translate, and nothing else: they cannot load, copy or unload models, and set no options.
+Clients can only translate: they cannot load, copy or unload models, or set options.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from shared_embeddings.utils.reading import parse_json
 TOKEN_VARIABLE = "ONMT_SERVER_TOKEN"
 CLOSED = ("clone_model", "unload_model", "to_cpu", "to_gpu")
 KEYS = ("id", "ref", "src")
-# Beside JSON's own: what clients send that do not say anything.
+# Content types that are accepted as JSON, including defaults of clients.
 TYPES = ("", "application/json", "application/x-www-form-urlencoded", "text/plain")
 EXAMPLE = '[{"id": 1, "src": "a text"}]'
 
 
 class RequestError(UserError):
-    """A request that cannot be answered.
+    """An invalid request.
 
     Args:
-        message: for the client.
-        status: of the answer.
+        message: message to the client.
+        status: status code of the response.
     """
 
     def __init__(self, message: str, status: int = 400) -> None:
@@ -49,12 +49,12 @@ class RequestError(UserError):
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a request may be.
+    """Limits of a request.
 
     Attributes:
-        size: bytes of its body.
-        texts: how many.
-        characters: of one text.
+        size: bytes of the body.
+        texts: number of texts.
+        characters: characters per text.
     """
 
     size: int = 1 << 20
@@ -65,13 +65,13 @@ class Limits:
 def make_app(
     models: Mapping[int, Model], root: str = "/translator", limits: Limits = Limits(), token: str = ""
 ) -> Flask:
-    """Return the application that answers requests.
+    """Create the application.
 
     Args:
-        models: by their numbers.
-        root: what the addresses begin with.
-        limits: of requests.
-        token: that requests have to bear, all but those for the health; empty for none.
+        models: models by id.
+        root: prefix of URLs.
+        limits: limits of requests.
+        token: token that all requests except health checks need; empty for none.
     """
     app = Flask(__name__)
 
@@ -102,18 +102,18 @@ def make_app(
 
 
 def _log(response: Response) -> Response:
-    """Log an answer."""
+    """Log a response."""
     logger.info(f"{request.remote_addr} {request.method} {request.path} {response.status}")
     return response
 
 
 def _closed(rest: str) -> Response:
-    """Raise RequestError: models are managed where the server runs."""
-    raise RequestError("models are managed where the server runs, not by its clients", 403)
+    """Raise `RequestError`: clients cannot manage models."""
+    raise RequestError("clients cannot manage models", 403)
 
 
 def _answer_to(error: Exception) -> tuple[Response, int, dict[str, str]]:
-    """Return the answer to a request that failed; what is not the client's fault goes to the log."""
+    """Return the response to a failed request; internal errors are logged."""
     if isinstance(error, RequestError):
         status, message = error.status, str(error)
     elif isinstance(error, HTTPException) and error.code is not None:
@@ -129,10 +129,10 @@ def _body(size: int) -> str:
     """Return the body of the request.
 
     Raises:
-        RequestError: it is too large, of another type than JSON, or not UTF-8.
+        RequestError: it is too large, not JSON, or not UTF-8.
     """
     if (request.content_length or 0) > size:
-        raise RequestError(f"the body has {request.content_length} bytes; at most {size} are taken", 413)
+        raise RequestError(f"the body has {request.content_length} bytes; the limit is {size}", 413)
     if request.mimetype not in TYPES and not request.mimetype.endswith("+json"):
         raise RequestError(f"the body is {request.mimetype!r}; expected application/json")
     body = request.stream.read(size + 1)
@@ -145,32 +145,32 @@ def _body(size: int) -> str:
 
 
 def read_request(body: str, models: Mapping[int, Model], limits: Limits) -> tuple[Model, list[Text]]:
-    """Return the model that a request names, and its texts.
+    """Return the model and the texts of a request.
 
     Args:
         body: JSON.
-        models: by their numbers.
-        limits: of requests.
+        models: models by id.
+        limits: limits of requests.
 
     Raises:
-        RequestError: names what is wrong with it.
+        RequestError: the request is invalid.
     """
     try:
         items = parse_json(body, "the body")
     except UserError as error:
         raise RequestError(str(error)) from None
     if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
-        raise RequestError(f"the body is no list of texts; write it like {EXAMPLE}")
+        raise RequestError(f"the body is not a list of texts; write it like {EXAMPLE}")
     if len(items) > limits.texts:
-        raise RequestError(f"there are {len(items)} texts; at most {limits.texts} are taken at once", 413)
+        raise RequestError(f"there are {len(items)} texts; the limit is {limits.texts}", 413)
     texts = [_read_text(number, item, limits.characters) for number, item in enumerate(items)]
     if len({text.reference is None for text in texts}) > 1:
-        raise RequestError("ref: some texts have one and others do not; send them apart")
+        raise RequestError("ref: some texts have one and others do not; send separate requests")
     chosen = items[0].get("id", 0)
     if any(item.get("id", chosen) != chosen for item in items):
-        raise RequestError("id: the texts name several models; send them apart")
+        raise RequestError("id: the texts have different models; send separate requests")
     if type(chosen) is not int or chosen not in models:
-        raise RequestError(f"id: there is no model {str(chosen)[:80]!r}; {sorted(models)} are there")
+        raise RequestError(f"id: no model {str(chosen)[:80]!r}; available: {sorted(models)}")
     return models[chosen], texts
 
 
@@ -178,36 +178,38 @@ def _read_text(number: int, item: dict[str, Any], characters: int) -> Text:
     """Return one text of a request.
 
     Args:
-        number: its place.
-        item: its part of the request.
-        characters: how long it may be.
+        number: index of the text.
+        item: its entry in the request.
+        characters: maximum length.
 
     Raises:
-        RequestError: a key is missing, unknown, or has a wrong value.
+        RequestError: a key is missing, unknown, or invalid.
     """
     unknown = sorted(set(item) - set(KEYS))
     if unknown:
         raise RequestError(f"text {number}: unknown key {unknown[0][:80]!r}; expected {', '.join(KEYS)}")
     if not isinstance(item.get("src"), str):
-        raise RequestError(f"text {number}: its src is no text; write it like {EXAMPLE}")
+        raise RequestError(f"text {number}: its src is not a text; write it like {EXAMPLE}")
     reference = item.get("ref")
     if reference is not None and not isinstance(reference, str):
-        raise RequestError(f"text {number}: its ref is no text")
+        raise RequestError(f"text {number}: its ref is not a text")
     for name in ("src", "ref"):
         given = item.get(name) or ""
         if any("\ud800" <= letter <= "\udfff" for letter in given):
-            raise RequestError(f"text {number}: {name} has half a character, which is no text")
+            raise RequestError(f"text {number}: {name} has an unpaired surrogate")
         length = len(given)
         if length > characters:
-            raise RequestError(f"text {number}: {name} has {length} characters; at most {characters}", 413)
+            raise RequestError(
+                f"text {number}: {name} has {length} characters; the limit is {characters}", 413
+            )
     return Text(item["src"], reference)
 
 
 class _JsonErrorTask(ErrorTask):  # type: ignore[misc]
-    """The answer to what is not even HTTP, or larger than any body may be."""
+    """Response to malformed or oversized HTTP requests."""
 
     def execute(self) -> None:
-        """Write it."""
+        """Write the response."""
         error = self.request.error
         body = f'{{"error": "{error.reason}", "status": "error"}}\n'.encode()
         self.status = f"{error.code} {error.reason}"
@@ -218,7 +220,7 @@ class _JsonErrorTask(ErrorTask):  # type: ignore[misc]
 
 
 class _Channel(HTTPChannel):  # type: ignore[misc]
-    """A connection of a client."""
+    """A connection to a client."""
 
     error_task_class = _JsonErrorTask
 
@@ -227,10 +229,10 @@ def bind(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address.
 
     Raises:
-        UserError: the address is none of this machine, or another program has it.
+        UserError: the address is invalid or in use.
     """
     if not 0 <= port < 2**16:
-        raise UserError(f"port: {port} is no port; expected 1 to {2**16 - 1}, or 0 for any that is free")
+        raise UserError(f"port: {port} is out of range; expected 1 to {2**16 - 1}, or 0 for any free port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
@@ -242,7 +244,7 @@ def bind(host: str, port: int) -> socket.socket:
             raise
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        raise UserError(f"ip, port: {host}:{port} cannot be had ({reason}); choose others") from error
+        raise UserError(f"ip, port: {host}:{port} is not available ({reason}); choose others") from error
     return listening
 
 
@@ -250,9 +252,9 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description="Serve translations over HTTP", allow_abbrev=False)
     add = parser.add_argument
-    add("--ip", "-ip", default="127.0.0.1", help="address to listen at; 0.0.0.0 for all of this machine's")
-    add("--port", "-port", type=int, default=5000, help="0 for any that is free")
-    add("--url_root", "-url_root", default="/translator", help="what the addresses begin with")
+    add("--ip", "-ip", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all addresses")
+    add("--port", "-port", type=int, default=5000, help="port; 0 for any free one")
+    add("--url_root", "-url_root", default="/translator", help="prefix of URLs")
     add("--debug", "-d", "-debug", action="store_true", help="log every request")
     add("--model_config", "-m", "-model_config", default="./available_models/conf.json", help="JSON file")
     add(
@@ -260,56 +262,60 @@ def make_parser() -> argparse.ArgumentParser:
         "-token",
         default=os.environ.get(TOKEN_VARIABLE, ""),
         metavar="TOKEN",
-        help=f"that clients have to send as 'Authorization: Bearer TOKEN' (default: ${TOKEN_VARIABLE})",
+        help=f"token that clients send as 'Authorization: Bearer TOKEN' (default: ${TOKEN_VARIABLE})",
     )
     limits = Limits()
     add(
-        "--max_bytes", "-max_bytes", type=int, default=limits.size, help="of a request (default: %(default)s)"
+        "--max_bytes",
+        "-max_bytes",
+        type=int,
+        default=limits.size,
+        help="size of a request (default: %(default)s)",
     )
     add(
         "--max_texts",
         "-max_texts",
         type=int,
         default=limits.texts,
-        help="of a request (default: %(default)s)",
+        help="texts per request (default: %(default)s)",
     )
     add(
         "--max_characters",
         "-max_characters",
         type=int,
         default=limits.characters,
-        help="of a text (default: %(default)s)",
+        help="characters per text (default: %(default)s)",
     )
     add(
         "--allow_functions",
         "-allow_functions",
         action="store_true",
-        help="import the Python functions that preprocess and postprocess of the configuration name",
+        help="import the Python functions of preprocess and postprocess in the configuration",
     )
     return parser
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Serve until a signal ends it.
+    """Serve until a signal arrives.
 
     Args:
-        options: of the command line.
+        options: options of the command line.
 
     Raises:
-        UserError: an option or the configuration is wrong, or the address is taken.
+        UserError: an option or the configuration is invalid, or the address is not available.
     """
     for name in ("max_bytes", "max_texts", "max_characters"):
         if getattr(options, name) < 1:
             raise UserError(f"{name}: {getattr(options, name)} is too small; expected at least 1")
     if options.token and not (options.token.isascii() and options.token.isprintable()):
-        raise UserError("token: has characters that a header cannot have; expected printable ASCII")
+        raise UserError("token: contains characters that are not printable ASCII; choose another token")
     root = "/" + options.url_root.strip("./")
-    # The address comes first: models take their time to load.
+    # Bind first, because loading models takes time.
     with bind(options.ip, options.port) as listening:
         models = read_models(options.model_config, options.allow_functions)
         limits = Limits(options.max_bytes, options.max_texts, options.max_characters)
         app = make_app(models, root.rstrip("/"), limits, options.token)
-        # Bodies that are somewhat too large reach the application, whose answer names the limit.
+        # Slightly oversized bodies reach the application, whose response states the limit.
         if options.debug:
             app.after_request(_log)
         server = create_server(app, sockets=[listening], max_request_body_size=4 * limits.size)
@@ -318,13 +324,13 @@ def serve(options: argparse.Namespace) -> None:
         open_to_all = (
             ""
             if options.token or options.ip in ("127.0.0.1", "::1", "localhost")
-            else (f"; anyone who reaches it can translate, unless {TOKEN_VARIABLE} is set")
+            else (f"; anyone with access can translate unless {TOKEN_VARIABLE} is set")
         )
         print(
             f"onmt_server: {len(models)} models at http://{host}:{port}{root}{open_to_all}", file=sys.stderr
         )
         try:
-            # Not run(), which would hide the signal that ends it.
+            # Not run(), which would hide the signal.
             server.asyncore.loop(timeout=1, map=server._map)
         finally:
             server.task_dispatcher.shutdown()

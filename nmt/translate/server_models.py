@@ -1,4 +1,4 @@
-"""The models of ``onmt_server``: the file that names them, and how text goes through them."""
+"""The models of ``onmt_server``: their configuration file, and the processing of text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _MODEL: dict[str, type | tuple[type, ...]] = {
     "ct2_translate_batch_args": dict,
 }
 _FEATURES = {"n_src_feats": int, "src_feats_defaults": str, "reversible_tokenization": str}
-# What the keys are called in upstream's class.
+# Arguments of OpenNMT-py's class by key.
 _ARGUMENTS = {
     "timeout": "timeout",
     "on_timeout": "on_timeout",
@@ -64,8 +64,8 @@ _ARGUMENTS = {
     "ct2_translator_args": "ct2_translator_args",
     "ct2_translate_batch_args": "ct2_translate_batch_args",
 }
-# Options of onmt_translate that name files to read or write, or have no meaning in a server.
-_NOT_HERE = ("config", "save_config", "src", "tgt", "output", "models", "profile", "dump_beam")
+# Options of onmt_translate that do not apply to a server.
+_NOT_APPLICABLE = ("config", "save_config", "src", "tgt", "output", "models", "profile", "dump_beam")
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Text:
     """A text of a request.
 
     Attributes:
-        source: as it reads.
-        reference: what its translation begins with or is compared to, if anything.
+        source: source text.
+        reference: target prefix or target to score, if any.
     """
 
     source: str
@@ -82,13 +82,13 @@ class Text:
 
 
 class Model(ServerModel):  # type: ignore[misc]
-    """A model whose text goes through the transforms of its checkpoint, unless a tokenizer is configured.
+    """A model that applies the transforms of its checkpoint, unless a tokenizer is configured.
 
     Args:
-        settings: its options, as those of ``onmt_translate``, and ``models``.
-        model_id: its number.
-        load: at once, rather than at the first request.
-        more: arguments of upstream's class.
+        settings: options of ``onmt_translate``, and ``models``.
+        model_id: id of the model.
+        load: load immediately instead of at the first request.
+        more: arguments of OpenNMT-py's class.
     """
 
     def __init__(self, settings: dict[str, Any], model_id: int, load: bool = False, **more: Any) -> None:
@@ -99,10 +99,10 @@ class Model(ServerModel):  # type: ignore[misc]
             self.stop_unload_timer()
 
     def parse_opt(self, opt: dict[str, Any]) -> Namespace:
-        """Return all options of a translation; those that write files stand in no configuration.
+        """Return all options of a translation.
 
         Raises:
-            UserError: names an option that is unknown or has a wrong value.
+            UserError: an option is unknown or invalid.
         """
         paths = [os.path.join(self.model_root, name) for name in opt["models"]]
         for path in paths:
@@ -121,14 +121,14 @@ class Model(ServerModel):  # type: ignore[misc]
         return parsed
 
     def load(self, preload: bool = False) -> None:
-        """Load the model; a failure does not keep the next request from trying again."""
+        """Load the model; after a failure, the next request tries again."""
         try:
             super().load(preload)
         finally:
             self.loading_lock.set()
 
     def reset_unload_timer(self) -> None:
-        """Unload the model some time after its last request; the timer does not keep the process alive."""
+        """Restart the timer that unloads the model; it does not keep the process alive."""
         if self.timeout >= 0:
             self.stop_unload_timer()
             self.unload_timer = threading.Timer(self.timeout, self.do_timeout)
@@ -136,11 +136,11 @@ class Model(ServerModel):  # type: ignore[misc]
             self.unload_timer.start()
 
     def translate(self, texts: Sequence[Text], longest: int) -> list[list[dict[str, Any]]]:
-        """Return the translations of texts: for each rank, one of every text.
+        """Return the translations: for each rank of the n-best list, one per text.
 
         Args:
-            texts: all with a reference or none.
-            longest: the characters that a batch may have with its padding.
+            texts: texts, all with a reference or none.
+            longest: maximum characters of a padded batch.
         """
         ranks: list[list[dict[str, Any]]] = []
         for batch in _batches(texts, self.opt.batch_size, longest):
@@ -160,7 +160,7 @@ class Model(ServerModel):  # type: ignore[misc]
         return ranks
 
     def maybe_preprocess(self, sequence: dict[str, Any]) -> Any:
-        """Return a text in upstream's form; a prefix that all targets have stands for a missing one."""
+        """Convert a text to OpenNMT-py's form; a common target prefix replaces a missing reference."""
         prepared = super().maybe_preprocess(sequence)
         if self.pipe is not None and self.opt.tgt_file_prefix and prepared["ref"] == [None]:
             prepared["ref"] = [""]
@@ -184,7 +184,7 @@ class Model(ServerModel):  # type: ignore[misc]
         return str(self.pipe.apply_reverse(sequence))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what clients may know: no paths."""
+        """Return a description for clients, without paths."""
         shown = {
             name: value for name, value in self.user_opt.items() if isinstance(value, (bool, int, float))
         }
@@ -199,12 +199,12 @@ class Model(ServerModel):  # type: ignore[misc]
 
 
 def _as_input(text: Text) -> dict[str, Any]:
-    """Return a text in the form of upstream's requests."""
+    """Convert a text to OpenNMT-py's form of requests."""
     return {"src": text.source, **({} if text.reference is None else {"ref": text.reference})}
 
 
 def _batches(texts: Sequence[Text], number: int, longest: int) -> Iterator[list[Text]]:
-    """Yield neighbors, at most `number`, and at most `longest` characters with padding."""
+    """Yield batches of at most `number` texts and `longest` characters including padding."""
     batch: list[Text] = []
     width = 0
     for text in texts:
@@ -219,10 +219,10 @@ def _batches(texts: Sequence[Text], number: int, longest: int) -> Iterator[list[
 
 
 def _pipe(opt: Namespace) -> TransformPipe | None:
-    """Return the transforms of a model, or None where there are none; reports them on stderr."""
-    with applied(opt) as told:
-        if told:
-            print(told, file=sys.stderr)
+    """Return the transforms of a model, or None; prints them to stderr."""
+    with applied(opt) as description:
+        if description:
+            print(description, file=sys.stderr)
         if not opt.transforms:
             return None
         ArgumentParser._get_all_transform_translate(opt)
@@ -233,10 +233,10 @@ def _pipe(opt: Namespace) -> TransformPipe | None:
 
 
 def _parse(parser: ArgumentParser, words: list[str], settings: dict[str, Any]) -> Namespace:
-    """Return the options of a mapping as a command line would set them.
+    """Parse a mapping like a command line.
 
     Raises:
-        UserError: names one that is unknown, has its own place, or has a wrong value.
+        UserError: an option is unknown, not applicable, or invalid.
     """
 
     def fail(message: str) -> None:
@@ -249,8 +249,8 @@ def _parse(parser: ArgumentParser, words: list[str], settings: dict[str, Any]) -
         action = actions.get(name)
         if name == "models" or value is None:
             continue
-        if action is None or action.dest in _NOT_HERE:
-            valid = set(actions) - set(_NOT_HERE)
+        if action is None or action.dest in _NOT_APPLICABLE:
+            valid = set(actions) - set(_NOT_APPLICABLE)
             raise UserError(f"opt: unknown option {name!r}{_closest(name, valid)}")
         if action.nargs == 0:
             if not isinstance(value, bool):
@@ -259,7 +259,7 @@ def _parse(parser: ArgumentParser, words: list[str], settings: dict[str, Any]) -
         elif action.nargs in ("+", "*"):
             several = [str(one) for one in (value if isinstance(value, list) else [value])]
             if any(one.startswith("-") for one in several):
-                raise UserError(f"opt: {name} is {value!r}; no value begins with a hyphen")
+                raise UserError(f"opt: {name} is {value!r}; values must not start with a hyphen")
             words += [action.option_strings[0], *several]
         elif isinstance(value, bool):
             exact[action.dest] = value
@@ -272,14 +272,14 @@ def _parse(parser: ArgumentParser, words: list[str], settings: dict[str, Any]) -
 
 
 def read_models(path: str, allow_functions: bool) -> dict[int, Model]:
-    """Return the models that a configuration names, by their numbers.
+    """Return the models of a configuration by id.
 
     Args:
-        path: of a JSON file.
-        allow_functions: import what ``preprocess`` and ``postprocess`` name.
+        path: JSON file.
+        allow_functions: import the functions of ``preprocess`` and ``postprocess``.
 
     Raises:
-        UserError: names what is wrong with the file, or which model cannot be used, and why.
+        UserError: the file is invalid, or a model cannot be used.
     """
     where = f"model_config: {path}"
     content = read_json(Path(path), "model_config")
@@ -294,7 +294,7 @@ def read_models(path: str, allow_functions: bool) -> dict[int, Model]:
         what = f"{where}: model {chosen if 'id' in settings else f'number {number + 1}'!s}"
         _check_model(what, settings, allow_functions)
         if chosen in models:
-            raise UserError(f"{what}: another model has this id; give each its own")
+            raise UserError(f"{what}: the id is not unique; choose another one")
         try:
             models[chosen] = _make(chosen, settings, content.get("models_root", "./available_models"))
         except (ServerModelError, *UNREADABLE) as error:
@@ -303,7 +303,7 @@ def read_models(path: str, allow_functions: bool) -> dict[int, Model]:
 
 
 def _make(number: int, settings: dict[str, Any], root: str) -> Model:
-    """Return the model of checked settings."""
+    """Create a model from checked settings."""
     named = {new: settings[old] for old, new in _ARGUMENTS.items() if settings.get(old) is not None}
     features = settings.get("features")
     if features is not None:
@@ -315,13 +315,13 @@ def _make(number: int, settings: dict[str, Any], root: str) -> Model:
 
 
 def _closest(name: str, valid: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the closest of the valid ones, if any."""
+    """Suggest the closest valid name, if any."""
     close = difflib.get_close_matches(name, list(valid), 1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def _check_keys(what: str, content: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raise UserError for a key that is unknown, or whose value is of another type."""
+    """Raise `UserError` for an unknown key or a value of the wrong type."""
     for key, value in content.items():
         if key not in wanted:
             raise UserError(f"{what}: unknown key {key!r}{_closest(key, wanted)}")
@@ -332,12 +332,12 @@ def _check_keys(what: str, content: dict[str, Any], wanted: dict[str, Any]) -> N
 
 
 def _check_model(what: str, settings: dict[str, Any], allow_functions: bool) -> None:
-    """Raise UserError for settings of a model that cannot be."""
+    """Raise `UserError` for invalid settings of a model."""
     _check_keys(what, settings, _MODEL)
     _check_keys(f"{what}: features", settings.get("features", {}), _FEATURES)
     models = settings.get("models") or [settings.get("model")]
     if not all(isinstance(name, str) and name for name in models):
-        raise UserError(f"{what}: names no model; write it like {EXAMPLE}")
+        raise UserError(f"{what}: has no model; write it like {EXAMPLE}")
     if settings.get("on_timeout", "unload") not in ("to_cpu", "unload"):
         raise UserError(f"{what}: on_timeout is {settings['on_timeout']!r}; expected to_cpu or unload")
     for key in FUNCTIONS:

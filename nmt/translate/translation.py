@@ -1,6 +1,4 @@
-"""Translating a file line by line: whatever text it holds, every line gets its translation, and only all of
-them.
-"""
+"""Translating a file line by line, including empty lines, and writing the output atomically."""
 
 from __future__ import annotations
 
@@ -18,10 +16,10 @@ from shared_embeddings.utils.files import naming, write_text
 
 
 def read_lines(path: str) -> list[str]:
-    """Return the lines of a UTF-8 file with their whitespace cleaned.
+    """Return the lines of a UTF-8 file with normalized whitespace.
 
     Raises:
-        UserError: a line is not UTF-8 (its number is named).
+        UserError: a line is not UTF-8.
     """
     lines = Path(path).read_bytes().split(b"\n")
     if lines[-1] == b"":
@@ -38,13 +36,13 @@ def read_lines(path: str) -> list[str]:
 
 
 def translate_file(opt: Namespace, translate: Callable[[Namespace], None]) -> None:
-    """Translate ``opt.src`` into ``opt.output``, which appears only when it is complete.
+    """Translate ``opt.src`` and write ``opt.output`` atomically.
 
-    Empty lines are not shown to the model; their translations are empty.
+    The translations of empty lines are empty.
 
     Args:
         opt: options of ``onmt_translate``.
-        translate: translates the files that the options name.
+        translate: translates the files of the options.
 
     Raises:
         UserError: a file is missing, not UTF-8 or cannot be written, source, target and desired lengths
@@ -62,8 +60,8 @@ def translate_file(opt: Namespace, translate: Callable[[Namespace], None]) -> No
     for number in filled:
         if not texts.get("tgt", texts["src"])[number]:
             raise UserError(
-                f"tgt: {opt.tgt}: line {number + 1} is empty, and that of src is not; give it text, or "
-                "translate such lines without -tgt"
+                f"tgt: {opt.tgt}: line {number + 1} is empty, but that of src is not; add text, or "
+                "translate without -tgt"
             )
     with tempfile.TemporaryDirectory() as folder, naming({Path(folder): Path(folder)}):
         changed = Namespace(**vars(opt))

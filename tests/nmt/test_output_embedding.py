@@ -72,7 +72,7 @@ def test_each_side_has_an_embedding_of_its_own(host: Host, capfd: pytest.Capture
     ("options", "words"),
     [
         ({"share_embeddings": True, "share_decoder_embeddings": True}, ["ties the output layer"]),
-        ({**UNTIED, "output_embedding": DEFINE_MAP}, ["only look-ups use", "another `output`"]),
+        ({**UNTIED, "output_embedding": DEFINE_MAP}, ["layer does not use", "another `output`"]),
         (
             {**UNTIED, "output_embedding": {**METHODS["define"], "output": "none"}},
             ["output_embedding needs an embedding with an output side"],

@@ -70,7 +70,7 @@ def test_mistakes_are_one_line_before_the_fit(
         ([wanted, target], "without --validation-source"),
         ([given, source], "without --validation-target"),
         (["--validation", source], "is a translation model"),
-        ([given, source, wanted, pieces, "--validation-subwords", "bpe"], "line 1 has pieces of words"),
+        ([given, source, wanted, pieces, "--validation-subwords", "bpe"], "line 1 has subwords"),
     ]:
         capsys.readouterr()
         assert main(["compress", *map(str, [*asked, *arguments])]) == 2

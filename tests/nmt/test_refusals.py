@@ -55,7 +55,7 @@ def test_a_language_model_has_no_targets(host: Host, refusal: Refusal) -> None:
     [
         ({"path_tgt": None}, "data: corpus: has no path_tgt; name the file of its targets"),
         ({"path_src": [1]}, "data: corpus: option 'path_src' is [1], but it must be text"),
-        ({"weight": 0}, "data: there is no corpus to train on; name one with a weight of at least 1"),
+        ({"weight": 0}, "data: there is no training corpus; add one with a weight of at least 1"),
         ({"weight": 1.5}, "data: corpus: option 'weight' is 1.5, but it must be a whole number"),
         ({"weight": "two"}, "data: corpus: option 'weight' is 'two', but it must be a whole number"),
         ({"weight": -1}, "data: corpus: option 'weight' is -1, but it must be at least 0"),
@@ -73,7 +73,7 @@ def test_a_corpus_is_refused(changed: dict[str, Any], said: str, host: Host, ref
 def test_data_without_a_training_corpus_are_refused(host: Host, refusal: Refusal) -> None:
     for data in ({}, {"valid": host._corpus("valid")}):
         config = host.config("model", embedding=FUNNEL, data=data)
-        assert "there is no corpus to train on" in refusal("onmt_train", "-config", str(config))
+        assert "there is no training corpus" in refusal("onmt_train", "-config", str(config))
 
 
 @pytest.mark.slow_except("0")
@@ -272,7 +272,7 @@ def test_one_file_for_two_vocabularies_is_refused(host: Host, refusal: Refusal) 
     path = str(host.folder / "new")
     config = host.config("model", share_vocab=False, src_vocab=path, tgt_vocab=path)
     line = refusal("onmt_build_vocab", "-config", str(config), "-save_data", str(host.folder / "samples"))
-    assert f"tgt_vocab: {path} is the file of src_vocab, too" in line and "share_vocab" in line
+    assert f"tgt_vocab: {path} is also src_vocab" in line and "share_vocab" in line
 
 
 def test_an_empty_vocabulary_is_not_written(host: Host, refusal: Refusal) -> None:

@@ -234,7 +234,7 @@ CONFIGURATIONS: list[tuple[dict[str, Any], str]] = [
     ({"model": 5}, "model"),
     ({"model": "none.pt"}, "none.pt"),
     ({"model": "server.json"}, "server.json"),
-    ({"models": ["model.pt", 5]}, "names no model"),
+    ({"models": ["model.pt", 5]}, "has no model"),
     ({"load": 1}, "load"),
     ({"timeout": "soon"}, "timeout"),
     ({"on_timeout": "explode"}, "explode"),

@@ -196,7 +196,7 @@ def test_a_run_of_other_settings_is_refused_by_name(host: Host, refusal: Refusal
     host.train("model", embedding=FUNNEL, train_steps=2, save_checkpoint_steps=2)
     other = {"embedding": {"method": "funnel", "rank": 5}, "learning_rate": 0.02}
     line = refusal("onmt_train", "-config", str(host.config("model", **other)))
-    assert "model_step_2.pt is of a run with other settings" in line
+    assert "model_step_2.pt belongs to a run with other settings" in line
     assert "embedding.rank was 4 and is 5" in line and "learning_rate was 0.01 and is 0.02" in line
     host.write("train.src", ["w1 w2 w3"] * 90)
     line = refusal("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
@@ -221,7 +221,7 @@ def test_checkpoints_that_do_not_tell_their_settings_are_named(host: Host, refus
     checkpoint = {name: part for name, part in read_checkpoint(path).items() if name != "run"}
     torch.save(checkpoint, path)
     config = str(host.config("model", embedding=FUNNEL))
-    assert "model_step_2.pt does not tell the settings of its run; give it as train_from" in refusal(
+    assert "model_step_2.pt does not contain the settings of its run; set train_from" in refusal(
         "onmt_train", "-config", config
     )
     path.write_bytes(b"damaged")
