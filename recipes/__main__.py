@@ -1,4 +1,4 @@
-"""``python -m recipes``: the steps of the recipes, and what is made of their rows and results."""
+"""``python -m recipes``: the steps of the recipes, and tables of their rows and results."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ USAGE = """usage: python -m recipes TASK STEP [ROW] [--smoke] [option ...]
        python -m recipes COMMAND [option ...]
 
 TASK is a recipe: {recipes}
-STEP is preprocess, train or eval (run for quickstart); --help behind it explains its options
+STEP is preprocess, train or eval (run for quickstart); its options: python -m recipes TASK STEP --help
 
 commands:
 {commands}"""
 
 
 def list_rows(arguments: Sequence[str]) -> None:
-    """List the rows of a recipe, or of all, with the row of a paper that they stand for."""
+    """List the rows of one or all recipes, with the rows of papers that they reproduce."""
     parser = Parser("python -m recipes list", description=list_rows.__doc__)
     parser.add_argument("task", nargs="?", help="a recipe (default: all)")
     options = parser.parse_args(arguments)
@@ -34,13 +34,13 @@ def list_rows(arguments: Sequence[str]) -> None:
 
 
 def table(arguments: Sequence[str]) -> None:
-    """Write the tables of a recipe into its README, and draw its picture."""
+    """Write the tables of a recipe into its README, and plot its results."""
     parser = Parser("python -m recipes table", description=table.__doc__)
     parser.add_argument("task", help="a recipe")
     parser.add_argument(
         "--results",
         type=PathOption.SOURCE,
-        help="results.jsonl, or a folder with one, such as runs/TASK (default: that of the recipe)",
+        help="results.jsonl, or a folder with one, such as runs/TASK (default: the recipe's)",
     )
     parser.add_argument(
         "--readme", type=PathOption.UPDATED, help="README with the markers (default: the recipe's)"
@@ -69,7 +69,7 @@ def sizes(arguments: Sequence[str]) -> None:
 
 
 def ledger(arguments: Sequence[str]) -> None:
-    """Print every size in the papers' tables beside that of the same model built here."""
+    """Compare every model size in the papers' tables with that of the same model built here."""
     parser = Parser("python -m recipes ledger", description=ledger.__doc__)
     parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
     options = parser.parse_args(arguments)
@@ -79,7 +79,7 @@ def ledger(arguments: Sequence[str]) -> None:
 
 
 def coverage(arguments: Sequence[str]) -> None:
-    """List every row of the papers' tables with the row that trains it, or the reason why none does."""
+    """List every row of the papers' tables with the row that trains it, or the reason why there is none."""
     parser = Parser("python -m recipes coverage", description=coverage.__doc__)
     parser.add_argument("--write", action="store_true", help="also write the tables into recipes/README.md")
     options = parser.parse_args(arguments)
@@ -94,7 +94,7 @@ def coverage(arguments: Sequence[str]) -> None:
 
 
 def report(arguments: Sequence[str]) -> None:
-    """Write the report of all results beside the papers' figures, as Markdown and as an HTML page."""
+    """Write a report that compares all results with the papers, as Markdown and as an HTML page."""
     from recipes.report.build import main
 
     main(arguments)
@@ -119,7 +119,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 def usage() -> str:
-    """What ``--help`` prints."""
+    """Return the text of ``--help``."""
     lines = [f"  {name:<10}{(command.__doc__ or '').rstrip('.')}" for name, command in COMMANDS.items()]
     return USAGE.format(recipes=", ".join(recipe_names()), commands="\n".join(lines))
 
@@ -134,7 +134,7 @@ def run_step(recipe: Recipe, step: str, arguments: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command or the step that the command line names."""
+    """Run the command or step of the command line."""
     first, *rest = [*arguments, ""]
     if first in ("-h", "--help", ""):
         print(usage(), file=sys.stdout if first else sys.stderr)
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def program(arguments: Sequence[str]) -> str:
-    """What error messages start with: the step or the command."""
+    """Return the prefix of error messages: the step or the command."""
     words = [word for word in arguments[:2] if not word.startswith("-")]
     return words[-1] if len(words) == 2 and words[0] not in COMMANDS else (words or ["recipes"])[0]
 

@@ -19,27 +19,27 @@ from recipes.common.smoke import SMOKE
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 
-# The scripts that take a row where a recipe has any, in the order in which they are run.
+# The scripts in order; ROW_SCRIPTS take a row.
 PREPROCESS, ROW_SCRIPTS = "preprocess.sh", ("train.sh", "eval.sh")
-# Ways in which a row starts from another one that is trained.
+# Settings of rows that start from another trained row.
 STARTS = ("fit", "distill")
-# Of recipes that do everything at once.
+# Script of recipes with a single step.
 WHOLE = "run.sh"
-# So that a script that does not end is reported, too, even on a busy machine.
+# Timeout of a script, generous for busy machines.
 LONGEST_SECONDS = 1800
 LAST_LINES = 20
-# Variables that concern real data or real trainings.
-OTHERS_SETTINGS = ("AVERAGE", "DATA_DIR", "TORCHRUN")
+# Environment variables of real runs.
+REAL_RUN_VARIABLES = ("AVERAGE", "DATA_DIR", "TORCHRUN")
 
 
 class Outcome(NamedTuple):
-    """How a recipe ended.
+    """The outcome of a recipe.
 
     Attributes:
-        recipe: its name.
-        rows: what was trained, in order; nothing for a recipe that has no rows to choose from.
-        seconds: how long it took.
-        fault: what went wrong, on several lines; None if all went well.
+        recipe: name of the recipe.
+        rows: the trained rows in order; empty for a recipe without rows.
+        seconds: duration.
+        fault: the failure on several lines; None on success.
     """
 
     recipe: str
@@ -49,13 +49,13 @@ class Outcome(NamedTuple):
 
 
 def rows_to_run(recipe: Path) -> list[str]:
-    """The rows that are trained and evaluated, in order; none for a recipe without rows to choose from.
+    """Return the rows to train and evaluate, in order.
 
-    They are the first one that compresses an embedding and starts from no other row, or the first one if
-    there is none; then the first of each way to start from a trained row, after that row.
+    These are the first row that compresses an embedding from scratch (or the first row), and the first
+    fitted and the first distilled row, each after its teacher.
 
     Raises:
-        UserError: a row that cannot be read.
+        UserError: a row is invalid.
     """
     rows = dict(sorted(read_rows(recipe).items()))
     chosen = [name for name, row in rows.items() if _compresses_from_scratch(row)] or [*rows]
@@ -67,12 +67,12 @@ def rows_to_run(recipe: Path) -> list[str]:
 
 
 def _compresses_from_scratch(row: Row) -> bool:
-    """Whether a row has another embedding than a plain table, and starts from no other row."""
+    """Return whether a row has no plain table and no teacher."""
     return row.embedding["method"] != "standard" and row.teacher is None
 
 
 def commands(recipe: Path, rows: Sequence[str]) -> list[list[str]]:
-    """The command lines of all steps of a recipe, in order; without rows, each script is called once."""
+    """Return the command lines of all steps of a recipe in order; without rows, one per script."""
     if (recipe / WHOLE).is_file():
         return [[str(recipe / WHOLE), SMOKE]]
     chosen_rows = [[row] for row in rows] or [[]]
@@ -83,11 +83,11 @@ def commands(recipe: Path, rows: Sequence[str]) -> list[list[str]]:
 
 
 def run_recipe(recipe: Path, runs: Path) -> Outcome:
-    """Run all steps of a recipe, up to the first script that fails.
+    """Run all steps of a recipe until a script fails.
 
     Args:
-        recipe: its folder.
-        runs: empty folder that it writes to; a log of each script stays there.
+        recipe: folder of the recipe.
+        runs: empty folder for runs and logs.
     """
     started = time.monotonic()
     rows: list[str] = []
@@ -101,7 +101,7 @@ def run_recipe(recipe: Path, runs: Path) -> Outcome:
 
 
 def _run(command: Sequence[str], runs: Path) -> str | None:
-    """Run one script; returns its last output if it failed."""
+    """Run one script; return its last output if it failed."""
     name = " ".join([Path(command[0]).name, *command[1:]])
     log = runs / f"{Path(command[0]).name}.log"
     try:
@@ -110,22 +110,22 @@ def _run(command: Sequence[str], runs: Path) -> str | None:
     except OSError as error:
         return f"{name}: {error.strerror}"
     except subprocess.TimeoutExpired:
-        return f"{name} did not end in {LONGEST_SECONDS} seconds"
+        return f"{name} did not finish in {LONGEST_SECONDS} seconds"
     if status == 0:
         return None
     last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
-    return "\n".join([f"{name} ended with status {status}:", *last])
+    return "\n".join([f"{name} failed with status {status}:", *last])
 
 
 def environment_of(runs: Path) -> dict[str, str]:
-    """Environment variables of a script: this Python, the CPU alone, no texts and settings of the user."""
-    own = {key: value for key, value in os.environ.items() if key not in OTHERS_SETTINGS}
+    """Return the environment of a script: this Python, CPU only, without user overrides."""
+    own = {key: value for key, value in os.environ.items() if key not in REAL_RUN_VARIABLES}
     fixed = {"RUNS": str(runs), "VIRTUAL_ENV": sys.prefix, "CUDA_VISIBLE_DEVICES": ""}
     return {"OMP_NUM_THREADS": "1", **own, **fixed}
 
 
 def _wait_for(command: Sequence[str], output: IO[str], environment: Mapping[str, str]) -> int:
-    """Run a script and return its status; neither it nor programs that it runs outlive this process."""
+    """Run a script in a process group, which is killed with this process, and return its status."""
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -142,28 +142,28 @@ def _wait_for(command: Sequence[str], output: IO[str], environment: Mapping[str,
 
 
 def misplaced(home: Path, rows: Sequence[str]) -> str | None:
-    """What is wrong with the place of a recipe's files, or None.
+    """Describe files or results in the wrong place; None if there are none.
 
     Args:
-        home: folder of everything that the recipe has written.
-        rows: which rows it has evaluated; empty where there are none to choose from.
+        home: folder of the recipe's runs.
+        rows: the evaluated rows.
     """
     beside = sorted(path.name for path in home.glob("*") if path.name != SMOKE_FOLDER)
     if beside:
-        return f"wrote {', '.join(beside)} beside its folder {SMOKE_FOLDER}, where real runs are"
+        return f"wrote {', '.join(beside)} outside of its folder {SMOKE_FOLDER}"
     files = sorted((home / SMOKE_FOLDER).rglob(FILE))
     if not files:
-        return f"wrote no {FILE} below its folder {SMOKE_FOLDER}"
+        return f"wrote no {FILE} to its folder {SMOKE_FOLDER}"
     found = {record["row"] for record in read_results(files[0])}
     missing = [row for row in rows if row not in found]
     return f"wrote no result of {', '.join(missing)}" if missing else None
 
 
 def chosen(names: Sequence[str], folder: Path = RECIPES) -> list[Path]:
-    """Folders of the recipes that are named; of all if none is.
+    """Return the folders of the named recipes, or of all.
 
     Raises:
-        UserError: there is no recipe of a name.
+        UserError: a recipe does not exist.
     """
     known = recipe_names(folder)
     for name in names:
@@ -173,7 +173,7 @@ def chosen(names: Sequence[str], folder: Path = RECIPES) -> list[Path]:
 
 
 def describe(outcome: Outcome) -> str:
-    """A line about a recipe, and below it what went wrong."""
+    """Format an outcome as one line, followed by the failure."""
     state = "ok" if outcome.fault is None else "failed"
     line = f"{outcome.recipe:<26} {outcome.seconds:5.0f} s  {state:<6}  {', '.join(outcome.rows)}".rstrip()
     return line if outcome.fault is None else f"{line}\n    " + outcome.fault.replace("\n", "\n    ")
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run preprocess.sh, train.sh and eval.sh of every recipe with --smoke; exit with 1 if one fails."""
     parser = Parser("python -m recipes smoke", description=main.__doc__)
     parser.add_argument("recipes", nargs="*", help="names of folders (default: all)")
-    parser.add_argument("--list", action="store_true", help="print the names alone")
+    parser.add_argument("--list", action="store_true", help="only print the names")
     options = parser.parse_args(arguments)
     recipes = chosen(options.recipes)
     if options.list:
@@ -197,5 +197,5 @@ def main(arguments: Sequence[str]) -> None:
         if outcome.fault is not None:
             failed.append(outcome.recipe)
     if failed:
-        print(f'failed: {", ".join(failed)}; make smoke RECIPES="{" ".join(failed)}" runs these alone')
+        print(f'failed: {", ".join(failed)}; make smoke RECIPES="{" ".join(failed)}" runs only these')
         raise SystemExit(1)

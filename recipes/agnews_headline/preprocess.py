@@ -28,7 +28,7 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.files import replacing
 
-# "&" became a space on the way: " #39;" is an apostrophe, " quot;" a quotation mark.
+# The files have a space in place of "&": " #39;" is an apostrophe, " quot;" a quotation mark.
 ENTITY = re.compile(r"(?:^| )(#\d{2,4}|amp|quot|lt|gt|nbsp|hellip|[mn]dash|[lr][sd]quo);")
 TAG = re.compile(r"<[^<>]*>")
 ADDRESS = re.compile(r"(?:https?://|www\.)\S+")
@@ -49,10 +49,10 @@ class News(NamedTuple):
 
 
 def read_news(path: Path) -> list[News]:
-    """The rows of a file of AG News as they are: class, title, description.
+    """Read a file of AG News, with the columns class, title and description.
 
     Raises:
-        UserError: the file is not UTF-8 or no such table; a row that is not is named.
+        UserError: the file is not UTF-8 or has other columns.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -63,20 +63,22 @@ def read_news(path: Path) -> list[News]:
         raise UserError(f"{path}: {error}; replace it") from error
     for number, row in enumerate(rows, 1):
         if len(row) != 3:
-            raise UserError(f"{path}: row {number} has {len(row)} columns; wanted class, title, description")
+            raise UserError(
+                f"{path}: row {number} has {len(row)} columns; expected class, title, description"
+            )
     return [News(description, title) for _, title, description in rows]
 
 
 def hash_of(news: News) -> str:
-    """A fixed hash of a text and its title, in hexadecimal; it decides what a pair is used for."""
+    """Return a hash of a text and its title in hexadecimal, which determines the split of the pair."""
     return hashlib.sha256("\t".join(news).encode()).hexdigest()
 
 
 def clean_news(news: News) -> News:
-    """The same without markup, agencies and datelines, in small letters."""
+    """Remove markup, agencies and datelines, and lowercase the text."""
     description, title = clean_text(news.description), UPDATE.sub("", clean_text(news.title))
     agency = AGENCY.search(title)
-    # With the space that an empty description has lost.
+    # The space matters for empty descriptions.
     if agency and f"{description} ".startswith(f"{agency[1]} - "):
         title = title[: agency.start()]
         description = f"{description} ".removeprefix(f"{agency[1]} - ").strip()
@@ -84,7 +86,7 @@ def clean_news(news: News) -> News:
 
 
 def clean_text(text: str) -> str:
-    """The text without backslashes, broken entities, tags, addresses and references to share prices."""
+    """Remove backslashes, broken entities, tags, URLs and stock quotes."""
     text = re.sub(r"\\(?=[$\"])", "", text).replace("\\", " ")
     text = html.unescape(html.unescape(ENTITY.sub(r"&\1;", text)))
     for markup in (TAG, ADDRESS, QUOTE):
@@ -105,7 +107,7 @@ KINDS = {
 
 
 def locate(settings: dict[str, Any], home: Path) -> Path:
-    """The file in ``$DATA_DIR/ag_news``, or downloaded; its checksum is right."""
+    """Find the file in ``$DATA_DIR/ag_news`` or download it, and verify its checksum."""
     name, data_dir = settings["file"], os.environ.get("DATA_DIR")
     own = Path(data_dir) / "ag_news" / name if data_dir else None
     path = own if own and own.is_file() else home / "raw" / name
@@ -118,10 +120,10 @@ def locate(settings: dict[str, Any], home: Path) -> Path:
 
 
 def split_news(news: list[News], valid: int, test: int) -> dict[str, list[News]]:
-    """Cleaned pairs by split, each in the order of the hashes of what they were.
+    """Clean and split pairs, ordered by hash of the original pair.
 
-    Of pairs with the same description only the one with the smallest hash is kept, so that no text is in two
-    splits; pairs without a description or a title are left out.
+    Of pairs with the same description, the one with the smallest hash is kept, so that splits are disjoint.
+    Pairs without a description or title are removed.
     """
     kept: dict[str, News] = {}
     for pair in sorted(news, key=hash_of):
@@ -135,7 +137,7 @@ def split_news(news: list[News], valid: int, test: int) -> dict[str, list[News]]
 
 
 def write_texts(path: Path, settings: dict[str, Any], folder: Path) -> None:
-    """Split, clean and tokenize; see `recipes.headlines.data.write_split`."""
+    """Split, clean and tokenize the news; see `recipes.headlines.data.write_split`."""
     tokenizer = Tokenizer("en")
     for split, pairs in split_news(read_news(path), settings["valid"], settings["test"]).items():
         texts = with_progress([pair.description for pair in pairs], split)
@@ -144,7 +146,7 @@ def write_texts(path: Path, settings: dict[str, Any], folder: Path) -> None:
 
 
 def prepare(path: Path, settings: dict[str, Any], folder: Path) -> None:
-    """All steps from the table to ``data.json``, which describes the outcome."""
+    """Run all steps from the table to ``data.json``."""
     references = [folder / "text" / "test.target"]
     run_step(
         "texts",
@@ -159,12 +161,12 @@ def prepare(path: Path, settings: dict[str, Any], folder: Path) -> None:
 
 
 def smoke_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The same steps for a generated table, at one length that its short titles have."""
+    """Return settings for a small generated table."""
     return {**settings, "valid": TEST_LINES, "test": TEST_LINES, "bpe_operations": MERGES, "lengths": [20]}
 
 
 def write_smoke_table(path: Path) -> None:
-    """Write a generated table as AG News is: class, title and description, all in quotation marks."""
+    """Write a generated table in the format of AG News."""
     rows = []
     for number, words in enumerate(generated_words(LINES, seed=0)):
         rows.append([number % 4 + 1, f"{sentence(words[:3])} (AP)", f"AP - {sentence(words)} #36;{number}"])
@@ -173,7 +175,7 @@ def write_smoke_table(path: Path) -> None:
 
 
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Prepare AG News below $RUNS/agnews_headline/data, from $DATA_DIR/ag_news or from the network."""
+    """Prepare AG News in $RUNS/agnews_headline/data, from $DATA_DIR/ag_news or the network."""
     options = preprocess_options(recipe, main.__doc__, arguments)
     settings = read_settings(options.settings, KINDS)
     if options.smoke:

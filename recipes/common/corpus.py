@@ -1,4 +1,4 @@
-"""Parallel text files: reading, writing, and checking that sides fit together."""
+"""Reading, writing and checking parallel text files."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of `stream_lines`, all at once.
+    """Return the lines of `stream_lines` as a list.
 
     Raises:
-        UserError: absent, truncated, not gzip, or not UTF-8.
+        UserError: the file is missing, truncated, not gzip, or not UTF-8.
     """
     return list(stream_lines(path))
 
 
 def stream_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 text, gzipped when its name ends in ``.gz``, one after the other.
+    """Yield the lines of a UTF-8 text, gzipped if its name ends in ``.gz``.
 
-    Lines end at line feeds only; a carriage return before it and a byte order mark at the start are dropped,
-    and each run of Unicode white space becomes one space.
+    Lines end at line feeds only. Unicode whitespace is collapsed, and a byte order mark is removed.
 
     Raises:
-        UserError: absent, truncated, not gzip, or not UTF-8.
+        UserError: the file is missing, truncated, not gzip, or not UTF-8.
     """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
@@ -43,14 +42,14 @@ def stream_lines(path: Path) -> Iterator[str]:
 
 
 def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
-    """The lines of an open file, as `stream_lines` gives them.
+    """Yield the lines of an open file, see `stream_lines`.
 
     Args:
-        file: gives lines of bytes, with their line ends.
-        name: of the file, for the message.
+        file: lines of bytes with line ends.
+        name: name of the file, for messages.
 
     Raises:
-        UserError: not UTF-8.
+        UserError: the file is not UTF-8.
     """
     start = 0
     for raw in file:
@@ -66,7 +65,7 @@ def check_pairs(sides: dict[str, list[str]]) -> None:
     """Check that sides have equal lengths and are not empty.
 
     Args:
-        sides: the lines of each side, by the name to report.
+        sides: lines of each side by name.
     """
     counts = {name: len(lines) for name, lines in sides.items()}
     if len(set(counts.values())) != 1:
@@ -77,11 +76,11 @@ def check_pairs(sides: dict[str, list[str]]) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write one line each, completely or not at all."""
+    """Write lines atomically."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(line + "\n" for line in lines)
 
 
 def with_progress(lines: Iterable[str], what: str) -> Iterator[str]:
-    """The same lines, under a progress bar."""
+    """Yield lines with a progress bar."""
     return iter(tqdm(lines, desc=what, unit=" lines", unit_scale=True, mininterval=0.5))

@@ -1,10 +1,10 @@
-# Sourced by the recipes' scripts: finds the repository and its Python, wherever the script is called from.
-# Sets REPOSITORY, RUNS, PYTHON; leaves DATA_DIR as it is.
+# Sourced by the recipes' scripts: finds the repository and its Python from any working directory.
+# Sets REPOSITORY, RUNS and PYTHON; DATA_DIR is unchanged.
 
 REPOSITORY=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 RUNS=${RUNS:-$REPOSITORY/runs}
 
-# An active environment that has nothing to do with this project is passed over.
+# Ignore active environments without this project.
 PYTHON=
 for environment in "${VIRTUAL_ENV:-}" "$REPOSITORY/.venv"; do
     if [[ -z $PYTHON && -x $environment/bin/python && -x $environment/bin/onmt_train ]]; then
@@ -16,6 +16,6 @@ if [[ -z $PYTHON ]]; then
     exit 2
 fi
 
-# The caller's directory stays the working directory, so that relative paths mean what they say.
+# The working directory is unchanged, so that relative paths work.
 export PYTHONPATH=$REPOSITORY${PYTHONPATH:+:$PYTHONPATH}
 export RUNS

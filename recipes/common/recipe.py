@@ -1,4 +1,4 @@
-"""A recipe: where it keeps its rows, its data and its runs, and the steps that it has."""
+"""Recipes: their rows, data, runs and steps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
 
 RECIPES = REPOSITORY / "recipes"
-# The steps of each kind of recipe in their order, and the packages that have those which a recipe does not
-# have itself.
+# The steps of each kind of recipe, and the packages that implement steps which the recipe itself does not.
 STEPS = ("preprocess", "train", "eval")
 KINDS = {
     "translation": (STEPS, ("translation",)),
@@ -37,11 +36,11 @@ _MODULES = {"eval": "evaluate"}
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe, or what ``--smoke`` makes of it.
+    """A recipe, or its tiny version for ``--smoke``.
 
     Attributes:
-        folder: of its scripts and settings; its name is the recipe's.
-        is_smoke: whether its rows are tiny and its runs lie in a folder ``smoke`` of their own.
+        folder: scripts and settings; its name is the name of the recipe.
+        is_smoke: use tiny rows, and a separate folder ``smoke`` for runs.
     """
 
     folder: Path
@@ -49,7 +48,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Name of the recipe."""
+        """The name of the recipe."""
         return self.folder.name
 
     @property
@@ -61,45 +60,45 @@ class Recipe:
 
     @property
     def home(self) -> Path:
-        """Folder of everything that it writes: ``$RUNS/NAME``, with ``--smoke`` ``$RUNS/NAME/smoke``."""
+        """The output folder: ``$RUNS/NAME``, with ``--smoke`` ``$RUNS/NAME/smoke``."""
         home = runs_folder() / self.name
         return home / SMOKE_FOLDER if self.is_smoke else home
 
     @property
     def data(self) -> Path:
-        """Folder of the prepared data."""
+        """The folder of the prepared data."""
         return self.home / "data"
 
     @property
     def rows(self) -> dict[str, Row]:
-        """Its rows by name; with ``--smoke``, those of `recipes.common.smoke.smoke_row`.
+        """The rows by name; with ``--smoke``, see `recipes.common.smoke.smoke_row`.
 
         Raises:
-            UserError: ``rows.yaml`` cannot be used.
+            UserError: ``rows.yaml`` is invalid.
         """
         rows = read_rows(self.folder)
         return {name: smoke_row(row) for name, row in rows.items()} if self.is_smoke else rows
 
     def row(self, name: str) -> Row:
-        """The row `name`.
+        """Return a row.
 
         Raises:
-            UserError: there is none; the message names all.
+            UserError: it does not exist.
         """
         if name not in self.rows:
             raise UserError(f"{self.name} has no row {name!r}; there are: {', '.join(self.rows)}")
         return self.rows[name]
 
     def smoke(self) -> Recipe:
-        """What ``--smoke`` makes of it."""
+        """Return the version for ``--smoke``."""
         return replace(self, is_smoke=True)
 
     def command(self, script: str, *arguments: str) -> str:
-        """The command line of one of its scripts, for a message that asks to run it."""
+        """Return the command line of a script, for messages."""
         return " ".join([f"recipes/{self.name}/{script}", *arguments, *([SMOKE] if self.is_smoke else [])])
 
     def describe_data(self, folder: Path) -> dict[str, Any]:
-        """The content of ``data.json`` in a folder of prepared data, which is written last.
+        """Read ``data.json`` in a folder of prepared data; it is written last.
 
         Raises:
             UserError: the data are not prepared.
@@ -113,7 +112,7 @@ class Recipe:
         return content
 
     def with_files(self, embedding: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """The options of an embedding with its files, which preprocess.sh has written below `folder`."""
+        """Return the options of an embedding with the paths of its files in `folder`."""
         method = embedding.get("method")
         names = se.file_options(method) if isinstance(method, str) and method in se.methods() else ()
         files = {name: str(folder / embedding[name]) for name in names if name in embedding}
@@ -121,22 +120,22 @@ class Recipe:
 
 
 def runs_folder() -> Path:
-    """Folder of all runs: ``$RUNS``, or ``runs`` in the repository."""
+    """Return the folder of all runs: ``$RUNS``, or ``runs`` in the repository."""
     return Path(os.environ.get("RUNS") or REPOSITORY / "runs").absolute()
 
 
 def recipe_names(folder: Path = RECIPES) -> list[str]:
-    """Names of all recipes in `folder`: the folders with a README and a script."""
+    """Return the names of all recipes in `folder`: folders with a README and a script."""
     return sorted(
         readme.parent.name for readme in folder.glob("*/README.md") if list(readme.parent.glob("*.sh"))
     )
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe `name`.
+    """Return a recipe.
 
     Raises:
-        UserError: there is none; the message names all.
+        UserError: it does not exist.
     """
     if name not in recipe_names():
         raise UserError(f"no recipe {name!r}; there are: {', '.join(recipe_names())}")
@@ -144,7 +143,7 @@ def find_recipe(name: str) -> Recipe:
 
 
 def step_module(recipe: Recipe, step: str) -> str:
-    """The module whose ``main(recipe, arguments)`` is a step: the recipe's own, or that of its kind.
+    """Return the module with the ``main(recipe, arguments)`` of a step, in the recipe or for its kind.
 
     Raises:
         UserError: the recipe has no such step.
@@ -157,17 +156,17 @@ def step_module(recipe: Recipe, step: str) -> str:
 
 
 def parse_row(recipe: Recipe, usage: str, arguments: Sequence[str]) -> tuple[Recipe, Row, list[str]]:
-    """Take the command line ``ROW [--smoke] [option ...]`` apart.
+    """Parse the command line ``ROW [--smoke] [option ...]``.
 
-    ``--help`` prints `usage` and the rows and exits with 0; without a row, that goes to stderr with status 2.
+    ``--help`` prints `usage` and the rows and exits with status 0; without a row, it exits with status 2.
 
     Args:
-        recipe: whose row it is.
-        usage: may name ``{recipe}``.
-        arguments: of the command line.
+        recipe: the recipe.
+        usage: usage, which may contain ``{recipe}``.
+        arguments: arguments of the command line.
 
     Returns:
-        The recipe, with ``--smoke`` that of `Recipe.smoke`; its row; and the other options.
+        The recipe (for ``--smoke``, see `Recipe.smoke`), the row, and the other options.
 
     Raises:
         UserError: there is no such row.
@@ -186,7 +185,7 @@ def parse_row(recipe: Recipe, usage: str, arguments: Sequence[str]) -> tuple[Rec
 def preprocess_options(
     recipe: Recipe, description: str | None, arguments: Sequence[str]
 ) -> argparse.Namespace:
-    """The options ``settings``, a file, and ``smoke`` of a preprocess.sh that has no others."""
+    """Parse the command line of a preprocess.sh with the options ``--settings FILE`` and ``--smoke`` only."""
     parser = Parser("preprocess.sh", description=description)
     default = recipe.folder / "data.yaml"
     parser.add_argument("--settings", type=PathOption.FILE, default=default, help="default: %(default)s")

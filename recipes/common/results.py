@@ -1,4 +1,4 @@
-"""``results.jsonl``: what was run, on what data, with which code, and with what outcome; a line per row."""
+"""``results.jsonl``: settings, data, code versions and metrics of each row, one line per row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared_embeddings.utils.results import portable, provenance
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILE = "results.jsonl"
-# Folder below a recipe's runs for what its scripts make with --smoke; no result of a row lies there.
+# Folder in a recipe's runs for --smoke.
 SMOKE_FOLDER = "smoke"
 PACKAGES = ("torch", "OpenNMT-py", "sacrebleu", "shared-embeddings")
 _REQUIRED = {"row": str, "config": dict, "counts": dict, "metrics": dict, "data_checksum": str}
@@ -34,23 +34,23 @@ def write_result(
     data_checksum: str,
     **extra: Any,
 ) -> Path:
-    """Write the line of `row` in ``results.jsonl``; lines of other rows stay. Returns the file.
+    """Write or replace the line of `row` in ``results.jsonl``, and return the file.
 
-    Paths inside the repository are written relative to its root. The date, the git commit and whether the
-    tree was dirty, versions and the device are added; `extra` comes last and may replace the device.
+    Paths in the repository become relative. The date, git commit, dirty flag, versions and device are added;
+    `extra` may override the device.
 
     Args:
-        folder: of the file, usually that of the recipe's runs.
+        folder: folder of the file, usually that of the recipe's runs.
         row: name of the row.
-        config: the settings that decide about the outcome; what they leave out has its default.
-        counts: parameter counts, as `nmt.checkpoint.build.describe_checkpoint` gives them.
-        metrics: scores with their signatures, speed, training time.
-        data_checksum: SHA-256 over the data.
-        extra: anything else, for instance ``peak_memory_mib``.
+        config: settings that are not defaults.
+        counts: parameter counts, see `nmt.checkpoint.build.describe_checkpoint`.
+        metrics: scores with signatures, speed, training time.
+        data_checksum: SHA-256 of the data.
+        extra: other values, such as ``peak_memory_mib``.
 
     Raises:
-        ValueError: a value that JSON does not have (a tensor, a NaN).
-        UserError: the file has a line that is no result.
+        ValueError: a value is not valid JSON (a tensor, a NaN).
+        UserError: the file has an invalid line.
     """
     record = {
         "row": row,
@@ -66,7 +66,7 @@ def write_result(
         line = json.dumps(portable(record), ensure_ascii=False, allow_nan=False)
     except TypeError as error:
         raise ValueError(f"{path}: results cannot be written: {error}") from error
-    with _alone(path):
+    with _locked(path):
         lines = {record["row"]: text for text, record in _lines(path)} if path.is_file() else {}
         lines[row] = line
         write_text(path, "".join(f"{lines[name]}\n" for name in sorted(lines, key=natural)))
@@ -74,8 +74,8 @@ def write_result(
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Wait until no other process writes to a file of results."""
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a results file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -83,22 +83,22 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def read_results(path: Path) -> list[Record]:
-    """The records of a ``results.jsonl``, or of that in a folder, in natural order of their rows.
+    """Read a ``results.jsonl``, or the one in a folder, in natural order of the rows.
 
     Raises:
-        UserError: there is no such file, or a line of it is no result.
+        UserError: the file is missing or has an invalid line.
     """
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
-        raise UserError(f"{file}: no such file of results; run an evaluation first")
+        raise UserError(f"{file}: no such file; run an evaluation first")
     return sorted((record for _, record in _lines(file)), key=lambda record: natural(record["row"]))
 
 
 def find_result(folder: Path, row: str) -> Record | None:
-    """The record of `row` in the ``results.jsonl`` of a folder, or None.
+    """Return the record of `row` in the ``results.jsonl`` of a folder, or None.
 
     Raises:
-        UserError: a line of the file is no result.
+        UserError: the file has an invalid line.
     """
     if not (folder / FILE).is_file():
         return None
@@ -106,7 +106,7 @@ def find_result(folder: Path, row: str) -> Record | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Record]]:
-    """The lines of a file with their records, checked for the keys that every reader relies on."""
+    """Yield the lines of a file with their records, after checking required keys."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -116,23 +116,27 @@ def _lines(path: Path) -> Iterator[tuple[str, Record]]:
         try:
             record = parse_json(line, where)
         except UserError as error:
-            raise UserError(f"{where}: no result ({error}); remove the line and evaluate again") from error
+            raise UserError(
+                f"{where}: invalid result ({error}); remove the line and evaluate again"
+            ) from error
         for key, kind in _REQUIRED.items():
             if not isinstance(record, dict) or not isinstance(record.get(key), kind):
-                raise UserError(f"{where}: no result, {key} is missing; remove the line and evaluate again")
+                raise UserError(
+                    f"{where}: invalid result, {key} is missing; remove the line and evaluate again"
+                )
         yield line, record
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Sorting key that counts numbers in a name as numbers."""
+    """Return a sorting key that compares numbers in a name as numbers."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"\d+|\D+", name)]
 
 
 def is_smoke(path: Path, runs: Path) -> bool:
-    """Whether a file below the folder `runs` was made with ``--smoke``, on generated data."""
+    """Return whether a file in the folder `runs` was written with ``--smoke``."""
     return SMOKE_FOLDER in path.relative_to(runs).parts
 
 
 def embedding_bits(counts: Mapping[str, float]) -> float:
-    """The bits that input and output take, codes and other integers included; the rest is in float32."""
+    """Return the bits of input and output embeddings, including codes; the rest is in float32."""
     return counts["stored_bits"] - 32 * counts.get("rest", 0)

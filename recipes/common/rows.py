@@ -1,29 +1,29 @@
-"""The rows of a recipe: ``rows.yaml``, with the settings of each experiment and what its paper reports.
+"""The rows of a recipe: ``rows.yaml``, with the settings of each experiment and the paper's figures.
 
-The file holds
+The file contains
 
-- ``kind``: which steps the recipe has, see `recipes.common.recipe.KINDS`;
+- ``kind``: the steps of the recipe, see `recipes.common.recipe.KINDS`;
 - ``readme``: the tables of its README, see `recipes.common.readme`;
-- ``groups``: settings that rows share, by name. A group may extend another one (``extends: GROUP``, or
-  ``RECIPE/GROUP`` for one of another recipe). A row belongs to the group ``common`` unless it says otherwise;
-- ``rows``: settings of rows that stand for no row of a paper, by name;
-- ``tables``: tables of papers, which `recipes.papers.tables` explains. A row of a table that has a ``name``
-  is a row of the recipe, with the same settings as those under ``rows``;
-- ``variants``: ways to start from a trained row, by name. ``variants: [fitted]`` in the row ``funnel_4x``
-  makes a row ``funnel_4x_fitted`` with the embedding and group of ``funnel_4x`` and the settings of the
-  variant ``fitted``; what the variants of one row set differently is in its ``start``.
+- ``groups``: shared settings by name. A group may extend another one (``extends: GROUP``, or
+  ``RECIPE/GROUP`` for another recipe). The default group of a row is ``common``;
+- ``rows``: settings of rows that do not reproduce a row of a paper, by name;
+- ``tables``: tables of papers, see `recipes.papers.tables`. A row of a table with a ``name`` is a row of the
+  recipe, with the same settings as those in ``rows``;
+- ``variants``: settings of rows that start from a trained row, by name. ``variants: [fitted]`` in the row
+  ``funnel_4x`` adds a row ``funnel_4x_fitted`` with the embedding and group of ``funnel_4x`` and the settings
+  of the variant ``fitted``; ``start`` of a row overrides settings of its variants.
 
 The settings of a row are
 
 - ``embedding``: method and options;
 - ``train``: options of ``onmt_train`` or ``lm_train``;
 - ``translate``: options of ``onmt_translate``; ``evaluate``: options of ``lm_eval``;
-- ``average``: how many checkpoints are averaged (translation and headlines);
+- ``average``: number of averaged checkpoints (translation and headlines);
 - ``finetune``: options of a second training from the best model of the first (language models);
-- ``data``: which of the prepared data it uses; ``batch``: tokens per step, whatever the number of GPUs;
-- ``distill``: ``teacher``, the row that it starts from, and the other options of ``embedding_distillation``;
-- ``fit``: ``teacher``, the row whose embedding is replaced by one fitted to it, without training,
-  ``fit_steps`` for methods that are fitted by gradient descent, and ``store``, the type of its numbers.
+- ``data``: the prepared data to use; ``batch``: tokens per step, independent of the number of GPUs;
+- ``distill``: ``teacher`` (a row), and other options of ``embedding_distillation``;
+- ``fit``: ``teacher`` (a row, whose embedding is replaced by a fitted one, without training), ``fit_steps``
+  for methods that are fitted by gradient descent, and ``store``, the storage dtype.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ from shared_embeddings.utils.reading import read_yaml
 FILE, COMMON = "rows.yaml", "common"
 Content = dict[str, Any]
 
-# Settings of the same key in a group and a row are merged for these; otherwise the row's replaces the
-# group's.
+# These settings of a group and a row are merged; others are replaced.
 _MERGED = ("data", "evaluate", "finetune", "train", "translate")
 _SETTINGS: dict[str, type] = {
     **dict.fromkeys(_MERGED, dict),
@@ -63,7 +62,7 @@ _FILE = {
     "grids": dict,
     "readme": list,
 }
-# What only tables know of a row.
+# Keys of rows of tables only.
 _PRINTED = ("name", "row", "column", "figures", "model", "why", "quoted")
 
 
@@ -72,18 +71,18 @@ class Row:
     """One experiment, with the settings of its group.
 
     Attributes:
-        name: of the row.
+        name: name of the row.
         embedding: method and options.
         train: options of ``onmt_train`` or ``lm_train``.
-        average: how many checkpoints are averaged.
+        average: number of averaged checkpoints.
         translate: options of ``onmt_translate``.
         evaluate: options of ``lm_eval``.
-        finetune: all options of the second training; None without one.
-        distill: the row that it starts from and how, or None.
-        fit: the row that it is fitted to without training, or None.
-        data: which of the prepared data it uses; empty where there is one kind.
-        batch: size of its batches whatever the number of GPUs, or None.
-        paper: ``source``, ``hardware`` and the printed figures of the row that it stands for, or None.
+        finetune: all options of the second training, or None.
+        distill: teacher and options of distillation, or None.
+        fit: teacher and options of fitting without training, or None.
+        data: the prepared data to use; empty if there is one kind.
+        batch: batch size independent of the number of GPUs, or None.
+        paper: ``source``, ``hardware`` and figures of the paper's row, or None.
     """
 
     name: str
@@ -101,20 +100,20 @@ class Row:
 
     @property
     def teacher(self) -> str | None:
-        """Name of the row that this one starts from."""
+        """The name of the row that this one starts from."""
         name: str | None = (self.distill or self.fit or {}).get("teacher")
         return name
 
     def settings(self) -> Content:
-        """The settings that a results file keeps: those that are not empty, without name and figures."""
+        """Return the nonempty settings for results files, without name and figures."""
         return {key: value for key, value in vars(self).items() if value and key not in ("name", "paper")}
 
 
 def read_rows(folder: Path) -> dict[str, Row]:
-    """The rows of the recipe in `folder`, by name in the order of the file; none without ``rows.yaml``.
+    """Return the rows of the recipe in `folder` by name, in file order; empty without ``rows.yaml``.
 
     Raises:
-        UserError: the file cannot be read, or a row is not as this module describes it.
+        UserError: the file cannot be read, or a row is invalid.
     """
     path = folder / FILE
     return dict(_rows(path, path.stat().st_mtime_ns)) if path.is_file() else {}
@@ -122,7 +121,7 @@ def read_rows(folder: Path) -> dict[str, Row]:
 
 @functools.cache
 def _rows(path: Path, _version: int) -> dict[str, Row]:
-    """`read_rows`, once for each version of a file."""
+    """Cache `read_rows` per version of a file."""
     content = read_file(path)
     rows: dict[str, Row] = {}
     for where, name, row in _named(path, content):
@@ -138,17 +137,17 @@ def _rows(path: Path, _version: int) -> dict[str, Row]:
 
 
 def read_file(path: Path) -> Content:
-    """The content of a ``rows.yaml``.
+    """Read a ``rows.yaml``.
 
     Raises:
-        UserError: absent, not YAML, or with a key that is unknown or of another type.
+        UserError: it is missing, not YAML, or has a key that is unknown or of the wrong type.
     """
     return _file(path, path.stat().st_mtime_ns if path.is_file() else 0)
 
 
 @functools.cache
 def _file(path: Path, _version: int) -> Content:
-    """`read_file`, once for each version of a file."""
+    """Cache `read_file` per version of a file."""
     content = read_yaml(path)
     _check(str(path), content, _FILE)
     for part, known in (("groups", _GROUP), ("variants", _SETTINGS)):
@@ -158,7 +157,7 @@ def _file(path: Path, _version: int) -> Content:
 
 
 def _named(path: Path, content: Content) -> Iterator[tuple[str, str, Content]]:
-    """The rows of a file as (place for messages, name, settings), those of no paper first."""
+    """Yield the rows of a file as (location for messages, name, settings), rows of papers last."""
     for name, row in content.get("rows", {}).items():
         yield f"{path}: {name}", name, row
     tables = content.get("tables", [])
@@ -173,7 +172,7 @@ def _named(path: Path, content: Content) -> Iterator[tuple[str, str, Content]]:
 
 
 def _figures(name: str, row: Content, tables: list[Content]) -> Content:
-    """The figures of a row, with those that another table prints for it alone."""
+    """Return the figures of a row, including those that only another table has."""
     figures: Content = {}
     for table in tables:
         for other in table.get("rows", []):
@@ -186,7 +185,7 @@ def _figures(name: str, row: Content, tables: list[Content]) -> Content:
 def _with_variants(
     where: str, name: str, row: Content, variants: Mapping[str, Content]
 ) -> Iterator[tuple[str, Content]]:
-    """A row and its variants, by their names."""
+    """Yield a row and its variants by name."""
     _check(where, row, {**_ROW, "paper": dict}, required="embedding")
     yield name, {key: value for key, value in row.items() if key not in ("variants", "start")}
     base = {key: row[key] for key in ("embedding", "group") if key in row}
@@ -202,13 +201,13 @@ def _with_variants(
 
 
 def _row(where: str, name: str, settings: Content, path: Path, content: Content) -> Row:
-    """A row with the settings of its group."""
+    """Return a row with the settings of its group."""
     if "fit" in settings:
         for key in ("distill", "train"):
             if key in settings:
-                raise UserError(f"{where}: {key} has no effect on a row that is only fitted; remove it")
+                raise UserError(f"{where}: {key} has no effect on a fitted row; remove it")
         for key in settings["fit"].keys() - {"teacher", "fit_steps", "store"}:
-            raise UserError(f"{where}: fit: unknown key {key!r}; it may hold teacher, fit_steps and store")
+            raise UserError(f"{where}: fit: unknown key {key!r}; expected teacher, fit_steps or store")
     for way in ("distill", "fit"):
         if way in settings and "teacher" not in settings[way]:
             raise UserError(f"{where}: {way}: teacher is missing; name the row that it starts from")
@@ -220,13 +219,13 @@ def _row(where: str, name: str, settings: Content, path: Path, content: Content)
         merged["finetune"] = None if "fit" in settings else second
     if "paper" in merged:
         paper = {**merged["paper"], "hardware": merged.get("hardware", "not in the paper")}
-        first = f"bleu_{merged.get('data', {}).get('tests', [''])[0]}"  # what an evaluation calls bleu
+        first = f"bleu_{merged.get('data', {}).get('tests', [''])[0]}"  # "bleu" in results
         merged["paper"] = {**paper, "bleu": paper[first]} if first in paper else paper
     return Row(name, **{key: value for key, value in merged.items() if key in (*_SETTINGS, "paper")})
 
 
 def _group(where: str, name: str, path: Path, content: Content) -> Content:
-    """The settings of a group with those of the groups that it extends."""
+    """Return the settings of a group and the groups that it extends."""
     recipe, _, own_name = name.rpartition("/")
     if recipe:
         path = path.parents[1] / recipe / FILE
@@ -241,36 +240,36 @@ def _group(where: str, name: str, path: Path, content: Content) -> Content:
 
 
 def merge(base: Content, own: Content) -> Content:
-    """Settings with those of `own` in front of those of `base`, option by option where both have options."""
+    """Merge settings; `own` takes precedence over `base`, option by option."""
     both = {key: {**base[key], **own[key]} for key in _MERGED if key in base and key in own}
     return {**base, **own, **both}
 
 
 def _check(where: str, content: Any, known: Mapping[str, type], required: str = "") -> None:
-    """Check that a mapping has no keys but the `known` ones, of their types, and the `required` one."""
+    """Check that a mapping has only `known` keys with the right types, and the `required` one."""
     if not isinstance(content, dict) or (required and required not in content):
-        raise UserError(f"{where}: it must hold {required or ', '.join(known)}")
+        raise UserError(f"{where}: it must contain {required or ', '.join(known)}")
     for key, value in content.items():
         if key not in known:
-            raise UserError(f"{where}: unknown key {key!r}; it may hold {', '.join(known)}")
+            raise UserError(f"{where}: unknown key {key!r}; expected {', '.join(known)}")
         if type(value) is not known[key]:
             raise UserError(f"{where}: {key} is {value!r}; it must be of type {known[key].__name__}")
 
 
-# Unknown, padding, start and end of a sentence.
+# <unk>, <blank>, <s>, </s>.
 SPECIAL_TOKENS = 4
 
 
 def padded_vocabulary(entries: int, multiple: int) -> int:
-    """Rows of the table for a vocabulary file of `entries` lines, as OpenNMT-py pads them to a `multiple`."""
+    """Return the rows of the table for a vocabulary file of `entries` lines, padded to a `multiple`."""
     return -(-(entries + SPECIAL_TOKENS) // multiple) * multiple
 
 
 def describe_size(row: Row, entries: int) -> str:
-    """One line: embedding parameters of `row`, input and output together, and the compression.
+    """Describe the embedding parameters of a row (input and output) and the compression in one line.
 
     Raises:
-        UserError: the method does not accept its options.
+        UserError: an option is invalid.
     """
     is_language_model = "model" in row.train
     vocabulary = (
@@ -280,7 +279,7 @@ def describe_size(row: Row, entries: int) -> str:
     options = {key: value for key, value in row.embedding.items() if key != "method"}
     try:
         method = row.embedding["method"]
-        # Their files may not exist yet.
+        # The files may not exist yet.
         options |= {name: se.STORED for name in se.file_options(method) if name in options}
         count = se.num_parameters(method, num_embeddings=vocabulary, embedding_dim=size, **options)
     except (se.OptionError, KeyError) as error:

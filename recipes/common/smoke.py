@@ -1,7 +1,7 @@
-"""What ``--smoke`` makes of rows: the same steps with a tiny network on generated text.
+"""``--smoke``: the same steps with a tiny network on generated text.
 
-Everything goes to a folder ``smoke`` below the recipe's own, so that no real run is touched. Each row keeps
-the method of its embedding; what grows with the vocabulary becomes small.
+All output goes to the folder ``smoke`` of the recipe's runs. Rows keep the method of their embedding; options
+that depend on the vocabulary size become small.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from recipes.common.results import SMOKE_FOLDER
 from recipes.common.rows import Row
 
 SMOKE = "--smoke"
-SMOKE_HELP = f"a generated text of a few hundred lines, in a folder {SMOKE_FOLDER} of its own"
+SMOKE_HELP = f"use a generated text of a few hundred lines, in a separate folder {SMOKE_FOLDER}"
 # Lines of text to train on, and to validate or test on.
 LINES, TEST_LINES = 250, 10
-# Words and semantic classes of a generated text; merges of byte pairs that can be learned from it.
+# Words and semantic classes of a generated text, and BPE merges.
 WORDS, CLASSES, MERGES = 400, 12, 200
-# Longest translation, in pieces or characters; above the length that headlines are asked for.
+# Longest translation in subwords or characters; longer than the desired length of headlines.
 LONGEST = 30
 CUTOFFS = (60, 120, 180)
-# Of methods that are fitted to a trained table by gradient descent.
+# For methods that are fitted by gradient descent.
 FIT_STEPS = 20
 _BATCH = 256
-# Options of embeddings that grow with the vocabulary or the steps; `cutoffs` keep their number.
+# Options of embeddings that depend on the vocabulary or the number of steps.
 _EMBEDDING = {"num_clusters": 16, "min_rank": 2, "num_classes": CLASSES, "relu_dropout_steps": 2}
-# What replaces options of `onmt_train` and `lm_train`; the second part only where a row has them.
+# Replaced options of `onmt_train` and `lm_train`; `..._LESS` only if a row has them.
 _TRANSLATION: dict[str, Any] = {
     "enc_layers": 1,
     "dec_layers": 1,
@@ -52,15 +52,15 @@ _MODEL_LESS: dict[str, Any] = {
     "clamp_length": 20,
     "target_length": 20,
 }
-# Two layers where the first and the last layer of an LSTM have widths of their own.
+# The first and the last layer of an LSTM may have different widths.
 _MODEL_LAYERS = 2
-# Options of a training that is counted in steps.
+# Options counted in steps.
 _IN_STEPS = ("steps", "evaluate_every", "warmup_steps")
 _SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 
 
 def smoke_row(row: Row) -> Row:
-    """The same row with a tiny network, an embedding for a small vocabulary, and a few steps."""
+    """Return a row with a tiny network, an embedding for a small vocabulary, and a few steps."""
     row = replace(row, embedding=smoke_embedding(row), distill=_start(row.distill), fit=_start(row.fit))
     if "model" in row.train:
         return replace(
@@ -79,25 +79,25 @@ def smoke_row(row: Row) -> Row:
 
 
 def _smaller_model(train: dict[str, Any]) -> dict[str, Any]:
-    """Options of ``lm_train`` for a narrow network and two epochs; the width of the embedding stays."""
+    """Return options of ``lm_train`` for a narrow network and two epochs; embedding widths are kept."""
     kept = {name: value for name, value in _less(train, _MODEL_LESS).items() if name not in _IN_STEPS}
     return {**kept, **_MODEL, "num_layers": min(_MODEL_LAYERS, train["num_layers"])}
 
 
 def _less(options: dict[str, Any], less: dict[str, Any]) -> dict[str, Any]:
-    """Options with those of `less` that they have."""
+    """Replace options by those of `less` with the same names."""
     return {**options, **{name: value for name, value in less.items() if name in options}}
 
 
 def _start(start: dict[str, Any] | None) -> dict[str, Any] | None:
-    """How a row starts from another one, with few steps of the fit where there is one."""
+    """Return a row's ``distill`` or ``fit`` with few fitting steps."""
     if start is None or start.get("embedding_start") == "random":
         return start
     return {**start, "fit_steps": FIT_STEPS}
 
 
 def smoke_embedding(row: Row) -> dict[str, Any]:
-    """The method of a row for the few words of a generated text."""
+    """Return the embedding of a row for the small vocabulary of a generated text."""
     embedding = row.embedding
     own: dict[str, Any] = {name: value for name, value in _EMBEDDING.items() if name in embedding}
     if "cutoffs" in embedding:
@@ -110,14 +110,14 @@ def smoke_embedding(row: Row) -> dict[str, Any]:
 
 
 def classes_file(number: int) -> str:
-    """Name of the file of so many semantic classes, in the recipes that make several."""
+    """Return the file name of `number` semantic classes, in recipes with several."""
     return f"classes_{number}.npz"
 
 
 def generated_words(lines: int, seed: int) -> Iterator[list[str]]:
-    """Lines of three to fifteen words of a made-up language, drawn as in Zipf's law.
+    """Yield lines of three to fifteen words of a made-up language, sampled by Zipf's law.
 
-    The words are the same for every seed, so that a test text has words of the training text.
+    All seeds share the same words.
     """
     words = generated_vocabulary()
     weights = [1 / rank for rank in range(1, len(words) + 1)]
@@ -127,7 +127,7 @@ def generated_words(lines: int, seed: int) -> Iterator[list[str]]:
 
 
 def generated_vocabulary() -> list[str]:
-    """`WORDS` different words of one to four syllables, the short ones first."""
+    """Return `WORDS` distinct words of one to four syllables, short words first."""
     draw = random.Random(0)
     words: dict[str, None] = dict.fromkeys(_SYLLABLES)
     while len(words) < WORDS:
@@ -136,11 +136,11 @@ def generated_vocabulary() -> list[str]:
 
 
 def generated_pairs(lines: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Sentences of the made-up language, and the same with the letters of each word reversed."""
+    """Yield sentences of the made-up language, and the same sentences with reversed words."""
     for words in generated_words(lines, seed):
         yield sentence(words), sentence([word[::-1] for word in words])
 
 
 def sentence(words: Sequence[str]) -> str:
-    """Words as running text."""
+    """Join words to a sentence."""
     return f"{' '.join(words).capitalize()}."

@@ -20,16 +20,16 @@ from shared_embeddings.utils.files import sha256, write_text
 
 
 def run_tool(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
-    """Run the command `name` of the environment that this Python belongs to; its output goes where ours goes.
+    """Run a command of this Python environment with inherited stdout and stderr.
 
     Args:
-        name: for instance ``onmt_train``.
+        name: name of the command, such as ``onmt_train``.
         arguments: its arguments.
-        keep_open: file descriptors that it inherits.
+        keep_open: file descriptors to inherit.
 
     Raises:
         UserError: the command is not installed, or it failed.
-        SystemExit: with status 2 when the command has reported a mistake of the user's itself.
+        SystemExit: status 2 if the command reported a user error.
     """
     command = Path(sys.executable).with_name(name)
     if not command.exists():
@@ -38,16 +38,16 @@ def run_tool(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int
 
 
 def run_module(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
-    """As `run_tool`, for a module of this project that is a program, such as ``lm.train.command``."""
+    """Like `run_tool`, for a module such as ``lm.train.command``."""
     _run(name, [sys.executable, "-m", name, *arguments], keep_open)
 
 
 def with_overrides(own: Sequence[str | Path], given: Sequence[str]) -> list[str]:
-    """The options of a command: ours, except those that the user sets; the command takes each once.
+    """Return the options of a command: `given` replaces options of the same name in `own`.
 
     Args:
-        own: options with their values.
-        given: those of the user, likewise.
+        own: default options with values.
+        given: options of the user with values.
     """
     names = {_option_name(text) for text in given}
     kept, is_kept = [], True
@@ -60,29 +60,30 @@ def with_overrides(own: Sequence[str | Path], given: Sequence[str]) -> list[str]
 
 
 def _option_name(text: str) -> str:
-    """The name of the option that an argument is; nothing for a value."""
+    """Return the name of an option; empty for a value."""
     found = re.match(r"--?([a-zA-Z]\w*)", text)
     return found[1] if found else ""
 
 
 def _run(name: str, command: Sequence[str | Path], keep_open: Sequence[int]) -> None:
-    """Run a command; when interrupted, wait until it has saved its state."""
+    """Run a command; on interruption, wait until it has saved its state."""
     with subprocess.Popen(command, pass_fds=keep_open) as process:
         try:
             status = process.wait()
         except KeyboardInterrupt:
-            # It may have received the same Ctrl-C; its first SIGTERM does not count as a second one.
+            # The command may have received the same Ctrl-C; a first SIGTERM is not counted as a second
+            # signal.
             process.terminate()
             process.wait()
             raise
     if status == 2:
         raise SystemExit(2)
     if status:
-        raise UserError(f"{name} ended with status {status}; see its output above")
+        raise UserError(f"{name} failed with status {status}; see its output above")
 
 
 def option_value(options: Sequence[str], name: str) -> str | None:
-    """The value of ``-name`` or ``--name`` among command line options, the last one if there are several."""
+    """Return the last value of ``-name`` or ``--name`` among command-line options."""
     value = None
     for index, option in enumerate(options):
         key, _, attached = option.partition("=")
@@ -92,12 +93,12 @@ def option_value(options: Sequence[str], name: str) -> str | None:
 
 
 def peak_memory_of_children() -> float:
-    """Largest resident memory of any child process so far, in MiB."""
+    """Return the largest resident memory of any child process so far, in MiB."""
     return round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, 1)
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; ``None`` when it is absent or damaged."""
+    """Read a JSON file; ``None`` if it is missing or damaged."""
     try:
         return reading.read_json(path)
     except (OSError, ValueError):
@@ -105,24 +106,25 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file, completely or not at all."""
+    """Write a JSON file atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_yaml(path: Path, content: dict[str, Any]) -> None:
-    """Write a YAML file in the order of `content`, completely or not at all."""
+    """Write a YAML file atomically, in the order of `content`."""
     write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 def run_main(
     program: str, main: Callable[[Sequence[str]], None], arguments: Sequence[str] | None = None
 ) -> int:
-    """Run `main` on the command line, return the exit status; see `shared_embeddings.utils.command_line.run`.
+    """Run `main` on the command line and return the exit status, see
+    `shared_embeddings.utils.command_line.run`.
 
     Args:
-        program: what the line starts with.
-        main: takes the arguments.
-        arguments: ``sys.argv[1:]`` if not given.
+        program: prefix of messages.
+        main: function of the arguments.
+        arguments: default: ``sys.argv[1:]``.
     """
     return run(program, main, arguments, advice="run the same command again to resume")
 
@@ -136,18 +138,18 @@ def run_step(
     outputs: Sequence[Path],
     settings: Mapping[str, Any],
 ) -> None:
-    """Run `action` unless its outputs are there, undamaged, and come from the same inputs and settings.
+    """Run `action` unless its outputs exist, undamaged, with the same inputs and settings.
 
-    The stamp is written after the outputs, so that an interrupted step runs again. `action` must write each
-    output under a temporary name (`shared_embeddings.utils.files.replacing`).
+    The stamp is written last, so that an interrupted step runs again. `action` must write its outputs
+    atomically (`shared_embeddings.utils.files.replacing`).
 
     Args:
-        name: what is printed, and the name of the stamp.
+        name: name of the step and its stamp.
         stamps: folder of the stamps.
-        action: makes the outputs.
-        inputs: files whose content decides about the outputs.
-        outputs: files that `action` leaves.
-        settings: everything else that decides about the outputs, as JSON values.
+        action: writes the outputs.
+        inputs: input files.
+        outputs: output files.
+        settings: everything else that determines the outputs, as JSON values.
     """
     stamp = stamps / f"{name}.json"
     key = {"settings": json.loads(json.dumps(dict(settings))), "inputs": _checksums(inputs)}
@@ -160,26 +162,28 @@ def run_step(
 
 
 def print_result(work: Callable[[], str]) -> None:
-    """Do `work` and print the line that it returns."""
+    """Call `work` and print the line that it returns."""
     print_line(work())
 
 
 def print_line(line: str) -> None:
-    """Print a line in one piece: ``print`` of an unbuffered process writes its end apart, and workers mix."""
+    """Print a line in one write, so that lines of several workers do not mix."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def _checksums(paths: Sequence[Path]) -> dict[str, str | None]:
-    """Checksum by file name; ``None`` where the file is absent."""
+    """Return checksums by file name; ``None`` for missing files."""
     return {path.name: sha256(path) if path.is_file() else None for path in paths}
 
 
 REPORT = "fit.json"
+# Part of a run: when it started and ended (None if it was killed).
+Segment = dict[str, Any]
 
 
 def distillation_options(distill: dict[str, Any], model: Path) -> dict[str, Any]:
-    """The option of training that a row's ``distill`` stands for, with the teacher's trained `model`."""
+    """Return the training option for a row's ``distill``, with the teacher's trained `model`."""
     return {"embedding_distillation": {**distill, "teacher": str(model)}}
 
 
@@ -191,21 +195,21 @@ def fit_model(
     output: Path,
     fit: Mapping[str, Any],
 ) -> None:
-    """Write a copy of a trained model with an embedding that is fitted to its own.
+    """Write a copy of a trained model with an embedding fitted to the original one.
 
-    This runs ``shared-embeddings compress``, which writes its report to ``fit.json`` beside the copy.
+    This runs ``shared-embeddings compress``, which writes its report to ``fit.json`` next to the copy.
 
     Args:
-        teacher: the trained model, of any host.
+        teacher: trained model of any host.
         embedding: method and options of the new embedding.
-        counts: a word, a tab and its count on every line.
-        seed: of what is drawn.
-        output: the copy.
-        fit: the row's ``fit``: ``fit_steps`` and ``store`` may be left out.
+        counts: file with a word, a tab and its count per line.
+        seed: random seed.
+        output: the new model.
+        fit: the row's ``fit``; ``fit_steps`` and ``store`` are optional.
 
     Raises:
         UserError: the command failed.
-        SystemExit: with status 2 when the command has reported a mistake of the user's itself.
+        SystemExit: status 2 if the command reported a user error.
     """
     arguments: list[str | Path] = ["compress", "--model", teacher, "--method", embedding["method"]]
     arguments += ["--token-counts", counts, "--seed", str(seed), "--force"]
@@ -218,3 +222,9 @@ def fit_model(
             text = value if isinstance(value, str) else json.dumps(value)
             arguments += ["--embedding-output" if name == "output" else f"--{name}", text]
     run_module("shared_embeddings.cli.main", arguments)
+
+
+def kept_segments(segments: Sequence[Segment], saved: float | None) -> list[Segment]:
+    """Return the run segments up to the last checkpoint, which was saved at `saved`; later work was lost."""
+    kept = [segment for segment in segments if saved is not None and segment["started"] < saved]
+    return [{**part, "ended": saved if part["ended"] is None else min(part["ended"], saved)} for part in kept]

@@ -24,8 +24,9 @@ from recipes.common.tools import run_step
 from recipes.headlines.data import describe, encode, read_settings, text_files, write_split
 from shared_embeddings.errors import UserError
 
-# Where each file may lie below $DATA_DIR/gigaword, the first one found is taken; any may end in .gz, too.
-# First as the archive "sumdata" is laid out, then as the scripts of Rush et al. leave their working folder.
+# Candidates in $DATA_DIR/gigaword, optionally with suffix .gz; the first existing one is used. They follow
+# the
+# layout of the archive "sumdata" and of the working folder of the scripts of Rush et al.
 TRAIN = {
     "train.source": ("train/train.article.txt", "train.article.txt"),
     "train.target": ("train/train.title.txt", "train.title.txt"),
@@ -39,9 +40,8 @@ class Files(NamedTuple):
     """The files of the user.
 
     Attributes:
-        sides: both sides of training and validation and the source of the test set, by the name that they get
-            as prepared data.
-        references: of the test set.
+        sides: both sides of training and validation, and the test source, by name in the prepared data.
+        references: references of the test set.
     """
 
     sides: dict[str, Path]
@@ -53,10 +53,10 @@ def locate_licensed(folder: Path, references: int) -> Files:
 
     Args:
         folder: ``$DATA_DIR/gigaword``.
-        references: how many the test set has.
+        references: number of references of the test set.
 
     Raises:
-        UserError: names every file that is missing, with the places where it was looked for.
+        UserError: files are missing.
     """
     places = {
         **TRAIN,
@@ -71,7 +71,7 @@ def locate_licensed(folder: Path, references: int) -> Files:
     if missing:
         listed = "; ".join(f"{name}: {' or '.join(places[name])}" for name in missing)
         raise UserError(
-            f"{folder}: {len(missing)} of {len(places)} files are missing ({listed}; each may end in .gz); "
+            f"{folder}: {len(missing)} of {len(places)} files are missing ({listed}; or with suffix .gz); "
             "the texts are licensed, see recipes/gigaword_headline/README.md"
         )
     paths = {name: path for name, path in found.items() if path is not None}
@@ -80,7 +80,7 @@ def locate_licensed(folder: Path, references: int) -> Files:
 
 
 def _first(folder: Path, candidates: tuple[str, ...]) -> Path | None:
-    """The first of the `candidates` below `folder` that is there, perhaps compressed."""
+    """Return the first existing candidate in `folder`, plain or compressed."""
     for candidate in candidates:
         for path in (folder / candidate, folder / f"{candidate}.gz"):
             if path.is_file():
@@ -89,10 +89,10 @@ def _first(folder: Path, candidates: tuple[str, ...]) -> Path | None:
 
 
 def read_pairs(sources: Path, targets: Path) -> tuple[list[str], list[str]]:
-    """Texts and headlines, without pairs of which one side is empty.
+    """Read texts and headlines, without pairs that have an empty side.
 
     Raises:
-        UserError: files that cannot be read, or that differ in their number of lines.
+        UserError: a file cannot be read, or the numbers of lines differ.
     """
     sides = {path: read_lines(path) for path in (sources, targets)}
     check_lengths({path: len(lines) for path, lines in sides.items()})
@@ -101,15 +101,15 @@ def read_pairs(sources: Path, targets: Path) -> tuple[list[str], list[str]]:
 
 
 def check_lengths(lines: Mapping[Path, int], wanted: int | None = None) -> None:
-    """Refuse files whose numbers of lines differ, or are not as `wanted`.
+    """Check that files have equal numbers of lines, or `wanted` lines.
 
     Raises:
-        UserError: names all of them.
+        UserError: they do not.
     """
     if len({*lines.values(), *([] if wanted is None else [wanted])}) > 1:
         listed = ", ".join(f"{path} has {number}" for path, number in lines.items())
-        also = "as many in each" if wanted is None else f"{wanted} in each"
-        raise UserError(f"{listed} lines; wanted {also}; make them again")
+        also = "equal numbers" if wanted is None else f"{wanted} in each"
+        raise UserError(f"{listed} lines; expected {also}; create them again")
 
 
 KINDS = {"bpe_operations": int, "lengths": list, "valid": int, "test": int, "references": int}
@@ -119,7 +119,7 @@ def write_training(files: Files, valid: int, folder: Path) -> None:
     """Write the text of training and of validation.
 
     Raises:
-        UserError: files that cannot be read or do not fit together, or without any pair.
+        UserError: a file cannot be read, the numbers of lines differ, or there are no pairs.
     """
     for split, most in (("train", None), ("valid", valid)):
         sources, targets = read_pairs(files.sides[f"{split}.source"], files.sides[f"{split}.target"])
@@ -127,10 +127,10 @@ def write_training(files: Files, valid: int, folder: Path) -> None:
 
 
 def write_test(files: Files, texts: int, folder: Path) -> None:
-    """Write the text of the test set and its references as they are.
+    """Copy the text of the test set and its references.
 
     Raises:
-        UserError: files that cannot be read, or have another number of lines than `texts`.
+        UserError: a file cannot be read or does not have `texts` lines.
     """
     contents = {path: read_lines(path) for path in (files.sides["test.source"], *files.references)}
     check_lengths({path: len(lines) for path, lines in contents.items()}, texts)
@@ -141,17 +141,17 @@ def write_test(files: Files, texts: int, folder: Path) -> None:
 
 
 def reference_files(folder: Path, references: int) -> list[Path]:
-    """Where the references of the test set go."""
+    """Return the paths of the prepared references of the test set."""
     return [folder / "text" / f"test.reference.{number}" for number in range(references)]
 
 
 def smoke_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The same steps for generated texts, at one length that their short headlines have."""
+    """Return settings for small generated texts."""
     return {**settings, "bpe_operations": MERGES, "lengths": [20], "valid": TEST_LINES, "test": TEST_LINES}
 
 
 def write_smoke_texts(folder: Path, references: int) -> None:
-    """Write generated texts as the archive of Rush et al. lays out the licensed ones."""
+    """Write generated texts in the layout of the archive of Rush et al."""
     for seed, split in enumerate(("train", "valid")):
         lines = list(generated_words(LINES if split == "train" else TEST_LINES, seed))
         write_lines(folder / TRAIN[f"{split}.source"][0], (" ".join(words) for words in lines))
@@ -164,10 +164,10 @@ def write_smoke_texts(folder: Path, references: int) -> None:
 
 
 def prepare(folder: Path, settings: dict[str, Any], data: Path) -> None:
-    """All steps from the licensed texts in `folder` to ``data.json`` in `data`.
+    """Run all steps from the licensed texts in `folder` to ``data.json`` in `data`.
 
     Raises:
-        UserError: files are missing, cannot be read or do not fit together.
+        UserError: a file is missing or cannot be read, or the numbers of lines differ.
     """
     files = locate_licensed(folder, settings["references"])
     stamps = data / "steps"
@@ -195,7 +195,7 @@ def prepare(folder: Path, settings: dict[str, Any], data: Path) -> None:
 
 
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Prepare what lies in $DATA_DIR/gigaword below $RUNS/gigaword_headline/data."""
+    """Prepare the texts of $DATA_DIR/gigaword in $RUNS/gigaword_headline/data."""
     options = preprocess_options(recipe, main.__doc__, arguments)
     settings = read_settings(options.settings, KINDS)
     if options.smoke:
@@ -205,5 +205,5 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         return
     data_dir = os.environ.get("DATA_DIR")
     if not data_dir:
-        raise UserError("DATA_DIR is not set; it names the folder in which gigaword has the licensed texts")
+        raise UserError("DATA_DIR is not set; set it to the folder with the licensed texts in gigaword")
     prepare(Path(data_dir).absolute() / "gigaword", settings, recipe.data)

@@ -1,4 +1,4 @@
-"""Write the table of the README and draw ALONE's Figure 3, from the measured cells."""
+"""Write the table of the README and plot ALONE's Figure 3 from results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MARKER = "results"
 
 
 def summaries(grid: Grid, records: Sequence[Record]) -> list[Record]:
-    """One record per row and width with means over the seeds; without metrics where no cell was measured."""
+    """Return one record per row and width with means over seeds; without metrics if there are no results."""
     found = []
     for row in grid.rows():
         for hidden in grid.hidden:
@@ -36,7 +36,7 @@ def summaries(grid: Grid, records: Sequence[Record]) -> list[Record]:
 
 
 def _summary(row: str, hidden: int, cells: Sequence[Record]) -> Record:
-    """The mean and the spread of the cells of one row and width."""
+    """Return the means and standard deviations of the cells of one row and width."""
     record = {"row": f"{row}-{hidden}", "config": {"row": row, "hidden": hidden}}
     if not cells:
         return {**record, "counts": {}, "metrics": {}}
@@ -51,7 +51,7 @@ def _summary(row: str, hidden: int, cells: Sequence[Record]) -> Record:
 
 
 def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
-    """The mean and the standard deviation over seeds; None where a value is not defined."""
+    """Return the mean and the standard deviation; None if a value is undefined."""
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return None
@@ -59,7 +59,7 @@ def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
 
 
 def table(summary: Sequence[Record], source: Mapping[str, Any], dimensions: int) -> str:
-    """The Markdown table of all rows, below that of the source vectors themselves."""
+    """Return the Markdown table of the source vectors and all rows."""
     columns = [
         Column("vectors", lambda r: r["config"]["row"], always=True),
         Column("hidden", lambda r: str(r["config"]["hidden"]), always=True),
@@ -75,7 +75,7 @@ def table(summary: Sequence[Record], source: Mapping[str, Any], dimensions: int)
 
 
 def _rho(name: str) -> Callable[[Record], str]:
-    """Rho of one set, with its standard deviation over several seeds."""
+    """Return a column function for rho of one set, with its standard deviation over seeds."""
 
     def describe(record: Record) -> str:
         found = record["metrics"]["similarity"][name]
@@ -88,7 +88,7 @@ def _rho(name: str) -> Callable[[Record], str]:
 
 
 def _source_record(source: Mapping[str, Any], summary: Sequence[Record], dimensions: int) -> Record:
-    """The source vectors as a row of the table."""
+    """Return the row of the source vectors."""
     size = next(record["counts"]["table"] for record in summary if record["counts"])
     similarity = {name: _spread([found["rho"]]) for name, found in source.items()}
     return {
@@ -106,7 +106,7 @@ def _source_record(source: Mapping[str, Any], summary: Sequence[Record], dimensi
 
 
 def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid, path: Path) -> None:
-    """Draw rho against the width, a panel per set (ALONE, Figure 3); bars are one standard deviation."""
+    """Plot rho over the width, one panel per set (ALONE, Figure 3); bars are one standard deviation."""
     figure, panels = new_figure(len(source), "ALONE on skip-gram vectors: similarity of words", shared=False)
     color, marker, _ = style("alone")
     for axes, (name, found) in zip(panels, source.items(), strict=True):
@@ -142,7 +142,7 @@ def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid
 
 
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Put the measured cells into the README's table, and draw Figure 3 beside it from those of ALONE."""
+    """Write the results into the README's table, and plot Figure 3 next to it."""
     parser = Parser("eval.sh", description=main.__doc__)
     parser.add_argument(
         "--results",
@@ -154,9 +154,9 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         "--readme",
         type=PathOption.UPDATED,
         default=recipe.folder / "README.md",
-        help="with the markers (default: %(default)s)",
+        help="README with the markers (default: %(default)s)",
     )
-    parser.add_argument(SMOKE, action="store_true", help=f"{SMOKE_GRID_HELP}, and their README")
+    parser.add_argument(SMOKE, action="store_true", help=f"{SMOKE_GRID_HELP}, and a separate README")
     add_grid_option(parser)
     options = parser.parse_args(arguments)
     if options.smoke:
@@ -167,20 +167,20 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
 
 
 def write_report(grid: Grid, results: Path, readme: Path) -> None:
-    """Put the cells of a grid that have results into a README, and draw the figure beside it.
+    """Write the results of a grid into a README, and plot the figure next to it.
 
     Raises:
-        UserError: there are no results of this grid, or they are of different source vectors.
+        UserError: there are no results of this grid, or they have different source vectors.
     """
     records = read_results(results)
     if not records:
         raise UserError(f"{results}: no results; run train.sh first")
     if len({record["data_checksum"] for record in records}) > 1:
-        raise UserError(f"{results}: has results of different source vectors; separate them")
+        raise UserError(f"{results}: has results of different source vectors; move them to separate files")
     source = records[0]["metrics"]["source_similarity"]
     summary = summaries(grid, records)
     if not any(record["metrics"] for record in summary):
-        raise UserError(f"{results}: has results of other cells than the grid's; name theirs with --grid")
+        raise UserError(f"{results}: has no results of this grid; select another one with --grid")
     dimensions = records[0]["counts"]["table"] // grid.words
     text = table(summary, source, dimensions)
     if any(record["metrics"] and record["config"]["row"] in grid.alone for record in summary):

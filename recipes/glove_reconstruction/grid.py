@@ -1,4 +1,4 @@
-"""The cells of a grid, and what each is fitted with."""
+"""The cells of a grid, and their settings."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.sizing.targets import options_within
 
 DEFAULT = "full"
-# Words that --smoke reconstructs.
+# Number of words for --smoke.
 CHOSEN = 60
 FIT_STEPS = "fit_steps"
-# Parts that a grid may lack.
+# Optional parts of a grid.
 _OPTIONAL = {FIT_STEPS, "learning_rates"}
-# Options of ALONE that a cell sets itself.
+# Options of ALONE that are set per cell.
 _OF_THE_CELL = ("hidden_dim", "seed")
 SCHEDULES = ("constant", "cosine")
 _TRAINING: dict[str, type] = {"epochs": int, "batch_size": int, "learning_rate": float, "schedule": str}
-# A plain table would be exact; ALONE has rows of its own.
+# A plain table would be exact; ALONE has separate rows.
 _NOT_COMPARED = ("standard", "alone")
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One embedding that is fitted to the source vectors.
+    """One embedding to fit to the source vectors.
 
     Attributes:
-        row: of the table: a row of ALONE, or another method.
-        hidden: D_inter of ALONE, which the size of the others follows.
-        seed: of everything that is drawn.
+        row: row of the table: a row of ALONE, or another method.
+        hidden: D_inter of ALONE, which determines the size of other methods.
+        seed: random seed.
     """
 
     row: str
@@ -45,7 +45,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Its name on the command line."""
+        """The name on the command line."""
         return f"{self.row}-{self.hidden}-{self.seed}"
 
 
@@ -53,8 +53,8 @@ class Cell:
 class Grid:
     """A grid of ``rows.yaml``, which explains each part.
 
-    It may lack ``fit_steps``, of methods that are fitted by gradient descent (without it, each takes its own
-    number), and ``learning_rates``, of rows of ALONE that take another one than ``training`` has.
+    Optional parts are ``fit_steps`` for methods that are fitted by gradient descent (default: the method's),
+    and ``learning_rates`` of rows of ALONE that differ from ``training``.
     """
 
     words: int
@@ -66,16 +66,16 @@ class Grid:
     learning_rates: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def training_of(self, row: str) -> dict[str, Any]:
-        """The settings of the training of a row of ALONE."""
+        """Return the training settings of a row of ALONE."""
         rate = self.learning_rates.get(row, self.training["learning_rate"])
         return {**self.training, "learning_rate": rate}
 
     def rows(self) -> list[str]:
-        """The rows of the table: those of ALONE, then the other methods."""
+        """Return the rows of the table: those of ALONE, then the other methods."""
         return [*self.alone, *(method for method in se.methods() if method not in _NOT_COMPARED)]
 
     def cells(self) -> list[Cell]:
-        """All cells: of the same row together, the smallest first."""
+        """Return all cells by row, smallest first."""
         return [
             Cell(row, hidden, seed)
             for row in self.rows()
@@ -84,7 +84,7 @@ class Grid:
         ]
 
     def chosen(self, patterns: Sequence[str]) -> list[Cell]:
-        """The cells whose names match one of the patterns.
+        """Return the cells whose names match one of the patterns.
 
         Raises:
             UserError: a pattern matches none.
@@ -93,19 +93,19 @@ class Grid:
         for pattern in patterns:
             if not any(fnmatchcase(cell.name, pattern) for cell in cells):
                 raise UserError(
-                    f"no cell is called {pattern!r}; a cell is ROW-HIDDEN-SEED, such as {cells[0].name}, see "
-                    "--list"
+                    f"no cell matches {pattern!r}; cells are ROW-HIDDEN-SEED, such as "
+                    f"{cells[0].name}, see --list"
                 )
         return [cell for cell in cells if any(fnmatchcase(cell.name, pattern) for pattern in patterns)]
 
     def embedding(self, cell: Cell, words: int, dim: int) -> dict[str, Any]:
-        """The method of a cell and its options, for V words in D dimensions.
+        """Return the method and options of a cell, for V words in D dimensions.
 
-        A method other than ALONE gets as many bytes, word codes included, as ALONE's parameters take at the
-        same width: ALONE's filters follow from a seed.
+        Other methods have as many bytes, including codes, as ALONE's parameters at the same width; ALONE's
+        filters follow from a seed.
 
         Raises:
-            UserError: the method cannot be as small.
+            UserError: the method cannot be that small.
         """
         if cell.row in self.alone:
             return {"method": "alone", "hidden_dim": cell.hidden, **self.alone[cell.row], "seed": cell.seed}
@@ -116,16 +116,16 @@ class Grid:
             options = dict(options_within(cell.row, words, dim, limit))
         except se.OptionError as error:
             raise UserError(f"{cell.name}: {error}") from error
-        # A fit finds classes itself where none are drawn.
+        # A fit determines the classes.
         options.pop("random_classes", None)
         return {"method": cell.row, **options}
 
 
 def read_grid(recipe: Recipe, name: str = DEFAULT) -> Grid:
-    """The grid `name` of a recipe's ``rows.yaml``; with ``--smoke``, a small one with the same rows.
+    """Return a grid of a recipe's ``rows.yaml``; with ``--smoke``, a small one with the same rows.
 
     Raises:
-        UserError: there is no such grid, or a part of it is missing, unknown or impossible; it is named.
+        UserError: there is no such grid, or a part is missing, unknown or invalid.
     """
     path = recipe.folder / FILE
     grids = read_file(path).get("grids", {})
@@ -142,20 +142,20 @@ def parse_grid(where: str, content: dict[str, Any]) -> Grid:
     """Check the content of a grid.
 
     Raises:
-        UserError: a part is missing, unknown or impossible; it is named.
+        UserError: a part is missing, unknown or invalid.
     """
     wanted = {field.name for field in dataclasses.fields(Grid)} - _OPTIONAL
     if not isinstance(content, dict) or set(content) - _OPTIONAL != wanted:
-        raise UserError(f"{where}: it must hold {', '.join(sorted(wanted))}, and nothing else")
+        raise UserError(f"{where}: it must contain {', '.join(sorted(wanted))}, and nothing else")
     for name in ("hidden", "seeds"):
         values = content[name]
         if not isinstance(values, list) or not values or any(type(value) is not int for value in values):
-            raise UserError(f"{where}: {name} is {values!r}; it must be a list of whole numbers")
+            raise UserError(f"{where}: {name} is {values!r}; it must be a list of integers")
     if type(content["words"]) is not int or content["words"] < 2:
-        raise UserError(f"{where}: words is {content['words']!r}; it must be a whole number of at least 2")
+        raise UserError(f"{where}: words is {content['words']!r}; it must be an integer of at least 2")
     steps = content.get(FIT_STEPS, 1)
     if type(steps) is not int or steps < 1:
-        raise UserError(f"{where}: {FIT_STEPS} is {steps!r}; it must be a whole number of at least 1")
+        raise UserError(f"{where}: {FIT_STEPS} is {steps!r}; it must be an integer of at least 1")
     _check_rows(where, content["alone"])
     _check_training(f"{where}: training", content["training"])
     rates = content.get("learning_rates", {})
@@ -176,15 +176,15 @@ def _check_rows(where: str, rows: Any) -> None:
         for name in options:
             if name in _OF_THE_CELL:
                 raise UserError(
-                    f"{where}: alone: {row}: {name!r} is not for a row to set; it may set options of alone "
-                    f"other than {' and '.join(_OF_THE_CELL)}"
+                    f"{where}: alone: {row}: {name!r} is set per cell; rows set options of alone except "
+                    f"{' and '.join(_OF_THE_CELL)}"
                 )
 
 
 def _check_training(where: str, training: Any) -> None:
     """Check the settings of the training."""
     if not isinstance(training, dict) or set(training) != set(_TRAINING):
-        raise UserError(f"{where}: it must hold {', '.join(_TRAINING)}, and nothing else")
+        raise UserError(f"{where}: it must contain {', '.join(_TRAINING)}, and nothing else")
     for name, kind in _TRAINING.items():
         value = training[name]
         if type(value) is not kind or (isinstance(value, (int, float)) and not 0 < value < math.inf):
@@ -194,7 +194,7 @@ def _check_training(where: str, training: Any) -> None:
 
 
 def smoke_grid(grid: Grid) -> Grid:
-    """The same rows at one narrow width, with one seed and few steps."""
+    """Return a grid with the same rows, one narrow width, one seed and few steps."""
     training = {**grid.training, "epochs": 2, "batch_size": 20}
     small: dict[str, Any] = {"words": CHOSEN, "hidden": [16], "seeds": grid.seeds[:1], "fit_steps": 20}
     return dataclasses.replace(grid, **small, training=training)

@@ -1,4 +1,4 @@
-"""The source vectors of the words that are reconstructed, and the pairs that they are judged by."""
+"""Prepare source vectors and word pairs."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def prepare(
     texts: Sequence[Path] = (),
     limit: int | None = None,
 ) -> None:
-    """Choose the words, copy the pairs and write ``data.json``, which describes both.
+    """Select words, copy the pairs and write ``data.json``.
 
     Args:
-        folder: of the prepared data.
+        folder: folder of the prepared data.
         vectors: file of word vectors.
-        words: how many of them are reconstructed.
-        pairs: files of two words and a score on a line.
-        texts: words are counted in these, to choose by; without any, those that come first are chosen.
-        limit: how many words of the vectors are read.
+        words: number of words to reconstruct.
+        pairs: files with two words and a score per line.
+        texts: texts to count words in; without texts, the first words of the vectors are used.
+        limit: number of vectors to read.
 
     Raises:
         UserError: a file cannot be used.
@@ -53,7 +53,7 @@ def prepare(
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     chosen = source.most_frequent(every, words, counts)
-    # Written last, so that an interrupted preparation does not pass for a complete one.
+    # Written last, to mark the preparation as complete.
     (folder / "data.json").unlink(missing_ok=True)
     source.write_source(chosen, folder / "source.npz")
     kept = folder / "pairs"
@@ -78,14 +78,14 @@ def prepare(
 
 
 def _print(chosen: WordVectors, description: Mapping[str, Any]) -> None:
-    """Print what was prepared."""
+    """Print a summary."""
     print(f"{len(chosen.words):,} words, the first: {', '.join(chosen.words[:8])}")
     for name, result in description["source"].items():
         print(f"{name}: rho {result['rho']}, {result['known']} of {result['pairs']} pairs known")
 
 
 def _own_vectors(settings: Mapping[str, Any], home: Path) -> Path:
-    """Vectors trained on the corpus of the settings; they are made once."""
+    """Train vectors on the corpus of the settings, once."""
     texts = source.corpus(settings["dataset"], home / "downloads")
     output = home / "skipgram.npz"
     run_step(
@@ -100,9 +100,9 @@ def _own_vectors(settings: Mapping[str, Any], home: Path) -> Path:
 
 
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Prepare the vectors and pairs of words below $RUNS/glove_reconstruction/data.
+    """Prepare word vectors and word pairs in $RUNS/glove_reconstruction/data.
 
-    Without --vectors or --glove, skip-gram vectors of WikiText-2 are trained, from $DATA_DIR or the network.
+    Without --vectors or --glove, skip-gram vectors are trained on WikiText-2 from $DATA_DIR or the network.
     """
     settings = read_yaml(recipe.folder / "data.yaml")
     parser = Parser("preprocess.sh", description=main.__doc__)
@@ -110,16 +110,16 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     chosen.add_argument("--vectors", type=PathOption.FILE, help="vectors of GloVe, word2vec or fastText")
     chosen.add_argument("--glove", choices=sorted(settings["glove"]), help="download these vectors")
     chosen.add_argument(SMOKE, action="store_true", help=SMOKE_DATA_HELP)
-    parser.add_argument("--limit", type=positive, help="read the first so many words of the vectors only")
+    parser.add_argument("--limit", type=positive, help="number of vectors to read")
     parser.add_argument(
         "--text",
         nargs="+",
         type=PathOption.FILE,
         default=[],
-        help="count words in these tokenized texts, to choose by",
+        help="tokenized texts to count words in; the most frequent words are used",
     )
     parser.add_argument(
-        "--pairs", nargs="+", type=PathOption.FILE, help="files of two words and a score on a line"
+        "--pairs", nargs="+", type=PathOption.FILE, help="files with two words and a score per line"
     )
     add_grid_option(parser)
     options = parser.parse_args(arguments)

@@ -27,26 +27,26 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.files import replacing
 
-# Markers of the corpora, which are no words.
+# Special tokens of the corpora.
 _MARKERS = ("<unk>", "<eos>")
 
 
 def data_dir() -> Path | None:
-    """$DATA_DIR, where it is set."""
+    """Return $DATA_DIR, or None if it is not set."""
     given = os.environ.get("DATA_DIR")
     return Path(given) if given else None
 
 
 def download_glove(entry: Mapping[str, Any], folder: Path) -> Path:
-    """The text of GloVe's vectors, downloaded and unpacked unless it is there.
+    """Return the text of GloVe's vectors, after downloading and unpacking it if necessary.
 
     Args:
-        entry: ``url``, ``file`` inside the archive, and ``sha256`` of the archive or None.
-        folder: gets what is downloaded.
+        entry: ``url``, ``file`` in the archive, and ``sha256`` of the archive or None.
+        folder: folder of downloads.
 
     Raises:
-        UserError: the archive is damaged or does not hold the file.
-        DownloadError: no connection, or another checksum.
+        UserError: the archive is damaged or lacks the file.
+        DownloadError: the download fails, or the checksum is wrong.
     """
     text = folder / entry["file"]
     if text.is_file():
@@ -57,7 +57,7 @@ def download_glove(entry: Mapping[str, Any], folder: Path) -> Path:
     else:
         download(entry["url"], archive, entry["sha256"], "when offline, give a file with --vectors")
     try:
-        # Reading to the end checks the file's own checksum.
+        # Reading to the end verifies the checksum in the archive.
         with zipfile.ZipFile(archive) as packed, packed.open(entry["file"]) as source:
             with replacing(text) as temporary, temporary.open("wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
@@ -67,7 +67,7 @@ def download_glove(entry: Mapping[str, Any], folder: Path) -> Path:
 
 
 def locate_pairs(names: Sequence[str], url: str, folder: Path) -> list[Path]:
-    """The files of word pairs, from $DATA_DIR/word-similarity or downloaded to `folder`."""
+    """Find the files of word pairs in $DATA_DIR/word-similarity, or download them to `folder`."""
     own = data_dir()
     paths = []
     for name in names:
@@ -82,7 +82,7 @@ def locate_pairs(names: Sequence[str], url: str, folder: Path) -> list[Path]:
 
 
 def corpus(name: str, folder: Path) -> list[Path]:
-    """The training text of a corpus, from $DATA_DIR or downloaded to `folder`.
+    """Find the training text of a corpus in $DATA_DIR, or download it to `folder`.
 
     Raises:
         UserError: it cannot be used.
@@ -94,23 +94,23 @@ def corpus(name: str, folder: Path) -> list[Path]:
 
 
 def train_source(texts: Sequence[Path], settings: Mapping[str, Any], output: Path) -> None:
-    """Train skip-gram vectors on lower-cased texts, of words sorted by frequency, and write them."""
+    """Train skip-gram vectors on lowercased texts, and write them in order of word frequency."""
     lower = output.with_suffix(".txt")
     with replacing(lower) as temporary, temporary.open("w", encoding="utf-8") as file:
         for text in texts:
             file.write(text.read_text(encoding="utf-8").lower())
     counts = count_words([lower])
     kept = [word for word in counts if counts[word] >= settings["min_count"] and word not in _MARKERS]
-    # Sorting is stable: of equal counts, the word that came first.
+    # Sorting is stable: ties keep their order.
     words = sorted(kept, key=lambda word: -counts[word])
     asked = {name: settings[name] for name in ("dim", "window", "epochs", "seed")}
     write_source(WordVectors(words, train_word_vectors([lower], words, **asked)), output)
 
 
 def most_frequent(source: WordVectors, number: int, counts: Mapping[str, int] | None) -> WordVectors:
-    """The most frequent words of the source: by counts, or in its own order.
+    """Return the most frequent words of the source, by counts or in the order of the source.
 
-    A counted word that the source has in lower case only counts for that one.
+    Counts of words that the source has only in lowercase are added to the lowercase word.
 
     Raises:
         UserError: there are fewer words.
@@ -126,21 +126,22 @@ def most_frequent(source: WordVectors, number: int, counts: Mapping[str, int] | 
         chosen = sorted(found, key=lambda place: (-found[place], place))
     if len(chosen) < number:
         raise UserError(
-            f"there are {len(chosen)} words to choose from, fewer than 'words: {number}' of rows.yaml; lower "
-            "it or give other vectors or texts"
+            f"there are {len(chosen)} words, fewer than 'words: {number}' in rows.yaml; lower it or "
+            "use other "
+            "vectors or texts"
         )
     chosen = chosen[:number]
     return WordVectors([source.words[place] for place in chosen], source.vectors[chosen])
 
 
 def write_source(vectors: WordVectors, path: Path) -> None:
-    """Write words and their vectors ``(V, D)``, completely or not at all."""
+    """Write words and their vectors ``(V, D)`` atomically."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, words=np.array(vectors.words), vectors=vectors.vectors)
 
 
 def read_source(path: Path) -> WordVectors:
-    """Read what `write_source` wrote.
+    """Read a file written by `write_source`.
 
     Raises:
         UserError: it is missing or damaged.
@@ -155,7 +156,7 @@ def read_source(path: Path) -> WordVectors:
 
 
 def read_any(path: Path, limit: int | None) -> WordVectors:
-    """`read_vectors`, or this recipe's own file; UserError for what cannot be read."""
+    """Read vectors with `read_vectors` or `read_source`; errors become `UserError`."""
     if path.suffix == ".npz":
         return read_source(path)
     try:
@@ -165,22 +166,22 @@ def read_any(path: Path, limit: int | None) -> WordVectors:
 
 
 def score(vectors: WordVectors, tests: Sequence[WordPairs]) -> dict[str, dict[str, Any]]:
-    """Spearman's rho of word vectors for every set of pairs by its name, and how many pairs are known."""
+    """Return Spearman's rho and the number of known pairs for every set of pairs."""
     found = (word_similarity(vectors.words, vectors.vectors, test) for test in tests)
     return {
         result.name: {"rho": result.rho, "known": result.known, "pairs": result.pairs} for result in found
     }
 
 
-SMOKE_DATA_HELP = f"random vectors of a few words, in a folder {SMOKE_FOLDER} of its own"
-SMOKE_GRID_HELP = "cells of a small grid, on the data of preprocess.sh --smoke"
+SMOKE_DATA_HELP = f"use random vectors of a few words, in a separate folder {SMOKE_FOLDER}"
+SMOKE_GRID_HELP = "use a small grid and the data of preprocess.sh --smoke"
 # Words in the file of vectors.
 WORDS = 80
 DIMENSIONS, PAIRS = 12, 50
 
 
 def write_smoke_vectors(folder: Path) -> Path:
-    """Write random vectors in GloVe's format, a word and its numbers on a line; returns the file."""
+    """Write random vectors in GloVe's format: a word and its numbers per line; return the file."""
     rows = np.random.default_rng(0).normal(size=(WORDS, DIMENSIONS))
     path = folder / "vectors.txt"
     numbers = (" ".join(f"{number:.5f}" for number in row) for row in rows)
@@ -189,7 +190,7 @@ def write_smoke_vectors(folder: Path) -> Path:
 
 
 def write_smoke_pairs(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Write files of two words and a random score on a line, under the names of the published ones."""
+    """Write files of random word pairs and scores, with the names of the published ones."""
     words = generated_vocabulary()[:WORDS]
     paths = [folder / name for name in names]
     for seed, path in enumerate(paths):

@@ -29,15 +29,15 @@ from shared_embeddings.utils.command_line import Parser
 def fit_alone(
     teacher: Tensor, options: Mapping[str, Any], training: Mapping[str, Any], title: str
 ) -> se.SharedEmbedding:
-    """Minimize the mean of ``||e - FFN(m * o)||**2`` over the words (ALONE, Eq. 4) with Adam.
+    """Minimize the mean of ``||e - FFN(m * o)||**2`` over words (ALONE, Eq. 4) with Adam.
 
-    Batches are drawn evenly from the vocabulary; as many words as it has are an epoch (section 3.1).
+    Batches are sampled uniformly from the vocabulary; an epoch has V words (section 3.1).
 
     Args:
         teacher: ``(V, D)``.
-        options: of `alone`, with its ``seed``, which everything is drawn from.
+        options: options of `alone`, including ``seed``.
         training: ``epochs``, ``batch_size``, ``learning_rate`` and ``schedule``.
-        title: of the progress bar.
+        title: title of the progress bar.
     """
     words, dim = teacher.shape
     with torch.random.fork_rng():
@@ -67,14 +67,14 @@ def fit_alone(
 
 
 def run_cell(home: Path, grid: Grid, cell: Cell, words: WordVectors, data: Mapping[str, Any]) -> Path:
-    """Fit one cell, measure it and write its result; returns the results file.
+    """Fit and measure one cell, write its result, and return the results file.
 
     Args:
-        home: folder of everything that the recipe writes.
-        grid: of the cell.
-        cell: what is fitted.
-        words: the source vectors.
-        data: the description of the data.
+        home: output folder of the recipe.
+        grid: grid of the cell.
+        cell: the cell.
+        words: source vectors.
+        data: description of the data.
     """
     teacher = torch.from_numpy(words.vectors)
     config = wanted_config(grid, cell, teacher)
@@ -107,7 +107,7 @@ def run_cell(home: Path, grid: Grid, cell: Cell, words: WordVectors, data: Mappi
 
 
 def wanted_config(grid: Grid, cell: Cell, teacher: Tensor) -> dict[str, Any]:
-    """Everything that decides about the outcome of a cell."""
+    """Return all settings that determine the result of a cell."""
     config = {**vars(cell), "embedding": grid.embedding(cell, *teacher.shape)}
     if cell.row in grid.alone:
         return {**config, "training": grid.training_of(cell.row)}
@@ -115,10 +115,10 @@ def wanted_config(grid: Grid, cell: Cell, teacher: Tensor) -> dict[str, Any]:
 
 
 def is_done(home: Path, grid: Grid, cell: Cell, teacher: Tensor, data: Mapping[str, Any]) -> bool:
-    """Whether a cell has a result in the folder `home`.
+    """Return whether a cell has a result in the folder `home`.
 
     Raises:
-        UserError: they are of other settings or other vectors.
+        UserError: the result has other settings or vectors.
     """
     found = find_result(home, cell.name)
     if found is None:
@@ -132,10 +132,10 @@ def is_done(home: Path, grid: Grid, cell: Cell, teacher: Tensor, data: Mapping[s
 
 
 def _possible(grid: Grid, cells: Sequence[Cell], teacher: Tensor) -> list[Cell]:
-    """The cells without those whose method cannot be as small, which are reported.
+    """Return the cells whose method can be small enough, and report the others.
 
     Raises:
-        UserError: none is left.
+        UserError: no cell is left.
     """
     possible, reasons = [], []
     for cell in cells:
@@ -152,10 +152,10 @@ def _possible(grid: Grid, cells: Sequence[Cell], teacher: Tensor) -> list[Cell]:
 
 
 def prepared(folder: Path) -> tuple[WordVectors, dict[str, Any]]:
-    """The source vectors in the `folder` of the prepared data, and the description of the data.
+    """Read the source vectors and the description of the prepared data.
 
     Raises:
-        UserError: they are not prepared.
+        UserError: the data are not prepared.
     """
     data = read_json(folder / "data.json")
     if data is None:
@@ -164,9 +164,11 @@ def prepared(folder: Path) -> tuple[WordVectors, dict[str, Any]]:
 
 
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Fit and measure cells of the grid; those that have results are skipped."""
+    """Fit and measure cells of the grid; cells with results are skipped."""
     parser = Parser("train.sh", description=main.__doc__)
-    parser.add_argument("cells", nargs="*", default=["*"], help="names or patterns, 'alone_real-*-0'; all")
+    parser.add_argument(
+        "cells", nargs="*", default=["*"], help="names or patterns such as 'alone_real-*-0' (default: all)"
+    )
     parser.add_argument("--list", action="store_true", help="only list the cells")
     add_grid_option(parser)
     parser.add_argument(SMOKE, action="store_true", help=SMOKE_GRID_HELP)
@@ -180,7 +182,7 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     words, data = prepared(recipe.data)
     if len(words.words) != grid.words:
         raise UserError(
-            f"{recipe.data}: {len(words.words)} words are prepared, the grid has 'words: {grid.words}'; "
+            f"{recipe.data}: {len(words.words)} words are prepared, but the grid has 'words: {grid.words}'; "
             "run preprocess.sh with this grid"
         )
     teacher = torch.from_numpy(words.vectors)

@@ -1,4 +1,4 @@
-"""Headline data: text to subwords of the source, characters of the target and one vocabulary of both."""
+"""Headline data: subwords of the source, characters of the target, and a joint vocabulary."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ SPLITS = ("train", "valid", "test")
 
 
 def read_settings(path: Path, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Read ``data.yaml``, which has ``lengths``: the numbers of characters at which headlines are evaluated.
+    """Read ``data.yaml``, including ``lengths``, the desired lengths of headlines in characters.
 
     Args:
         path: the file.
-        kinds: what it holds; whole numbers are above 0.
+        kinds: types of the settings; integers must be positive.
 
     Raises:
-        UserError: absent, not YAML, or a setting that is missing, unknown or of another type.
+        UserError: it is missing, not YAML, or has a missing, unknown or invalid setting.
     """
     content = read_yaml(path)
     if not isinstance(content, dict) or content.keys() != kinds.keys():
-        raise UserError(f"{path}: it must hold {', '.join(kinds)}, and nothing else")
+        raise UserError(f"{path}: it must contain {', '.join(kinds)}, and nothing else")
     for name, kind in kinds.items():
         if type(content[name]) is not kind or (kind is int and content[name] < 1):
             above = " above 0" if kind is int else ""
@@ -51,16 +51,16 @@ def read_settings(path: Path, kinds: Mapping[str, type]) -> dict[str, Any]:
 
 
 def write_split(folder: Path, split: str, sources: list[str], targets: list[str]) -> None:
-    """Write the text of one split; the targets of the test set are its references.
+    """Write the text of one split.
 
     Args:
-        folder: of the prepared data; the text goes to its folder ``text``.
+        folder: folder of the prepared data; files are written to its folder ``text``.
         split: one of `SPLITS`.
-        sources: tokens of each text, with a space between each two.
-        targets: a headline each.
+        sources: texts as space-separated tokens.
+        targets: headlines.
 
     Raises:
-        UserError: sides of unequal length, or empty ones.
+        UserError: the sides are empty or differ in length.
     """
     check_pairs({f"{split}.{SOURCE}": sources, f"{split}.{TARGET}": targets})
     write_lines(folder / "text" / f"{split}.{SOURCE}", sources)
@@ -68,17 +68,17 @@ def write_split(folder: Path, split: str, sources: list[str], targets: list[str]
 
 
 def text_files(folder: Path) -> list[Path]:
-    """What `encode` starts from: both sides of training and validation, and the source of the test set."""
+    """Return the inputs of `encode`: both sides of training and validation, and the test source."""
     names = [f"{split}.{side}" for split in ("train", "valid") for side in (SOURCE, TARGET)]
     return [folder / "text" / name for name in (*names, f"test.{SOURCE}")]
 
 
 def encode(folder: Path, operations: int) -> None:
-    """Byte pairs, characters and the vocabulary, in steps that are skipped when they are up to date.
+    """Create subwords, characters and the vocabulary unless they are up to date.
 
     Args:
-        folder: of the prepared data, with the `text_files`.
-        operations: merges of the byte-pair encoding, which is learned on the source of the training text.
+        folder: folder of the prepared data, with the `text_files`.
+        operations: number of BPE merges, which are learned on the training source.
     """
     stamps, codes = folder / "steps", folder / "bpe.codes"
     texts = text_files(folder)
@@ -123,9 +123,9 @@ def encode(folder: Path, operations: int) -> None:
 
 
 def describe(folder: Path, references: Sequence[Path], **settings: Any) -> None:
-    """Write ``data.json``: sizes, checksums, and the `settings` that evaluation needs.
+    """Write ``data.json``: sizes, checksums, and `settings` for evaluation.
 
-    ``checksum`` is the SHA-256 over the checksums of all files; it goes into every results file.
+    ``checksum`` is the SHA-256 of the checksums of all files.
     """
     files = [*(folder / path.name for path in text_files(folder)), folder / "vocabulary", *references]
     checksums = {str(path.relative_to(folder)): sha256(path) for path in files}
@@ -144,6 +144,6 @@ def describe(folder: Path, references: Sequence[Path], **settings: Any) -> None:
 
 
 def _split_into_characters(texts: Sequence[Path], folder: Path) -> None:
-    """Write each text as characters into `folder`, under its own name."""
+    """Write each text as characters to a file of the same name in `folder`."""
     for path in texts:
         convert_file(path, folder / path.name, split_text)

@@ -18,20 +18,20 @@ from recipes.common.table import Column, markdown_table
 from recipes.common.tools import option_value, with_overrides
 from recipes.translation.evaluate import read_trained, translate, write_evaluation
 
-# How far a length may be from the desired one, as a share of that.
+# Tolerated relative deviation from the desired length.
 TOLERANCE = 0.1
 USAGE = """usage: eval.sh ROW [--smoke] [option of onmt_translate ...]
 
-Writes headlines of the test set with the averaged model of ROW, scores them with ROUGE and writes a line to
-$RUNS/{recipe}/results.jsonl. A model with length control writes headlines of each length in data.yaml. Run
-train.sh ROW first; with --smoke, both."""
+Generates headlines of the test set with the averaged model of ROW, scores them with ROUGE and writes a line
+to $RUNS/{recipe}/results.jsonl. Models with length control generate headlines of each length in data.yaml.
+Run train.sh ROW first; use --smoke for both or neither."""
 
 
 def evaluate(recipe: Recipe, row: Row, options: list[str]) -> None:
-    """Write and score headlines of every length; a model without length control writes them once.
+    """Generate and score headlines of every length; without length control, they are generated once.
 
     Raises:
-        UserError: the row is not trained, or not on these data, or they are not prepared.
+        UserError: the data are not prepared, or the row is not trained on them.
     """
     trained = read_trained(recipe, row)
     references = [read_lines(recipe.data / name) for name in trained.data["references"]]
@@ -53,14 +53,14 @@ def evaluate(recipe: Recipe, row: Row, options: list[str]) -> None:
 
 
 def controls_length(row: Row) -> bool:
-    """Whether a row's model takes a desired length."""
+    """Return whether a row's model has length control."""
     return bool(set(row.train.get("decoder_positions") or ()) & set(LENGTH_DEPENDENT))
 
 
 def write_headlines(recipe: Recipe, row: Row, options: list[str], name: str) -> tuple[list[str], float]:
-    """One headline per text of the test set in the file ``NAME.headlines``, and the tokens per second.
+    """Write one headline per test text to ``NAME.headlines``; return them and the tokens per second.
 
-    Of ``n_best`` hypotheses, if there are several, the one with most content words of the source is taken.
+    Of ``n_best`` hypotheses, the one with the most content words of the source is selected.
     """
     run, texts = recipe.home / row.name, recipe.data / "text" / "test.source"
     speed = translate(row, run, recipe.data / "test.source", options, f"{name}.characters")
@@ -74,13 +74,12 @@ def write_headlines(recipe: Recipe, row: Row, options: list[str], name: str) -> 
 
 
 def score_headlines(headlines: list[str], references: list[list[str]], length: int) -> dict[str, Any]:
-    """ROUGE, and how close the lengths come to the wanted one.
+    """Compute ROUGE and the deviation from the desired length.
 
     Returns:
-        ``f1``: of whole headlines; ``recall``: of their first `length` bytes, as in DUC 2004; each holds its
-        ``signature`` and for each metric ``mean``, ``low`` and ``high`` (0 to 100). ``within``: share of the
-        headlines, in percent, whose number of characters is at most `TOLERANCE` off; ``difference``: how many
-        characters they are off in the mean.
+        ``f1`` of whole headlines and ``recall`` of their first `length` bytes, as in DUC 2004, each with its
+        ``signature`` and for each metric ``mean``, ``low`` and ``high`` (0 to 100); ``within``: percentage of
+        headlines whose length deviates by at most `TOLERANCE`; ``difference``: mean deviation in characters.
     """
     recall = replace(PRESETS["duc2004"], cut_bytes=length)
     off = [abs(len(headline) - length) for headline in headlines]
@@ -93,14 +92,14 @@ def score_headlines(headlines: list[str], references: list[list[str]], length: i
 
 
 def _scores(report: Report) -> dict[str, Any]:
-    """The chosen measure of a report."""
+    """Return the selected measure of a report."""
     found = report.as_json()
     scores = {metric: measures[report.settings.measure] for metric, measures in found["scores"].items()}
     return {**scores, "signature": found["signature"]}
 
 
 def describe(scores: dict[str, Any]) -> str:
-    """Scores of one length on a line."""
+    """Format the scores of one length in one line."""
     parts = [
         f"{measure} " + "/".join(f"{scores[measure][name]['mean']:.1f}" for name in METRICS)
         for measure in ("recall", "f1")
@@ -109,7 +108,7 @@ def describe(scores: dict[str, Any]) -> str:
 
 
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Evaluate the row that the command line names."""
+    """Evaluate the row of the command line."""
     evaluate(*parse_row(recipe, USAGE, arguments))
 
 
@@ -118,7 +117,7 @@ ROUGE = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L"}
 
 
 def by_length(record: Record) -> list[Record]:
-    """The record once for each length that it was evaluated at, shortest first; as it is without any."""
+    """Split a record by length, shortest first; without lengths, return it unchanged."""
     lengths = sorted(int(name.removeprefix(PREFIX)) for name in record["metrics"] if name.startswith(PREFIX))
     return [
         {
@@ -130,7 +129,7 @@ def by_length(record: Record) -> list[Record]:
 
 
 def columns(with_paper: bool) -> list[str | Column]:
-    """The columns; those of the paper's figures come last and only `with_paper`."""
+    """Return the columns; `with_paper` adds the paper's figures."""
     scores = [
         Column(f"{title} {measure}", _rouge(measure, metric))
         for measure in ("recall", "f1")
@@ -152,17 +151,17 @@ def columns(with_paper: bool) -> list[str | Column]:
 
 
 def _rouge(measure: str, metric: str) -> Callable[[Record], str]:
-    """The mean of a metric."""
+    """Return a column function for the mean of a metric."""
     return lambda record: f"{record['metrics'][measure][metric]['mean']:.1f}"
 
 
 def _paper(metric: str) -> Callable[[Record], str]:
-    """The paper's figure, which is known before a run."""
+    """Return a column function for the paper's figure."""
     return lambda record: f"{record['paper'][metric]:.2f}"
 
 
 def headline_table(recipe: Recipe, records: Sequence[Record]) -> str:
-    """The Markdown table of a headline recipe, rows without length control first."""
+    """Return the Markdown table of a headline recipe, rows without length control first."""
     ordered = sorted(records, key=lambda record: controls_length(recipe.rows[record["row"]]))
     with_paper = any(record.get("paper") for record in ordered)
     lines = [line for record in ordered for line in by_length(record)]

@@ -25,13 +25,13 @@ SPLITS = ("valid", "test")
 USAGE = """usage: eval.sh ROW [--smoke] [option of lm_eval ...]
 
 Evaluates ROW on the validation and the test text and writes a line to $RUNS/{recipe}/results.jsonl. Run
-train.sh first; with --smoke, both."""
-# Options that the script sets itself: with others, a result would not be that of its row.
+train.sh first; use --smoke for both or neither."""
+# Options that the script sets.
 OWN_OPTIONS = ("data", "model", "output", "split")
 
 
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Evaluate the row that the command line names."""
+    """Evaluate the row of the command line."""
     recipe, row, options = parse_row(recipe, USAGE, arguments)
     check_options(options, OWN_OPTIONS)
     if is_first_process():
@@ -39,22 +39,24 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
 
 
 def evaluate(recipe: Recipe, row: Row, options: Sequence[str]) -> Path:
-    """Evaluate a trained row on the validation and the test text; returns the results file.
+    """Evaluate a trained row on the validation and the test text; return the results file.
 
     Args:
-        recipe: whose row it is.
-        row: what was trained.
-        options: further options of ``lm_eval``, as on its command line.
+        recipe: the recipe.
+        row: the trained row.
+        options: further command-line options of ``lm_eval``.
 
     Raises:
-        UserError: the row is not trained, or not on these data, or they are not prepared.
+        UserError: the data are not prepared, or the row is not trained on them.
     """
     data, run = data_folder(recipe, row), recipe.home / row.name
     checksum = recipe.describe_data(data)["checksum"]
     folders = trained_folders(recipe, row)
     logs = [dict(read_json(folder / "training.json") or {}) for folder in folders]
     if any(log["data_checksum"] != checksum for log in logs):
-        raise UserError(f"{run}: trained on other data than {data} has now; move it away and train again")
+        raise UserError(
+            f"{run}: trained on different data than {data} contains now; move it away and train again"
+        )
     found = {split: _measure(folders[-1] / BEST, data, split, row, options, run) for split in SPLITS}
     test = found["test"]
     valid = {f"valid_{name}": value for name, value in _perplexities(found["valid"]).items()}
@@ -80,7 +82,7 @@ def evaluate(recipe: Recipe, row: Row, options: Sequence[str]) -> Path:
 def _config(
     row: Row, trained: dict[str, Any], train_options: Sequence[str], eval_options: Sequence[str]
 ) -> dict[str, Any]:
-    """The settings of a row, those of training as its model has them."""
+    """Return the settings of a row, with training options from its model."""
     names = row.train.keys() | (row.finetune or {}).keys()
     parts = {
         **row.settings(),
@@ -94,7 +96,7 @@ def _config(
 def _measure(
     model: Path, data: Path, split: str, row: Row, options: Sequence[str], run: Path
 ) -> dict[str, Any]:
-    """What ``lm_eval`` finds on one text."""
+    """Run ``lm_eval`` on one text and return its record."""
     output = run / f"{split}.json"
     arguments = ["-model", str(model), "-data", str(data), "-split", split, "-output", str(output), "-force"]
     run_module("lm.evaluate.command", with_overrides([*arguments, *as_options(row.evaluate)], options))
@@ -102,12 +104,12 @@ def _measure(
 
 
 def _perplexities(record: dict[str, Any]) -> dict[str, float]:
-    """The perplexities of a record of ``lm_eval``, without and with the pointer."""
+    """Return the perplexities of a record of ``lm_eval``, with and without the pointer."""
     return {name: value for name, value in record["metrics"].items() if name.endswith("perplexity")}
 
 
 def as_options(settings: dict[str, Any]) -> list[str]:
-    """Settings as command line options: ``-name value``, mappings as JSON, true values as flags."""
+    """Convert settings to command-line options: ``-name value``, mappings as JSON, true as flags."""
     arguments = []
     for name, value in settings.items():
         if value is not False and value is not None:

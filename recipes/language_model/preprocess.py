@@ -27,20 +27,20 @@ CLASS_SETTINGS = ("num_classes", "epochs")
 SMALL = "small"
 USAGE = """usage: preprocess.sh [{choices}]
 
-Prepares the texts from $DATA_DIR/{folder}, or from the network, in $RUNS/{recipe}/data, with the semantic
-classes of words that rows use. Steps that are up to date are skipped.
+Prepares texts from $DATA_DIR/{folder} or from the network, and semantic word classes, in $RUNS/{recipe}/data.
+Steps that are up to date are skipped.
 """
-SMALL_USAGE = "  small    those of $DATA_DIR/{folder}, in $RUNS/{recipe}/data_small, for the rows small_*"
-SMOKE_USAGE = f"  {SMOKE}  {SMOKE_HELP}, for all rows"
+SMALL_USAGE = "  small    prepare $DATA_DIR/{folder} in $RUNS/{recipe}/data_small, for the rows small_*"
+SMOKE_USAGE = f"  {SMOKE}  {SMOKE_HELP}"
 
 
 class DataSettings(NamedTuple):
-    """The content of ``data.yaml``.
+    """Content of ``data.yaml``.
 
     Attributes:
         dataset: name of the corpus.
-        classes: settings of each class file, by its name below the recipe's home.
-        small: name of the corpus for small rows, or None where they take the same.
+        classes: settings of each class file by name.
+        small: name of the corpus for small rows; None if they use the same one.
     """
 
     dataset: str
@@ -52,12 +52,12 @@ def read_settings(recipe: Recipe) -> DataSettings:
     """Read the recipe's ``data.yaml``.
 
     Raises:
-        UserError: absent, not YAML, or a setting that is missing, unknown or impossible.
+        UserError: it is missing, not YAML, or has a missing, unknown or invalid setting.
     """
     path = recipe.folder / "data.yaml"
     content = read_yaml(path)
     if not isinstance(content, dict) or set(content) - {SMALL} != {"dataset", "classes"}:
-        raise UserError(f"{path}: it must hold dataset and classes, and nothing else but {SMALL}")
+        raise UserError(f"{path}: it must contain dataset and classes, and nothing else but {SMALL}")
     for key in ("dataset", SMALL):
         if key in content and content[key] not in SOURCES:
             raise UserError(f"{path}: {key} is {content[key]!r}; it may be {', '.join(SOURCES)}")
@@ -69,20 +69,20 @@ def read_settings(recipe: Recipe) -> DataSettings:
 
 
 def _check_classes(where: str, settings: Any) -> None:
-    """Check that the settings of a class file are whole numbers of at least 1."""
+    """Check that the settings of a class file are integers of at least 1."""
     if not isinstance(settings, dict) or set(settings) != set(CLASS_SETTINGS):
-        raise UserError(f"{where}: wanted {' and '.join(CLASS_SETTINGS)}, and nothing else")
+        raise UserError(f"{where}: expected {' and '.join(CLASS_SETTINGS)}, and nothing else")
     for name, value in settings.items():
         if type(value) is not int or value < 1:
-            raise UserError(f"{where}: {name} is {value!r}; it must be a whole number of at least 1")
+            raise UserError(f"{where}: {name} is {value!r}; it must be an integer of at least 1")
 
 
 def prepare(recipe: Recipe) -> None:
-    """Make the token files and every class file of a recipe that are not there or out of date.
+    """Create the token files and class files of a recipe unless they are up to date.
 
     Raises:
-        UserError: the settings or the texts cannot be used.
-        SystemExit: ``lm_prepare`` has reported a mistake of the user's itself.
+        UserError: the settings or the texts are invalid.
+        SystemExit: ``lm_prepare`` reported a user error.
     """
     settings = read_settings(recipe)
     _prepare_dataset(recipe, settings.dataset, recipe.data)
@@ -92,10 +92,10 @@ def prepare(recipe: Recipe) -> None:
 
 
 def prepare_small(recipe: Recipe) -> None:
-    """Make the token files of the small rows of a recipe.
+    """Create the token files of the small rows of a recipe.
 
     Raises:
-        UserError: small rows have no texts of their own.
+        UserError: small rows use the same texts as others.
         SystemExit: see `prepare`.
     """
     settings = read_settings(recipe)
@@ -105,9 +105,7 @@ def prepare_small(recipe: Recipe) -> None:
 
 
 def prepare_smoke(recipe: Recipe) -> None:
-    """As `prepare`, with a generated text in the layout of the recipe's.
-
-    ``lm_prepare`` gets it as files, not as the dataset, because it does not have the published sizes.
+    """Like `prepare`, with generated text in the layout of the recipe's.
 
     Raises:
         UserError, SystemExit: see `prepare`.
@@ -121,12 +119,12 @@ def prepare_smoke(recipe: Recipe) -> None:
 
 
 def _downloads(recipe: Recipe) -> Path:
-    """Folder of what is downloaded."""
+    """Return the folder of downloads."""
     return recipe.home / "downloads"
 
 
 def _prepare_dataset(recipe: Recipe, dataset: str, output: Path) -> None:
-    """Make the token files of a well-known corpus."""
+    """Create the token files of a dataset."""
     downloads = _downloads(recipe)
     run_module("lm.data.prepare", ["-dataset", dataset, "-output", output, "-downloads", downloads, "-force"])
 
@@ -134,7 +132,7 @@ def _prepare_dataset(recipe: Recipe, dataset: str, output: Path) -> None:
 def _make_class_files(
     recipe: Recipe, texts: Sequence[Path], classes: Mapping[str, Mapping[str, int]]
 ) -> None:
-    """Make every class file that is not there or out of date; one training of word vectors serves several."""
+    """Create class files unless they are up to date; files with equal epochs share word vectors."""
     trained: dict[int, Path] = {}
     for name, numbers in classes.items():
         output = recipe.home / name
@@ -153,7 +151,7 @@ def _make_class_files(
 
 
 def usage(recipe: Recipe) -> str:
-    """What ``--help`` prints."""
+    """Return the text of ``--help``."""
     settings = read_settings(recipe)
     lines = [SMOKE_USAGE]
     if settings.small is not None:
@@ -174,7 +172,9 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         print(usage(recipe))
         raise SystemExit(0)
     if tuple(arguments) not in ways:
-        raise UserError(f"{' '.join(arguments)!r} is no argument of preprocess.sh; see preprocess.sh --help")
+        raise UserError(
+            f"{' '.join(arguments)!r} is not an argument of preprocess.sh; see preprocess.sh --help"
+        )
     ways[tuple(arguments)](recipe)
 
 
@@ -182,11 +182,11 @@ _PARAGRAPH = 10
 
 
 def write_smoke_corpus(dataset: str, folder: Path) -> dict[str, Path]:
-    """Write a generated text for each split, with the names and the layout of the texts of `dataset`.
+    """Write generated text for each split, with the file names and layout of `dataset`.
 
     Args:
-        dataset: a name of `lm.data.datasets.SOURCES`.
-        folder: gets the texts.
+        dataset: a name in `lm.data.datasets.SOURCES`.
+        folder: output folder.
     """
     layout = _LAYOUTS.get(dataset, _articles)
     texts = {}
@@ -198,13 +198,13 @@ def write_smoke_corpus(dataset: str, folder: Path) -> dict[str, Path]:
 
 
 def _plain(lines: list[list[str]]) -> Iterator[str]:
-    """Sentences without punctuation, in lower case, with ``N`` for numbers and a space at both ends."""
+    """Yield lowercase sentences without punctuation, with ``N`` for numbers and surrounding spaces."""
     for words in lines:
         yield f" {' '.join(['<unk>', *words, 'N'])} "
 
 
 def _articles(lines: list[list[str]]) -> Iterator[str]:
-    """Articles with headings between equals signs, a paragraph on a line, and empty lines in between."""
+    """Yield articles with headings in equals signs, one paragraph per line, and empty lines between them."""
     for start in range(0, len(lines), _PARAGRAPH):
         title, *paragraph = lines[start : start + _PARAGRAPH]
         text = " ".join(sentence(words).replace(".", " .") for words in paragraph)

@@ -1,4 +1,4 @@
-"""Train one row of a recipe for language models; under torchrun every process runs the same command."""
+"""Train one row of a recipe for language models, optionally with several processes under torchrun."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 from recipes.common.recipe import Recipe, parse_row
 from recipes.common.rows import Row
 from recipes.common.tools import (
+    Segment,
+    kept_segments,
     distillation_options,
     fit_model,
     peak_memory_of_children,
@@ -25,23 +27,22 @@ from shared_embeddings.utils.files import locked, remove_leftovers
 LAST, BEST = "last.pt", "best.pt"
 USAGE = """usage: train.sh ROW [--smoke] [option of lm_train ...]
 
-Trains ROW in $RUNS/{recipe}/ROW, resuming where it was stopped. Run preprocess.sh first, and train.sh for the
-row that ROW starts from. With --smoke, a tiny network is trained in $RUNS/{recipe}/smoke/ROW on the data of
+Trains ROW in $RUNS/{recipe}/ROW, or resumes its training. Run preprocess.sh first, and train.sh for the
+teacher of ROW if it has one. With --smoke, trains a tiny network in $RUNS/{recipe}/smoke/ROW on the data of
 preprocess.sh --smoke."""
-# Options that the script sets itself: with others, a result would not be that of its row.
+# Options that the script sets.
 OWN_OPTIONS = ("config", "data", "embedding", "output_dir")
-Segment = dict[str, Any]
 
 
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Train the row that the command line names."""
+    """Train the row of the command line."""
     recipe, row, options = parse_row(recipe, USAGE, arguments)
     check_options(options, OWN_OPTIONS)
     train(recipe, row, options)
 
 
 def check_options(options: Sequence[str], own: Sequence[str]) -> None:
-    """Raise `UserError` for an option of the command line that the script sets itself."""
+    """Raise `UserError` for an option that the script sets."""
     for option in options:
         name = option.lstrip("-").partition("=")[0]
         if option.startswith("-") and name in own:
@@ -49,16 +50,16 @@ def check_options(options: Sequence[str], own: Sequence[str]) -> None:
 
 
 def train(recipe: Recipe, row: Row, options: Sequence[str]) -> None:
-    """Train a row, and a second time from its best model where it has ``finetune``.
+    """Train a row; rows with ``finetune`` are trained a second time from the best model.
 
     Args:
-        recipe: whose row it is.
-        row: what to train.
-        options: further options of ``lm_train`` for the first training, as on its command line.
+        recipe: the recipe.
+        row: the row.
+        options: further command-line options of ``lm_train`` for the first training.
 
     Raises:
-        UserError: the data are not prepared, the row that this one starts from is not trained, another
-            process trains this row, or training failed.
+        UserError: the data are not prepared, the teacher is not trained, another process trains this row, or
+            training failed.
     """
     checksum = recipe.describe_data(data_folder(recipe, row))["checksum"]
     run = recipe.home / row.name
@@ -73,12 +74,12 @@ def train(recipe: Recipe, row: Row, options: Sequence[str]) -> None:
 
 
 def data_folder(recipe: Recipe, row: Row) -> Path:
-    """Folder of the prepared data that a row uses."""
+    """Return the folder of the prepared data of a row."""
     return recipe.home / str(row.data.get("folder", "data"))
 
 
 def _teacher_model(recipe: Recipe, row: Row) -> Path:
-    """The trained model of the row that `row` starts from."""
+    """Return the model of the row's teacher."""
     assert row.teacher is not None
     try:
         folders = trained_folders(recipe, recipe.row(row.teacher))
@@ -88,25 +89,25 @@ def _teacher_model(recipe: Recipe, row: Row) -> Path:
 
 
 def trained_folders(recipe: Recipe, row: Row) -> list[Path]:
-    """The folder of each training of a row; the last has its model.
+    """Return the folder of each training of a row; the last one has the final model.
 
     Raises:
-        UserError: the row is not trained to the end.
+        UserError: training is not complete.
     """
     run = recipe.home / row.name
     folders = [run] if row.finetune is None else [run, run / "finetune"]
     logs = [read_json(folder / "training.json") for folder in folders]
     is_there = (folders[-1] / BEST).exists() and all(logs)
     if not is_there or any(segment["ended"] is None for log in logs if log for segment in log["segments"]):
-        raise UserError(f"{run}: not trained to the end; run {recipe.command('train.sh', row.name)}")
+        raise UserError(f"{run}: training is not complete; run {recipe.command('train.sh', row.name)}")
     return folders
 
 
 def _fit(recipe: Recipe, row: Row, run: Path, options: Sequence[str], checksum: str) -> None:
-    """Fit the embedding of a row that is not trained; its time and memory go into ``training.json``."""
+    """Fit the embedding of a row, and write time and memory to ``training.json``."""
     assert row.fit is not None
     if options:
-        raise UserError(f"{row.name} is only fitted, not trained: {options[0]} has no effect; remove it")
+        raise UserError(f"{row.name} is fitted, not trained: {options[0]} has no effect; remove it")
     if not is_first_process():
         return
     teacher = _teacher_model(recipe, row)
@@ -128,7 +129,7 @@ def _train_stage(
     options: Sequence[str],
     checksum: str,
 ) -> None:
-    """Run ``lm_train`` in `folder`; its time and memory go into ``training.json`` there."""
+    """Run ``lm_train`` in `folder`, and write time and memory to ``training.json`` there."""
     own = {
         "data": str(data_folder(recipe, row)),
         "output_dir": str(folder),
@@ -142,27 +143,19 @@ def _train_stage(
     with locked(folder / "lock") as lock:
         log = read_json(folder / "training.json") or {"segments": []}
         before = _time_of(folder / LAST)
-        segments = lasting_segments(log["segments"], before)
+        segments = kept_segments(log["segments"], before)
         segment: Segment = {"started": time.time(), "ended": None}
         _write_log(folder, [*segments, segment], checksum, options)
         run_module("lm.train.command", arguments, keep_open=[lock])
-        remove_leftovers(folder / "settings.yaml", folder / "training.json")  # of processes that were killed
+        remove_leftovers(folder / "settings.yaml", folder / "training.json")  # of killed processes
         segment["ended"] = time.time()
-        # A run that was already finished has not trained.
+        # Skip the segment if the run was already finished.
         done = segments if _time_of(folder / LAST) == before else [*segments, segment]
         _write_log(folder, done, checksum, options)
 
 
-def lasting_segments(segments: Sequence[Segment], saved: float | None) -> list[Segment]:
-    """The segments of training that led to what was saved at `saved`; a killed one ended with that."""
-    if saved is None:
-        return []
-    ended = [{**part, "ended": saved if part["ended"] is None else part["ended"]} for part in segments]
-    return [part for part in ended if part["started"] < part["ended"]]
-
-
 def _write_log(folder: Path, segments: list[Segment], checksum: str, options: Sequence[str]) -> None:
-    """Write what has been trained so far; seconds are those of finished segments."""
+    """Write the log of a training; its seconds are those of finished segments."""
     seconds = sum(part["ended"] - part["started"] for part in segments if part["ended"] is not None)
     before = read_json(folder / "training.json") or {}
     content = {
@@ -176,10 +169,10 @@ def _write_log(folder: Path, segments: list[Segment], checksum: str, options: Se
 
 
 def _time_of(path: Path) -> float | None:
-    """When a file was last written; None when it is absent."""
+    """Return when a file was last modified; None if it is missing."""
     return path.stat().st_mtime if path.exists() else None
 
 
 def is_first_process() -> bool:
-    """Whether this is the only process, or the first of those that torchrun has started."""
+    """Return whether this is the only process, or the first one of torchrun."""
     return int(os.environ.get("RANK", 0)) == 0

@@ -1,4 +1,4 @@
-"""Raw Multi30k to subwords and a shared vocabulary, in steps that are skipped when they are up to date."""
+"""Prepare Multi30k: subwords and a joint vocabulary; steps that are up to date are skipped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shared_embeddings.utils.reading import read_yaml
 
 @dataclass(frozen=True)
 class Settings:
-    """The content of ``data.yaml``, which explains each of them."""
+    """Content of ``data.yaml``, which explains each setting."""
 
     source: str
     target: str
@@ -50,7 +50,7 @@ class Settings:
         return self.source, self.target
 
     def raw_name(self, split: str, language: str) -> str:
-        """Name of the raw file of one side of a split."""
+        """Return the name of the raw file of one side of a split."""
         return f"{self.splits[split]}.{language}.gz"
 
 
@@ -58,7 +58,7 @@ def read_settings(path: Path) -> Settings:
     """Read ``data.yaml``.
 
     Raises:
-        UserError: absent, not YAML, or a setting that is missing, unknown or of another type.
+        UserError: it is missing, not YAML, or has a missing, unknown or invalid setting.
     """
     content = read_yaml(path)
     wanted = {field.name for field in fields(Settings)}
@@ -69,21 +69,17 @@ def read_settings(path: Path) -> Settings:
         )
     operations = content["bpe_operations"]
     if type(operations) is not int or operations < 1:
-        raise UserError(f"{path}: bpe_operations is {operations!r}; it must be a whole number of at least 1")
+        raise UserError(f"{path}: bpe_operations is {operations!r}; it must be an integer of at least 1")
     classes = content["num_classes"]
     if type(classes) is not int or classes < 1:
-        raise UserError(f"{path}: num_classes is {classes!r}; it must be a whole number of at least 1")
+        raise UserError(f"{path}: num_classes is {classes!r}; it must be an integer of at least 1")
     if set(content["splits"]) != {"train", "valid", "test"}:
         raise UserError(f"{path}: splits must be train, valid and test, not {sorted(content['splits'])}")
     return Settings(**content)
 
 
 def locate_raw(settings: Settings, data_dir: Path | None, download_dir: Path) -> dict[str, Path]:
-    """Find or download each raw file and check it; returns the paths by file name.
-
-    A file in `data_dir` is used where it lies, so that the folder may be read-only; a missing one goes to
-    `download_dir`.
-    """
+    """Find each raw file in `data_dir` or download it to `download_dir`; return verified paths by name."""
     paths = {}
     for split in settings.splits:
         for language in settings.languages:
@@ -100,7 +96,7 @@ def locate_raw(settings: Settings, data_dir: Path | None, download_dir: Path) ->
 
 
 def tokenize_split(settings: Settings, split: str, raw: dict[str, Path], folder: Path) -> None:
-    """Write both sides of a split, tokenized; of the test set also the untouched reference."""
+    """Write both sides of a split, tokenized, and the raw reference of the test set."""
     names = [settings.raw_name(split, language) for language in settings.languages]
     sides = {name: read_lines(raw[name]) for name in names}
     check_pairs(sides)
@@ -113,12 +109,12 @@ def tokenize_split(settings: Settings, split: str, raw: dict[str, Path], folder:
 
 
 def file_names(settings: Settings) -> list[str]:
-    """Names of the prepared files, both sides of all splits."""
+    """Return the names of the prepared files, both sides of all splits."""
     return [f"{split}.{language}" for split in settings.splits for language in settings.languages]
 
 
 def prepare(settings: Settings, raw: dict[str, Path], folder: Path) -> None:
-    """All steps from the raw files to ``data.json``, which describes the outcome."""
+    """Run all steps from the raw files to ``data.json``."""
     stamps = folder / "steps"
     for split in settings.splits:
         files = [raw[settings.raw_name(split, language)] for language in settings.languages]
@@ -175,9 +171,9 @@ def prepare(settings: Settings, raw: dict[str, Path], folder: Path) -> None:
 
 
 def describe(settings: Settings, folder: Path) -> dict[str, Any]:
-    """Sizes and checksums of the prepared data.
+    """Describe the prepared data: sizes and checksums.
 
-    ``checksum`` is the SHA-256 over the checksums of all files; it goes into every results file.
+    ``checksum`` is the SHA-256 of the checksums of all files.
     """
     names = [*file_names(settings), "test.reference", "vocabulary"]
     checksums = {name: sha256(folder / name) for name in names}
@@ -195,12 +191,12 @@ def describe(settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 def smoke_settings(settings: Settings) -> Settings:
-    """The same steps for a generated text, of which no checksum is known beforehand."""
+    """Return settings for a small generated text without checksums."""
     return replace(settings, bpe_operations=MERGES, num_classes=CLASSES, sha256={})
 
 
 def write_smoke_texts(settings: Settings, folder: Path) -> None:
-    """Write generated pairs as the raw files of all splits."""
+    """Write generated pairs as raw files of all splits."""
     for seed, split in enumerate(settings.splits):
         pairs = list(generated_pairs(LINES if split == "train" else TEST_LINES, seed))
         for side, language in enumerate(settings.languages):
@@ -210,7 +206,7 @@ def write_smoke_texts(settings: Settings, folder: Path) -> None:
 
 
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Prepare Multi30k below $RUNS/multi30k_ende/data, from $DATA_DIR/multi30k or from the network."""
+    """Prepare Multi30k in $RUNS/multi30k_ende/data, from $DATA_DIR/multi30k or the network."""
     options = preprocess_options(recipe, main.__doc__, arguments)
     settings = read_settings(options.settings)
     data_dir = os.environ.get("DATA_DIR")

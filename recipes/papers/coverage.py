@@ -1,4 +1,4 @@
-"""Which row of a recipe trains each row of the papers' tables, as a list and as Markdown."""
+"""Coverage of the papers' tables by rows of recipes, as a list and as Markdown."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from recipes.papers.ledger import read_figure
 from recipes.papers.tables import RECIPES, SCORES, Cell, Paper, Table
 
 README, MARKER = RECIPES / "README.md", "coverage"
-# Sizes that the list shows; the ledger has all.
+# Sizes in the list; the ledger has all.
 _SIZES = {"total": "{} parameters", "embedding": "{} in the embedding"}
 Origins = dict[str, tuple[str, str]]
 
 
 def origins(papers: Iterable[Paper]) -> Origins:
-    """The paper and the table that each row of a recipe belongs to, by ``RECIPE/ROW``."""
+    """Return the paper and table of each row of a recipe, by ``RECIPE/ROW``."""
     return {
         cell.trained_by: (table.paper, table.name)
         for paper in papers
@@ -26,7 +26,7 @@ def origins(papers: Iterable[Paper]) -> Origins:
 
 
 def markdown(papers: Sequence[Paper]) -> str:
-    """All papers as Markdown: how much is covered, then a table for each of theirs."""
+    """Return all papers as Markdown: a summary, then their tables."""
     own = origins(papers)
     parts = [_summary(papers)]
     for paper in papers:
@@ -39,31 +39,31 @@ def markdown(papers: Sequence[Paper]) -> str:
 
 
 def _summary(papers: Sequence[Paper]) -> str:
-    """How many rows there are, and how many of them a recipe trains."""
+    """Return the number of rows, and of those that a recipe trains."""
     tables = [table for paper in papers for table in paper.tables]
     cells = [cell for table in tables for cell in table.cells]
     counted = sum(table.name.startswith("Table") for table in tables)
     trained = [cell for cell in cells if cell.trained_by]
     rows = {cell.trained_by for cell in trained}
     return (
-        f"{len(cells)} rows (columns that are models of their own counted one by one) of {counted} tables "
-        f"and of ALONE's Figure 3: {len(trained)} are trained by {len(rows)} rows or points of a grid, "
-        f"{len(cells) - len(trained)} have a reason why they are not."
+        f"{len(cells)} rows (counting columns that are separate models) of {counted} tables "
+        f"and of ALONE's Figure 3: {len(trained)} are trained by {len(rows)} rows or grid points, "
+        f"{len(cells) - len(trained)} are not, for the reasons given."
     )
 
 
 def _table_lines(table: Table, own: Origins) -> Iterator[str]:
-    """The parts of a table's Markdown."""
+    """Yield the parts of a table's Markdown."""
     yield f"#### {table.name}: {table.title}"
     if table.reason:
         labels = f" Rows: {'; '.join(table.rows)}." if table.rows else ""
-        yield f"Trains nothing of its own: {table.reason}.{labels}"
+        yield f"Not trained separately: {table.reason}.{labels}"
         return
     if table.note:
         yield table.note
     lines = ["| row | in print | trained by |", "| --- | --- | --- |"]
     for cell in table.cells:
-        # A minus or a plus in front would make a list.
+        # A leading minus or plus would create a list.
         label = f"\\{cell.label}" if cell.label.startswith(("-", "+")) else cell.label
         columns = (label, describe_figures(table, cell) or "–", _trained_by(table, cell, own))
         lines.append("| " + " | ".join(columns) + " |")
@@ -71,7 +71,7 @@ def _table_lines(table: Table, own: Origins) -> Iterator[str]:
 
 
 def describe_figures(table: Table, cell: Cell) -> str:
-    """The printed figures of a cell: scores, then the size of the model and of its embedding."""
+    """Return the paper's figures of a cell: scores, model size and embedding size."""
     parts = [SCORES[name].format(value) for name, value in cell.figures.items() if name in SCORES]
     for name, template in _SIZES.items():
         if name in cell.figures:
@@ -81,7 +81,7 @@ def describe_figures(table: Table, cell: Cell) -> str:
 
 
 def _trained_by(table: Table, cell: Cell, own: Origins) -> str:
-    """A link to the row that trains a cell, with the table that it belongs to if another; or the reason."""
+    """Return a link to the row that trains a cell, with its table if it is another one; or the reason."""
     if not cell.trained_by:
         return f"not trained: {cell.reason}"
     recipe = cell.trained_by.partition("/")[0]
@@ -94,14 +94,14 @@ def _trained_by(table: Table, cell: Cell, own: Origins) -> str:
 
 
 def listing(papers: Iterable[Paper]) -> Iterator[str]:
-    """A line for each row: paper, table, row, figures, and what trains it or why nothing does."""
+    """Yield a line for each row: paper, table, row, figures, and the row that trains it or the reason."""
     for paper in papers:
         if paper.reason:
             yield f"{paper.name}: {paper.reason}"
         for table in paper.tables:
             where = f"{paper.name}, {table.name}"
             if not table.cells:
-                yield f"{where}: trains nothing of its own: {table.reason}"
+                yield f"{where}: not trained separately: {table.reason}"
             for cell in table.cells:
                 trained_by = cell.trained_by or f"not trained: {cell.reason}"
                 parts = (where, cell.row, cell.column, describe_figures(table, cell))

@@ -23,7 +23,7 @@ from shared_embeddings.sizing.accounting import count_distinct, count_parameters
 
 
 def build_network(name: str, sizes: dict[str, object]) -> nn.Module:
-    """The network called `name`, on the meta device: it has shapes, but no weights.
+    """Build a network around the embeddings on the meta device, to count its parameters.
 
     Raises:
         ValueError: there is no such network.
@@ -38,7 +38,7 @@ def build_network(name: str, sizes: dict[str, object]) -> nn.Module:
 def transformer(dim: int, ffn_dim: int, layers: int, heads: int = 8) -> nn.Module:
     """The Transformer of Vaswani et al. (2017) without embeddings, `layers` each in encoder and decoder.
 
-    With biases everywhere and a normalization behind each stack, as torch builds it.
+    As in torch, it has biases everywhere and a final normalization of each stack.
     """
     return nn.Transformer(dim, heads, layers, layers, ffn_dim, batch_first=True)
 
@@ -54,9 +54,9 @@ def lstm(sizes: Sequence[int]) -> nn.Module:
 def transformer_xl(dim: int, heads: int, head_dim: int, ffn_dim: int, layers: int) -> nn.Module:
     """The context model of Transformer-XL (Dai et al., 2019).
 
-    A layer has queries, keys and values, the projection of relative positions and the output projection, all
-    without biases, then a feed-forward net with biases and two normalizations. The two biases of the
-    attention scores are shared by all layers (``untie_r`` off in the authors' code).
+    A layer has projections of queries, keys, values, relative positions and the output without biases, a
+    feed-forward network with biases, and two normalizations. All layers share the two biases of the attention
+    scores (``untie_r`` off in the authors' code).
     """
     network = nn.ModuleList(_transformer_xl_layer(dim, heads * head_dim, ffn_dim) for _ in range(layers))
     network.register_parameter("content_bias", nn.Parameter(torch.empty(heads, head_dim)))
@@ -90,7 +90,7 @@ _SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "x": 1.0, "MiB": 1.0}
 _OWN_UNITS = {"compression": "x", "input-compression": "x", "memory": "MiB", "total-memory": "MiB"}
 _BYTES_PER_PARAMETER = 4
 
-# The parameters of a network that a figure counts, by what is in their names.
+# Parts of networks that figures count, by substrings of parameter names.
 _NETWORK_PARTS = {"ffn": (".linear1.", ".linear2."), "attention": (".in_proj",), "linear": (".out_proj",)}
 
 _METHOD_IS_MISSING = "method not available"
@@ -98,24 +98,24 @@ _METHOD_IS_MISSING = "method not available"
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One printed figure and ours.
+    """A figure in a paper and the same figure of the model built here.
 
     Attributes:
         paper: the paper.
-        table: the table's number.
+        table: number of the table.
         row: the row.
         counted: what is counted, a key of `SIZES`.
         indices: whether index matrices count as parameters in this row.
-        printed: the figure as it is printed.
+        printed: the printed figure.
         unit: "k", "M", "x" (a ratio) or "MiB".
         paper_value: the printed figure as a number: parameters, a ratio or MiB.
-        our_value: the same of the model built here; None without a model or its method.
+        our_value: the same for the model built here; None without a model or its method.
         difference: `our_value` - `paper_value`.
-        agreement: "agrees"; "agrees (digits cut)" when the printed digits are right but the last is not
-            rounded; "differs"; "quoted" for figures of other people's models; "method not available".
-        quoted: whether the paper quotes the row from somebody else.
-        notes: why a figure differs, and what else there is to know about the row.
-        model: embedding, network and output layer with their sizes and options, as in the table.
+        agreement: "agrees"; "agrees (digits cut)" if the last digit is truncated, not rounded; "differs";
+            "quoted" for figures of other authors' models; "method not available".
+        quoted: whether the paper quotes the row from other authors.
+        notes: why a figure differs, and other notes on the row.
+        model: embedding, network and output layer with sizes and options.
     """
 
     paper: str
@@ -135,17 +135,17 @@ class Figure:
 
 
 def describe_ledger(as_json: bool = False) -> str:
-    """The whole ledger, as one Markdown table for each table of a paper, or as a JSON list of objects."""
+    """Return the ledger as Markdown, one table for each table of a paper, or as a JSON list."""
     if as_json:
         return json.dumps([dataclasses.asdict(figure) for figure in figures()], indent=1, ensure_ascii=False)
     return _as_markdown(figures())
 
 
 def figures(papers: Iterable[Paper] | None = None) -> list[Figure]:
-    """Every printed size with ours; each distinct model is built once, without weights.
+    """Compare every printed size with ours; distinct models are built once, without weights.
 
     Args:
-        papers: those of `read_papers` if not given.
+        papers: default: `read_papers`.
     """
     cells = [
         (table, cell)
@@ -162,7 +162,7 @@ def figures(papers: Iterable[Paper] | None = None) -> list[Figure]:
 
 
 def measure(model: Mapping[str, Any]) -> dict[str, float]:
-    """Everything of `SIZES` for one model as its table describes it.
+    """Return all `SIZES` of a model.
 
     Raises:
         ValueError: an embedding or a network cannot be built.
@@ -192,53 +192,53 @@ def measure(model: Mapping[str, Any]) -> dict[str, float]:
 
 
 def missing_method(model: Mapping[str, Any]) -> str | None:
-    """The method of `model` that is not registered, or None."""
+    """Return the method of `model` if it is not registered, or None."""
     spec = model["embedding"]
     wanted = (spec["method"], spec.get("map", spec["method"]))
     return next((method for method in wanted if method not in methods()), None)
 
 
 def read_figure(printed: str, unit: str) -> tuple[float, int, str]:
-    """A printed figure such as "516k" as (number, digits behind the point, unit).
+    """Parse a printed figure such as "516k" to (number, decimals, unit).
 
     Args:
-        printed: digits, with the unit behind them where the paper prints it there.
-        unit: the unit that the table's heading names.
+        printed: a number, optionally followed by its unit.
+        unit: default unit.
 
     Raises:
-        ValueError: it is no number, or the unit is unknown.
+        ValueError: it is not a number, or the unit is unknown.
     """
     match = re.fullmatch(r"(\d+(?:\.(\d+))?)(\D*)", printed)
     own_unit = (match[3] if match else "") or unit
     if match is None or own_unit not in _SCALES:
-        raise ValueError(f"figure '{printed}' must be a number with nothing or k, M, x or MiB behind it")
+        raise ValueError(f"figure '{printed}' must be a number, optionally followed by k, M, x or MiB")
     return float(match[1]) * _SCALES[own_unit], len(match[2] or ""), own_unit
 
 
 def rounds_to(value: float, paper_value: float, step: float) -> bool:
-    """Whether `value`, rounded to multiples of `step`, is the printed figure (halves up or down)."""
+    """Return whether `value`, rounded to multiples of `step`, is the printed figure (half up or down)."""
     return abs(value - paper_value) <= step / 2 + _slack(paper_value)
 
 
 def is_cut_to(value: float, paper_value: float, step: float) -> bool:
-    """Whether `value`, its digits below `step` dropped, is the printed figure."""
+    """Return whether `value`, truncated to multiples of `step`, is the printed figure."""
     return -_slack(paper_value) <= value - paper_value < step
 
 
 def _slack(value: float) -> float:
-    """What binary fractions may lose."""
+    """Return the tolerance for rounding errors of binary fractions."""
     return 1e-9 * max(abs(value), 1.0)
 
 
 def _agreement(value: float, paper_value: float, step: float, may_be_cut: bool) -> str:
-    """How `value` agrees with a figure whose last printed digit counts `step`."""
+    """Return how `value` agrees with a figure whose last digit is worth `step`."""
     if rounds_to(value, paper_value, step):
         return "agrees"
     return "agrees (digits cut)" if may_be_cut and is_cut_to(value, paper_value, step) else "differs"
 
 
 def _figure(table: Table, cell: Cell, counted: str, printed: str) -> Figure:
-    """One figure of a row, compared."""
+    """Compare one figure of a row."""
     paper_value, decimals, unit = read_figure(printed, _OWN_UNITS.get(counted, table.unit))
     value, agreement = None, "quoted"
     if cell.model and missing_method(cell.model):
@@ -267,13 +267,13 @@ def _figure(table: Table, cell: Cell, counted: str, printed: str) -> Figure:
 
 
 def _key(spec: Mapping[str, Any]) -> str:
-    """A mapping of plain values as a text, by which what was built is found again."""
+    """Return a mapping of plain values as text, for caching."""
     return json.dumps(spec, sort_keys=True)
 
 
 @functools.cache
 def _embedding_parts(key: str) -> Counter[str]:
-    """The counts of the embedding that `key` describes."""
+    """Return the counts of an embedding, see `_key`."""
     with torch.device("meta"):
         embedding = build(**json.loads(key))
     counts = embedding.counts()
@@ -287,7 +287,7 @@ def _embedding_parts(key: str) -> Counter[str]:
 
 
 def _count_unit(embedding: SharedEmbedding) -> int:
-    """The parameters of DeFINE's unit: all but the map and the projection of the output side."""
+    """Return the parameters of DeFINE's unit: all except the map and the output projection."""
     if not isinstance(embedding, DefineEmbedding):
         return 0
     projection = embedding.output_projection
@@ -296,7 +296,7 @@ def _count_unit(embedding: SharedEmbedding) -> int:
 
 
 def _count_indices(embedding: SharedEmbedding) -> int:
-    """The entries of the index matrix of methods that have one."""
+    """Return the entries of the index matrix of methods that have one."""
     index_entries = getattr(embedding, "index_entries", None)
     if index_entries is None:
         return 0
@@ -305,7 +305,7 @@ def _count_indices(embedding: SharedEmbedding) -> int:
 
 @functools.cache
 def _network_parts(key: str) -> Counter[str]:
-    """The counts of the network that `key` describes."""
+    """Return the counts of a network, see `_key`."""
     sizes = json.loads(key)
     network = build_network(sizes.pop("name"), sizes)
     parts = Counter(network=count_parameters(network))
@@ -317,7 +317,7 @@ def _network_parts(key: str) -> Counter[str]:
 
 
 def _as_markdown(found: list[Figure]) -> str:
-    """One table for each table of a paper, and a count of how many figures agree."""
+    """Return one table for each table of a paper, and a summary."""
     titles = {(table.paper, table.name): table.title for paper in read_papers() for table in paper.tables}
     by_table: dict[tuple[str, str], list[Figure]] = {}
     for figure in found:
@@ -331,7 +331,7 @@ def _as_markdown(found: list[Figure]) -> str:
 
 
 def _markdown_table(rows: list[Figure]) -> Iterator[str]:
-    """The lines of one table, each distinct note once below it, by number."""
+    """Yield the lines of one table, followed by numbered notes."""
     notes = list(dict.fromkeys(note for figure in rows for note in figure.notes))
     yield "| row | counted | paper | ours | difference | | notes |"
     yield "| --- | --- | --: | --: | --: | --- | --- |"
@@ -347,14 +347,14 @@ def _markdown_table(rows: list[Figure]) -> Iterator[str]:
 
 
 def _in_print(figure: Figure) -> str:
-    """The printed figure with its unit."""
+    """Return the printed figure with its unit."""
     return (
         figure.printed if figure.printed.endswith(figure.unit) else f"{figure.printed} {figure.unit}".strip()
     )
 
 
 def _ours(figure: Figure) -> Iterator[str]:
-    """Our figure and the difference, in the paper's unit, with two more digits than are printed."""
+    """Yield our figure and the difference in the paper's unit, with two more decimals."""
     decimals = read_figure(figure.printed, figure.unit)[1] + 2
     scale = _SCALES[figure.unit]
     yield "–" if figure.our_value is None else f"{figure.our_value / scale:.{decimals}f}"
@@ -366,7 +366,7 @@ def _ours(figure: Figure) -> Iterator[str]:
 
 
 def _summary(found: list[Figure]) -> str:
-    """How many figures agree, and how many do not."""
+    """Return the number of figures by agreement."""
     counts = Counter(figure.agreement for figure in found)
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     return f"{len(found)} figures: {listed}."

@@ -3,30 +3,30 @@
 A table has
 
 - ``paper``, ``table`` (its name) and ``title``;
-- ``rows`` in the order of print;
-- ``reason``: why none of its rows is trained; then the rows may be labels alone;
-- ``note``: what holds for all rows;
-- ``group`` and ``hardware``: of the rows that the recipe trains;
-- ``unit`` (k or M) of its sizes; ``cut: true`` where some sizes are cut, not rounded, to the printed digits;
+- ``rows`` in the order of the paper;
+- ``reason``: why none of its rows is trained; rows may then be labels only;
+- ``note``: a note on all rows;
+- ``group`` and ``hardware`` of the rows that the recipe trains;
+- ``unit`` (k or M) of its sizes; ``cut: true`` if some sizes are truncated, not rounded;
 - ``why``: why a size counted here differs from the printed one beyond rounding, by figure;
-- ``model``: what the models of its rows share, for counting.
+- ``model``: shared parts of the models of its rows, for counting.
 
 A row has
 
-- ``row``: its label in print, with what distinguishes it from the others;
-- ``column``: which of its columns, where each column is a model of its own (the row is repeated);
-- ``figures``: what is printed, digit for digit, by the names of `FIGURES`;
-- ``name``: the row of the recipe that trains it, with the settings that `recipes.common.rows` explains; or
-  ``same``: the row of another table that stands for the same model (``RECIPE/NAME`` in ``papers.yaml``),
-  whose figures are named alone where both tables print the same; or ``cells``: a pattern of cells of
-  `recipes.glove_reconstruction`; or ``reason``: why it is not trained;
-- ``quoted: true`` where the paper repeats a figure of other authors;
-- ``note`` and ``why``, as of the table;
+- ``row``: its label in the paper, made unique;
+- ``column``: the column, if each column is a separate model (the row is repeated);
+- ``figures``: the printed figures, digit for digit, by the names in `FIGURES`;
+- ``name``: the row of the recipe that trains it, with settings of `recipes.common.rows`; or ``same``: the row
+  of another table with the same model (``RECIPE/NAME`` in ``papers.yaml``), where figures that both tables
+  share are given by name only; or ``cells``: a pattern of cells of `recipes.glove_reconstruction`; or
+  ``reason``: why it is not trained;
+- ``quoted: true`` if the paper quotes other authors;
+- ``note`` and ``why``, as in tables;
 - ``model``: what is counted, in addition to the embedding of the row and the table's ``model``:
-  ``embedding`` (``num_embeddings``, ``embedding_dim`` and options), ``copies`` (how many such embeddings),
-  ``network`` (name and sizes, see `recipes.papers.ledger`), ``output`` (shapes of what the output layer
-  holds besides the embedding), ``indices: true`` where the paper counts the index matrix, ``plain``
-  ([V, D] of the table that the compression is measured against).
+  ``embedding`` (``num_embeddings``, ``embedding_dim`` and options), ``copies`` (number of such embeddings),
+  ``network`` (name and sizes, see `recipes.papers.ledger`), ``output`` (shapes of other parameters of the
+  output layer), ``indices: true`` if the paper counts the index matrix, ``plain`` ([V, D] of the plain table
+  for the compression).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from shared_embeddings.utils.reading import read_yaml, read_yaml_as_text
 SOURCE = Path(__file__).with_name("papers.yaml")
 RECIPES = SOURCE.parents[1]
 
-# The figures that papers print, with how the list of rows shows them; sizes get their unit.
+# The figures in papers, and their format in lists; sizes get their unit.
 SCORES = {
     "bleu": "BLEU {}",
     "bleu_newstest2014": "BLEU {} on newstest2014",
@@ -60,17 +60,17 @@ SCORES = {
 }
 SIZES = {
     "embedding": "parameters of all embeddings",
-    "input": "parameters of the embedding that its input side uses",
+    "input": "parameters of the input side of the embedding",
     "input-output": "embeddings without DeFINE's unit, and the output layer",
     "unit": "DeFINE's unit without its map",
-    "filters": "fixed numbers that ALONE's filters are made of, not trained",
+    "filters": "entries of ALONE's fixed filters, not trained",
     "network": "parameters of the network around the embeddings",
     "ffn": "parameters of the network's feed-forward layers",
     "attention": "queries, keys and values of the network's attention",
     "linear": "output projections of the network's attention",
     "total": "all parameters",
     "compression": "plain table divided by the embedding",
-    "input-compression": "plain table divided by what the input side uses of the embedding",
+    "input-compression": "plain table divided by the input side of the embedding",
     "memory": "embedding in MiB at 32 bits",
     "total-memory": "all parameters in MiB at 32 bits",
 }
@@ -84,15 +84,15 @@ class Cell:
 
     Attributes:
         row: label of the row.
-        column: which of its columns; empty for the whole row.
-        figures: what is printed, by its name in `FIGURES`, as it is printed.
-        trained_by: ``RECIPE/ROW`` or ``RECIPE/CELLS``; empty where nothing trains it.
-        is_own: whether the row that trains it belongs to this table, not to another one.
-        reason: why nothing trains it; empty where something does.
-        note: what else there is to know.
+        column: the column; empty for the whole row.
+        figures: printed figures by name in `FIGURES`.
+        trained_by: ``RECIPE/ROW`` or ``RECIPE/CELLS``; empty if it is not trained.
+        is_own: whether the row that trains it belongs to this table.
+        reason: why it is not trained; otherwise empty.
+        note: a note.
         why: why a size differs from the printed one, by figure.
-        quoted: whether the paper quotes it.
-        model: what is counted; empty where that is not known.
+        quoted: whether the paper quotes other authors.
+        model: what is counted; empty if unknown.
     """
 
     row: str
@@ -117,14 +117,14 @@ class Table:
     """A table or a figure of a paper.
 
     Attributes:
-        paper: its paper.
-        name: such as "Table 2a".
-        title: what it is about.
-        reason: why nothing of it is trained on its own; empty where something is.
-        note: what holds for all rows.
-        unit: of its sizes.
-        cut: whether sizes may be cut to the printed digits.
-        cells: its models in the order of print.
+        paper: the paper.
+        name: name such as "Table 2a".
+        title: title of the table.
+        reason: why none of its rows is trained; otherwise empty.
+        note: a note on all rows.
+        unit: unit of its sizes.
+        cut: whether sizes may be truncated.
+        cells: its models in the order of the paper.
     """
 
     paper: str
@@ -138,19 +138,19 @@ class Table:
 
     @property
     def rows(self) -> list[str]:
-        """The labels of the rows, each once, in the order of print."""
+        """The distinct labels of rows in the order of the paper."""
         return list(dict.fromkeys(cell.row for cell in self.cells))
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper with its tables and figures in the order of print.
+    """A paper with its tables and figures.
 
     Attributes:
-        name: what tables call it.
-        title: with authors and year.
-        reason: why it has no tables here; empty where it has.
-        tables: tables, then figures.
+        name: short name in tables.
+        title: title, authors and year.
+        reason: why it has no tables here; otherwise empty.
+        tables: tables, then figures, in the order of the paper.
     """
 
     name: str
@@ -161,11 +161,10 @@ class Paper:
 
 @functools.cache
 def read_papers(source: Path = SOURCE, recipes: Path = RECIPES) -> tuple[Paper, ...]:
-    """Read ``papers.yaml`` and the tables of the recipes that it names.
+    """Read ``papers.yaml`` and the tables of its recipes.
 
     Raises:
-        UserError: a file cannot be read, a table is missing or repeated, or a row is not as this module
-            describes it.
+        UserError: a file cannot be read, a table is missing or repeated, or a row is invalid.
     """
     content = read_yaml(source)
     parts = []
@@ -190,26 +189,26 @@ def read_papers(source: Path = SOURCE, recipes: Path = RECIPES) -> tuple[Paper, 
 
 @dataclass(frozen=True)
 class _Part:
-    """A table as a file has it, typed and as text; `recipe` is empty for ``papers.yaml``."""
+    """A table of a file, typed and as text; `recipe` is empty for ``papers.yaml``."""
 
     recipe: str
     table: Content
     text: Content
 
     def rows(self) -> Iterator[tuple[Content, Content]]:
-        """Its rows, typed and as text; a label alone becomes a row."""
+        """Yield its rows, typed and as text; a label becomes a row."""
         for row, text in zip(self.table.get("rows", []), self.text.get("rows", []), strict=True):
             yield ({"row": text}, {"row": text}) if isinstance(text, str) else (row, text)
 
 
 def _tables(path: Path) -> Iterator[tuple[Content, Content]]:
-    """The tables of a ``rows.yaml``, typed and as text."""
-    read_rows(path.parent)  # checks what it knows
+    """Yield the tables of a ``rows.yaml``, typed and as text."""
+    read_rows(path.parent)  # checks rows
     yield from zip(read_yaml(path).get("tables", []), read_yaml_as_text(path).get("tables", []), strict=True)
 
 
 def _merged(own: Sequence[_Part], parts: Sequence[_Part]) -> Table:
-    """One table of the parts that recipes have of it."""
+    """Merge the parts of a table in several recipes."""
     first = own[0].table
     where = f"{first['paper']}, {first['table']}"
     cells = tuple(cell for part in own for cell in _cells(where, part, parts))
@@ -221,12 +220,12 @@ def _merged(own: Sequence[_Part], parts: Sequence[_Part]) -> Table:
 
 
 def _cells(where: str, part: _Part, parts: Sequence[_Part]) -> Iterator[Cell]:
-    """The models of a part of a table."""
+    """Yield the models of a part of a table."""
     for row, text in part.rows():
         place = f"{where}: {text.get('row')}"
         ways = [key for key in ("name", "same", "cells", "reason") if key in row]
         if len(ways) != 1 and "reason" not in part.table:
-            raise UserError(f"{place}: wanted one of name, same, cells and reason")
+            raise UserError(f"{place}: expected one of name, same, cells and reason")
         way = ways[0] if ways else "reason"
         trained_by = text.get(way, "") if way != "reason" else ""
         if trained_by and "/" not in trained_by:
@@ -239,7 +238,7 @@ def _cells(where: str, part: _Part, parts: Sequence[_Part]) -> Iterator[Cell]:
             why = {**table.get("why", {}), **other.get("why", {}), **why}
         for figure in figures:
             if figure not in FIGURES:
-                raise UserError(f"{place}: unknown figure {figure!r}; it may be {', '.join(FIGURES)}")
+                raise UserError(f"{place}: unknown figure {figure!r}; expected {', '.join(FIGURES)}")
         yield Cell(
             row=text["row"],
             column=text.get("column", ""),
@@ -255,7 +254,7 @@ def _cells(where: str, part: _Part, parts: Sequence[_Part]) -> Iterator[Cell]:
 
 
 def _row_of(where: str, trained_by: str, parts: Sequence[_Part]) -> tuple[Content, Content, Content]:
-    """The table of a row of a recipe, and the row, typed and as text."""
+    """Return the table of a recipe's row, and the row, typed and as text."""
     recipe, _, name = trained_by.partition("/")
     for part in parts:
         for row, text in part.rows():
@@ -265,7 +264,7 @@ def _row_of(where: str, trained_by: str, parts: Sequence[_Part]) -> tuple[Conten
 
 
 def _same(where: str, figures: Sequence[Any], other: Content) -> dict[str, str]:
-    """The figures of a row that stands for the same model as another one."""
+    """Return the figures of a row with the same model as another one."""
     found: dict[str, str] = {}
     for figure in figures:
         if not isinstance(figure, str):
@@ -278,7 +277,7 @@ def _same(where: str, figures: Sequence[Any], other: Content) -> dict[str, str]:
 
 
 def _model(table: Content, row: Content) -> Content:
-    """What is counted for a row: its embedding, the table's model and its own; empty where unknown."""
+    """Return what is counted for a row: its embedding, the table's model and its own; empty if unknown."""
     options = dict(row.get("embedding", {}))
     for name in se.file_options(options["method"]) if options else ():
         options = {**options, name: se.STORED} if name in options else options

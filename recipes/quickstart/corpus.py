@@ -45,20 +45,21 @@ UNITS = {
     "duration": "year month week day hour minute second decade century",
 }
 
-# Numbers end in no 1, the form of which depends on the gender of the noun in many languages, and stay few
-# enough that each is seen often: a compound number is one word in German.
+# Numbers ending in 1 depend on the gender of the noun in many languages. Few numbers, so that each is
+# frequent:
+# a compound number is one word in German.
 COUNTS = tuple(number for number in range(2, 200) if number % 10 != 1)
 ROUND_COUNTS = (*range(200, 1000, 50), *range(1000, 10000, 500))
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """What two languages can both talk about.
+    """Facts that both languages can express.
 
     Attributes:
-        names: kind of name -> codes that both languages have a name for, commonest first.
-        units: kind of measure -> CLDR units that both have.
-        ordinals: whether both have ordinal numbers.
+        names: kind of name -> codes with names in both languages, most frequent first.
+        units: kind of measure -> CLDR units of both languages.
+        ordinals: whether both languages have ordinal numbers.
     """
 
     names: dict[str, tuple[str, ...]]
@@ -67,7 +68,7 @@ class Inventory:
 
 
 def shared_inventory(source: Speech, target: Speech, seed: int) -> Inventory:
-    """The inventory of a pair of languages; the seed decides about the order of the names."""
+    """Return the inventory of a pair of languages; the seed determines the order of names."""
     names = {}
     for kind, plural in NAME_KINDS.items():
         codes = sorted(source.names(plural).keys() & target.names(plural).keys())
@@ -82,10 +83,9 @@ def shared_inventory(source: Speech, target: Speech, seed: int) -> Inventory:
 
 
 class Facts:
-    """Draws facts at random.
+    """Samples facts.
 
-    Names follow a flattened Zipf law, the one at rank r with a weight of ``1 / (r + shift)``: some are
-    common, most are rare, as in real text.
+    Names follow a flattened Zipf's law with weights ``1 / (rank + shift)``.
     """
 
     def __init__(self, inventory: Inventory, rng: random.Random, shift: int = 15) -> None:
@@ -97,7 +97,7 @@ class Facts:
         }
 
     def kinds(self) -> tuple[str, ...]:
-        """The kinds that both languages of the inventory can express."""
+        """Return the kinds that both languages can express."""
         missing = {kind for kind, units in self.inventory.units.items() if not units}
         missing |= {kind for kind, codes in self.inventory.names.items() if not codes}
         if not self.inventory.ordinals:
@@ -105,41 +105,41 @@ class Facts:
         return tuple(kind for kind in KINDS if kind not in missing)
 
     def draw(self, kind: str) -> Value:
-        """One fact of a kind: a tuple of numbers and codes."""
+        """Sample a fact of a kind: a tuple of numbers and codes."""
         return KINDS[kind].draw(self)
 
     def name(self, kind: str) -> str:
-        """The code of one name."""
+        """Sample the code of a name."""
         return self.rng.choices(self.inventory.names[kind], self._weights[kind])[0]
 
     def unit(self, kind: str) -> str:
-        """One unit of a kind of measure."""
+        """Sample a unit of a kind of measure."""
         return self.rng.choice(self.inventory.units[kind])
 
     def count(self) -> int:
-        """A number that a noun can follow."""
+        """Sample a number that can precede a noun."""
         return self.rng.choice(COUNTS)
 
     def amount(self) -> int:
-        """A number to be written in digits: small or round."""
+        """Sample a small or round number."""
         return self.rng.choice(COUNTS if self.rng.random() < 0.6 else ROUND_COUNTS)
 
     def day(self) -> tuple[int, int, int]:
-        """A date of 1990 to 2029, as year, month and day."""
+        """Sample a date from 1990 to 2029 as year, month and day."""
         day = datetime.date(1990, 1, 1) + datetime.timedelta(days=self.rng.randrange(40 * 365))
         return day.year, day.month, day.day
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How to draw a kind of fact, and how to say it."""
+    """Functions that sample and express a kind of fact."""
 
     draw: Callable[[Facts], Value]
     say: Callable[[Speech, Value], str]
 
 
 def say(speech: Speech, kind: str, value: Value) -> str:
-    """``value``, a fact of ``kind``, in a language."""
+    """Express a fact of ``kind`` in a language."""
     return KINDS[kind].say(speech, value)
 
 
@@ -184,7 +184,7 @@ def _draw_sum(facts: Facts) -> Value:
 
 
 def _draw_time(facts: Facts) -> Value:
-    # From 2 o'clock on: "a la 1:00" and "a las 2:00" differ in Spanish.
+    # Not 1 o'clock: "a la 1:00" and "a las 2:00" differ in Spanish.
     return facts.rng.randrange(2, 24), facts.rng.randrange(0, 60, 5)
 
 
@@ -232,21 +232,21 @@ KINDS: dict[str, Kind] = {
 Pair = tuple[str, str]
 SIZES = {"train": 20000, "valid": 500, "test": 500}
 TEMPLATES = Path(__file__).with_name("templates.yaml")
-# A draw that repeats a known sentence is thrown away; with so many in a row there is nothing new left to say.
+# Repeated sentences in a row after which there are considered to be no new ones.
 MAXIMUM_REPEATS = 2000
 
 
 class CorpusError(UserError):
-    """A corpus that cannot be made as asked for."""
+    """A corpus that cannot be generated."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """A sentence with gaps, in some languages.
+    """A sentence with slots in several languages.
 
     Attributes:
-        slots: name of the gap -> kind of fact that fills it.
-        texts: language -> sentence with ``{gap}`` for each gap.
+        slots: name of the slot -> kind of fact.
+        texts: language -> sentence with ``{slot}`` for each slot.
     """
 
     slots: dict[str, str]
@@ -254,7 +254,7 @@ class Template:
 
 
 def read_templates(path: Path = TEMPLATES) -> list[Template]:
-    """The hand-written sentences; raises CorpusError for a template with wrong gaps or kinds."""
+    """Read the templates; raises `CorpusError` for wrong slots or kinds."""
     templates = []
     for entry in read_yaml(path, "templates"):
         template = Template(entry.pop("slots"), entry)
@@ -263,17 +263,19 @@ def read_templates(path: Path = TEMPLATES) -> list[Template]:
             raise CorpusError(f"{path.name}: unknown kinds {sorted(unknown)} in {template.slots}")
         for language, text in template.texts.items():
             if any(text.count("{" + slot + "}") != 1 for slot in template.slots):
-                raise CorpusError(f"{path.name}: the {language} sentence {text!r} must name each gap once")
+                raise CorpusError(
+                    f"{path.name}: the {language} sentence {text!r} must contain each slot once"
+                )
         templates.append(template)
     return templates
 
 
 def generate(source: str, target: str, seed: int) -> Iterator[Pair]:
-    """An endless stream of sentence pairs, repetitions included.
+    """Yield an infinite stream of sentence pairs, with repetitions.
 
     Raises:
-        LanguageError: when Babel or num2words does not cover a language.
-        CorpusError: when the two languages are the same.
+        LanguageError: Babel or num2words does not support a language.
+        CorpusError: the two languages are the same.
     """
     if source == target:
         raise CorpusError(f"source and target are both {source!r}: choose two languages")
@@ -307,9 +309,9 @@ def _from_template(
 
 
 def _from_list(facts: Facts, speakers: tuple[Speech, Speech]) -> Pair:
-    """Two to four facts as a list.
+    """Return a list of two to four facts.
 
-    Amounts in words are left out: in many languages, numerals agree with their noun.
+    Amounts in words are excluded because numerals agree with nouns in many languages.
     """
     kinds = [kind for kind in facts.kinds() if kind != "money_in_words"]
     drawn: list[tuple[str, Value]] = [
@@ -322,16 +324,19 @@ def _from_list(facts: Facts, speakers: tuple[Speech, Speech]) -> Pair:
 
 
 def make_corpus(source: str, target: str, sizes: dict[str, int], seed: int = 1) -> dict[str, list[Pair]]:
-    """The parts of a corpus, each a list of (source, target) sentences.
+    """Return the splits of a corpus as lists of (source, target) sentences.
 
     Args:
-        sizes: part -> number of pairs.
+        source: source language.
+        target: target language.
+        sizes: split -> number of pairs.
+        seed: random seed.
 
     Raises:
-        LanguageError, CorpusError: as `generate`, and when there are not so many different sentences.
+        LanguageError, CorpusError: see `generate`, or there are too few distinct sentences.
     """
     if any(size < 1 for size in sizes.values()):
-        raise CorpusError(f"sizes {sizes}: every part needs at least one sentence pair")
+        raise CorpusError(f"sizes {sizes}: every split needs at least one sentence pair")
     wanted, repeats = sum(sizes.values()), 0
     pairs: list[Pair] = []
     seen: tuple[set[str], set[str]] = set(), set()
@@ -347,7 +352,7 @@ def make_corpus(source: str, target: str, sizes: dict[str, int], seed: int = 1) 
             known.add(text)
         if len(pairs) == wanted:
             break
-    # The pairs drawn last are poorer in the sentences of which few exist: shuffled, the parts are alike.
+    # Templates with few sentences are rare among the last pairs.
     random.Random(seed).shuffle(pairs)
     parts, start = {}, 0
     for part, size in sizes.items():
@@ -357,14 +362,14 @@ def make_corpus(source: str, target: str, sizes: dict[str, int], seed: int = 1) 
 
 
 def write_corpus(parts: dict[str, list[Pair]], folder: Path, source: str, target: str) -> None:
-    """Writes ``PART.LANGUAGE`` for every part and both languages into a folder."""
+    """Write ``SPLIT.LANGUAGE`` for every split and both languages to a folder."""
     for part, pairs in parts.items():
         for index, language in enumerate((source, target)):
             write_lines(folder / f"{part}.{language}", [pair[index] for pair in pairs])
 
 
 def checksum(parts: dict[str, list[Pair]]) -> str:
-    """SHA-256 of all sentences, in order."""
+    """Return the SHA-256 of all sentences in order."""
     digest = hashlib.sha256()
     for part, pairs in parts.items():
         digest.update(f"{part}\n".encode())
@@ -374,7 +379,7 @@ def checksum(parts: dict[str, list[Pair]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Make a parallel corpus without a download."""
+    """Generate a parallel corpus without downloads."""
     parser = Parser("python -m recipes.quickstart.corpus", description=main.__doc__)
     parser.add_argument(
         "--source", default="en", help="CLDR name of the source language (default: %(default)s)"
@@ -382,12 +387,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--target", default="de", help="CLDR name of the target language (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=1, help="same seed, same corpus (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="random seed (default: %(default)s)")
     for part, size in SIZES.items():
         parser.add_argument(
             f"--{part}", type=int, default=size, help=f"pairs in {part} (default: %(default)s)"
         )
-    parser.add_argument("--output", type=PathOption.FOLDER, required=True, help="folder for the files")
+    parser.add_argument("--output", type=PathOption.FOLDER, required=True, help="output folder")
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
     options = parser.parse_args(arguments)
     languages = sorted({options.source, options.target})

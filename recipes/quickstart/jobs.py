@@ -1,4 +1,4 @@
-"""Several commands at once, each with a log file and a progress bar and ended with us."""
+"""Concurrent commands, each with a log file and a progress bar; they end with this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared_embeddings.errors import UserError
 # A line of onmt_train's log: the step, and the speed on the target side.
 _STEP = re.compile(r"Step\s+(\d+)/\s*\d+;.*?/\s*(\d+) tok/s")
 _POLL_SECONDS = 0.2
-# How often a job that writes to a file, not to a terminal, is reported.
+# Interval between reports without a terminal.
 _REPORT_SECONDS = 10.0
 _LAST_LINES = 12
 _BAR = "{desc} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} {rate_fmt}, {remaining} left{postfix}"
@@ -30,13 +30,13 @@ class Job:
     """A command to run.
 
     Attributes:
-        name: shown in front of the bar.
+        name: label of the progress bar.
         command: the program and its arguments.
-        log: file for everything that it prints.
-        steps: how many steps it takes; its bar follows the "Step n/N" lines of the log. 0 when it tells none.
-        seconds: how long it took, once it has ended.
-        peak_memory_mib: its largest resident memory, once it has ended.
-        tokens_per_second: the average of the speeds that its log tells; 0 when it tells none.
+        log: file for stdout and stderr.
+        steps: number of steps for the progress bar, which follows "Step n/N" in the log; 0 if unknown.
+        seconds: duration, after the end.
+        peak_memory_mib: largest resident memory, after the end.
+        speeds: tokens per second in the log.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Job:
 
     @property
     def tokens_per_second(self) -> float:
-        """Average speed so far."""
+        """The average speed so far; 0 if unknown."""
         return sum(self.speeds) / len(self.speeds) if self.speeds else 0.0
 
 
@@ -60,17 +60,17 @@ def run_jobs(
     keep_open: Sequence[int] = (),
     finished: Callable[[Job], None] = lambda job: None,
 ) -> None:
-    """Run all jobs, at most `at_once` side by side; when one fails or we are interrupted, end all others.
+    """Run jobs, at most `at_once` concurrently; after a failure or interruption, the others are stopped.
 
     Args:
-        jobs: what to run, in this order.
-        at_once: how many run side by side.
+        jobs: jobs to run in order.
+        at_once: maximum number of concurrent jobs.
         environment: environment variables of the commands.
-        keep_open: file descriptors that the commands inherit.
-        finished: called with each job that has ended well.
+        keep_open: file descriptors to inherit.
+        finished: called with each successful job.
 
     Raises:
-        UserError: a job failed; the last lines of its log have been printed.
+        UserError: a job failed; the last lines of its log are printed.
     """
     waiting, running = list(jobs), list[_Process]()
     try:
@@ -90,7 +90,7 @@ def run_jobs(
 
 
 class _Process:
-    """A running job and its bar, at a `position` below the cursor."""
+    """A running job and its progress bar at a line `position`."""
 
     def __init__(
         self, job: Job, position: int, environment: dict[str, str], keep_open: Sequence[int]
@@ -125,7 +125,7 @@ class _Process:
         )
 
     def poll(self) -> bool:
-        """Show the progress; say whether the job has ended well, and fail when it has ended badly."""
+        """Update the progress; return whether the job has succeeded; raise if it failed."""
         ended, status, usage = os.wait4(self._process.pid, os.WNOHANG)
         self._read_log()
         if not ended:
@@ -139,7 +139,7 @@ class _Process:
         return True
 
     def end(self) -> None:
-        """End the job, at first politely."""
+        """Terminate the job; kill it after a grace period."""
         if self._process.returncode is None:
             self._process.terminate()
             try:
@@ -154,7 +154,7 @@ class _Process:
         self._reader.close()
 
     def _read_log(self) -> None:
-        """Take the steps and speeds from what the log has gained."""
+        """Parse steps and speeds in new lines of the log."""
         lines = (self._partial + self._reader.read()).split("\n")
         self._partial = lines.pop()
         step = None
@@ -170,7 +170,7 @@ class _Process:
             self._bar.refresh()
 
     def _report(self, step: int) -> None:
-        """Without a terminal, a line now and then in place of the bar."""
+        """Print a line at intervals if there is no terminal."""
         now = time.monotonic()
         if self._terminal or now - self._reported < _REPORT_SECONDS and step < self.job.steps:
             return
@@ -184,6 +184,6 @@ class _Process:
         print("\n".join(f"  | {line}" for line in lines), file=sys.stderr)
         name = Path(self.job.command[0]).name
         raise UserError(
-            f"{self.job.name}: {name} ended with status {self._process.returncode}; "
-            f"above are the last lines of {self.job.log}"
+            f"{self.job.name}: {name} failed with status {self._process.returncode}; "
+            f"the last lines of {self.job.log} are above"
         )

@@ -1,4 +1,4 @@
-"""The quickstart's data: sentences, words, a joint vocabulary."""
+"""The quickstart's data: sentences, words, and a joint vocabulary."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from recipes.quickstart.languages import Tokenizer
 from shared_embeddings.utils.files import sha256
 
 RECIPE = Path(__file__).parent
-# What decides about the text, beside the settings.
+# Files that determine the text, in addition to the settings.
 SOURCES = ("corpus.py", "languages.py", "templates.yaml")
 PACKAGES = ("babel", "num2words", "sacremoses")
 
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """What the corpus is made from: CLDR names of the languages, seed, and sentence pairs per part."""
+    """Settings of the corpus: CLDR names of the languages, seed, and sentence pairs per split."""
 
     source: str
     target: str
@@ -35,9 +35,10 @@ class CorpusSettings:
 
 @dataclass(frozen=True)
 class Data:
-    """The prepared files, in one folder.
+    """The prepared files in a folder.
 
-    ``text/PART.LANGUAGE`` holds sentences, ``PART.LANGUAGE`` their words, ``vocabulary`` the words of both.
+    ``text/SPLIT.LANGUAGE`` has sentences, ``SPLIT.LANGUAGE`` tokenized ones, ``vocabulary`` the joint
+    vocabulary.
     """
 
     folder: Path
@@ -45,24 +46,24 @@ class Data:
 
     @property
     def languages(self) -> tuple[str, str]:
-        """Source and target language."""
+        """The source and target language."""
         return self.settings.source, self.settings.target
 
     @property
     def vocabulary(self) -> Path:
-        """The joint vocabulary."""
+        """The file of the joint vocabulary."""
         return self.folder / "vocabulary"
 
     def text(self, part: str, language: str) -> Path:
-        """The sentences of one side of a part."""
+        """Return the file with the sentences of one side of a split."""
         return self.folder / "text" / f"{part}.{language}"
 
     def words(self, part: str, language: str) -> Path:
-        """The tokenized sentences of one side of a part."""
+        """Return the file with the tokenized sentences of one side of a split."""
         return self.folder / f"{part}.{language}"
 
     def files(self) -> list[Path]:
-        """All files that the results depend on."""
+        """Return all files that results depend on."""
         sides = [(part, language) for part in self.settings.sizes for language in self.languages]
         return [
             *(self.text(*side) for side in sides),
@@ -71,12 +72,12 @@ class Data:
         ]
 
     def checksum(self) -> str:
-        """SHA-256 over the checksums of all files."""
+        """Return the SHA-256 of the checksums of all files."""
         listing = {str(path.relative_to(self.folder)): sha256(path) for path in self.files()}
         return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
 
     def training_options(self) -> dict[str, Any]:
-        """Options of ``onmt_train`` that say where data and vocabulary are."""
+        """Return the options of ``onmt_train`` for data and vocabulary."""
         corpora = {
             part: {
                 f"path_{side}": str(self.words(part, language))
@@ -94,17 +95,17 @@ def prepare(
     environment: dict[str, str],
     keep_open: Sequence[int],
 ) -> Data:
-    """Make the data in `folder`, as far as they are not there already.
+    """Create the data in `folder` unless they are up to date.
 
     Args:
-        settings: what to make.
-        folder: gets the files.
+        settings: settings of the corpus.
+        folder: output folder.
         command: path of ``onmt_build_vocab``.
         environment: environment variables of the command.
-        keep_open: file descriptors that the command inherits.
+        keep_open: file descriptors to inherit.
 
     Raises:
-        UserError: a language that is not covered, sizes that are impossible, or a failure of the command.
+        UserError: a language is not supported, a size is invalid, or the command failed.
     """
     data = Data(folder, settings)
     *texts, vocabulary = data.files()
@@ -129,7 +130,7 @@ def prepare(
 
 
 def _write_text(data: Data) -> None:
-    """Write sentences and their words."""
+    """Write raw and tokenized sentences."""
     settings = data.settings
     parts = make_corpus(settings.source, settings.target, settings.sizes, settings.seed)
     write_corpus(parts, data.folder / "text", settings.source, settings.target)
@@ -142,7 +143,7 @@ def _write_text(data: Data) -> None:
 def _build_vocabulary(
     data: Data, command: str, environment: dict[str, str], keep_open: Sequence[int]
 ) -> None:
-    """Count the words of both sides of the training part with ``onmt_build_vocab``."""
+    """Build the joint vocabulary of the training data with ``onmt_build_vocab``."""
     config = data.folder / "vocabulary.yaml"
     options = data.training_options()
     options["data"].pop("valid")

@@ -10,15 +10,15 @@ from sacrebleu.metrics import BLEU
 from recipes.common.table import markdown_table
 from recipes.translation.evaluate import corpus_scores
 
-# Without spaces between words, sacreBLEU's usual tokenization would take a sentence for one word.
+# sacreBLEU's default tokenization would treat a sentence in these languages as one word.
 UNSPACED_LANGUAGES = ("ja", "th", "zh", "yue", "lo", "km", "my")
 
 
 def scores(hypotheses: Sequence[str], references: Sequence[str], language: str) -> dict[str, Any]:
-    """BLEU and chrF with their signatures; BLEU over characters for languages without spaces between words.
+    """Compute BLEU and chrF; BLEU is over characters for languages without spaces between words.
 
     Raises:
-        UserError: when the two sides differ in length or are empty.
+        UserError: the sides differ in length or are empty.
     """
     result = corpus_scores(hypotheses, references)
     if language.replace("-", "_").split("_")[0] in UNSPACED_LANGUAGES:
@@ -32,12 +32,12 @@ COLUMNS = ("row", "embedding", "smaller", "total", "bleu", "difference", "speed"
 
 
 def table(records: Sequence[dict[str, Any]]) -> str:
-    """The table of results, in Markdown with its columns aligned; ends in a newline."""
+    """Return the table of results as aligned Markdown, with a trailing newline."""
     return aligned(markdown_table(records, COLUMNS))
 
 
 def aligned(markdown: str) -> str:
-    """A Markdown table with every column as wide as its widest cell; numbers are aligned to the right."""
+    """Align the columns of a Markdown table; numbers are right-aligned."""
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in markdown.splitlines()]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
@@ -57,13 +57,13 @@ def aligned(markdown: str) -> str:
 def side_by_side(
     sources: Sequence[str], references: Sequence[str], translations: Mapping[str, Sequence[str]], count: int
 ) -> str:
-    """Some sentences: source, reference, and what each model made of it, ``=`` where that is the reference.
+    """Show example sentences: source, reference and translations; ``=`` marks those equal to the reference.
 
     Args:
-        sources: the sentences.
-        references: their translations.
-        translations: by the name of the model.
-        count: how many to show; half of them, if there are so many, are right in every model.
+        sources: source sentences.
+        references: reference translations.
+        translations: translations by name of the model.
+        count: number of examples; up to half of them are translated correctly by every model.
     """
     differing = [
         number

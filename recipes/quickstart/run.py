@@ -1,7 +1,7 @@
-"""Train a plain and several compressed translation models on a corpus without a download, and compare them.
+"""Train a plain and several compressed translation models on a synthetic corpus, and compare them.
 
-Everything is kept in ``runs/quickstart/SOURCE-TARGET``; a model that is finished there with the same settings
-and data is not trained again.
+All output is in ``runs/quickstart/SOURCE-TARGET``; models with the same settings and data are not trained
+again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from shared_embeddings.utils.path_options import PathOption
 
 BASELINE = "standard"
 EXAMPLES = 4
-# What --smoke uses by default: two models of few steps.
+# Defaults for --smoke.
 SMOKE_DEFAULTS = {
     "train": LINES,
     "valid": TEST_LINES,
@@ -50,18 +50,18 @@ SMOKE_DEFAULTS = {
     "steps": 20,
     "rows": "standard,funnel",
 }
-# More threads than these do not make such small models faster.
+# More threads do not make such small models faster.
 MAXIMUM_THREADS = 4
 
 
 @dataclass(frozen=True)
 class Machine:
-    """How the commands are run.
+    """Resources of the commands.
 
     Attributes:
-        at_once: trainings side by side: two of one thread each do more than one of two threads.
-        threads: of each training.
-        keep_open: file descriptor of the lock; a command that outlives this process keeps the folder locked.
+        at_once: concurrent trainings; two with one thread each are faster than one with two threads.
+        threads: threads per training.
+        keep_open: file descriptor of the lock, which commands inherit.
     """
 
     at_once: int
@@ -69,13 +69,13 @@ class Machine:
     keep_open: tuple[int, ...]
 
     def environment(self, threads: int) -> dict[str, str]:
-        """Environment variables of a command with so many threads, on the CPU."""
+        """Return the environment variables of a command with `threads` threads on the CPU."""
         return {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
 
 
 @dataclass(frozen=True)
 class Model:
-    """A row with its data and its folder."""
+    """A row with its data and folder."""
 
     row: Row
     data: Data
@@ -84,55 +84,55 @@ class Model:
 
     @property
     def name(self) -> str:
-        """Name of the row."""
+        """The name of the row."""
         return self.row.name
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of everything that decides about the model: settings and data."""
+        """The SHA-256 of settings and data."""
         key = json.dumps([asdict(self.row), self.checksum], sort_keys=True)
         return hashlib.sha256(key.encode()).hexdigest()
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The result in the folder of its pair of languages, if there is one."""
+        """The result of the row, if there is one."""
         return find_result(self.folder.parent, self.name)
 
     @property
     def training(self) -> Path:
-        """What is known about a finished training."""
+        """The file with the record of a finished training."""
         return self.folder / "training.json"
 
     @property
     def words(self) -> Path:
-        """The translated test set, as words."""
+        """The file with the tokenized translation of the test set."""
         return self.folder / "test.words"
 
     @property
     def translation(self) -> Path:
-        """The translated test set, as text."""
+        """The file with the translation of the test set."""
         return self.folder / "test.translation"
 
     def checkpoint(self) -> Path | None:
-        """The newest complete checkpoint."""
+        """Return the latest complete checkpoint."""
         found = complete_checkpoints(self.folder)
         return found[-1].path if found else None
 
     def is_evaluated(self) -> bool:
-        """Whether the results are there."""
+        """Return whether the results are up to date."""
         return self._is_current(self.result) and self.translation.exists()
 
     def is_trained(self) -> bool:
-        """Whether the model is there."""
+        """Return whether the trained model is up to date."""
         return self._is_current(read_json(self.training)) and self.checkpoint() is not None
 
     def _is_current(self, record: dict[str, Any] | None) -> bool:
-        """Whether a record comes from the same settings and data."""
+        """Return whether a record has the same settings and data."""
         return (record or {}).get("fingerprint") == self.fingerprint
 
 
 def train(models: Sequence[Model], machine: Machine) -> None:
-    """Train models side by side, with a bar each."""
+    """Train models concurrently, with a progress bar each."""
     started = {}
     for model in models:
         shutil.rmtree(model.folder, ignore_errors=True)
@@ -166,14 +166,14 @@ def train(models: Sequence[Model], machine: Machine) -> None:
 
 
 def translate(models: Sequence[Model], machine: Machine) -> dict[str, Job]:
-    """Translate the test set with models side by side; returns the jobs by the names of the models."""
+    """Translate the test set with models concurrently; return the jobs by model."""
     jobs = {}
     for model in models:
         config = model.folder / "translate.yaml"
         write_yaml(config, {**model.row.translate, "report_time": True})
         command = [_command("onmt_translate"), "-config", str(config), "-model", str(model.checkpoint())]
         command += ["-src", str(model.data.words("test", model.data.settings.source))]
-        command += ["-output", str(model.words), "-transforms", "none"]  # the data are in tokens
+        command += ["-output", str(model.words), "-transforms", "none"]  # the data are tokenized
         jobs[model.name] = Job(f"{model.name}: translating", command, model.folder / "translate.log")
     environment = machine.environment(machine.threads)
     run_jobs(list(jobs.values()), machine.at_once, environment, machine.keep_open)
@@ -182,7 +182,7 @@ def translate(models: Sequence[Model], machine: Machine) -> dict[str, Job]:
 
 def evaluate(model: Model, translating: Job, machine: Machine) -> None:
     """Score the translated test set, and write the result."""
-    # These import torch, which takes seconds: only once there is something to evaluate.
+    # Importing torch takes seconds.
     import torch
 
     from nmt.checkpoint.build import describe_checkpoint
@@ -220,7 +220,7 @@ def evaluate(model: Model, translating: Job, machine: Machine) -> None:
 
 
 def _command(name: str) -> str:
-    """Path of a command of the environment that this Python belongs to."""
+    """Return the path of a command in this Python environment."""
     return str(Path(sys.executable).with_name(name))
 
 
@@ -231,7 +231,7 @@ def _print(text: str) -> None:
 
 
 def show(models: Sequence[Model], folder: Path) -> None:
-    """Print the table and some translations, and draw the picture."""
+    """Print the table and example translations, and plot quality over size."""
     records = [result for model in models if (result := model.result)]
     data = models[0].data
     source, target = data.languages
@@ -245,15 +245,15 @@ def show(models: Sequence[Model], folder: Path) -> None:
 
 
 def rows_to_run(recipe: Recipe, names: str | None, steps: int | None) -> list[Row]:
-    """The rows of the recipe that are named (all if none are), the baseline first.
+    """Return the named rows of the recipe (default: all), baseline first.
 
     Args:
-        recipe: whose rows they are.
-        names: separated by commas.
-        steps: length of the training in place of the configured one.
+        recipe: the recipe.
+        names: comma-separated names.
+        steps: training steps that override the configured number.
 
     Raises:
-        UserError: an unknown name.
+        UserError: a name is unknown.
     """
     wanted = set(names.split(",")) if names else recipe.rows.keys()
     rows = [recipe.row(name) for name in sorted(wanted, key=lambda name: (name != BASELINE, name))]
@@ -261,7 +261,7 @@ def rows_to_run(recipe: Recipe, names: str | None, steps: int | None) -> list[Ro
 
 
 def _shortened(row: Row, steps: int) -> Row:
-    """The row, trained for so many steps."""
+    """Return a row with another number of training steps."""
     lengths = {"train_steps": steps, "save_checkpoint_steps": steps}
     for name in ("valid_steps", "report_every"):
         lengths[name] = min(steps, row.train[name])
@@ -269,26 +269,26 @@ def _shortened(row: Row, steps: int) -> Row:
 
 
 def parse(recipe: Recipe, arguments: Sequence[str]) -> argparse.Namespace:
-    """Take the command line apart."""
+    """Parse the command line."""
     default = recipe.home
     parser = Parser("quickstart", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--source", default="en", help="language by its CLDR name, as en (default: %(default)s)"
-    )
-    parser.add_argument("--target", default="de", help="likewise (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the corpus (default: %(default)s)")
+    parser.add_argument("--source", default="en", help="source language, a CLDR name (default: %(default)s)")
+    parser.add_argument("--target", default="de", help="target language, a CLDR name (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the corpus (default: %(default)s)")
     for part, size in SIZES.items():
         parser.add_argument(
             f"--{part}", type=positive, default=size, help=f"sentence pairs in {part} (default: %(default)s)"
         )
-    parser.add_argument("--rows", help=f"which models, with commas (default: {','.join(recipe.rows)})")
-    parser.add_argument("--steps", type=positive, help="training steps (default: as configured)")
-    parser.add_argument("--jobs", type=positive, help="trainings side by side (default: one per core)")
+    parser.add_argument("--rows", help=f"comma-separated models (default: {','.join(recipe.rows)})")
+    parser.add_argument("--steps", type=positive, help="training steps (default: of the row)")
+    parser.add_argument("--jobs", type=positive, help="concurrent trainings (default: one per core)")
     parser.add_argument(
-        "--output", type=PathOption.FOLDER, default=default, help="folder (default: %(default)s)"
+        "--output", type=PathOption.FOLDER, default=default, help="output folder (default: %(default)s)"
     )
-    parser.add_argument("--fresh", action="store_true", help="do everything again")
-    parser.add_argument(SMOKE, action="store_true", help=f"{SMOKE_HELP}: two models of a few steps")
+    parser.add_argument("--fresh", action="store_true", help="delete previous output and start over")
+    parser.add_argument(
+        SMOKE, action="store_true", help=f"{SMOKE_HELP}, and train two models for a few steps"
+    )
     if SMOKE in arguments:
         parser.set_defaults(**SMOKE_DEFAULTS, output=default / SMOKE_FOLDER)
     return parser.parse_args(arguments)
@@ -330,7 +330,7 @@ def _run(recipe: Recipe, options: argparse.Namespace, folder: Path, lock: int) -
 
 
 def _train_and_evaluate(models: Sequence[Model], machine: Machine) -> None:
-    """Do what is not done yet."""
+    """Train and evaluate models that are not up to date."""
     for model in models:
         if model.is_evaluated():
             _print(f"{model.name}: up to date")
@@ -350,7 +350,7 @@ def _train_and_evaluate(models: Sequence[Model], machine: Machine) -> None:
 
 
 def _remove_all_but_lock(folder: Path) -> None:
-    """Empty the folder of a pair of languages."""
+    """Remove all files of a folder except the lock."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)

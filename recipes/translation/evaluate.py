@@ -22,13 +22,13 @@ from shared_embeddings.utils.files import replacing
 
 
 def corpus_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    """Score detokenized translations against one detokenized reference each.
+    """Score detokenized translations against one detokenized reference each, with sacreBLEU (Post, 2018).
 
     Returns:
-        ``bleu`` and ``chrf`` (0 to 100) with ``bleu_signature`` and ``chrf_signature``, and ``sentences``.
+        ``bleu`` and ``chrf`` (0 to 100), ``bleu_signature``, ``chrf_signature``, and ``sentences``.
 
     Raises:
-        UserError: when the two sides differ in length or are empty.
+        UserError: the sides differ in length or are empty.
     """
     if len(hypotheses) != len(references):
         raise UserError(f"{len(hypotheses)} translations for {len(references)} references; translate again")
@@ -43,16 +43,16 @@ def corpus_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[
 
 USAGE = """usage: eval.sh ROW [--smoke] [option of onmt_translate ...]
 
-Translates every test set of ROW with its averaged model, joins the pieces to text, scores it with sacreBLEU
-and writes a line to $RUNS/{recipe}/results.jsonl. Run train.sh ROW first; with --smoke, both."""
+Translates every test set of ROW with its averaged model, scores the detokenized text with sacreBLEU and
+writes a line to $RUNS/{recipe}/results.jsonl. Run train.sh ROW first; use --smoke for both or neither."""
 
 
 class Trained(NamedTuple):
-    """A row that is trained to the end.
+    """A trained row.
 
     Attributes:
-        data: the content of ``data.json``.
-        training: the content of ``training.json``.
+        data: content of ``data.json``.
+        training: content of ``training.json``.
     """
 
     data: dict[str, Any]
@@ -60,15 +60,15 @@ class Trained(NamedTuple):
 
 
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Evaluate the row that the command line names."""
+    """Evaluate the row of the command line."""
     evaluate(*parse_row(recipe, USAGE, arguments))
 
 
 def evaluate(recipe: Recipe, row: Row, options: list[str]) -> None:
-    """Score a row; ``bleu`` and ``chrf`` are those of its first test set, rows of papers list all by name.
+    """Score a row; ``bleu`` and ``chrf`` are those of the first test set; rows of papers list all test sets.
 
     Raises:
-        UserError: the row is not trained, or not on these data, or they are not prepared.
+        UserError: the data are not prepared, or the row is not trained on them.
     """
     run, folder = recipe.home / row.name, data_folder(recipe, row)
     trained = read_trained(recipe, row)
@@ -89,7 +89,7 @@ def evaluate(recipe: Recipe, row: Row, options: list[str]) -> None:
 
 
 def _reference(recipe: Recipe, row: Row, test: str, trained: Trained) -> Path:
-    """The file with the reference translations of a test set."""
+    """Return the file with the reference translations of a test set."""
     return (
         recipe.data / "text" / f"{test}.{trained.data['target']}"
         if row.data
@@ -98,39 +98,41 @@ def _reference(recipe: Recipe, row: Row, test: str, trained: Trained) -> Path:
 
 
 def _score(run: Path, test: str, join: Callable[[str], str], reference: Path) -> dict[str, Any]:
-    """Write the translation as text and score it."""
+    """Detokenize a translation, write it and score it."""
     lines = [join(line) for line in read_lines(run / f"{test}.pieces")]
     write_lines(run / f"{test}.translation", lines)
     return corpus_scores(lines, read_lines(reference))
 
 
 def read_trained(recipe: Recipe, row: Row) -> Trained:
-    """What is known about a trained row and its data.
+    """Read the records of a trained row and its data.
 
     Raises:
-        UserError: the row is not trained, or not on these data, or they are not prepared.
+        UserError: the data are not prepared, or the row is not trained on them.
     """
     folder = data_folder(recipe, row)
     description = recipe.describe_data(folder)
     run = recipe.home / row.name
     training = read_json(run / "training.json")
     if not (run / AVERAGED).exists() or not training or training["finished"] is None:
-        raise UserError(f"{run}: not trained to the end; run {recipe.command('train.sh', row.name)}")
+        raise UserError(f"{run}: training is not complete; run {recipe.command('train.sh', row.name)}")
     if training.get("data_checksum", description["checksum"]) != description["checksum"]:
-        raise UserError(f"{run}: trained on other data than {folder} has now; move it away and train again")
+        raise UserError(
+            f"{run}: trained on different data than {folder} contains now; move it away and train again"
+        )
     return Trained(description, training)
 
 
 def write_evaluation(
     recipe: Recipe, row: Row, trained: Trained, metrics: dict[str, Any], options: list[str]
 ) -> None:
-    """Write the result of a row: its `metrics`, and what is known about its training."""
+    """Write the result of a row: its `metrics` and records of its training."""
     from nmt.checkpoint.build import describe_checkpoint
 
     run = recipe.home / row.name
     counts = describe_checkpoint(run / AVERAGED)
     options_of_model = counts.pop("config")
-    # The row's options as the model has them; most others are defaults, and the rest is in train_options.
+    # Only the row's options; others are defaults or in train_options.
     used = trained.training["settings"].keys() - {"embedding", "embedding_distillation"}
     train = {name: options_of_model[name] for name in sorted(used) if name in options_of_model}
     given = {"train": train, "train_options": trained.training["options"], "eval_options": options}
@@ -150,23 +152,23 @@ def write_evaluation(
 
 
 def translate(row: Row, run: Path, source: Path, options: list[str], output: str) -> float:
-    """Translate `source` into the file `output` of `run`; returns tokens per second without loading."""
+    """Translate `source` into the file `output` of `run`; return tokens per second without loading."""
     log = run / "translate.log"
     log.unlink(missing_ok=True)
     write_yaml(run / "translate.yaml", {**row.translate, "report_time": True, "log_file": str(log)})
     with replacing(run / output) as temporary:
         arguments: list[str | Path] = ["-config", run / "translate.yaml", "-model", run / AVERAGED]
-        arguments += ["-transforms", "none"]  # the data are in tokens
+        arguments += ["-transforms", "none"]  # the data are tokenized
         arguments += ["-src", source, "-output", temporary]
         run_tool("onmt_translate", with_overrides(arguments, options))
     return read_speed(log)
 
 
 def read_speed(log: Path) -> float:
-    """Tokens per second that ``onmt_translate`` has reported.
+    """Return the tokens per second in the log of ``onmt_translate``.
 
     Raises:
-        UserError: it has not.
+        UserError: the log has none.
     """
     found = re.findall(r"Tokens per second: ([\d.]+)", log.read_text(encoding="utf-8"))
     if not found:

@@ -1,6 +1,6 @@
-"""Published text to pieces and vocabularies, shard by shard: memory does not grow with the text.
+"""Prepare published text: subwords and vocabularies, shard by shard with constant memory.
 
-Every step leaves a stamp: a run that was stopped, even by ``kill -9``, resumes from its last complete shard.
+Every step writes a stamp; a run that was stopped, even by ``kill -9``, resumes after its last complete shard.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ from shared_embeddings.utils.reading import read_json
 
 TRAIN = "train"
 TEXT, TOKENS = "text", "tokens"
-# What --smoke learns: merges of byte pairs, and pieces of SentencePiece, whose models have exactly as many.
+# Sizes for --smoke: BPE merges, and SentencePiece vocabulary.
 _SMOKE_SIZES = {"bpe": MERGES, "sentencepiece": 240}
 
 
 class Preparation:
-    """The folder of a recipe's data, and the steps that fill it.
+    """The preparation of a recipe's data.
 
     Args:
         settings: content of ``data.yaml``.
-        folder: gets ``text/``, ``tokens/`` and a folder for each of ``settings.pieces``.
+        folder: output folder for ``text/``, ``tokens/`` and a folder for each of ``settings.pieces``.
         processes: how many shards are worked on at the same time.
     """
 
@@ -74,7 +74,7 @@ class Preparation:
         self.stamps = folder / "steps"
 
     def split_text(self, corpora: Sequence[Located], tests: Sequence[Located]) -> None:
-        """Write the training text, cleaned, in shards, and the test sets as they are."""
+        """Write the cleaned training text in shards, and copy the test sets."""
         for located in tests:
             outputs = [
                 self.folder / TEXT / f"{located.texts.name}.{side}" for side in self.settings.languages
@@ -98,11 +98,11 @@ class Preparation:
         )
 
     def _cleaning(self) -> list[float]:
-        """What decides which pair is in which shard."""
+        """Return the settings that determine the shards."""
         return [self.settings.shard, self.settings.max_words, self.settings.max_ratio]
 
     def _write_shards(self, corpora: Sequence[Located]) -> None:
-        """Write the shards that are not there yet, and how many there are."""
+        """Write missing shards and their number."""
         key = {"files": [sha256(path) for located in corpora for path in located.files]}
         pairs = clean(chain.from_iterable(map(read_pairs, corpora)), self.settings)
         bar = tqdm(desc="pairs", unit=" pairs", unit_scale=True, mininterval=0.5)
@@ -117,30 +117,30 @@ class Preparation:
         bar.close()
         if not counts:
             raise UserError(
-                f"no pairs are left of {', '.join(each.texts.name for each in corpora)}; see data.yaml"
+                f"no pairs are left in {', '.join(each.texts.name for each in corpora)}; see data.yaml"
             )
         write_text(self.folder / TEXT / "shards.json", json.dumps({"pairs": counts}) + "\n")
 
     def shard_files(self, folder: str | Path, number: int) -> list[Path]:
-        """Both sides of a shard in one of the folders."""
+        """Return both sides of a shard in a folder."""
         return [self.folder / folder / f"{TRAIN}-{number:05}.{side}" for side in self.settings.languages]
 
     def training_files(self, folder: str | Path) -> list[Path]:
-        """Both sides of all shards."""
+        """Return both sides of all shards."""
         number = len(read_json(self.folder / TEXT / "shards.json")["pairs"])
         return [path for index in range(number) for path in self.shard_files(folder, index)]
 
     def test_files(self, folder: str | Path) -> list[Path]:
-        """Both sides of all test sets."""
+        """Return both sides of all test sets."""
         names = [texts.name for texts in self.settings.tests]
         return [self.folder / folder / f"{name}.{side}" for name in names for side in self.settings.languages]
 
     def tokenize(self) -> None:
-        """Write the Moses tokens of everything."""
+        """Tokenize all texts."""
         for_each(self.processes, self._tokenize, [*self.test_files(TEXT), *self.training_files(TEXT)], TOKENS)
 
     def _tokenize(self, text: Path) -> None:
-        """The tokens of one file."""
+        """Tokenize one file."""
         target = self.folder / TOKENS / text.name
         language = text.name.rsplit(".", 1)[1]
         run_step(
@@ -153,7 +153,7 @@ class Preparation:
         )
 
     def make_pieces(self, name: str) -> None:
-        """Learn pieces, split everything into them, and write vocabularies, classes and ``data.json``."""
+        """Learn subwords, apply them to all texts, and write vocabularies, classes and ``data.json``."""
         pieces, home = self.settings.pieces[name], self.folder / name
         origin = TOKENS if pieces.kind == "bpe" else TEXT
         texts, model = self.training_files(origin), home / f"{pieces.kind}.model"
@@ -179,7 +179,7 @@ class Preparation:
         write_text(home / "data.json", json.dumps(description, indent=2) + "\n")
 
     def _split_into_pieces(self, name: str, model: Path, text: Path) -> None:
-        """The pieces of one file."""
+        """Split one file into subwords."""
         folder = self.folder / name / "shards" if text.name.startswith(f"{TRAIN}-") else self.folder / name
         target = folder / text.name
         apply = partial(subwords.apply_sentencepiece, model, text, target)
@@ -190,7 +190,7 @@ class Preparation:
         )
 
     def _write_vocabularies(self, name: str, pieces: Pieces, model: Path) -> None:
-        """The vocabulary of both languages, or that of each."""
+        """Write the joint vocabulary, or one per language."""
         home = self.folder / name
         sides = [home / f"{TRAIN}.{language}" for language in self.settings.languages]
         parts = {"vocabulary": sides}
@@ -204,7 +204,7 @@ class Preparation:
             run_step(f"{name}-{part}", self.stamps, write, inputs=inputs, outputs=outputs, settings={})
 
     def _make_classes(self, name: str, pieces: Pieces) -> None:
-        """The files of semantic classes; word vectors are trained for the first one and serve the others."""
+        """Write the files of semantic classes, all from the same word vectors."""
         home = self.folder / name
         texts = [home / f"{TRAIN}.{language}" for language in self.settings.languages]
         vocabulary = home / "vocabulary"
@@ -223,7 +223,7 @@ class Preparation:
             )
 
     def _describe(self, name: str, pieces: Pieces) -> dict[str, Any]:
-        """Sizes and checksums; ``checksum`` is the SHA-256 over the checksums of all files."""
+        """Describe sizes and checksums; ``checksum`` is the SHA-256 of the checksums of all files."""
         home = self.folder / name
         files = sorted(path for path in home.iterdir() if path.is_file() and path.name != "data.json")
         checksums = {path.name: sha256(path) for path in files}
@@ -242,7 +242,7 @@ class Preparation:
 
 
 def for_each(processes: int, work: Callable[[Path], None], texts: Sequence[Path], what: str) -> None:
-    """Do `work` on each of `texts`, on several at a time, under a progress bar."""
+    """Call `work` on each text in several processes, with a progress bar."""
     if processes == 1:
         for text in tqdm(texts, desc=what, unit=" files"):
             work(text)
@@ -257,15 +257,15 @@ def for_each(processes: int, work: Callable[[Path], None], texts: Sequence[Path]
 
 
 def in_own_process(work: Callable[[], None]) -> None:
-    """Do `work` in a process that ends with it, so that all of its memory is free again."""
+    """Call `work` in a separate process, to free its memory."""
     with ProcessPoolExecutor(1, initializer=end_with_parent) as pool:
         pool.submit(work).result()
 
 
 def end_with_parent() -> None:
-    """Let this process end with the one that started it, even if that is killed with ``kill -9``.
+    """End this process with its parent, even after ``kill -9``.
 
-    Otherwise it would wait for work, and hold the lock on the data, forever.
+    Otherwise it would wait for work and hold the lock forever.
     """
     leave_to_parent()
     parent = multiprocessing.parent_process()
@@ -279,7 +279,7 @@ def end_with_parent() -> None:
 
 
 def clean(pairs: Iterable[Pair], settings: Settings) -> Iterator[Pair]:
-    """The pairs of which no side is empty, too long, or too long for the other."""
+    """Yield the pairs with nonempty sides that satisfy ``max_words`` and ``max_ratio``."""
     for source, target in pairs:
         lengths = sorted((source.count(" ") + 1, target.count(" ") + 1))
         fits = lengths[1] <= settings.max_words and lengths[1] <= settings.max_ratio * lengths[0]
@@ -288,21 +288,21 @@ def clean(pairs: Iterable[Pair], settings: Settings) -> Iterator[Pair]:
 
 
 def shards(pairs: Iterable[Pair], size: int) -> Iterator[list[Pair]]:
-    """Lists of `size` pairs each; the last one may be shorter."""
+    """Yield lists of `size` pairs; the last one may be shorter."""
     rest = iter(pairs)
     while shard := list(islice(rest, size)):
         yield shard
 
 
 def write_pairs(pairs: Iterable[Pair], files: Sequence[Path]) -> None:
-    """Write the source side to the first file, the target side to the second."""
+    """Write sources to the first file, and targets to the second."""
     kept = list(pairs)
     for side, path in enumerate(files):
         write_lines(path, (pair[side] for pair in kept))
 
 
 def concatenate(parts: Sequence[Path], whole: Path) -> None:
-    """Write the bytes of all `parts`, one after the other."""
+    """Concatenate files."""
     with replacing(whole) as temporary, temporary.open("wb") as file:
         for part in parts:
             with part.open("rb") as opened:
@@ -310,20 +310,20 @@ def concatenate(parts: Sequence[Path], whole: Path) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the files under temporary names that a killed run has left, which would count as data."""
+    """Remove temporary files of a killed run, which would count as data."""
     for path in folder.rglob(".*.tmp"):
         path.unlink()
 
 
 def count_lines(path: Path) -> int:
-    """How many lines a text has."""
+    """Count the lines of a text."""
     return sum(1 for _ in stream_lines(path))
 
 
 def find_texts(settings: Settings, folders: list[Path]) -> tuple[list[Located], list[Located]]:
-    """Where the texts of training and of the tests are; downloaded if need be.
+    """Locate or download the training and test texts.
 
-    The plain files ``train.LANGUAGE``, if there, take the place of all corpora.
+    The plain files ``train.LANGUAGE``, if they exist, replace all corpora.
     """
     tests = [locate(texts, settings.languages, folders) for texts in settings.tests]
     for folder in folders:
@@ -334,7 +334,7 @@ def find_texts(settings: Settings, folders: list[Path]) -> tuple[list[Located], 
 
 
 def smoke_settings(settings: Settings) -> Settings:
-    """The same steps for a generated text of a few hundred pairs."""
+    """Return settings for a generated text of a few hundred pairs."""
     small = {
         name: replace(pieces, size=_SMOKE_SIZES[pieces.kind], classes=(CLASSES,) if pieces.classes else ())
         for name, pieces in settings.pieces.items()
@@ -376,10 +376,10 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
 def prepare(
     recipe: Recipe, settings: Settings, folders: list[Path], names: Sequence[str], processes: int
 ) -> None:
-    """All steps to the data of the pieces called `names`.
+    """Run all steps for the segmentations `names`.
 
     Raises:
-        UserError: texts that cannot be read, or another process is at work in the folder.
+        UserError: a text cannot be read, or another process uses the folder.
     """
     with locked(recipe.data / "lock"):
         remove_unfinished(recipe.data)

@@ -50,11 +50,11 @@ class Texts:
 
 @dataclass(frozen=True)
 class Located:
-    """Where the two sides of a text are: two plain files, or one archive.
+    """A located text: two plain files, or one archive.
 
     Attributes:
-        texts: what was looked for.
-        files: the plain files, source and target, or the archive alone.
+        texts: the text.
+        files: source and target file, or the archive.
     """
 
     texts: Texts
@@ -62,10 +62,10 @@ class Located:
 
 
 def locate(texts: Texts, languages: Pair, folders: list[Path]) -> Located:
-    """Find a text in the first of the `folders` that has it; download its archive to the last one otherwise.
+    """Find a text in `folders`, or download its archive to the last one.
 
     Raises:
-        DownloadError: it cannot be downloaded, or the checksum is another one.
+        DownloadError: the download fails, or the checksum is wrong.
     """
     for folder in folders:
         found = plain_files(folder, texts.name, languages)
@@ -83,7 +83,7 @@ def locate(texts: Texts, languages: Pair, folders: list[Path]) -> Located:
 
 
 def plain_files(folder: Path, name: str, languages: Pair) -> tuple[Path, ...]:
-    """The files ``NAME.LANGUAGE`` or ``NAME.LANGUAGE.gz`` of both languages; none unless both are there."""
+    """Return the files ``NAME.LANGUAGE[.gz]`` of both languages; empty unless both exist."""
     found = []
     for language in languages:
         places = (folder / f"{name}.{language}", folder / f"{name}.{language}.gz")
@@ -92,10 +92,10 @@ def plain_files(folder: Path, name: str, languages: Pair) -> tuple[Path, ...]:
 
 
 def read_pairs(located: Located) -> Iterator[Pair]:
-    """The sentence pairs of a text, empty sides included.
+    """Yield the sentence pairs of a text, including empty sides.
 
     Raises:
-        UserError: a side cannot be read, or the two differ in length.
+        UserError: a side cannot be read, or the sides differ in length.
     """
     texts = located.texts
     with ExitStack() as stack:
@@ -114,7 +114,7 @@ def read_pairs(located: Located) -> Iterator[Pair]:
 
 
 def _member_lines(stack: ExitStack, archive: Path, member: str, format: str) -> Iterator[str]:
-    """The sentences of one member of an archive, which is read through once for it."""
+    """Yield the sentences of one member of an archive."""
     try:
         lines = decode_lines(_open_member(stack, archive, member), f"{archive}: {member}")
         if format == "lines":
@@ -125,11 +125,11 @@ def _member_lines(stack: ExitStack, archive: Path, member: str, format: str) -> 
             for line in lines:
                 yield from (" ".join(html.unescape(text).split()) for text in _SEGMENT.findall(line))
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise UserError(f"{archive}: truncated or no archive ({error}); replace it") from error
+        raise UserError(f"{archive}: truncated or not an archive ({error}); replace it") from error
 
 
 def _open_member(stack: ExitStack, archive: Path, member: str) -> IO[bytes]:
-    """The bytes of a member, unzipped; the archive stays open as long as `stack`.
+    """Open a member of an archive and decompress it; `stack` closes the archive.
 
     Raises:
         UserError: there is no such member.
@@ -139,7 +139,7 @@ def _open_member(stack: ExitStack, archive: Path, member: str) -> IO[bytes]:
         if entry.name.removeprefix("./") == member and entry.isfile():
             file = cast(IO[bytes], opened.extractfile(entry))
             return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if member.endswith(".gz") else file
-    raise UserError(f"{archive}: has no member {member}; another version of it? Correct data.yaml")
+    raise UserError(f"{archive}: has no member {member}; if the archive has changed, update data.yaml")
 
 
 KINDS = ("bpe", "sentencepiece")
@@ -149,14 +149,14 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True)
 class Pieces:
-    """One way to split the text, with its vocabulary: a folder of prepared data.
+    """Subword segmentation and vocabulary: a folder of prepared data.
 
     Attributes:
         kind: ``bpe`` (subword-nmt, on Moses tokens) or ``sentencepiece`` (on plain text).
-        size: merges of ``bpe``; words of the model's vocabulary, its markers included, of ``sentencepiece``.
+        size: merges for ``bpe``; size of the vocabulary including special tokens for ``sentencepiece``.
         model: ``bpe`` or ``unigram``, for ``sentencepiece``.
         shared_vocabulary: one vocabulary for both languages.
-        classes: numbers of semantic classes to make, for UnClE.
+        classes: numbers of semantic classes, for UnClE.
     """
 
     kind: str
@@ -168,18 +168,18 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Settings:
-    """All of ``data.yaml``.
+    """Content of ``data.yaml``.
 
     Attributes:
         source: source language.
         target: target language.
-        shard: pairs that are worked on at a time; an interrupted run resumes from the last complete shard.
+        shard: pairs per shard; an interrupted run resumes after the last complete shard.
         max_words: longest sentence of the training text, in words.
-        max_ratio: how many times longer one side may be than the other.
-        sentences: sentences that SentencePiece learns from, spread evenly over the training text.
-        corpora: texts of training.
-        tests: texts of validation and test.
-        pieces: ways to split the text, by name.
+        max_ratio: maximum length ratio of the sides.
+        sentences: evenly spaced training sentences for SentencePiece.
+        corpora: training texts.
+        tests: validation and test texts.
+        pieces: subword segmentations by name.
     """
 
     source: str
@@ -194,7 +194,7 @@ class Settings:
 
     @property
     def languages(self) -> tuple[str, str]:
-        """Source and target."""
+        """The source and target language."""
         return self.source, self.target
 
 
@@ -202,16 +202,14 @@ def read_settings(path: Path) -> Settings:
     """Read ``data.yaml``.
 
     Raises:
-        UserError: absent, not YAML, or with a setting that is missing, unknown or impossible.
+        UserError: it is missing, not YAML, or has a missing, unknown or invalid setting.
     """
     content = read_yaml(path)
     if not isinstance(content, dict):
-        raise UserError(f"{path}: it must hold {', '.join(field.name for field in fields(Settings))}")
+        raise UserError(f"{path}: it must contain {', '.join(field.name for field in fields(Settings))}")
     for name, kind in (("corpora", list), ("tests", list), ("pieces", dict)):
         if not isinstance(content.get(name), kind) or not content[name]:
-            raise UserError(
-                f"{path}: {name} is {content.get(name)!r}; wanted a {kind.__name__} with something in it"
-            )
+            raise UserError(f"{path}: {name} is {content.get(name)!r}; expected a nonempty {kind.__name__}")
     parts = {
         "corpora": tuple(_fill(path, Texts, each) for each in content["corpora"]),
         "tests": tuple(_fill(path, Texts, each) for each in content["tests"]),
@@ -221,47 +219,47 @@ def read_settings(path: Path) -> Settings:
     for name in ("shard", "max_words", "sentences"):
         _check_number(f"{path}: {name}", getattr(settings, name))
     if type(settings.max_ratio) not in (int, float) or settings.max_ratio < 1:
-        raise UserError(f"{path}: max_ratio is {settings.max_ratio!r}; wanted a number of at least 1")
+        raise UserError(f"{path}: max_ratio is {settings.max_ratio!r}; expected a number of at least 1")
     for texts in (*settings.corpora, *settings.tests):
         if texts.format not in FORMATS:
             raise UserError(
-                f"{path}: {texts.name}: format is {texts.format!r}; wanted {' or '.join(FORMATS)}"
+                f"{path}: {texts.name}: format is {texts.format!r}; expected {' or '.join(FORMATS)}"
             )
     for name, pieces in settings.pieces.items():
         if pieces.kind not in KINDS:
-            raise UserError(f"{path}: {name}: kind is {pieces.kind!r}; wanted {' or '.join(KINDS)}")
+            raise UserError(f"{path}: {name}: kind is {pieces.kind!r}; expected {' or '.join(KINDS)}")
         if pieces.model not in MODELS:
-            raise UserError(f"{path}: {name}: model is {pieces.model!r}; wanted {' or '.join(MODELS)}")
+            raise UserError(f"{path}: {name}: model is {pieces.model!r}; expected {' or '.join(MODELS)}")
         _check_number(f"{path}: {name}: size", pieces.size)
         if not isinstance(pieces.classes, tuple):
-            raise UserError(f"{path}: {name}: classes is {pieces.classes!r}; wanted a list of numbers")
+            raise UserError(f"{path}: {name}: classes is {pieces.classes!r}; expected a list of numbers")
         for number in pieces.classes:
             _check_number(f"{path}: {name}: classes", number)
     return settings
 
 
 def _check_number(where: str, number: Any) -> None:
-    """Check that a number is a whole number of at least 1.
+    """Check that a number is an integer of at least 1.
 
     Raises:
-        UserError: says `where` it is.
+        UserError: it is not.
     """
     if type(number) is not int or number < 1:
-        raise UserError(f"{where} is {number!r}; wanted a whole number of at least 1")
+        raise UserError(f"{where} is {number!r}; expected an integer of at least 1")
 
 
 def _fill(path: Path, kind: type[Content], given: Any) -> Content:
-    """A dataclass of `kind` from a mapping.
+    """Create a dataclass of `kind` from a mapping.
 
     Raises:
-        UserError: `given` is no mapping, or has keys too many or too few.
+        UserError: `given` is not a mapping, or has missing or unknown keys.
     """
     if not isinstance(given, dict):
         raise UserError(f"{path}: {given!r} must be a mapping, see {kind.__name__} in {__name__}")
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     unknown = [str(key) for key in given if key not in known]
     if unknown:
-        raise UserError(f"{path}: unknown key {unknown[0]!r}; it may be one of {', '.join(sorted(known))}")
+        raise UserError(f"{path}: unknown key {unknown[0]!r}; expected one of {', '.join(sorted(known))}")
     try:
         return kind(**{key: tuple(each) if isinstance(each, list) else each for key, each in given.items()})
     except TypeError as error:

@@ -20,15 +20,15 @@ from recipes.translation.sources import Pieces
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import replacing, write_text
 
-# Outside English, the tokenizer makes three tokens of "McDonald's", which cannot be joined again.
+# For other languages than English, the tokenizer irreversibly splits "McDonald's" into three tokens.
 INNER_APOSTROPHE = r"\w'\w"
 
 
 class Tokenizer:
-    """Text to tokens and back, for one language.
+    """Moses tokenization and its inverse for one language, with sacremoses.
 
-    Punctuation is normalized first. Nothing is escaped (``&`` stays ``&``), since no later step reads XML,
-    and dashes inside words stay there unless `split_dashes` is set: subwords split what is rare anyway.
+    Punctuation is normalized. Special characters are not escaped, and words are split at dashes only with
+    `split_dashes`.
     """
 
     def __init__(self, language: str, split_dashes: bool = False) -> None:
@@ -39,7 +39,7 @@ class Tokenizer:
         self._detokenizer = MosesDetokenizer(language)
 
     def tokenize(self, text: str) -> str:
-        """One line of text as tokens with a space between each two."""
+        """Tokenize a line to space-separated tokens."""
         return self._tokenizer.tokenize(
             self._normalizer.normalize(text),
             aggressive_dash_splits=self.split_dashes,
@@ -49,20 +49,20 @@ class Tokenizer:
         )
 
     def detokenize(self, tokens: str) -> str:
-        """The text of a tokenized line."""
+        """Detokenize a line."""
         return self._detokenizer.detokenize(tokens.split(), unescape=False)
 
 
 SEPARATOR = "@@"
 MIN_PAIR_FREQUENCY = 2
-# So that memory does not grow with the text: when more different words than the first number have been
-# counted, the rarer half is forgotten; merges are learned from the second number of words, the most frequent.
+# Limits memory: above MOST_COUNTED distinct words, the rarer half is dropped; merges are learned from the
+# MOST_LEARNED_FROM most frequent words.
 MOST_COUNTED = 2_000_000
 MOST_LEARNED_FROM = 250_000
 
 
 def learn_bpe(texts: Iterable[Path], codes: Path, operations: int) -> None:
-    """Learn `operations` merges on all `texts` together and write them to `codes`.
+    """Learn BPE merges (Sennrich et al., 2016) jointly on all texts with subword-nmt, and write them.
 
     Raises:
         UserError: there is nothing to merge.
@@ -79,11 +79,11 @@ def learn_bpe(texts: Iterable[Path], codes: Path, operations: int) -> None:
 
 
 def count_words(texts: Iterable[Path], most: int) -> Counter[str]:
-    """Count words between white space in all `texts`.
+    """Count whitespace-separated words.
 
     Args:
-        texts: are read line by line.
-        most: how many different words may be counted at a time; above it, the rarest half is forgotten.
+        texts: text files, which are read line by line.
+        most: maximum number of distinct words; above it, the rarer half is dropped.
     """
     counts: Counter[str] = Counter()
     for path in texts:
@@ -95,7 +95,7 @@ def count_words(texts: Iterable[Path], most: int) -> Counter[str]:
 
 
 def apply_bpe(codes: Path, sources: Iterable[Path], folder: Path) -> None:
-    """Split the tokens of each source into the subwords of `codes`, under the same name in `folder`."""
+    """Split the tokens of each source into subwords, and write them to `folder` under the same name."""
     with codes.open(encoding="utf-8") as file:
         bpe = BPE(file, separator=SEPARATOR)
     for source in sources:
@@ -104,26 +104,26 @@ def apply_bpe(codes: Path, sources: Iterable[Path], folder: Path) -> None:
 
 
 def join_bpe(subwords: str) -> str:
-    """Undo `apply_bpe` on one line, also where a translation ends within a word."""
+    """Invert `apply_bpe` for a line, which may end within a word."""
     return re.sub(f"{SEPARATOR}( |$)", "", subwords)
 
 
 def write_vocabulary(texts: Iterable[Path], vocabulary: Path) -> None:
-    """Write the joint vocabulary as OpenNMT-py reads it: token, tab, count, most frequent first."""
+    """Write the joint vocabulary of OpenNMT-py: token, tab, count, most frequent first."""
     counts = count_words(texts, MOST_COUNTED)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     write_lines(vocabulary, (f"{token}\t{count}" for token, count in ordered))
 
 
 WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
-# <unk>, <s>, </s> of SentencePiece; OpenNMT-py has a <blank> beside them.
+# <unk>, <s>, </s> of SentencePiece; OpenNMT-py also has <blank>.
 _SENTENCEPIECE_MARKERS, _OPENNMT_MARKERS = 3, 4
 
 
 def learn_sentencepiece(texts: Sequence[Path], model: Path, pieces: Pieces, sentences: int) -> None:
-    """Learn a joint SentencePiece model from at most `sentences` lines, taken at equal distances.
+    """Learn a joint SentencePiece model from at most `sentences` evenly spaced lines.
 
-    Its size is such that the vocabulary of a model of OpenNMT-py has exactly ``pieces.size`` words.
+    Its size gives OpenNMT-py's vocabulary exactly ``pieces.size`` words.
 
     Raises:
         UserError: the text is too short for the size.
@@ -151,19 +151,19 @@ def learn_sentencepiece(texts: Sequence[Path], model: Path, pieces: Pieces, sent
 
 
 def _all_lines(texts: Sequence[Path]) -> Iterator[str]:
-    """The lines of all texts, one after the other."""
+    """Yield the lines of all texts."""
     for path in texts:
         yield from stream_lines(path)
 
 
 def apply_sentencepiece(model: Path, text: Path, target: Path) -> None:
-    """Write the lines of `text`, their pieces with spaces between them, to `target`."""
+    """Split the lines of `text` into space-separated subwords and write them to `target`."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     write_lines(target, (" ".join(processor.encode(line, out_type=str)) for line in stream_lines(text)))
 
 
 def write_sentencepiece_vocabulary(model: Path, texts: Sequence[Path], vocabulary: Path) -> None:
-    """Write every piece of a model with its count in `texts`, 0 included, as OpenNMT-py reads it."""
+    """Write OpenNMT-py's vocabulary of all subwords of a model with their counts in `texts`, including 0."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     own = [
         processor.id_to_piece(number) for number in range(_SENTENCEPIECE_MARKERS, processor.get_piece_size())

@@ -22,20 +22,19 @@ from recipes.translation.training import (
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 
-# How long machines wait for each other: they do not start together, and the first one validates alone.
-# OpenNMT-py's 60 seconds are for the processes of one machine.
-PATIENCE_SECONDS = 1800
+# Machines start at different times, and only the first one validates; OpenNMT-py's default is 60 seconds.
+TIMEOUT_SECONDS = 1800
 
 
 class Machines(NamedTuple):
-    """Where a row is trained.
+    """The machines that train a row.
 
     Attributes:
-        gpus: processes on this machine, one on each GPU; 0 for one process on the CPU.
-        machines: how many machines, with as many GPUs each.
-        machine: the number of this one, from 0.
-        address: of machine 0.
-        port: on machine 0.
+        gpus: GPUs per machine, one process each; 0 for one process on the CPU.
+        machines: number of machines.
+        machine: index of this machine, from 0.
+        address: address of machine 0.
+        port: port on machine 0.
     """
 
     gpus: int
@@ -45,18 +44,21 @@ class Machines(NamedTuple):
     port: int = 10000
 
     def check(self) -> None:
-        """Check that the numbers fit together.
+        """Check the numbers.
 
         Raises:
-            UserError: names the one that does not.
+            UserError: one is out of range.
         """
         if self.gpus < 0 or (self.machines > 1 and self.gpus == 0):
             raise UserError(f"--gpus is {self.gpus}; it must be at least {1 if self.machines > 1 else 0}")
         if self.machines < 1 or not 0 <= self.machine < self.machines:
-            raise UserError(f"--machine is {self.machine} of {self.machines}; number the machines from 0")
+            raise UserError(
+                f"--machine is {self.machine} of {self.machines}; it must be between 0 and the "
+                "number of machines minus 1"
+            )
 
     def options(self, batch: dict[str, Any]) -> list[str]:
-        """Options of ``onmt_train``: processes, and batches whose size does not depend on their number."""
+        """Return the options of ``onmt_train`` for processes and batches of constant total size."""
         world = max(1, self.gpus * self.machines)
         size, accumulated = batch_size(batch, world)
         options = ["-batch_size", str(size), "-accum_count", str(accumulated), "-accum_steps", "0"]
@@ -66,48 +68,48 @@ class Machines(NamedTuple):
             options += ["-world_size", str(world), "-gpu_ranks", *ranks]
         if self.machines > 1:
             options += ["-master_ip", self.address, "-master_port", str(self.port)]
-            options += ["-timeout", str(PATIENCE_SECONDS)]
+            options += ["-timeout", str(TIMEOUT_SECONDS)]
         return options
 
 
 def batch_size(batch: dict[str, Any], processes: int) -> tuple[int, int]:
-    """Tokens per process and accumulated batches, so that a step always sees as many tokens.
+    """Return the tokens per process and the number of accumulated batches for a constant total batch size.
 
     Args:
-        batch: ``tokens`` of a step (target side) and ``per_gpu``, the most that fit on one GPU.
-        processes: how many there are.
+        batch: ``tokens`` per step (target side) and ``per_gpu``, the maximum per GPU.
+        processes: number of processes.
 
     Raises:
-        UserError: fewer tokens than processes.
+        UserError: there are fewer tokens than processes.
     """
     tokens, most = batch["tokens"], batch["per_gpu"]
     accumulated = -(-tokens // (most * processes))
     size = round(tokens / (accumulated * processes))
     if size < 1:
-        raise UserError(f"{tokens} tokens a step are fewer than {processes} processes; take fewer GPUs")
+        raise UserError(f"{tokens} tokens a step are fewer than {processes} processes; use fewer GPUs")
     return size, accumulated
 
 
 USAGE = """usage: train.sh ROW [--smoke] [option of onmt_train ...]
 
 Trains ROW in $RUNS/{recipe}/ROW and averages the last checkpoints ($AVERAGE of them, if set). Resumes from
-the newest complete checkpoint if there is one. Run preprocess.sh first, and train.sh for the row that ROW
-starts from; a row that is only fitted takes no options. With --smoke, a tiny network is trained for a few
-steps on the CPU, in $RUNS/{recipe}/smoke/ROW, on the data of preprocess.sh --smoke."""
+the latest complete checkpoint. Run preprocess.sh first, and train.sh for the teacher of ROW if it has one.
+Fitted rows have no options. With --smoke, trains a tiny network for a few steps on the CPU, in
+$RUNS/{recipe}/smoke/ROW, on the data of preprocess.sh --smoke."""
 MACHINES_USAGE = """
-Rows of papers also take the options
+Rows of papers have these additional options
 
-  --gpus N      GPUs of this machine, one process on each (default: all; 0: one process on the CPU)
-  --machines M  how many machines, with N GPUs each; run this on each, with the same $RUNS on shared storage
-  --machine I   the number of this one, from 0; machine 0 writes
-  --address A   of machine 0
-  --port P      on machine 0 (default: 10000)
+  --gpus N      GPUs of this machine, one process each (default: all; 0: one process on the CPU)
+  --machines M  number of machines with N GPUs each; run the command on each, with $RUNS on shared storage
+  --machine I   index of this machine, from 0; machine 0 writes
+  --address A   address of machine 0
+  --port P      port on machine 0 (default: 10000)
 
-A step uses as many tokens as in the paper: with fewer GPUs, more batches are accumulated."""
+Every step has as many tokens as in the paper: with fewer GPUs, more batches are accumulated."""
 
 
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Train the row that the command line names."""
+    """Train the row of the command line."""
     has_papers = any(row.batch for row in recipe.rows.values())
     recipe, row, options = parse_row(recipe, USAGE + (MACHINES_USAGE if has_papers else ""), arguments)
     data, run = prepared_data(recipe, row), recipe.home / row.name
@@ -127,21 +129,21 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
 
 
 def _gpus() -> int:
-    """How many GPUs this machine has."""
+    """Return the number of GPUs of this machine."""
     import torch
 
     return torch.cuda.device_count()
 
 
 def read_machines(given: Sequence[str], gpus: int) -> tuple[Machines, list[str]]:
-    """The machines, and the options that remain for ``onmt_train``.
+    """Parse the options of machines; return them and the options for ``onmt_train``.
 
     Args:
-        given: the command line after the row.
-        gpus: how many this machine uses by default.
+        given: arguments after the row.
+        gpus: default number of GPUs.
 
     Raises:
-        UserError: numbers that do not fit together.
+        UserError: an option is invalid.
     """
     parser = Parser("train.sh", add_help=False)
     parser.add_argument("--gpus", type=int, default=gpus)
@@ -156,15 +158,15 @@ def read_machines(given: Sequence[str], gpus: int) -> tuple[Machines, list[str]]
 
 
 def data_folder(recipe: Recipe, row: Row) -> Path:
-    """Folder of the prepared data that a row uses."""
+    """Return the folder of the prepared data of a row."""
     return recipe.data / row.data["pieces"] if row.data else recipe.data
 
 
 def prepared_data(recipe: Recipe, row: Row) -> Data:
-    """The data of a row as options of ``onmt_train``.
+    """Return the data of a row as options of ``onmt_train``.
 
     Raises:
-        UserError: they are not prepared.
+        UserError: the data are not prepared.
     """
     folder = data_folder(recipe, row)
     description = recipe.describe_data(folder)
@@ -173,7 +175,7 @@ def prepared_data(recipe: Recipe, row: Row) -> Data:
         part: {f"path_{side}": str(folder / f"{name}.{language}") for side, language in languages.items()}
         for part, name in (("train", "train"), ("valid", row.data.get("valid", "valid")))
     }
-    # Recipes with several kinds of data list their vocabularies.
+    # Recipes with several kinds of subwords list their vocabularies.
     listed = description["vocabulary"]
     is_shared = not isinstance(listed, dict) or "vocabulary" in listed
     vocabularies = {
@@ -184,10 +186,10 @@ def prepared_data(recipe: Recipe, row: Row) -> Data:
 
 
 def complete_row(recipe: Recipe, row: Row) -> Row:
-    """The row with the files of its embedding, and with its teacher's model among its options of training.
+    """Add the paths of the embedding's files and of the teacher's model to a row.
 
     Raises:
-        UserError: the row that it starts from is not trained.
+        UserError: the teacher is not trained.
     """
     folder = data_folder(recipe, row) if row.data else recipe.home
     row = replace(row, embedding=recipe.with_files(row.embedding, folder))
@@ -198,10 +200,10 @@ def complete_row(recipe: Recipe, row: Row) -> Row:
 
 
 def teacher_model(recipe: Recipe, row: Row) -> Path:
-    """The trained model of the row that `row` starts from.
+    """Return the model of the row's teacher.
 
     Raises:
-        UserError: that row is not trained.
+        UserError: the teacher is not trained.
     """
     assert row.teacher is not None
     model = recipe.home / row.teacher / AVERAGED
@@ -212,10 +214,7 @@ def teacher_model(recipe: Recipe, row: Row) -> Path:
 
 
 def join_training(run: Path, row: Row, data: Data, machine: int, options: Sequence[str]) -> None:
-    """Take part in the training that machine 0 leads and logs; nothing else is written here.
-
-    A training that is finished is not joined: machine 0 would not come.
-    """
+    """Take part in the training of machine 0, which writes all files, unless it is finished."""
     found = complete_checkpoints(run / "checkpoints")
     log = read_json(run / "training.json") or {}
     if found and log.get("finished") == target_step(row, options):

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 from recipes.common.rows import Row
 from recipes.common.tools import (
+    Segment,
     fit_model,
+    kept_segments,
     option_value,
     peak_memory_of_children,
     read_json,
@@ -24,22 +26,21 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import locked, remove_leftovers, replacing
 
 AVERAGED = "model_averaged.pt"
-# What may change when a run is resumed.
+# Settings that may change when a run is resumed.
 FREE_TO_CHANGE = ("train_steps", "report_every", "keep_checkpoint")
-Segment = dict[str, Any]
 
 
 class Checkpoint(NamedTuple):
-    """A complete checkpoint; they sort by step."""
+    """A complete checkpoint; sorted by step."""
 
     step: int
     path: Path
 
 
 def complete_checkpoints(folder: Path) -> list[Checkpoint]:
-    """All checkpoints ``*_step_N.pt`` in `folder` that were written completely, by step.
+    """Return all complete checkpoints ``*_step_N.pt`` in `folder` by step.
 
-    A checkpoint is a zip archive with its directory at the end, so a truncated file is not one.
+    Checkpoints are zip archives, whose directory is at the end; truncated files are not valid archives.
     """
     found = []
     for path in folder.glob("*_step_*.pt"):
@@ -50,23 +51,23 @@ def complete_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 class Data(NamedTuple):
-    """Prepared data: the options of ``onmt_train`` that say where they are, and their checksum."""
+    """Prepared data: options of ``onmt_train`` with their paths, and their checksum."""
 
     options: dict[str, Any]
     checksum: str
 
 
 def train_row(row: Row, run: Path, data: Data, options: Sequence[str], average: int) -> None:
-    """Train `row` in the folder `run` for its number of steps, and average its last checkpoints.
+    """Train `row` in the folder `run`, and average its last checkpoints.
 
-    Training resumes from the newest complete checkpoint if there is one.
+    Training resumes from the latest complete checkpoint.
 
     Args:
-        row: what to train.
-        run: gets ``train.yaml``, ``train.log``, ``training.json``, the checkpoints and the averaged model.
-        data: what to train on.
-        options: further options of ``onmt_train``, as on its command line.
-        average: how many checkpoints to average.
+        row: the row.
+        run: folder for ``train.yaml``, ``train.log``, ``training.json``, checkpoints and the averaged model.
+        data: training data.
+        options: further command-line options of ``onmt_train``.
+        average: number of checkpoints to average.
 
     Raises:
         UserError: another process trains this row, or the run was started with other settings or data.
@@ -92,21 +93,21 @@ def train_row(row: Row, run: Path, data: Data, options: Sequence[str], average: 
 
 
 def fit_row(row: Row, run: Path, data: Data, teacher: Path, counts: Path, options: Sequence[str]) -> None:
-    """Fit the embedding of a row that is not trained, in a copy of its teacher's model.
+    """Fit the embedding of a row to its teacher's, without training.
 
     Args:
-        row: what to fit, with its ``fit``.
-        run: gets ``model_averaged.pt``, ``fit.json`` and ``training.json``.
-        data: what the teacher was trained on.
-        teacher: its model.
-        counts: file of how often words occur.
-        options: must be none.
+        row: a row with ``fit``.
+        run: folder for ``model_averaged.pt``, ``fit.json`` and ``training.json``.
+        data: training data of the teacher.
+        teacher: model of the teacher.
+        counts: file with word counts.
+        options: must be empty.
 
     Raises:
         UserError: there are options, or another process fits this row.
     """
     if options:
-        raise UserError(f"{row.name} is only fitted, not trained: {options[0]} has no effect; remove it")
+        raise UserError(f"{row.name} is fitted, not trained: {options[0]} has no effect; remove it")
     with locked(run / "lock"):
         started = time.time()
         fit_model(teacher, row.embedding, counts, row.train.get("seed", 0), run / AVERAGED, row.fit or {})
@@ -124,7 +125,7 @@ def _train(
     options: Sequence[str],
     lock: int,
 ) -> None:
-    """Run ``onmt_train``, from `newest` on if there is one; time and memory go into the `log`."""
+    """Run ``onmt_train``, from the checkpoint `newest` if there is one, and log time and memory."""
     arguments = ["-config", str(run / "train.yaml"), *options]
     segments: list[Segment] = []
     if newest:
@@ -142,26 +143,20 @@ def _train(
     write_json(run / "training.json", log)
 
 
-def kept_segments(segments: Sequence[Segment], saved: float) -> list[Segment]:
-    """The segments of training that led to a checkpoint saved at `saved`; later work was lost."""
-    kept = [segment for segment in segments if segment["started"] < saved]
-    return [{**part, "ended": saved if part["ended"] is None else min(part["ended"], saved)} for part in kept]
-
-
 def checkpoints_to_average(default: int) -> int:
-    """How many checkpoints to average: ``$AVERAGE``, or the row's own number.
+    """Return the number of checkpoints to average: ``$AVERAGE``, or the default.
 
     Raises:
-        UserError: the variable is not a whole number of at least 1.
+        UserError: the variable is not an integer of at least 1.
     """
     given = os.environ.get("AVERAGE") or str(default)
     if not given.isdecimal() or int(given) < 1:
-        raise UserError(f"AVERAGE is {given!r}; it must be a whole number of at least 1")
+        raise UserError(f"AVERAGE is {given!r}; it must be an integer of at least 1")
     return int(given)
 
 
 def _average(checkpoints: Sequence[Checkpoint], target: Path) -> None:
-    """Average `checkpoints` into `target`."""
+    """Average checkpoints and write the result to `target`."""
     if not checkpoints:
         raise UserError(
             f"{target.parent}: training wrote no checkpoint; set save_checkpoint_steps in rows.yaml"
@@ -173,7 +168,7 @@ def _average(checkpoints: Sequence[Checkpoint], target: Path) -> None:
 
 
 def _check_unchanged(run: Path, log: dict[str, Any], settings: dict[str, Any], checksum: str) -> None:
-    """Check that a run is resumed with the settings and data that it was started with."""
+    """Check that a run is resumed with the same settings and data."""
     before = {**log["settings"], "data": log["data_checksum"]}
     now = {**settings, "data": checksum}
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
@@ -185,12 +180,12 @@ def _check_unchanged(run: Path, log: dict[str, Any], settings: dict[str, Any], c
 
 
 def target_step(row: Row, options: Sequence[str]) -> int:
-    """The step up to which a row is trained: that of the command line, or its own.
+    """Return the last step of training: from the command line or the row.
 
     Raises:
-        UserError: it is not a whole number of at least 1.
+        UserError: it is not an integer of at least 1.
     """
     value: Any = option_value(options, "train_steps") or row.train.get("train_steps")
     if not str(value).isdecimal() or int(value) < 1:
-        raise UserError(f"train_steps is {value!r}; it must be a whole number of at least 1")
+        raise UserError(f"train_steps is {value!r}; it must be an integer of at least 1")
     return int(value)

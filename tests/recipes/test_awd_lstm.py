@@ -235,15 +235,15 @@ def test_word_vectors_are_trained_once_for_all_classes_of_the_same_epochs(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("dataset: ptb", "must hold dataset and classes"),
-        ("{dataset: ptb, classes: {}, lower: true}", "must hold dataset and classes"),
+        ("dataset: ptb", "must contain dataset and classes"),
+        ("{dataset: ptb, classes: {}, lower: true}", "must contain dataset and classes"),
         ("{dataset: penn, classes: {}}", "dataset is 'penn'; it may be ptb, wikitext2, wikitext103"),
         (
             "{dataset: ptb, classes: {}, small: penn}",
             "small is 'penn'; it may be ptb, wikitext2, wikitext103",
         ),
         ("{dataset: ptb, classes: [a]}", r"classes is \['a'\]"),
-        ("{dataset: ptb, classes: {a: 3}}", "classes a: wanted num_classes and epochs"),
+        ("{dataset: ptb, classes: {a: 3}}", "classes a: expected num_classes and epochs"),
         ("{dataset: ptb, classes: {a: {num_classes: 0, epochs: 1}}}", "num_classes is 0"),
         ("{dataset: ptb, classes: {a: {num_classes: 3, epochs: 1.5}}}", "epochs is 1.5"),
     ],
@@ -261,7 +261,7 @@ def test_recipe_without_small_data_says_so(capsys: pytest.CaptureFixture[str]) -
 
 def test_arguments_are_refused_in_one_line_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main("preprocess", partial(model_data.main, find_recipe("ptb_awd_lstm")), ["--extra"]) == 2
-    told = "preprocess: '--extra' is no argument of preprocess.sh; see preprocess.sh --help\n"
+    told = "preprocess: '--extra' is not an argument of preprocess.sh; see preprocess.sh --help\n"
     assert capsys.readouterr().err == told
 
 

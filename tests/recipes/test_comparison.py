@@ -136,7 +136,7 @@ def test_fitted_language_model_is_where_the_distilled_one_starts(
     with pytest.raises(UserError, match="starts from standard; .* run recipes/.*/train.sh standard"):
         train(recipe, row, [])
     train(recipe, recipe.row("standard"), [])
-    with pytest.raises(UserError, match="only fitted, not trained: -steps has no effect"):
+    with pytest.raises(UserError, match="fitted, not trained: -steps has no effect"):
         train(recipe, row, ["-steps", "5"])
     train(recipe, row, [])
     train(recipe, recipe.row("f_4x_finetuned"), [])

@@ -149,7 +149,7 @@ def test_words_by_count_and_lower_case() -> None:
     counts = {"c": 4, "D": 5, "A": 2, "a": 1, "b": 1, "unknown": 9, "<unk>": 9}
     found = source.most_frequent(vectors, 3, counts)
     assert found.words == ["D", "c", "a"] and found.vectors[:, 0].tolist() == [3, 2, 0]
-    with pytest.raises(UserError, match="4 words to choose from"):
+    with pytest.raises(UserError, match="there are 4 words"):
         source.most_frequent(vectors, 5, counts)
 
 
@@ -189,14 +189,14 @@ def test_methods_get_the_bytes_of_alone() -> None:
     [
         ({"hidden": [16, "x"]}, "hidden is"),
         ({"seeds": []}, "seeds is"),
-        ({"words": 100}, "80 words to choose from"),
+        ({"words": 100}, "there are 80 words"),
         ({"alone": {"funnel": {}}}, "which is a method"),
-        ({"training": {"epochs": 1}}, "training: it must hold"),
+        ({"training": {"epochs": 1}}, "training: it must contain"),
         ({"training": {**GRID["training"], "learning_rate": 0}}, "learning_rate is 0"),
         ({"training": {**GRID["training"], "learning_rate": math.nan}}, "learning_rate is nan"),
         ({"training": {**GRID["training"], "learning_rate": math.inf}}, "learning_rate is inf"),
-        ({"alone": {"alone_real": {"hidden_dim": 3}}}, "alone_real: 'hidden_dim' is not for a row to set"),
-        ({"alone": {"alone_real": {"seed": 3}}}, "alone_real: 'seed' is not for a row to set"),
+        ({"alone": {"alone_real": {"hidden_dim": 3}}}, "alone_real: 'hidden_dim' is set per cell"),
+        ({"alone": {"alone_real": {"seed": 3}}}, "alone_real: 'seed' is set per cell"),
         ({"alone": {"alone_real": {1: 3}}}, "the key '1' is not text"),
         ({"learning_rates": {"none": 0.1}}, "learning_rates is {'none': 0.1}"),
         ({"learning_rates": [0.1]}, "learning_rates is [0.1]"),
@@ -218,11 +218,11 @@ def test_mistakes_on_the_command_line(setting: Setting, capsys: pytest.CaptureFi
     assert "run preprocess.sh" in capsys.readouterr().err
     assert setting.prepare() == 0
     assert setting.run(train, "alone_real-17-0") == 2
-    assert "no cell is called 'alone_real-17-0'" in capsys.readouterr().err
+    assert "no cell matches 'alone_real-17-0'" in capsys.readouterr().err
     assert setting.run(evaluate, "--readme", setting.folder / "README.md") == 2
     setting.configure(words=50)
     assert setting.run(train, "alone_real-16-0") == 2
-    assert "60 words are prepared, the grid has 'words: 50'" in capsys.readouterr().err
+    assert "60 words are prepared, but the grid has 'words: 50'" in capsys.readouterr().err
     setting.configure(alone={"alone_real": {"filter": "reel"}})
     assert setting.run(train, "alone_real-16-0") == 2
     assert "must be one of real, binary" in capsys.readouterr().err

@@ -171,7 +171,7 @@ def test_preparation_from_end_to_end(small: Prepared, capsys: pytest.CaptureFixt
         ({"valid": 0}, "valid is 0"),
         ({"lengths": ["x"]}, "lengths is ['x']"),
         ({"test": 58}, "60 pairs are too few"),
-        ({"surplus": 1}, "it must hold valid, test"),
+        ({"surplus": 1}, "it must contain valid, test"),
     ],
 )
 def test_mistakes_are_told_in_one_line(
@@ -330,7 +330,7 @@ def test_sides_of_unequal_length_are_refused(licensed: Licensed, refusal: Refusa
 
 def test_other_number_of_test_texts_is_refused(licensed: Licensed, refusal: Refusal) -> None:
     licensed.write("DUC2004/task1_ref3.txt", ["a"] * 3)
-    assert "task1_ref3.txt has 3 lines; wanted 4 in each" in refusal()
+    assert "task1_ref3.txt has 3 lines; expected 4 in each" in refusal()
 
 
 def test_no_data_dir_is_refused(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ def test_what_a_killed_training_lost_does_not_count(recipe: Recipe, commands: Co
     commands.fails = True
     with pytest.raises(UserError):
         train(recipe, row, [])
-    with pytest.raises(UserError, match="not trained to the end"):
+    with pytest.raises(UserError, match="training is not complete"):
         evaluate(recipe, row, [])
     commands.fails = False
     commands.clock += 100

@@ -75,17 +75,17 @@ def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"corpora": None}, "corpora is None; wanted a list with something in it"),
-        ({"tests": "x"}, "tests is 'x'; wanted a list"),
-        ({"pieces": [1]}, r"pieces is \[1\]; wanted a dict"),
-        ({"pieces": {}}, r"pieces is \{\}; wanted a dict with something in it"),
-        ({"max_ratio": "x"}, "max_ratio is 'x'; wanted a number of at least 1"),
-        ({"pieces": {"a": {"kind": "bpe", "size": "x"}}}, "a: size is 'x'; wanted a whole number"),
+        ({"corpora": None}, "corpora is None; expected a nonempty list"),
+        ({"tests": "x"}, "tests is 'x'; expected a list"),
+        ({"pieces": [1]}, r"pieces is \[1\]; expected a dict"),
+        ({"pieces": {}}, r"pieces is \{\}; expected a nonempty dict"),
+        ({"max_ratio": "x"}, "max_ratio is 'x'; expected a number of at least 1"),
+        ({"pieces": {"a": {"kind": "bpe", "size": "x"}}}, "a: size is 'x'; expected an integer"),
         ({"pieces": {"a": {"kind": "sentencepiece", "size": 9, "model": "word"}}}, "model is 'word'; wanted"),
-        ({"pieces": {"a": {"kind": "bpe", "size": 9, "classes": 3}}}, "classes is 3; wanted a list"),
+        ({"pieces": {"a": {"kind": "bpe", "size": 9, "classes": 3}}}, "classes is 3; expected a list"),
         (
             {"pieces": {"a": {"kind": "bpe", "size": 9, "classes": [0]}}},
-            "classes is 0; wanted a whole number",
+            "classes is 0; expected an integer",
         ),
     ],
 )

@@ -132,7 +132,7 @@ def test_failing_training_shows_the_end_of_its_log(
     assert start(tmp_path) == 2
     errors = capsys.readouterr().err
     assert "  | rank is 0" in errors and "Traceback" not in errors
-    assert "onmt_train ended with status 2" in errors.splitlines()[-1]
+    assert "onmt_train failed with status 2" in errors.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

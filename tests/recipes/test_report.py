@@ -231,15 +231,15 @@ def test_empty_repository_says_so(recipes: Path) -> None:
     assert "left-out" not in as_page(blocks)
 
 
-@pytest.mark.slow_except("[1, 2]-line 1: no result, row is missing")
+@pytest.mark.slow_except("[1, 2]-line 1: invalid result, row is missing")
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ('{"row": "x"', "line 1: no result"),
-        ("[1, 2]", "line 1: no result, row is missing"),
-        ('{"row": "x"}', "line 1: no result, config is missing"),
-        (record(row=3), "line 1: no result, row is missing"),
-        (record(metrics=[1.0]), "line 1: no result, metrics is missing"),
+        ('{"row": "x"', "line 1: invalid result"),
+        ("[1, 2]", "line 1: invalid result, row is missing"),
+        ('{"row": "x"}', "line 1: invalid result, config is missing"),
+        (record(row=3), "line 1: invalid result, row is missing"),
+        (record(metrics=[1.0]), "line 1: invalid result, metrics is missing"),
         (record(metrics={}), "metrics is empty"),
         (record(metrics={"perplexity": math.nan}), "metrics has a number that is not finite"),
         (record(config={"embedding": "define"}), 'config: embedding is "define"'),

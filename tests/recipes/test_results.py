@@ -87,12 +87,12 @@ def test_what_json_does_not_have_fails_and_the_old_file_stays(tmp_path: Path, ba
 def test_other_lines_are_named(tmp_path: Path, content: str) -> None:
     path = write(tmp_path, "standard")
     path.write_bytes(path.read_bytes() + content.encode("latin-1"))
-    with pytest.raises(UserError, match="results.jsonl: (line 2: no result|cannot be read)"):
+    with pytest.raises(UserError, match="results.jsonl: (line 2: invalid result|cannot be read)"):
         read_results(tmp_path)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file of results; run an evaluation first"):
+    with pytest.raises(UserError, match="no such file; run an evaluation first"):
         read_results(tmp_path / "absent")
 
 
@@ -210,7 +210,7 @@ def test_tables_that_cannot_be(recipe: Recipe, tmp_path: Path, capsys: pytest.Ca
     assert run_main("table", command.main, ["table", "glove_reconstruction"]) == 2
     assert "glove_reconstruction has no tables that this command can make" in capsys.readouterr().err
     assert run_main("table", command.main, ["table", "quickstart", "--results", str(tmp_path)]) == 2
-    assert "no such file of results" in capsys.readouterr().err
+    assert "no such file; run an evaluation" in capsys.readouterr().err
 
 
 @pytest.mark.slow_except("iwslt_pten")

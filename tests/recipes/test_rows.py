@@ -95,7 +95,7 @@ def test_rows_of_papers_have_their_figures(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{train: {}}", "row: it must hold embedding"),
+        ("{train: {}}", "row: it must contain embedding"),
         ("{embedding: {}, embeding: {}}", "row: unknown key 'embeding'"),
         ("{embedding: funnel}", "row: embedding is 'funnel'; it must be of type dict"),
         ("{embedding: {}, train: 3}", "row: train is 3; it must be of type dict"),
@@ -125,7 +125,7 @@ def test_wrong_rows_are_named(folder: Path, row: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("kind:", "kinds:"), "unknown key 'kinds'; it may hold kind, groups"),
+        (("kind:", "kinds:"), "unknown key 'kinds'; expected kind, groups"),
         (("extends: common", "average: x"), "groups: small: average is 'x'"),
         (("  tiny:", "  funnel_fitted:"), "two rows called funnel_fitted; rename one"),
     ],

@@ -121,13 +121,13 @@ RESULTS = f"mkdir -p $RUNS/small/smoke; echo '{RECORD % 'x'}' > $RUNS/small/smok
     [
         ({"eval": RESULTS}, None),
         ({"train": "echo first; echo no option $1 >&2; exit 2"},
-         "train.sh --smoke ended with status 2:\nfirst\nno option --smoke"),
-        ({}, "wrote no results.jsonl below its folder smoke"),
+         "train.sh --smoke failed with status 2:\nfirst\nno option --smoke"),
+        ({}, "wrote no results.jsonl to its folder smoke"),
         ({"eval": f"{RESULTS}; mkdir $RUNS/small/data"},
-         "wrote data beside its folder smoke, where real runs are"),
+         "wrote data outside of its folder smoke"),
         ({"preprocess": "test -z $DATA_DIR", "eval": RESULTS}, None),
         ({"preprocess": "exit 3", "train": "touch $RUNS/trained", "eval": RESULTS},
-         "preprocess.sh --smoke ended with status 3:"),
+         "preprocess.sh --smoke failed with status 3:"),
     ],
 )  # fmt: skip
 def test_outcome_tells_what_went_wrong(
@@ -173,7 +173,7 @@ def test_script_that_is_not_there_and_one_that_does_not_end(
 ) -> None:
     monkeypatch.setattr(smoke, "LONGEST_SECONDS", 0.2)
     folder = recipe(tmp_path / "small", preprocess="sleep 20")
-    assert smoke.run_recipe(folder, tmp_path).fault == "preprocess.sh --smoke did not end in 0.2 seconds"
+    assert smoke.run_recipe(folder, tmp_path).fault == "preprocess.sh --smoke did not finish in 0.2 seconds"
     (folder / "preprocess.sh").unlink()
     assert smoke.run_recipe(folder, tmp_path).fault == "preprocess.sh --smoke: No such file or directory"
 
@@ -267,7 +267,7 @@ def test_missing_training_is_told_with_the_command(tmp_path: Path, monkeypatch: 
             read_trained(recipe, row)
         recipe.data.mkdir(parents=True)
         (recipe.data / "data.json").write_text('{"checksum": "c"}')
-        with pytest.raises(UserError, match=f"not trained to the end; run {script.format('train.sh')}$"):
+        with pytest.raises(UserError, match=f"training is not complete; run {script.format('train.sh')}$"):
             read_trained(recipe, row)
 
 
