@@ -12,9 +12,9 @@ from recipes.common.recipe import Recipe, parse_row
 from recipes.common.rows import Row
 from recipes.common.tools import (
     Segment,
-    kept_segments,
     distillation_options,
     fit_model,
+    kept_segments,
     peak_memory_of_children,
     read_json,
     run_module,
