@@ -117,8 +117,8 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
         What the student learns from the teacher.
 
     Raises:
-        UserError: the teacher cannot be read, its vocabulary, network or width differs, or soft targets do not
-            work with other options.
+        UserError: the teacher cannot be read, its vocabulary, network or width differs, or soft targets do
+            not work with other options.
     """
     distillation, plan = parse_distillation(getattr(opt, OPTION, None)), read_plan(opt)
     if distillation is None or plan is None:
@@ -149,10 +149,10 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
 
 
 def _check_soft_targets(share: float, opt: Namespace) -> None:
-    """Refuse soft targets where the teacher does not score the same words at the same time.
+    """Check that teacher and student score the same words at the same time.
 
     Raises:
-        UserError: names the option.
+        UserError: soft targets do not work with an option.
     """
     for name in ("copy_attn", "truncated_decoder"):
         if share > 0 and getattr(opt, name, False):

@@ -227,4 +227,4 @@ def fit_model(
 def kept_segments(segments: Sequence[Segment], saved: float | None) -> list[Segment]:
     """Return the run segments up to the last checkpoint, which was saved at `saved`; later work was lost."""
     kept = [segment for segment in segments if saved is not None and segment["started"] < saved]
-    return [{**part, "ended": saved if part["ended"] is None else min(part["ended"], saved)} for part in kept]
+    return [{**part, "ended": saved if part["ended"] is None else part["ended"]} for part in kept]

@@ -268,7 +268,7 @@ def test_arguments_are_refused_in_one_line_with_status_2(capsys: pytest.CaptureF
 def test_what_preprocessing_prepares_is_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     for name, printed in (
         (NAMES[0], "usage: preprocess.sh [--smoke]"),
-        ("wikitext103_lstm", "wikitext-2, in $RUNS"),
+        ("wikitext103_lstm", "wikitext-2 in $RUNS"),
     ):
         with pytest.raises(SystemExit) as ended:
             model_data.main(find_recipe(name), ["--help"])

@@ -219,7 +219,7 @@ def test_other_data_are_noticed(recipe: Recipe, commands: Commands) -> None:
     row = recipe.row("table1")
     train(recipe, row, [])
     (recipe.data / "data.json").write_text('{"checksum": "other"}')
-    with pytest.raises(UserError, match="other data"):
+    with pytest.raises(UserError, match="different data"):
         evaluate(recipe, row, [])
     (recipe.data / "data.json").unlink()
     with pytest.raises(UserError, match="run recipes/recipe/preprocess.sh"):

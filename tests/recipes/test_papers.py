@@ -132,7 +132,7 @@ def test_the_command_lists_every_row(capsys: pytest.CaptureFixture[str]) -> None
     [
         ({"row": "a"}, "P, Table 1: a: expected one of name, same, cells and reason"),
         ({"row": "a", "same": "t", "reason": "z"}, "P, Table 1: a: expected one of name, same, cells and"),
-        ({"row": "a", "reason": "z", "figures": {"bleau": 1}}, "unknown figure 'bleau'; it may be bleu, "),
+        ({"row": "a", "reason": "z", "figures": {"bleau": 1}}, "unknown figure 'bleau'; expected bleu, "),
         ({"row": "b", "reason": "z"}, "P, Table 1: two rows 'b'; give them different labels"),
         ({"row": "a", "same": "none", "figures": []}, "P, Table 1: a: there is no row recipe/none"),
         ({"row": "a", "same": "t", "figures": ["total"]}, "P, Table 1: a: t has no figure 'total'"),

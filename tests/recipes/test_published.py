@@ -76,12 +76,15 @@ def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:
     ("changed", "said"),
     [
         ({"corpora": None}, "corpora is None; expected a nonempty list"),
-        ({"tests": "x"}, "tests is 'x'; expected a list"),
-        ({"pieces": [1]}, r"pieces is \[1\]; expected a dict"),
+        ({"tests": "x"}, "tests is 'x'; expected a nonempty list"),
+        ({"pieces": [1]}, r"pieces is \[1\]; expected a nonempty dict"),
         ({"pieces": {}}, r"pieces is \{\}; expected a nonempty dict"),
         ({"max_ratio": "x"}, "max_ratio is 'x'; expected a number of at least 1"),
         ({"pieces": {"a": {"kind": "bpe", "size": "x"}}}, "a: size is 'x'; expected an integer"),
-        ({"pieces": {"a": {"kind": "sentencepiece", "size": 9, "model": "word"}}}, "model is 'word'; wanted"),
+        (
+            {"pieces": {"a": {"kind": "sentencepiece", "size": 9, "model": "word"}}},
+            "model is 'word'; expected",
+        ),
         ({"pieces": {"a": {"kind": "bpe", "size": 9, "classes": 3}}}, "classes is 3; expected a list"),
         (
             {"pieces": {"a": {"kind": "bpe", "size": 9, "classes": [0]}}},

@@ -134,7 +134,7 @@ def test_templates_have_all_languages_and_every_kind_is_used() -> None:
 def test_template_without_its_gap_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "templates.yaml"
     path.write_text("- slots: {a: number}\n  en: 'No gap.'\n")
-    with pytest.raises(CorpusError, match="each gap once"):
+    with pytest.raises(CorpusError, match="each slot once"):
         read_templates(path)
     path.write_text("- slots: {a: weather}\n  en: '{a}'\n")
     with pytest.raises(CorpusError, match="weather"):

@@ -111,7 +111,7 @@ def test_rows_of_papers_have_their_figures(folder: Path) -> None:
         ),
         ("{embedding: {}, fit: {teacher: none}}", "row: teacher is 'none'"),
         ("{embedding: {}, fit: {teacher: standard, alpha: 0}}", "row: fit: unknown key 'alpha'"),
-        ("{embedding: {}, fit: {teacher: standard}, train: {}}", "train has no effect on a row that is only"),
+        ("{embedding: {}, fit: {teacher: standard}, train: {}}", "train has no effect on a fitted row"),
         ("{", "cannot be read as YAML"),
     ],
 )

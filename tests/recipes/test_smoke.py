@@ -187,7 +187,7 @@ def test_command_ends_with_1_and_names_what_failed(
         smoke.main([])
     assert ended.value.code == 1
     out = capsys.readouterr().out
-    assert 'failed: other; make smoke RECIPES="other" runs these alone' in out
+    assert 'failed: other; make smoke RECIPES="other" runs only these' in out
     assert re.search(r"^small +\d+ s  ok$", out, re.MULTILINE)
     monkeypatch.setattr(smoke, "chosen", lambda names: folders[:1])
     smoke.main([])
