@@ -113,7 +113,7 @@ def test_lines_of_another_language_are_left_out(
     assert len(read.probe([known, unknown], 1).predict().words) == len(read.probe([known], 1).predict().words)
     line, found = kept(model, tmp_path, capsys, "standard", "--text", unknown)
     assert found["share"] is None and found["needs_training"]
-    assert line.startswith("warning: could not verify that this model still works (the model knows less than")
+    assert line.startswith("warning: could not verify that this model still works (the vocabulary has less")
 
 
 def test_language_models_read_or_write(
@@ -127,7 +127,7 @@ def test_language_models_read_or_write(
     }
     shared = {"share_embeddings": False, "share_decoder_embeddings": True}
     _, model = trained(embedding=STANDARD, data=data, **options, **shared)
-    for source, said in (([], "that it wrote itself"), (["--text", folder / "test.src"], "of test.src")):
+    for source, said in (([], "that it generated"), (["--text", folder / "test.src"], "of test.src")):
         line, _ = kept(model, tmp_path, capsys, "projective", "--rank", 16, *source)
         assert line.startswith("kept 100% of the predictions") and said in line
         line, found = kept(model, tmp_path, capsys, "projective", "--rank", 1, *source)

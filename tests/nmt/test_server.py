@@ -342,4 +342,4 @@ def test_what_a_checkpoint_needs_is_missed_at_the_start(
     torch.save(saved, tmp_path / "bare.pt")
     config = configure(tmp_path, tmp_path / "bare.pt")
     line = refusal("onmt_server", "--port", "0", "--model_config", str(config))
-    assert "src_subword_model: /nowhere/codes" in line
+    assert "src_subword_model: the file /nowhere/codes" in line
