@@ -23,7 +23,8 @@ from shared_embeddings.options import OptionError, parse_options, plain_options
 
 Options = dict[str, object]
 
-# A deep method computes its table in blocks of this many rows, which limits the memory of its wide layers.
+# Methods with `expensive_rows` compute tables in blocks of this many rows, which limits the memory of wide
+# layers.
 _TABLE_BLOCK = 2048
 
 
@@ -269,7 +270,8 @@ class Method(CachingModule):
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
         """The vectors ``(N, D)`` of tokens, given the distinct `words` ``(n,)`` and their `inverse` ``(N,)``.
 
-        For deep methods. By default each word is transformed once; dropout inside is drawn for each token.
+        For methods with `expensive_rows`. By default, each word is transformed once; dropout inside is drawn
+        for each token.
         """
         return F.embedding(inverse, self.without_padding(self.rows(words), words))
 
@@ -299,7 +301,7 @@ class Method(CachingModule):
         return torch.arange(self.num_embeddings, device=device)
 
     def all_rows(self) -> Tensor:
-        """The rows ``(V, D)`` of all words; deep methods compute them in blocks."""
+        """The rows ``(V, D)`` of all words; `expensive_rows` are computed in blocks."""
         ids = self.all_ids(next(self.parameters()).device)
         if not self.expensive_rows:
             return self.rows(ids)

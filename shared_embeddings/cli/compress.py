@@ -53,21 +53,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
         type=PathOption.FILE,
         help="tokenized text, for counting words and comparing predictions",
     )
-    command.add_argument(
-        "--validation", type=PathOption.SOURCE, help="text for the perplexity of a language model"
-    )
-    command.add_argument(
-        "--validation-source",
-        type=PathOption.FILE,
-        help="tokenized source text for the BLEU of a translation model",
-    )
-    command.add_argument("--validation-target", type=PathOption.FILE, help="its reference translation")
-    command.add_argument(
-        "--validation-subwords",
-        choices=SUBWORDS,
-        default="none",
-        help="subwords to join before computing BLEU (default: none, BLEU of tokens)",
-    )
+    _add_validation(command)
     command.add_argument(
         "--target-ratio", type=float, help="reduce the bytes of the embeddings by this factor"
     )
@@ -84,6 +70,25 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     command.add_argument("--seed", type=int, default=0, help="(default: 0)")
     command.add_argument("--report", type=PathOption.NEW_FILE, help="also write the report to this JSON file")
     command.add_argument("--force", action="store_true", help="overwrite existing files")
+
+
+def _add_validation(command: argparse.ArgumentParser) -> None:
+    """Add the options for measuring quality."""
+    command.add_argument(
+        "--validation", type=PathOption.SOURCE, help="text for the perplexity of a language model"
+    )
+    command.add_argument(
+        "--validation-source",
+        type=PathOption.FILE,
+        help="tokenized source text for the BLEU of a translation model",
+    )
+    command.add_argument("--validation-target", type=PathOption.FILE, help="its reference translation")
+    command.add_argument(
+        "--validation-subwords",
+        choices=SUBWORDS,
+        default="none",
+        help="subwords to join before computing BLEU (default: none, BLEU of tokens)",
+    )
 
 
 def _compress(known: argparse.Namespace, rest: list[str]) -> str:

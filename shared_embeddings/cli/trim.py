@@ -8,6 +8,15 @@ from shared_embeddings.cli.arguments import add, percentage
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
 
+# Options that take files.
+_FILES = {
+    "text": "texts whose words to keep, preprocessed like the training data",
+    "source-text": "the same for the source of a translation model",
+    "target-text": "the same for the target of a translation model",
+    "held-out": "held-out texts: report how many of their lines round-trip",
+    "keep": "more words to keep, one per line",
+}
+
 
 def register(commands: argparse._SubParsersAction[Parser]) -> None:
     """Add the command."""
@@ -15,36 +24,13 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     command.add_argument(
         "--model", required=True, type=PathOption.SOURCE, help="a trained model, file or folder"
     )
-    text = "texts whose words to keep, preprocessed like the training data"
-    command.add_argument("--text", nargs="+", default=[], type=PathOption.FILE, metavar="FILE", help=text)
-    for side in ("source", "target"):
+    for name, description in _FILES.items():
         command.add_argument(
-            f"--{side}-text",
-            nargs="+",
-            default=[],
-            type=PathOption.FILE,
-            metavar="FILE",
-            help=f"the same for the {side} of a translation model",
+            f"--{name}", nargs="+", default=[], type=PathOption.FILE, metavar="FILE", help=description
         )
-    command.add_argument(
-        "--held-out",
-        nargs="+",
-        default=[],
-        type=PathOption.FILE,
-        metavar="FILE",
-        help="held-out texts: report how many of their lines round-trip",
-    )
     command.add_argument("--output", type=PathOption.NEW, help="output path, in the format of --model")
     command.add_argument(
         "--dry-run", action="store_true", help="only report the words to keep and the size; writes no model"
-    )
-    command.add_argument(
-        "--keep",
-        nargs="+",
-        default=[],
-        type=PathOption.FILE,
-        metavar="FILE",
-        help="more words to keep, one per line",
     )
     command.add_argument("--keep-first", type=int, default=0, metavar="N", help="also keep the first N words")
     command.add_argument(

@@ -89,10 +89,7 @@ def fit(
         ValueError: the teacher is not a finite table, or counts, steps or seed are invalid.
     """
     embedding_class = method_class(method)
-    if steps is not None and (not isinstance(steps, Integral) or steps < 1):
-        raise ValueError(f"steps is {steps!r}, but gradient descent needs a whole number of at least 1")
-    if not isinstance(seed, Integral) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
-        raise ValueError(f"seed is {seed!r}, but it must be a whole number of at most 64 bits")
+    _check_numbers(steps, seed)
     table = _checked_teacher(teacher, padding_idx)
     counts = _checked_counts(token_counts, table)
     given = dict(options)
@@ -149,6 +146,14 @@ def report(
         compression=teacher.numel() / max(counts["total"], 1),
         seconds=seconds,
     )
+
+
+def _check_numbers(steps: object, seed: object) -> None:
+    """Raise ValueError for an invalid number of steps or an invalid seed."""
+    if steps is not None and (not isinstance(steps, Integral) or steps < 1):
+        raise ValueError(f"steps is {steps!r}, but gradient descent needs a whole number of at least 1")
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed is {seed!r}, but it must be a whole number of at most 64 bits")
 
 
 def _words_of(embedding: SharedEmbedding) -> Tensor:

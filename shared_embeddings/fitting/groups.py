@@ -164,12 +164,7 @@ def group_reduce(
     check_counts(token_counts, words)
     if not 1 <= num_groups <= words:
         raise ValueError(f"num_groups is {num_groups}, but it must be from 1 to the {words} words")
-    if (min_rank is None) == (num_parameters is None):
-        raise ValueError("the ranks follow from min_rank or num_parameters; give exactly one of them")
-    if min_rank is not None:
-        check_rank(min_rank, dim)
-    if max_rank is not None and not (min_rank or 1) <= max_rank <= dim:
-        raise ValueError(f"max_rank is {max_rank}, but it must be from min_rank {min_rank or 1} to {dim}")
+    _check_ranks(min_rank, max_rank, num_parameters, dim)
     counts = token_counts.to(table.device, torch.float64)
     frequencies, by_frequency = counts.sort(descending=True, stable=True)
     # Unseen words count like the rarest seen one, since an average of zero would give no ranks.
@@ -197,6 +192,16 @@ def group_reduce(
         rounds.append(after)
     codes = [codes_in(table[groups == group], basis) for group, basis in enumerate(bases)]
     return GroupReduction(groups, codes, [basis.to(table.dtype) for basis in bases], rounds)
+
+
+def _check_ranks(min_rank: int | None, max_rank: int | None, num_parameters: int | None, dim: int) -> None:
+    """Raise ValueError unless the options determine ranks from 1 to D."""
+    if (min_rank is None) == (num_parameters is None):
+        raise ValueError("the ranks follow from min_rank or num_parameters; give exactly one of them")
+    if min_rank is not None:
+        check_rank(min_rank, dim)
+    if max_rank is not None and not (min_rank or 1) <= max_rank <= dim:
+        raise ValueError(f"max_rank is {max_rank}, but it must be from min_rank {min_rank or 1} to {dim}")
 
 
 def _group_bases(table: Tensor, counts: Tensor, groups: Tensor, ranks: list[int]) -> list[Tensor]:

@@ -35,7 +35,7 @@ class BandOptions(EmbeddingOptions):
     )
     width: int | None = option("d_0, the width of the vectors of the first band, if it is less than D.", None)
     head_projection: HeadProjection = option(
-        "Projects the first band although it is D wide (W_1, D x D): on no side, on the input only, as in "
+        "Projects the first band although it is D wide (W_1, D x D): on no side, only on the input, as in "
         "fairseq, or on both sides, as in Figure 1 of Baevski & Auli.",
         "none",
     )
@@ -98,7 +98,7 @@ class BandOptions(EmbeddingOptions):
         )
         require(
             self.score_dim != embedding_dim,
-            f"option 'score_dim' is {embedding_dim}, which is the dimension anyway; remove it",
+            f"option 'score_dim' is {embedding_dim}, which is the dimension already; remove it",
         )
         require(
             self.widths(embedding_dim)[-1] >= 1,

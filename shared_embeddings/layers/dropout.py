@@ -53,7 +53,7 @@ class EndingDropout(Dropout):
 
     Args:
         probability: of a zero, until then.
-        updates: the number of updates after which nothing is dropped; None for no end.
+        updates: the number of updates after which dropout ends; None for never.
     """
 
     def __init__(self, probability: float, updates: int | None) -> None:
@@ -68,7 +68,7 @@ class EndingDropout(Dropout):
 
 
 def set_updates(model: nn.Module, done: int) -> None:
-    """Tell a model the number of optimizer updates, `done`, before the next one.
+    """Set the number of optimizer updates so far, `done`, in all modules that depend on it.
 
     Training loops call this before every update, so that dropout with a limited number of updates ends
     (option `relu_dropout_steps` of `alone`). Checkpoints need not store anything for it.

@@ -7,14 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-# Codes start this much smaller than the entries of a table, and their basis larger. Adam moves all entries
-# equally, so the rows move further in a step. A small translation model with a rank of D / 4 had a perplexity
-# of 218 after 500 steps without this factor, of 149 with 1/2, of 100 with 1/5, and of 154 with a full table.
+# Codes are initialized smaller by this factor than the entries of a table, and their basis larger. Adam moves
+# all entries by similar amounts, so rows then move further in a step. After 500 steps, the perplexity of a
+# small translation model with rank D / 4 was 218 without this factor, 149 with 1/2, 100 with 1/5, and 154
+# with a full table.
 CODE_SCALE = 1 / 3
 
 
 def entry_std(embedding_dim: int) -> float:
-    """The std of new table entries, D**-0.5: the factor sqrt(D) of a host makes it one."""
+    """The std of new table entries, D**-0.5, which hosts scale to one by sqrt(D)."""
     return math.sqrt(1.0 / embedding_dim)
 
 
@@ -24,7 +25,7 @@ def code_std(embedding_dim: int) -> float:
 
 
 def zero_padding_row(table: Tensor, padding_idx: int | None) -> None:
-    """Set the padding row of a parameter ``(V, ...)`` to zero, so that stored tables show what is used."""
+    """Set the padding row of a parameter ``(V, ...)`` to zero, the value that is used."""
     if padding_idx is not None:
         with torch.no_grad():
             table[padding_idx].zero_()
@@ -38,7 +39,7 @@ def code_dtype(codebook_size: int) -> torch.dtype:
 
 
 def code_bits(codebook_size: int) -> int:
-    """The bits that it takes to tell `codebook_size` codes apart: log2, rounded up."""
+    """The bits of a code: log2 of `codebook_size`, rounded up."""
     return math.ceil(math.log2(codebook_size))
 
 

@@ -24,7 +24,7 @@ from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import option, require
 from shared_embeddings.registry import build, has_option, num_parameters, register
 
-# Arguments of `build` that the embedding sets for its map, or that have no effect there.
+# Arguments of `build` that are set for the map, or have no effect on it.
 _NOT_OF_THE_MAP = "method num_embeddings embedding_dim padding_idx words output output_bias".split()
 
 
@@ -49,7 +49,7 @@ class AdaptiveOptions(BandOptions):
         for name in self.map_options:
             require(
                 isinstance(name, str) and name not in _NOT_OF_THE_MAP,
-                f"option 'map_options' has {name!r}, which is not an option of a map here; remove it",
+                f"option 'map_options' has {name!r}, which cannot be set for a map; remove it",
             )
 
 
@@ -57,11 +57,12 @@ class AdaptiveOptions(BandOptions):
 class AdaptiveEmbedding(SharedEmbedding):
     """Words in bands: the vector of a word of band i is ``tables[i][w] @ projections[i]``.
 
-    The output is an adaptive softmax: words of the first band and one entry per further band, a cluster,
-    compete in the head; a word of a cluster competes inside it. Hidden states are projected to the width of
-    each band, and to that of the first band for the head. Scores are hierarchical, so `logits` are the
-    log-probabilities, and no matrix product yields them: `output_table` contains each word's vector inside
-    its own band. The padding word scores zero in its band, but has a share in the distribution.
+    The output is an adaptive softmax: words of the first band and one entry per further band, a cluster, are
+        scored in the head; words of a cluster are scored within the cluster. Hidden states are projected to
+        the
+    width of each band, and to that of the first band for the head. Scores are hierarchical: `logits` are the
+    log-probabilities, which are not a matrix product, and `output_table` has the vectors of words within
+    their bands. The padding word has score zero in its band, and so a nonzero probability.
 
     Parameters: `tables` and `projections` by the number of their band, ``(V_i, d_i)`` and ``(d_i, D)`` (for
     bands that need one, see the options), the same for the output if it is not tied, there with S instead of
@@ -73,7 +74,7 @@ class AdaptiveEmbedding(SharedEmbedding):
     options: AdaptiveOptions
     paper = "Baevski & Auli (2019); output: Grave et al. (2017)"
     summary = "bands by frequency, each V_i x D_i times D_i x D"
-    grid_choice = "bands of h, 2 h and all other words with the largest h; factor 4, or else 8"
+    grid_choice = "bands of h words, 2 h words and the rest, with the largest h; factor 4 or 8"
     fit_bound = 0.8
     fullgraph_limit = "the loss computes a cluster for the tokens with targets in it, and their number varies"
     per_word = ("tables",)
@@ -122,11 +123,11 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     @property
     def has_linear_scores(self) -> bool:
-        """Never: words of the tails are scored within their cluster."""
+        """False: words of clusters are scored within their cluster."""
         return False
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows ``(n, D)`` for ids ``(n,)``; every band computes its own words only."""
+        """Rows ``(n, D)`` for ids ``(n,)``; each band computes only its own words."""
         if torch.compiler.is_compiling():
             return self._rows_of_fixed_shapes(ids)
         positions = self._positions(ids)
@@ -264,8 +265,8 @@ class AdaptiveEmbedding(SharedEmbedding):
         for band, words in enumerate(members):
             if len(words) == 0:
                 raise ValueError(
-                    f"no word of band {band} of this adaptive embedding, words {starts[band]:,} and on, is "
-                    "kept, but every band needs one; keep a word of it as well"
+                    f"no word of band {band} of this adaptive embedding (words from {starts[band]:,}) is "
+                    "kept, but every band needs one; also keep a word of it"
                 )
             for name in ("tables", "output_tables"):
                 if f"{name}.{band}" in state:
@@ -278,7 +279,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         return {**options, "cutoffs": list(itertools.accumulate(sizes[:-1]))}, state
 
     def output_table(self) -> Tensor:
-        """The vectors ``(V, S)`` of all words; their scores are comparable within a band only."""
+        """The vectors ``(V, S)`` of all words; scores are only comparable within a band."""
         self.check_output()
         table = torch.cat([projected(band.codes, band.basis) for band in self._output_bands()])
         return self.without_padding(table, self.all_ids(table.device))
@@ -362,7 +363,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         options.check_sizes(num_embeddings, embedding_dim)
         require(
             options.map is None or not has_option(options.map, "output"),
-            f"option 'map' is '{options.map}', which has an output side of its own; choose another method",
+            f"option 'map' is '{options.map}', which has its own output side; choose another method",
         )
         cls._count_tables(num_embeddings, embedding_dim, options)
 
@@ -408,7 +409,7 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """Three bands of about the proportions of UnClE's Table 12."""
+        """Three bands with approximately the proportions of UnClE's Table 12."""
         return {"": {"cutoffs": [num_embeddings // 18, num_embeddings // 6]}}
 
     @classmethod

@@ -45,7 +45,7 @@ class AloneOptions(EmbeddingOptions):
     train_base: bool = option("Trains the base vector.", True)
     relu_dropout: float = option("Dropout after the ReLU (section 3.2), on the input side only.", 0.0)
     relu_dropout_steps: int | None = option(
-        "The number of optimizer updates after which this dropout ends; it never ends by default.", None
+        "The number of optimizer updates after which this dropout ends; by default, it does not end.", None
     )
     seed: int = option("The seed of the random filters.", 0)
 
@@ -233,7 +233,7 @@ class AloneEmbedding(SharedEmbedding):
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """All widths, up to one that is larger than a plain table."""
+        """All widths, up to the size of a plain table."""
         yield SearchGrid(num_embeddings, lambda step: {"hidden_dim": step + 1})
 
     @classmethod

@@ -1,4 +1,4 @@
-"""DeFINE: words map to a narrow vector, which group transforms expand and a projection reduces."""
+"""DeFINE: words are mapped to narrow vectors, which group transforms expand and a projection reduces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOT_OF_THE_MAP = ("method", "num_embeddings", "embedding_dim")
 
 @dataclasses.dataclass(frozen=True)
 class DefineOptions(UnitOptions):
-    """Options of `define`, next to which those of the map are given (``map="projective", rank=32``)."""
+    """Options of `define`; those of the map are given alongside (``map="projective", rank=32``)."""
 
     map: str = option("The method of the map (V x n).", "standard")
     output: Literal["map", "table", "none"] = option(
@@ -40,7 +40,7 @@ class DefineOptions(UnitOptions):
     )
     output_projection: bool = option('With output "map", projects hidden states from D to n first.', False)
     map_options: Mapping[str, Any] = option(
-        "The options of the map, which can also be given next to the others.", factory=dict
+        "The options of the map; they can also be given directly.", factory=dict
     )
 
     def __post_init__(self) -> None:
@@ -322,9 +322,7 @@ class DefineEmbedding(SharedEmbedding):
         beside = {name: given.pop(name) for name in list(given) if name in of_map}
         nested = _mapping(given.pop("map_options", None))
         for name in beside.keys() & nested.keys():
-            raise OptionError(
-                f"define: option '{name}' is given twice, once in 'map_options'; remove one of them"
-            )
+            raise OptionError(f"define: option '{name}' is also in 'map_options'; remove one of them")
         map_options = {**nested, **beside}
         # Older checkpoints have the bias among the options of the map.
         bias = {name: map_options.pop(name) for name in ("output_bias",) if name in map_options}

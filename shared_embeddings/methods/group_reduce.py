@@ -1,4 +1,4 @@
-"""GroupReduce (Chen et al., 2018): groups of words, each of its rank; GroupFunneling with an activation."""
+"""GroupReduce (Chen et al., 2018): groups of words with their own ranks; or GroupFunneling."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class GroupReduceOptions(EmbeddingOptions):
         "The rank of the last group; the rank of the others grows with their average frequency.", None
     )
     max_rank: int | None = option(
-        "The highest rank of any group; by default D / 2, or `min_rank` if that is more.", None
+        "The maximum rank of a group; by default D / 2, or `min_rank` if that is larger.", None
     )
     num_parameters: int | None = option(
-        "The most parameters; sets the ranks instead of `min_rank`, also in a fit with token counts.",
+        "The maximum number of parameters; sets the ranks instead of `min_rank`, also in a fit with counts.",
         None,
     )
     activation: Literal["relu", "gelu", "tanh"] | None = option(
-        "f between the codes and the basis, as in `funnel`; none by default.", None
+        "The activation f between codes and basis, as in `funnel`; none by default.", None
     )
     group_sizes: tuple[int, ...] | None = option(
         "The number of words in each group, with `ranks`; replaces `num_groups`.", None
@@ -90,7 +90,7 @@ class GroupReduceOptions(EmbeddingOptions):
         """Check that sizes and ranks match and that no other option of the layout is set."""
         for name, other in (("group_sizes", self.ranks), ("ranks", self.group_sizes)):
             require(
-                other is None or getattr(self, name) is not None, f"option '{name}' is missing; give it too"
+                other is None or getattr(self, name) is not None, f"option '{name}' is missing; also give it"
             )
         for name in _LAYOUT:
             require(
@@ -333,8 +333,8 @@ class GroupReduceEmbedding(SharedEmbedding):
             sizes = groups.long().bincount(minlength=len(self.layout.sizes)).tolist()
             if sizes != list(self.layout.sizes):
                 raise ValueError(
-                    f"the assignment 'groups' has groups of {sizes} words, but the codes are for groups of "
-                    f"{list(self.layout.sizes)}: load the assignment that belongs to these codes"
+                    f"the assignment 'groups' has groups of {sizes} words, but the codes have groups of "
+                    f"{list(self.layout.sizes)}: load the assignment that was saved with these codes"
                 )
             words = groups.long().argsort(stable=True)
             order = self._order = _Order(groups, version, words, _inverse(words))
@@ -350,7 +350,7 @@ class GroupReduceEmbedding(SharedEmbedding):
 
     @classmethod
     def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: GroupReduceOptions) -> None:
-        """Groups must share out the V words, and no rank may be above D."""
+        """The groups must contain V words in total, and ranks are at most D."""
         require(
             options.num_groups is None or options.num_groups <= num_embeddings,
             f"option 'num_groups' is {options.num_groups}, more than the {num_embeddings} words; "
@@ -380,14 +380,14 @@ class GroupReduceEmbedding(SharedEmbedding):
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """As many groups as in Distilled Embedding, and parameters up to those of a plain table."""
+        """The number of groups in Distilled Embedding, with up to as many parameters as a plain table."""
         groups = min(10, num_embeddings)
         least = num_embeddings + groups * embedding_dim
         steps = max(math.log(num_embeddings * embedding_dim / least, _STEP), 0.0)
 
         def options_at(step: int) -> Options:
             options = GroupReduceOptions(num_groups=groups, num_parameters=int(least * _STEP**step))
-            # Other groups, from counts, must not take more.
+            # The limit for groups from other counts.
             size = cls.num_parameters(num_embeddings, embedding_dim, options)
             return {"num_groups": groups, "num_parameters": size}
 
@@ -395,13 +395,13 @@ class GroupReduceEmbedding(SharedEmbedding):
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """The groups and about the rank of Distilled Embedding, but fewer groups for few words."""
+        """The groups and approximate rank of Distilled Embedding; fewer groups for small vocabularies."""
         groups = min(10, num_embeddings // 16)
         return {"": {"num_groups": groups, "min_rank": max(embedding_dim // 22, 2)}}
 
     @classmethod
     def fit(cls, task: FitTask) -> GroupReduceEmbedding:
-        """Weighted SVDs of frequency groups, refined; with an activation, gradient descent from there.
+        """Weighted SVDs of frequency groups, refined; with an activation, gradient descent follows.
 
         Without counts, words are assumed to be sorted by frequency and to follow Zipf's law.
         """
@@ -436,7 +436,7 @@ class GroupReduceEmbedding(SharedEmbedding):
         return embedding
 
 
-# The target of tokens that do not count, once ids have become places.
+# The target of ignored tokens, after ids have been converted to places.
 _IGNORED = -100
 
 

@@ -1,4 +1,4 @@
-"""Structured embedding (Shi & Yu, 2018): product quantization, where words share pieces of their vectors."""
+"""Structured embedding (Shi & Yu, 2018): product quantization, in which words share pieces of vectors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least, require_seed
 from shared_embeddings.registry import register
 
-# The search grid has up to two to this power clusters: more take long to fit and are rarely better.
+# The search grid has at most 2**10 clusters: more are slow to fit and rarely better.
 _MOST_BITS = 10
 
 
@@ -50,7 +50,7 @@ class StructuredEmbedding(SharedEmbedding):
     options: StructuredOptions
     paper = "Shi & Yu (2018)"
     summary = "pieces of a row, each one of K centroids"
-    grid_choice = "pieces and clusters of the least expected error; 32 bits of codes count as a parameter"
+    grid_choice = "pieces and clusters with the least expected error; 32 bits of codes count as a parameter"
     fit_bound = 0.15
     default_store = "fp16"
     per_word = ("codes",)
@@ -135,7 +135,7 @@ class StructuredEmbedding(SharedEmbedding):
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """One cluster for 16 words, as in Distilled Embedding, but no more than 2,048."""
+        """One cluster per 16 words, as in Distilled Embedding, but at most 2,048."""
         clusters = min(num_embeddings // 16 + 1, 2048)
         return {"": {"num_groups": _groups_of(embedding_dim), "num_clusters": clusters}}
 

@@ -1,4 +1,4 @@
-"""UnClE: the vector of a word is a narrow unique part and a part that it shares with its class."""
+"""UnClE: the vector of a word is a narrow unique part and the vector of its class."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from shared_embeddings.registry import register
 
 @dataclasses.dataclass(frozen=True)
 class UncleOptions(EmbeddingOptions):
-    """Options of `uncle`. Several classes per word (Eq. 2) are several levels; each has its own width."""
+    """Options of `uncle`. With several classes per word (Eq. 2), there are levels with their own widths."""
 
     unique_dim: int = option("U_d, the width of the unique part of every word, less than D.")
     num_classes: int | tuple[int, ...] | None = option(
@@ -82,7 +82,7 @@ class UncleOptions(EmbeddingOptions):
         )
         require(
             self.classes is None or not self.random_classes,
-            "option 'random_classes' contradicts 'classes'; leave one of the two out",
+            "option 'random_classes' contradicts 'classes'; remove one of them",
         )
         require(
             self.random_classes or self.seed == 0,
@@ -284,7 +284,7 @@ class UncleEmbedding(SharedEmbedding):
 
     @classmethod
     def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: UncleOptions) -> None:
-        """Both parts must have a width, and every word a class."""
+        """Both parts must have a width, and there are at most as many classes as words."""
         require(
             options.unique_dim < embedding_dim,
             f"option 'unique_dim' is {options.unique_dim}, which leaves no dimension of {embedding_dim} for "
@@ -310,7 +310,7 @@ class UncleEmbedding(SharedEmbedding):
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """A bit less than a tenth of V as classes (appendix A.4), and all widths of the unique part."""
+        """V / 11 classes (appendix A.4), and all widths of the unique part."""
         classes = max(num_embeddings // 11, 1)
         if embedding_dim > 1:
             yield SearchGrid(
@@ -320,15 +320,15 @@ class UncleEmbedding(SharedEmbedding):
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """A unique part of D / 8, and random classes: V / 11, but no more than 1,000."""
+        """A unique part of D / 8, and V / 11 random classes, at most 1,000."""
         classes = min(num_embeddings // 11, 1000)
         return {"": {"unique_dim": embedding_dim // 8, "num_classes": classes, "random_classes": True}}
 
     @classmethod
     def fit(cls, task: FitTask) -> UncleEmbedding:
-        """Unique parts from the teacher; class vectors with the least mean distance.
+        """Unique parts copied from the teacher, and class vectors with the least mean distance.
 
-        Without classes in the options, the parts that classes share are clustered by k-means.
+        Without classes in the options, the rest of the rows is clustered by k-means.
         """
         options = dict(task.options)
         if not options.get("classes") and not options.get("random_classes"):
@@ -350,7 +350,7 @@ class UncleEmbedding(SharedEmbedding):
         options = parse_options(cls.method, UncleOptions, {**task.options, "classes": STORED})
         if not isinstance(options.num_classes, int):
             raise OptionError(
-                f"uncle: option 'num_classes' is {options.num_classes}, but fitting makes one level of "
+                f"uncle: option 'num_classes' is {options.num_classes}, but a fit has one level of "
                 "classes; give one number, or 'classes'"
             )
         part = task.teacher[:, options.unique_dim :]
@@ -363,5 +363,5 @@ class UncleEmbedding(SharedEmbedding):
 
 
 def _index_dtype(num_classes: int) -> torch.dtype:
-    """The smallest integer type for so many classes that NCCL supports, which excludes int16."""
+    """The smallest integer type for class indices that NCCL supports, which excludes int16."""
     return torch.uint8 if num_classes <= 2**8 else torch.int32
