@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Sequence
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -148,11 +149,11 @@ def report(
     )
 
 
-def _check_numbers(steps: object, seed: object) -> None:
+def _check_numbers(steps: Any, seed: Any) -> None:
     """Raise ValueError for an invalid number of steps or an invalid seed."""
     if steps is not None and (not isinstance(steps, Integral) or steps < 1):
         raise ValueError(f"steps is {steps!r}, but gradient descent needs a whole number of at least 1")
-    if not isinstance(seed, Integral) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or not -(2**63) <= int(seed) < 2**64:
         raise ValueError(f"seed is {seed!r}, but it must be a whole number of at most 64 bits")
 
 

@@ -49,7 +49,7 @@ class AdaptiveOptions(BandOptions):
         for name in self.map_options:
             require(
                 isinstance(name, str) and name not in _NOT_OF_THE_MAP,
-                f"option 'map_options' has {name!r}, which cannot be set for a map; remove it",
+                f"option 'map_options' has {name!r}, which is not an option of maps; remove it",
             )
 
 

@@ -1,8 +1,8 @@
-"""Counting what a model holds: every tensor once, however many names it has."""
+"""Counting parameters and bytes of a model; tied tensors count once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -30,30 +30,34 @@ def count_distinct(tensors: Iterable[Tensor]) -> int:
 
 
 def stored_bits(module: nn.Module, store: str = "fp32") -> int:
-    """The bits that it takes to store `module`: its parameters, and the buffers that its checkpoint holds.
-
-    Each tensor counts once, with the bits of its own type; where an embedding needs fewer bits than its
-    buffer has in memory (word codes of log2 c bits), its `buffer_bits` says so.
+    """The size of a checkpoint of `module` in bits: its parameters and persistent buffers, each once.
 
     Args:
-        store: how real tensors of embeddings are packed, see `shared_embeddings.checkpoints.storage`.
+        store: how floating-point tensors are packed, see `shared_embeddings.checkpoints.storage`.
     """
     parameters = sum(8 * packed_bytes(parameter, store) for parameter in module.parameters())
-    return parameters + sum({id(buffer): bits for buffer, bits in _buffers_with_bits(module, store)}.values())
+    return parameters + sum(
+        8 * packed_bytes(buffer, store) if buffer.is_floating_point() else bits
+        for _, buffer, bits in stored_buffers(module)
+    )
 
 
-def _buffers_with_bits(module: nn.Module, store: str) -> Iterator[tuple[Tensor, int]]:
-    """Every buffer that a checkpoint of `module` holds, with its size in bits."""
-    for part in module.modules():
-        bits_of = getattr(part, "buffer_bits", _bits_in_memory)
+def stored_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor, int]]:
+    """The persistent buffers of `module`, each once: name, tensor, and size in bits.
+
+    Embeddings may need fewer bits than a buffer has in memory, see `SharedEmbedding.buffer_bits`.
+    """
+    seen: set[int] = set()
+    for path, part in module.named_modules():
+        bits_of: Callable[[str, Tensor], int] = getattr(part, "buffer_bits", _bits_in_memory)
         for name, buffer in part.named_buffers(recurse=False):
-            if name not in part._non_persistent_buffers_set:
-                is_float = buffer.is_floating_point()
-                yield buffer, 8 * packed_bytes(buffer, store) if is_float else bits_of(name, buffer)
+            if name not in part._non_persistent_buffers_set and id(buffer) not in seen:
+                seen.add(id(buffer))
+                yield f"{path}.{name}" if path else name, buffer, bits_of(name, buffer)
 
 
 def _bits_in_memory(name: str, buffer: Tensor) -> int:
-    """The size of a buffer that nothing more is known about."""
+    """The size of a buffer of a module that is not an embedding."""
     return buffer.numel() * buffer.element_size() * 8
 
 

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from collections.abc import Callable, Iterator
-
-from torch import Tensor
+from collections.abc import Iterator
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.registry import num_parameters
+from shared_embeddings.sizing.accounting import stored_buffers
 
-# The bits of a value in the types that embeddings are stored in. int4 has a 16-bit scale for every 32 values;
-# the scales of int8, one for a row, are left out.
+# The bits of a value by storage dtype. int4 has a 16-bit scale for every 32 values. The scales of int8, one
+# for each row, are ignored.
 BITS = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4.5}
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One tensor that a checkpoint of the embedding holds, or the sum of all.
+    """A stored tensor of the embedding, or the sum of all.
 
     Attributes:
         name: the tensor's name; "total", or "plain table" for the table that the embedding replaces.
         kind: "parameter", "buffer" or "sum".
         shape: its shape; empty for sums and for single numbers.
-        count: its numbers; for sums, those of parameters alone.
-        bytes: type -> the bytes that it takes when real numbers are stored in that type.
-        compression: how many times fewer parameters than the plain table; of sums only.
+        count: its number of elements; for sums, the number of parameters.
+        bytes: its size by storage dtype.
+        compression: parameters of the plain table over those of the embedding; only for sums.
     """
 
     name: str
@@ -39,10 +37,10 @@ class Part:
 
 
 def storage_breakdown(embedding: SharedEmbedding) -> list[Part]:
-    """Every parameter and saved buffer of `embedding` once, then their total, then the plain table.
+    """Every parameter and persistent buffer of `embedding` once, then their total, then the plain table.
 
-    Real numbers, trained or not, take the bits of the type; word codes and the like keep their own bits in
-    every type (`SharedEmbedding.buffer_bits`). Works without weights, on the meta device.
+    Floating-point tensors take the bits of the storage dtype; the bits of others, such as word codes, do not
+    depend on it (`SharedEmbedding.buffer_bits`). Works on the meta device.
     """
     parts = [*_parameters(embedding), *_buffers(embedding)]
     dense = num_parameters(
@@ -57,11 +55,9 @@ def storage_breakdown(embedding: SharedEmbedding) -> list[Part]:
     ]
 
 
-def describe_storage(embedding: SharedEmbedding, as_json: bool = False) -> str:
-    """The breakdown as aligned columns, or as a JSON list of objects."""
+def describe_storage(embedding: SharedEmbedding) -> str:
+    """The breakdown as aligned columns."""
     parts = storage_breakdown(embedding)
-    if as_json:
-        return json.dumps([dataclasses.asdict(part) for part in parts], indent=1)
     rows = [["part", "shape", "numbers", *(f"bytes {name}" for name in BITS), "compression"]]
     rows += [_cells(part) for part in parts]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -69,39 +65,24 @@ def describe_storage(embedding: SharedEmbedding, as_json: bool = False) -> str:
 
 
 def _parameters(embedding: SharedEmbedding) -> Iterator[Part]:
-    """The parameters; torch gives those with several names once."""
+    """The parameters, each once."""
     for name, parameter in embedding.named_parameters():
         count = parameter.numel()
         yield Part(name, "parameter", tuple(parameter.shape), count, _bytes_of_values(count))
 
 
 def _buffers(embedding: SharedEmbedding) -> Iterator[Part]:
-    """The buffers that a checkpoint holds, each once."""
-    seen: set[int] = set()
-    saved = embedding.state_dict(keep_vars=True)
-    for path, module in embedding.named_modules():
-        bits_of: Callable[[str, Tensor], int] = getattr(module, "buffer_bits", _bits_in_memory)
-        for name, buffer in module.named_buffers(recurse=False):
-            full_name = f"{path}.{name}" if path else name
-            if full_name not in saved or id(buffer) in seen:
-                continue
-            seen.add(id(buffer))
-            count = buffer.numel()
-            if buffer.is_floating_point():
-                size = _bytes_of_values(count)
-            else:
-                size = dict.fromkeys(BITS, math.ceil(bits_of(name, buffer) / 8))
-            yield Part(full_name, "buffer", tuple(buffer.shape), count, size)
+    """The persistent buffers."""
+    for name, buffer, bits in stored_buffers(embedding):
+        count = buffer.numel()
+        is_float = buffer.is_floating_point()
+        size = _bytes_of_values(count) if is_float else dict.fromkeys(BITS, math.ceil(bits / 8))
+        yield Part(name, "buffer", tuple(buffer.shape), count, size)
 
 
 def _bytes_of_values(count: int) -> dict[str, int]:
-    """The bytes of `count` real numbers in every type."""
+    """The bytes of `count` floating-point values by storage dtype."""
     return {name: math.ceil(count * bits / 8) for name, bits in BITS.items()}
-
-
-def _bits_in_memory(name: str, buffer: Tensor) -> int:
-    """The size of a buffer of a module that is not an embedding."""
-    return buffer.numel() * buffer.element_size() * 8
 
 
 def _cells(part: Part) -> list[str]:
@@ -116,7 +97,7 @@ def _cells(part: Part) -> list[str]:
 
 
 def _aligned(row: list[str], widths: list[int]) -> str:
-    """Texts to the left, numbers to the right."""
+    """A row with left-aligned texts and right-aligned numbers."""
     texts = [cell.ljust(width) for cell, width in zip(row[:2], widths)]
     numbers = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:])]
     return "  ".join([*texts, *numbers]).rstrip()

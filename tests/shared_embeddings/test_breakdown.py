@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import torch
@@ -114,18 +113,3 @@ def test_columns_are_aligned() -> None:
     assert lines[3].endswith("28.30x") and lines[4].endswith("1.00x")
     ends = {line.index(number) + len(number) for line, number in zip(lines[1:4], ["8,000", "480", "8,480"])}
     assert len(ends) == 1
-
-
-def test_json() -> None:
-    parts = json.loads(
-        describe_storage(se.build("standard", num_embeddings=5, embedding_dim=2), as_json=True)
-    )
-    assert parts[0] == {
-        "name": "weight",
-        "kind": "parameter",
-        "shape": [5, 2],
-        "count": 10,
-        "bytes": {"fp32": 40, "fp16": 20, "int8": 10, "int4": 6},
-        "compression": None,
-    }
-    assert [part["name"] for part in parts] == ["weight", "total", "plain table"]
