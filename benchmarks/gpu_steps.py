@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from benchmarks.layers import FUSED, PLAIN, SIDES, Row, Setting, rows
+from benchmarks.layers import FUSED, PLAIN, SIDES, Row, Setting, rows, words
 from benchmarks.measuring import Step
 
 Cases = Iterator[tuple[str, Callable[[], dict[str, float]]]]
@@ -171,9 +171,9 @@ def _measure_translator(embedding: dict[str, Any] | None, compiles: bool, tiny: 
     """Speed and memory of training the Transformer base, with 25,600 target tokens in a batch."""
     device, (sentences, length) = device_of(tiny), (2, 8) if tiny else (400, 64)
     loss = build_translator(embedding, tiny).to(device).train()
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(4, 1000 if tiny else 37_000, (2, sentences, length + 1, 1), generator=generator)
-    source, target = ids.to(device)
+    setting = Setting("words", 1000 if tiny else 37_000, 0, 2 * sentences * (length + 1))
+    # The first four are special words.
+    source, target = words(setting).clamp(min=4).view(2, sentences, length + 1, 1).to(device)
     inputs = (source, target, torch.full((sentences,), length + 1, device=device))
     compiled = compiled_for(device, loss) if compiles else loss
     step = training_step(lambda: compiled(*inputs) / (sentences * length), loss, device)
@@ -209,7 +209,7 @@ def _measure_xl(attention: str, compiles: bool, tiny: bool) -> dict[str, float]:
     model = models.build("transformer_xl", [str(word) for word in range(vocabulary)], embedding, options)
     loss: nn.Module = SegmentLoss(model.to(device).train(), None)
     compiled = compiled_for(device, loss) if compiles else loss
-    ids = torch.randint(vocabulary, (batch, length + 1)).to(device)
+    ids = words(Setting("words", vocabulary, 0, batch * (length + 1))).view(batch, length + 1).to(device)
     inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
     state = model.initial_state(batch)
 

@@ -6,6 +6,7 @@ A training that runs out of time saves its state, so that the next call resumes 
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import re
 import signal
@@ -246,6 +247,7 @@ def _joined_on_one_device(device: str) -> Iterator[Any]:
         yield Group(place, torch.distributed.get_rank(), torch.distributed.get_world_size())
     finally:
         torch.distributed.destroy_process_group()
+        gc.collect()  # ends the threads of gloo
 
 
 def train_on_one_device(arguments: Sequence[str]) -> None:

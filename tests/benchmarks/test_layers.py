@@ -9,7 +9,7 @@ import pytest
 import shared_embeddings as se
 from benchmarks import layers
 from benchmarks.layers import PLAIN, PUBLISHED, SETTINGS, as_table, operations, rows, with_ratios, words
-from benchmarks.measuring import median_times, read_record, save_record
+from benchmarks.measuring import median_times, read_record
 from recipes.common.tools import run_main
 from tests.loops import in_turn
 
@@ -130,11 +130,3 @@ def test_arguments_that_cannot_be_are_refused(asked: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         layers.main(["input", *asked])
     assert ended.value.code == 2
-
-
-def test_records_of_other_benchmarks_stay(tmp_path: Path) -> None:
-    path = tmp_path / "numbers.jsonl"
-    for name, number in (("b", 1), ("a", 2), ("b", 3)):
-        save_record(path, name, {"measured": number})
-    assert [read_record(path, name, "measured")["measured"] for name in "ab"] == [2, 3]
-    assert len(path.read_text().splitlines()) == 2

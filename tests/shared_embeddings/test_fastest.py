@@ -153,6 +153,27 @@ def test_the_timer_runs_each_loss_and_leaves_no_gradients(monkeypatch, torch_cal
     fastest._torch_is_faster.clear()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_has_the_loss_of_the_cpu_whichever_is_faster(monkeypatch, torch_calls) -> None:
+    monkeypatch.undo()
+    emb, (hidden, targets) = build("standard"), tokens()
+    expected = emb.cross_entropy(hidden, targets)
+    wanted = gradients(emb, expected, hidden)
+    moved, targets = hidden.detach().cuda().requires_grad_(), targets.cuda()
+    for is_faster in (None, True, False):
+        emb = build("standard").cuda()
+        if is_faster is not None:
+            monkeypatch.setattr(fastest, "_is_faster", lambda *_, answer=is_faster: answer)
+        fastest._torch_is_faster.clear()
+        loss = emb.cross_entropy(moved, targets)
+        assert len(fastest._torch_is_faster) == 1
+        torch.testing.assert_close(loss.cpu(), expected, rtol=1e-3, atol=1e-4)
+        found = [gradient.cpu() for gradient in gradients(emb, loss, moved)]
+        torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-4)
+    fastest._torch_is_faster.clear()
+
+
 def test_a_loss_without_tokens_is_nan_and_has_gradients_of_zero() -> None:
     emb, (hidden, targets) = build("standard"), tokens()
     loss = emb.cross_entropy(hidden, torch.full_like(targets, -100))
