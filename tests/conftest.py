@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from shared_embeddings.checkpoints import adapter
-from tests.loops import SEED
+from tests.helpers import SEED
 
 # A shell that runs the tests in the background has interrupts ignored, and so would what the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

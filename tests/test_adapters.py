@@ -18,7 +18,7 @@ import torch
 
 from shared_embeddings.checkpoints import adapter as adapters
 from shared_embeddings.cli.main import main
-from tests.files.writers import HOSTS, hosts_of_this_tree
+from tests.files.commands import HOSTS, hosts_of_this_tree
 
 LARGEST_READ = 100_000  # bytes that sniffing one of these models may read
 
@@ -38,7 +38,7 @@ class Trained(NamedTuple):
 
 
 def _lm(folder: Path) -> tuple[Path, Path]:
-    from tests.lm.command_line import write_corpus, write_model
+    from tests.lm.runs import write_corpus, write_model
 
     data = write_corpus(folder / "corpus")
     return write_model(folder / "model.pt", data), folder / "corpus" / "valid.txt"

@@ -44,9 +44,9 @@ from lm import cli as lm_cli
 from nmt.checkpoint.files import read_checkpoint
 from nmt.patches.table import apply_patches
 from shared_embeddings.cli.main import main
+from tests.helpers import Trap
 from tests.lm import runs
 from tests.nmt.conftest import Host, run
-from tests.traps import Trap
 
 apply_patches()
 

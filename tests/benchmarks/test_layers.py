@@ -11,7 +11,7 @@ from benchmarks import layers
 from benchmarks.layers import PLAIN, PUBLISHED, SETTINGS, as_table, operations, rows, with_ratios, words
 from benchmarks.measuring import median_times, read_record
 from recipes.common.tools import run_main
-from tests.loops import in_turn
+from tests.helpers import in_turn
 
 TINY = SETTINGS["tiny"]
 ROWS = [PLAIN, *rows(TINY, se.methods())]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.drills.runner import Drill, Running, Try, complaint_lines, remains, run
-from tests.files.writers import WRITERS, Writer, make_inputs
+from tests.files.commands import WRITERS, Writer, make_inputs
 
 # How often each command is killed; the other drills run half as often.
 TRIES = {

@@ -1,14 +1,20 @@
-"""Small corpora and settings that training runs take a second with."""
+"""Small corpora, models and checkpoints, and the commands run inside this process."""
 
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pytest
 import torch
+from torch import Tensor, nn
 
-from lm.data.corpus import prepare
+import shared_embeddings as se
+from lm import cli, models
+from lm.checkpoint import save_model
+from lm.data.corpus import load_corpus, prepare
 from lm.train import command as train
 from lm.train.config import parse
 from lm.train.distributed import Group
@@ -75,3 +81,111 @@ def log_lines(save: Path) -> list[str]:
     """What the log says of steps and validations, without speeds and times."""
     lines = (save / "train.log").read_text(encoding="utf-8").splitlines()
     return [line.partition(" | ")[0] for line in lines if line.startswith("step ")]
+
+
+COMMANDS = {"lm_eval": cli.evaluate, "lm_generate": cli.generate}
+SMALL: dict[str, dict[str, Any]] = {
+    "awd_lstm": {"embedding_dim": 8, "hidden_dim": 12, "num_layers": 2},
+    "transformer_xl": {
+        "embedding_dim": 8,
+        "num_layers": 2,
+        "num_heads": 2,
+        "head_dim": 4,
+        "feed_forward_dim": 16,
+        "memory_length": 6,
+    },
+}
+
+
+def run_command(command: str, *arguments: object) -> int:
+    """Exit status of a command, called as the shell would."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [command, *map(str, arguments)])
+        try:
+            COMMANDS[command]()
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
+
+
+def one_line(captured: str, command: str) -> str:
+    """What a command printed on stderr, which must be one line of its own."""
+    assert captured.startswith(f"{command}: ") and captured.count("\n") == 1
+    return captured
+
+
+def write_corpus(folder: Path, words: str = "a b c d e f g", seed: int = 0) -> Path:
+    """A prepared corpus of random lines; gives its folder."""
+    draw = random.Random(seed)
+    folder.mkdir(parents=True)
+    for split, lines in (("train", 60), ("valid", 10), ("test", 10)):
+        text = "".join(" ".join(draw.choices(words.split(), k=5)) + "\n" for _ in range(lines))
+        (folder / f"{split}.txt").write_text(text)
+    prepare(
+        {split: [folder / f"{split}.txt"] for split in ("train", "valid", "test")}, folder / "data", "drawn"
+    )
+    return folder / "data"
+
+
+def write_model(path: Path, data: Path, kind: str = "awd_lstm", method: str = "standard") -> Path:
+    """A checkpoint of an untrained model of the words of a corpus; gives its path."""
+    torch.manual_seed(3)
+    words = load_corpus(data).vocabulary.words
+    config = {"model": kind, "embedding": {"method": method}, **SMALL[kind]}
+    model = models.build(kind, words, config["embedding"], SMALL[kind])
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    save_model(path, model, words, config, None)
+    return path
+
+
+class Output(NamedTuple):
+    hidden: Tensor
+    state: tuple[Tensor, ...]
+    penalty: Tensor
+
+
+class TinyLSTM(nn.Module):
+    """One LSTM layer: what it knows of the past does not depend on how the past was cut into segments."""
+
+    def __init__(self, words: int = 11, dim: int = 6, method: str = "standard", **options: object) -> None:
+        super().__init__()
+        self.embedding = se.build(method, num_embeddings=words, embedding_dim=dim, **options)
+        self.lstm = nn.LSTM(dim, self.embedding.score_dim, batch_first=True)
+        self.embedding.reset_parameters()
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.8)
+
+    def initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
+        zeros = torch.zeros(1, batch_size, self.embedding.score_dim)
+        return zeros, zeros.clone()
+
+    def forward(self, ids: Tensor, state: tuple[Tensor, ...]) -> Output:
+        hidden, state = self.lstm(self.embedding(ids), state)
+        return Output(hidden, tuple(part.detach() for part in state), hidden.new_zeros(()))
+
+
+class TinyMemory(nn.Module):
+    """Sees the mean of its segment so far and of the last `memory` vectors of the segments before."""
+
+    def __init__(self, words: int = 11, dim: int = 6, memory: int = 4) -> None:
+        super().__init__()
+        self.embedding = se.build("standard", num_embeddings=words, embedding_dim=dim)
+        nn.init.normal_(next(self.embedding.parameters()))
+        self.memory = memory
+
+    def initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
+        return (torch.zeros(1, batch_size, 0, self.embedding.embedding_dim),)
+
+    def forward(self, ids: Tensor, state: tuple[Tensor, ...]) -> Output:
+        vectors = self.embedding(ids)
+        known = torch.cat([state[0][0], vectors], dim=1)
+        counts = torch.arange(1, known.size(1) + 1).unsqueeze(1)
+        hidden = (known.cumsum(dim=1) / counts)[:, -ids.size(1) :]
+        memory = known[:, max(0, known.size(1) - self.memory) :].unsqueeze(0)
+        return Output(hidden, (memory.detach(),), hidden.new_zeros(()))
+
+
+def text(length: int, words: int = 11, seed: int = 0) -> Tensor:
+    """Random word ids ``(length,)``."""
+    return torch.randint(words, (length,), generator=torch.Generator().manual_seed(seed))

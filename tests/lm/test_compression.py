@@ -1,4 +1,4 @@
-"""Compressing language models: what is written goes through the commands, and computes what it should."""
+"""Compressing language models, also the map of a DeFINE unit."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ from shared_embeddings.checkpoints.storage import HEADER, STORES
 from shared_embeddings.cli.main import main
 from shared_embeddings.errors import UserError
 from shared_embeddings.layers.packed_tensor import PackedTensor, unfreeze
-from tests.altered import alter
-from tests.examples import arguments, example
-from tests.lm.command_line import run, write_corpus, write_model
+from tests.helpers import alter, arguments, example
 from tests.lm.runs import run as train
-from tests.lm.runs import settings, small_corpus
+from tests.lm.runs import run_command, settings, small_corpus, write_corpus, write_model
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 
@@ -105,7 +103,7 @@ def test_trained_model_is_evaluated_and_trains_on(tmp_path: Path, capsys: pytest
     notes = json.loads((tmp_path / "report.json").read_text())["notes"]
     assert any("output bias is dropped" in note for note in notes)
     assert report["tables"][0]["fit"]["weighted_error"] > 0
-    assert run("lm_eval", "-model", small, "-data", data) == 0
+    assert run_command("lm_eval", "-model", small, "-data", data) == 0
     own = load_model(small).config["embedding"]
     train(settings(data, tmp_path / "further", init_from=str(small), embedding=own, steps=2))
     assert load_model(tmp_path / "further" / "last.pt").config["embedding"]["rank"] == 4
@@ -225,8 +223,8 @@ def test_packed_models_are_evaluated_and_go_on(tmp_path: Path, capsys: pytest.Ca
     storage = json.loads(report.read_text())["tables"][0]["storage"]
     assert 0 < storage["added_error"] < 0.05
     assert "relative error in int8" in capsys.readouterr().out
-    assert run("lm_eval", "-model", small, "-data", data) == 0
-    assert run("lm_generate", "-model", small, "-length", 3) == 0
+    assert run_command("lm_eval", "-model", small, "-data", data) == 0
+    assert run_command("lm_generate", "-model", small, "-length", 3) == 0
     train(
         settings(
             data,
@@ -327,3 +325,76 @@ def test_files_that_options_name_are_not_replaced(tmp_path: Path, capsys: pytest
         assert compress(model, "uncle", *further, *options) == 2
         assert f"{classes} would replace the file of --classes" in capsys.readouterr().err
     assert classes.read_bytes() == before
+
+
+NUM_WORDS, DIM, MAP = 120, 12, 8
+DEFINE: dict[str, Any] = {
+    "method": "define",
+    "map_dim": MAP,
+    "expand_dim": 24,
+    "depth": 2,
+    "max_groups": 2,
+    "output_bias": True,
+}
+
+
+def define_model(path: Path) -> Path:
+    """A checkpoint of an untrained AWD-LSTM that ends in the width of its map; gives its path."""
+    torch.manual_seed(3)
+    options = {"embedding_dim": DIM, "hidden_dim": 10, "num_layers": 2}
+    vocabulary = ["<eos>", "<unk>", *(f"w{number}" for number in range(NUM_WORDS - 2))]
+    model = models.build("awd_lstm", vocabulary, DEFINE, options)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    save_model(path, model, vocabulary, {"model": "awd_lstm", "embedding": DEFINE, **options}, None)
+    return path
+
+
+def test_the_map_becomes_codes_and_the_rest_stays(tmp_path: Path) -> None:
+    model, small, report = define_model(tmp_path / "model.pt"), tmp_path / "small.pt", tmp_path / "report"
+    codes = ["--num-codebooks", 4, "--codebook-size", 16, "--fit-steps", 20, "--seed", 5, "--store", "fp32"]
+    assert compress(model, "compositional_code", small, *codes, "--report", report) == 0
+    old, new = load_model(model).model.embedding, load_model(small).model.embedding
+    # The codes of the map are those of a fit to its table, in both directions.
+    options = {"num_codebooks": 4, "codebook_size": 16, "output_bias": True}
+    wanted, _ = se.fit("compositional_code", old.inner_embedding().table(), seed=5, steps=20, **options)
+    table = sum(wanted.codebooks[m][wanted.codes[:, m].long()] for m in range(4))
+    torch.testing.assert_close(new.inner_embedding().table(), table)
+    before, after = old.state_dict(), new.state_dict()
+    rest = [name for name in before if not name.startswith("map.")]
+    assert len(rest) > 8 and all(torch.equal(after[name], before[name]) for name in rest)
+    torch.testing.assert_close(new.table(), new.reduction(new.expansion(new.entry(table))))
+    bias = old.output_bias()
+    assert bias is not None and torch.equal(new.output_bias(), bias)
+    hidden = torch.randn(3, MAP, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(new.logits(hidden), hidden @ table.T + bias)
+    # 4 codes of 4 bits for a word, and codebooks of 4 x 16 x 8 numbers; a bias for every word.
+    (found,) = json.loads(report.read_text())["tables"]
+    numbers = 4 * 16 * MAP + NUM_WORDS
+    assert found["part"] == "map of define" and found["uses"] == ["input", "output"]
+    assert found["parameters"] == {
+        "before": NUM_WORDS * MAP + NUM_WORDS,
+        "after": numbers,
+    }
+    assert found["stored_bytes"]["after"] == 4 * numbers + NUM_WORDS * 4 * 4 // 8
+    error = (old.inner_embedding().table() - table).norm() / old.inner_embedding().table().norm()
+    assert found["fit"]["relative_error"] == pytest.approx(error.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("store", ["fp32", "int8"])
+def test_a_map_of_full_size_keeps_the_scores(tmp_path: Path, store: str) -> None:
+    model, small = define_model(tmp_path / "model.pt"), tmp_path / "small.pt"
+    assert compress(model, "projective", small, "--rank", MAP, "--store", store) == 0
+    tolerance = 1e-4 if store == "fp32" else 0.1
+    torch.testing.assert_close(scores(small), scores(model), atol=tolerance, rtol=0)
+    names = {name for name in torch.load(small, weights_only=True)["model"] if name.endswith(".scale")}
+    # The layers after the map are not those of the fit, and stay in 32 bits.
+    assert names == (set() if store == "fp32" else {"embedding.map.codes.scale"})
+
+
+def test_a_map_cannot_be_a_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = define_model(tmp_path / "model.pt")
+    options = ["--map-dim", 4, "--expand-dim", 8, "--depth", 1, "--max-groups", 2]
+    assert compress(model, "define", tmp_path / "small.pt", *options) == 2
+    line = capsys.readouterr().err
+    assert "option 'map' is 'define'" in line and line.count("\n") == 1

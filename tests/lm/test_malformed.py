@@ -15,7 +15,7 @@ from lm import cli
 from lm.checkpoint import read_checkpoint
 from shared_embeddings.cli.main import main as shared_embeddings
 from shared_embeddings.errors import UserError
-from tests.altered import Odd, alter, flip, offsets, told
+from tests.helpers import Odd, alter, flip, offsets, told
 from tests.lm.runs import run, settings, small_corpus
 
 STANDARD = {"method": "standard"}

@@ -12,7 +12,7 @@ from lm.evaluate import pointer
 from lm.evaluate.evaluation import Reading, evaluate
 from lm.evaluate.pointer import CachePointer, PointerOptions, evaluate_with_pointer
 from shared_embeddings.errors import UserError
-from tests.lm.tiny_models import TinyLSTM, text
+from tests.lm.runs import TinyLSTM, text
 
 
 @torch.no_grad()

@@ -1,13 +1,26 @@
-"""The perplexity that compression reports is that of ``lm_eval``, before and after."""
+"""What compressing a language model keeps: perplexity, agreement, and the choice of a method."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from tests.lm.command_line import run, write_corpus, write_model
+from lm.adapter import CheckpointModel
+from lm.checkpoint import load_model
+from lm.evaluate.quality import probe
+from shared_embeddings.checkpoints import choosing
+from shared_embeddings.checkpoints.quality import Quality, Validation
+from shared_embeddings.cli.main import main
+from shared_embeddings.method import Candidate
+from shared_embeddings.sizing.targets import Target
+from tests.lm.runs import run as train
+from tests.lm.runs import run_command, settings, write_corpus, write_model
 from tests.lm.test_compression import compress
 
 pytestmark = pytest.mark.usefixtures("installed_host")
@@ -16,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("installed_host")
 def evaluated(model: Path, data: Path, record: Path, *arguments: object) -> float:
     """What ``lm_eval`` says."""
     record.unlink(missing_ok=True)
-    assert run("lm_eval", "-model", model, "-data", data, "-output", record, *arguments) == 0
+    assert run_command("lm_eval", "-model", model, "-data", data, "-output", record, *arguments) == 0
     return float(json.loads(record.read_text())["metrics"]["perplexity"])
 
 
@@ -84,3 +97,235 @@ def test_mistakes_are_one_line_before_the_fit(
         line = capsys.readouterr().err
         assert message in line and line.count("\n") == 1, line
     assert not (tmp_path / "small.pt").exists()
+
+
+WORDS = " ".join(f"w{number}" for number in range(60))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model of random weights, which are large enough to make it choose different words."""
+    return write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS))
+
+
+def kept(model: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str, dict[str, Any]]:
+    """The last line, and what the report has about it."""
+    report = model.parent / "report.json"
+    capsys.readouterr()
+    method, *options = arguments
+    asked = [*options, "--report", report, "--force"]
+    assert compress(model, str(method), model.parent / "small.pt", *asked) == 0
+    return capsys.readouterr().out.splitlines()[-1], json.loads(report.read_text())["kept"]
+
+
+def test_ruin_is_told_from_health(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = model.parent / "corpus" / "test.txt"
+    for source in ([], ["--text", text]):
+        line, found = kept(model, capsys, "projective", "--rank", 8, *source)
+        assert (
+            line.startswith("kept 100% of the predictions of the original (") and not found["needs_training"]
+        )
+        line, found = kept(model, capsys, "projective", "--rank", 1, *source)
+        assert line.endswith("): train this model before using it")
+        assert found["share"] < 0.5 and found["needs_training"]
+        assert line.startswith(f"warning: kept {int(100 * found['share'])}% of the predictions")
+        assert ("60 tokens of test.txt" if source else "1,000 tokens sampled from the model") in line
+
+
+@torch.no_grad()
+def test_share_is_that_of_the_words_after_the_same_words(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, whose 40 tokens are read two at a time: 20 beginnings, and 20 words after them."""
+    drawn = [f"w{number * 7 % 60}" for number in range(39)]
+    (tmp_path / "line").write_text(" ".join(drawn) + "\n")
+    _, found = kept(model, capsys, "projective", "--rank", 4, "--text", tmp_path / "line")
+    agreed = asked = 0.0
+    before, after = (load_model(path).model.eval() for path in (model, tmp_path / "small.pt"))
+    words = load_model(model).words
+    ids = [words.index(word) for word in [*drawn, "<eos>"]]
+    for place in range(40):
+        read = torch.tensor([ids[place - place % 2 : place + 1]])
+        scores = [
+            known.embedding.log_prob(known(read, known.initial_state(1)).hidden[0, -1]).exp()
+            for known in (before, after)
+        ]
+        weight = float(scores[0].max())
+        asked += weight
+        agreed += weight * float(scores[0].argmax() == scores[1].argmax())
+    assert 0.05 < found["share"] < 0.95
+    assert found["share"] == pytest.approx(agreed / asked, abs=1e-4)
+
+
+def test_validation_is_measured_instead(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = model.parent / "corpus" / "test.txt"
+    report = model.parent / "report.json"
+    line, found = kept(model, capsys, "projective", "--rank", 1, "--validation", text)
+    quality = json.loads(report.read_text())["quality"]
+    assert found["share"] == pytest.approx(quality["before"] / quality["after"])
+    assert f"{found['share']:.0%}" != "100%" and "% of the probability of a word of the original" in line
+
+
+@pytest.mark.slow_except("awd_lstm")
+@pytest.mark.parametrize("kind", ["awd_lstm", "transformer_xl"])
+def test_what_it_writes_is_drawn_from_a_seed(tmp_path: Path, kind: str) -> None:
+    path = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS), kind)
+    model, words, *_ = load_model(path)
+    first, again, other = (probe(model, words, None, seed).predict() for seed in (1, 1, 2))
+    assert torch.equal(first.words, again.words) and not torch.equal(first.words, other.words)
+    assert len(first.words) == 1000 and len(first.words.unique()) > 5
+    assert model.training == load_model(path).model.training
+
+
+def test_a_model_that_diverged_was_not_shown_to_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_corpus(tmp_path / "corpus", WORDS)
+    model, words, *_ = load_model(write_model(tmp_path / "model.pt", data))
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, torch.nan)
+    for texts in (None, [tmp_path / "corpus" / "test.txt"]):
+        with pytest.raises(ValueError, match="not finite|no numbers|are NaN"):
+            probe(model, words, texts, 1).predict()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model whose table is wide enough for a few bits, and its validation text."""
+    folder = tmp_path_factory.mktemp("choosing")
+    data = write_corpus(folder / "corpus", " ".join(f"w{number}" for number in range(250)))
+    changes = {"embedding": {"method": "standard"}, "embedding_dim": 32, "steps": 40}
+    train(settings(data, folder / "run", **changes))
+    return folder / "run/last.pt", folder / "corpus/valid.txt"
+
+
+def choose(model: Path, *arguments: object) -> int:
+    return main(["compress", "--model", str(model), *map(str, arguments)])
+
+
+def rows(text: str) -> list[tuple[str, float]]:
+    """The method and what is kept of every trial."""
+    found = re.findall(r"^\{method: (\w+).*?([\d.]+)%$", text, flags=re.MULTILINE)
+    return [(method, float(kept)) for method, kept in found]
+
+
+def test_the_best_candidate_is_written(
+    trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, text = trained
+    small, report = tmp_path / "small.pt", tmp_path / "report.json"
+    asked = ["--target-ratio", 4, "--validation", text, "--output", small, "--report", report]
+    assert choose(model, *asked) == 0
+    printed = capsys.readouterr().out
+    found = rows(printed)
+    assert len(found) >= 3 and {method for method, _ in found} == {"quantized", "projective"}
+    assert found == sorted(found, key=lambda row: -row[1])
+    written = json.loads(report.read_text())
+    assert written["output"] == str(small) and f"{small}: lm model" in printed
+    assert written["method"] == found[0][0] == load_model(small).model.embedding.method
+    assert written["kept"]["share"] == pytest.approx(found[0][1] / 100, abs=1e-3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "small.pt"]
+    assert choose(model, *asked) == 2
+    assert "add --force" in capsys.readouterr().err
+
+
+def test_the_original_is_measured_once(
+    trained: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = trained
+    quality, measured = CheckpointModel.quality, []
+
+    def counted(self: CheckpointModel, validation: Validation) -> Quality:
+        measured.append(self)
+        return quality(self, validation)
+
+    monkeypatch.setattr(CheckpointModel, "quality", counted)
+    assert choose(model, "--bits", 8, "--compare", "--validation", text) == 0
+    assert len(measured) == 1 + len(rows(capsys.readouterr().out))
+
+
+@pytest.mark.slow
+def test_comparing_writes_nothing(
+    trained: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert choose(trained[0], "--bits", 8, "--compare") == 0
+    assert len(rows(capsys.readouterr().out)) >= 3
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_smallest_model_within_a_loss(
+    trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, text = trained
+    sizes = []
+    for loss in ("0.1%", "0.2"):
+        small = tmp_path / f"{loss}.pt"
+        assert choose(model, "--max-loss", loss, "--validation", text, "--output", small) == 0
+        assert rows(capsys.readouterr().out)[0][1] >= {"0.1%": 99.9, "0.2": 80.0}[loss]
+        sizes.append(load_model(small).model.embedding.counts()["stored_bits"])
+    assert sizes[1] <= sizes[0]
+
+
+def test_the_smallest_size_is_found_by_bisection(
+    trained: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a model that loses 1% for each factor of its compression."""
+
+    def lose(
+        model: Path, output: Path, method: str, candidate: Candidate, target: Target, settings: Any
+    ) -> Any:
+        assert target.ratio is not None and (method, candidate) == next(iter(choosing.candidates()))
+        return SimpleNamespace(share=1 - target.ratio / 100, quality_before=None)
+
+    monkeypatch.setattr(choosing, "tried", lose)
+    for loss in (0.03, 0.1, 0.5):
+        ratio = choosing.smallest(trained[0], loss).ratio
+        assert ratio is not None and 0.93 * 100 * loss <= ratio <= 100 * loss
+    with pytest.raises(ValueError, match="loses more than 1.0% at all sizes"):
+        choosing.smallest(trained[0], 0.01)
+
+
+def test_options_that_contradict_each_other(
+    trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = ["--output", tmp_path / "small.pt"]
+    cases = [
+        ([*output], "give exactly one of --target-ratio, --target-bytes, --bits and --max-loss"),
+        ([*output, "--bits", 2, "--target-ratio", 4], "give exactly one of"),
+        (["--bits", 2], "give either --output or --compare"),
+        (["--bits", 2, "--compare", "--force"], "--force has no effect with --compare"),
+        ([*output, "--bits", 2, "--compare"], "give either --output or --compare"),
+        ([*output, "--bits", 2, "--rank", 4], "--rank is an option of a method"),
+        ([*output, "--bits", 64], "below 32"),
+        ([*output, "--bits", 2, "--store", "int8"], "--store needs --method"),
+        ([*output, "--max-loss", "120%"], "write 1% or 0.01"),
+        ([*output, "--method", "quantized", "--max-loss", "1%"], "remove --method"),
+        (
+            [*output, "--method", "quantized", "--bits", 2, "--target-ratio", 9],
+            "'bits' is chosen by the target",
+        ),
+        ([*output, "--target-ratio", 1e6], "no method is possible at this size"),
+    ]
+    for arguments, message in cases:
+        try:
+            status = choose(trained[0], *arguments)
+        except SystemExit as stopped:
+            status = int(str(stopped.code))
+        error = capsys.readouterr().err
+        assert (status, message in error) == (2, True), (arguments, error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_leaves_other_options_to_the_user(
+    trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = tmp_path / "small.pt"
+    options = ["--codec", "uniform", "--group-size", 16, "--target-ratio", 4]
+    assert choose(trained[0], "--method", "quantized", *options, "--output", small) == 0
+    config = load_model(small).config["embedding"]
+    assert (config["codec"], config["group_size"]) == ("uniform", 16)

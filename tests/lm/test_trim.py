@@ -1,7 +1,8 @@
-"""Trimming language models: kept words keep their probabilities, and what is written goes through lm_eval."""
+"""Language models in `shared-embeddings trim`, `similarity` and `map`."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,7 +12,7 @@ import torch
 from lm.checkpoint import load_model, read_checkpoint
 from lm.data.corpus import load_corpus
 from shared_embeddings.cli.main import main
-from tests.lm.command_line import run, write_corpus, write_model
+from tests.lm.runs import run_command, write_corpus, write_model
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 
@@ -111,7 +112,7 @@ def test_ids_report_and_evaluation(tmp_path: Path, text: Path, capsys: pytest.Ca
     assert [(words[int(old)], int(new)) for old, new in pairs] == [(word, i) for i, word in enumerate(kept)]
     # Of the 11 tokens with the three line ends, "i" has gone.
     assert "90.91% of 11 tokens kept (0 of them unknown, as before); 2 lines kept whole" in printed
-    assert run("lm_eval", "-model", output, "-data", text) == 0
+    assert run_command("lm_eval", "-model", output, "-data", text) == 0
     # One of the 11 tokens.
     assert "<unk>: 1 tokens (9.09%)" in capsys.readouterr().out
 
@@ -195,3 +196,24 @@ def test_packed_models_stay_packed(
     total = torch.stack([before[word] for word in after]).logsumexp(dim=0)
     for word in after:
         torch.testing.assert_close(after[word], before[word] - total, rtol=0, atol=1e-5)
+
+
+def test_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"), "awd_lstm"))
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("a\tb\t1\na\tc\t2\nb\tc\t3\na\tunheard\t4\n")
+    capsys.readouterr()
+    assert main(["similarity", "--model", model, "--pairs", str(pairs), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["tables"].values()
+    assert found["dimensions"] == 8 and found["sets"][0]["known"] == 3
+    output = tmp_path / "maps"
+    assert main(["correlation", "--model", model, "--output", str(output)]) == 0
+    record = json.loads((output / "correlation.json").read_text())
+    assert [layer["layer"] for layer in record["layers"]] == ["output"]
+    assert (output / record["layers"][0]["picture"]).read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    assert main(["correlation", "--model", model, "--output", str(pairs)]) == 2
+    assert main(["correlation", "--model", str(pairs), "--output", str(output)]) == 2
+    assert main(["similarity", "--model", model, "--pairs", str(pairs), "--limit", "3"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 3

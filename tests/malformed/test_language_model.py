@@ -17,7 +17,7 @@ import yaml
 import lm.evaluate.generate
 from lm import cli
 from lm.train.config import all_groups
-from tests.lm.command_line import SMALL, write_corpus, write_model
+from tests.lm.runs import SMALL, write_corpus, write_model
 from tests.malformed.harness import (
     DEEP,
     Case,

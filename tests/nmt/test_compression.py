@@ -26,7 +26,7 @@ from nmt.model.embeddings import shared_embeddings_of, words_module
 from shared_embeddings.checkpoints.storage import HEADER, STORES
 from shared_embeddings.cli.main import main
 from shared_embeddings.layers.packed_tensor import PackedTensor, unfreeze
-from tests.altered import alter
+from tests.helpers import alter
 from tests.nmt.conftest import Host, Trained, run
 from tests.nmt.test_training import DEFINE_MAP, METHODS
 

@@ -1,20 +1,29 @@
-"""Checkpoints of onmt_train with parts that are damaged or of another type: one line of every command."""
+"""Damaged checkpoints of onmt_train, and options out of range."""
 
 from __future__ import annotations
 
+import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import onmt.bin.build_vocab
+import onmt.bin.train
+import onmt.bin.translate
 import pytest
 import torch
 
 from nmt import cli
 from nmt.checkpoint.files import allow_checkpoint_types
+from nmt.options.checks import check_memory, check_model_sizes
+from nmt.options.ranges import RANGES, check_ranges, names
+from nmt.patches.table import apply_patches
 from shared_embeddings.cli.main import main as shared_embeddings
-from tests.altered import Odd, alter, told
-from tests.nmt.conftest import Host, Trained
+from shared_embeddings.errors import UserError
+from tests.helpers import Odd, alter, told
+from tests.nmt.conftest import MODEL, Host, Refusal, Trained
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 
@@ -164,3 +173,216 @@ def test_parts_of_another_type(
             if status != 2 or not told(error, command, model):
                 failures.append(f"{kind}: {status} {error[-300:]}")
     assert not failures, "\n".join(failures)
+
+
+PARSERS = (onmt.bin.train, onmt.bin.translate, onmt.bin.build_vocab)
+# Numeric options that the table leaves out, and why.
+WITHOUT_BOUNDS: dict[str, str] = {}
+
+
+def actions() -> list[Any]:
+    """All options of the three commands."""
+    apply_patches()
+    return [action for module in PARSERS for action in module._get_parser()._actions]
+
+
+def test_every_number_has_a_range() -> None:
+    numeric = {action.dest for action in actions() if action.type in (int, float) and not action.choices}
+    assert numeric == {*RANGES, *WITHOUT_BOUNDS}
+
+
+def test_every_default_is_in_its_range() -> None:
+    for action in actions():
+        check_ranges(Namespace(**{action.dest: action.default}))
+
+
+def test_every_named_option_exists() -> None:
+    assert set(names()) <= {action.dest for action in actions()}
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e300, -1e300])
+def test_no_option_takes_what_is_no_size(number: float) -> None:
+    for name in RANGES:
+        if number == 1e300 and RANGES[name].most == math.inf:
+            continue  # a weight or a rate
+        with pytest.raises(UserError, match=f"^{name}: .*; expected "):
+            check_ranges(Namespace(**{name: number}))
+        with pytest.raises(UserError, match=f"^{name}: "):
+            check_ranges(Namespace(**{name: [1, number]}))
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("label_smoothing", [0, 0.1, 0.999], [-0.1, 1, 5]),
+        ("word_vec_size", [-1, 1, 65536], [-2, 65537]),
+        ("enc_layers", [1, 1000], [0, -1, 1001]),
+        ("layers", [-1, 1], [0, -2]),
+        ("src_vocab_size", [1, 2**31 - 1], [0, -1, 2**31]),
+        ("dropout", [0, 0.5], [1, -0.1, 1.5]),
+        ("random_sampling_topp", [0, 1], [-0.1, 1.01]),
+        ("random_sampling_topk", [-1, 0, 5], [-2]),
+        ("beam_size", [1, 1000], [0, 100_000]),
+        ("learning_rate", [0, 1e6], [-1e-9]),
+        ("learning_rate_decay", [1e-9, 1], [0, 1.1]),
+        ("accum_count", [1], [0]),
+        ("max_relative_positions", [-2, -1, 0, 64], [-3]),
+        ("master_port", [1, 65535], [0, 65536]),
+        ("seed", [-1, 0, 2**32 - 1], [-2, 2**32]),
+        ("norm_eps", [1e-6], [0, 2]),
+        ("encoder_type", ["transformer", "cnn"], ["transformr", "lm"]),
+        ("early_stopping_criteria", ["ppl"], ["bleu"]),
+        ("gpu_backend", ["gloo", "nccl"], ["mpi", ""]),
+        ("data_type", ["text"], ["audio"]),
+        ("precision", ["", "fp32"], ["int8"]),
+    ],
+)
+def test_bounds(name: str, right: list[Any], wrong: list[Any]) -> None:
+    for value in right:
+        check_ranges(Namespace(**{name: value}))
+    for value in wrong:
+        with pytest.raises(UserError, match=f"^{name}: "):
+            check_ranges(Namespace(**{name: value}))
+
+
+def sized(**changed: Any) -> Namespace:
+    """The options of a small Transformer, some changed, as upstream completes them."""
+    apply_patches()
+    opt = onmt.bin.train._get_parser().parse_known_args(["-data", "d", "-src_vocab", "v"])[0]
+    vars(opt).update({**MODEL, "share_embeddings": False, "share_decoder_embeddings": False, **changed})
+    onmt.bin.train.ArgumentParser.update_model_opts(opt)
+    return opt
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"word_vec_size": 12}, "src_word_vec_size: 12 differs from hidden_size 16, which a transformer"),
+        (
+            {"encoder_type": "mean", "decoder_type": "rnn", "word_vec_size": 12},
+            "a mean does not support",
+        ),
+        ({"encoder_type": "rnn", "word_vec_size": 12}, "tgt_word_vec_size: 12 differs from"),
+        ({"heads": 3}, "heads: 3 does not divide hidden_size 16"),
+        ({"heads": 4, "num_kv": 3}, "num_kv: 3 does not divide heads 4"),
+        ({"alignment_heads": 3}, "alignment_heads: 3 is more than heads 2"),
+        ({"num_experts": 1}, "num_experts_per_tok: 2 is more than num_experts 1"),
+        ({"max_relative_positions": -1, "rotary_dim": 3}, "rotary_dim: 3 must be even"),
+        ({"max_relative_positions": -1, "rotary_dim": 10}, "at most the 8 dimensions of a head"),
+        ({"relative_positions_buckets": 4}, "needs max_relative_positions"),
+        ({"encoder_type": "brnn", "decoder_type": "rnn", "hidden_size": 15}, "hidden_size: 15 is odd"),
+        (
+            {"encoder_type": "cnn", "decoder_type": "cnn", "cnn_kernel_width": 4},
+            "cnn_kernel_width: 4 is even",
+        ),
+        (
+            {"word_vec_size": -1, "share_embeddings": True, "encoder_type": "rnn", "src_word_vec_size": 12},
+            "share_embeddings: true needs one width",
+        ),
+        ({"hidden_size": -1, "decay_method": "noam", "enc_hid_size": 16, "dec_hid_size": 16}, "hidden_size"),
+    ],
+)
+def test_sizes_that_do_not_fit(changed: dict[str, Any], said: str) -> None:
+    check_model_sizes(sized())
+    if "word_vec_size" in changed and changed["word_vec_size"] < 0:
+        changed = {"tgt_word_vec_size": 16, **changed}
+    with pytest.raises(UserError) as error:
+        check_model_sizes(sized(**changed))
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("changed", [{"hidden_size": 65536, "word_vec_size": 65536, "layers": 9}])
+def test_a_model_beyond_memory(changed: dict[str, Any], host: Host) -> None:
+    opt = sized(**changed, heads=1)
+    words = {"src": Words(100), "tgt": Words(100)}
+    with pytest.raises(UserError, match=r"the model has .* GiB; reduce hidden_size"):
+        check_memory(opt, words)
+    check_memory(sized(), words)
+    assert torch.get_default_device().type == "cpu"
+
+
+class Words:
+    """A vocabulary of a size."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, word: str) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"accum_steps": [5]}, "accum_steps: [5] is not an increasing list of steps"),
+        ({"accum_count": [1, 2], "accum_steps": [0, 0]}, "accum_steps: [0, 0] is not an increasing"),
+        ({"label_smoothing": ".nan"}, "label_smoothing: nan is not a finite number"),
+        ({"dropout": [float("inf")]}, "dropout: inf is not a finite number"),
+        ({"layers": 0}, "layers: 0 is too small; expected at least 1, or -1"),
+        ({"encoder_type": "transformr"}, "encoder_type: 'transformr' is unknown; use brnn or"),
+        ({"transforms": 5}, "invalid choice: '5'"),
+        ({"transforms": ["bpe"]}, "transforms: bpe needs src_subword_model, which is not set"),
+        ({"batch_size": [3]}, "batch_size can't be set to a list"),
+        ({"batch_size": {"a": 1}}, "is not a whole number"),
+        ({"bridge_extra_node": "maybe"}, "'maybe' is neither true nor false"),
+        ({"src_embeddings": "/nowhere"}, "src_embeddings: no such file: /nowhere"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_training_fails_in_one_line(options: dict[str, Any], said: str, host: Host, refusal: Refusal) -> None:
+    config = host.config("model", **options)
+    config.write_text(config.read_text().replace("'.nan'", ".nan"))
+    assert said in refusal("onmt_train", "-config", str(config))
+    assert not list(host.folder.glob("*.pt"))
+
+
+def test_an_option_that_is_given_twice(host: Host, refusal: Refusal, tmp_path: Path) -> None:
+    config = str(host.config("model"))
+    line = refusal("onmt_train", "-config", config, "-batch_size", "3", "-batch_size", "4")
+    assert "option -batch_size is given twice" in line
+    line = refusal("onmt_train", "-config", config, "-max_grad_norm", "3", "-max_grad=4")
+    assert "option -max_grad is given twice" in line
+    text = Path(config).read_text()
+    Path(config).write_text(text + "batch_size: 3\n")
+    assert "the key 'batch_size' is given twice" in refusal("onmt_train", "-config", config)
+    Path(config).write_text(text + "--batch_size: 3\n")
+    assert "the option batch_size is given twice" in refusal("onmt_train", "-config", config)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-n_best", "3", "-beam_size", "2"], "n_best: 3 is more than beam_size 2"),
+        (["-min_length", "9", "-max_length", "8"], "min_length: 9 is more than max_length 8"),
+        (["-phrase_table", "/nowhere", "-replace_unk"], "phrase_table: no such file: /nowhere"),
+        (["-phrase_table", __file__], "phrase_table: has no effect without replace_unk"),
+        (["-beam_size", "100000"], "beam_size: 100000 is too large; expected at most 1,000"),
+        (["-beam_size", "999"], "beam_size: 999 is more than the 88 words of the vocabulary"),
+        (["-random_sampling_topk", "99"], "random_sampling_topk: 99 is more than the 88 words"),
+        (["-random_sampling_topp", "1.5"], "random_sampling_topp: 1.5 is too large; expected at most 1"),
+        (["-data_type", "audio"], "data_type: 'audio' is unknown; use text"),
+        (["-precision", "int8"], "precision: 'int8' is unknown; use fp32 or fp16"),
+        (["-fp32"], "deprecated"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_translation_fails_in_one_line(
+    arguments: list[str], said: str, trained: Callable[..., tuple[Host, Path]], refusal: Refusal
+) -> None:
+    host, checkpoint = trained(embedding={"method": "funnel", "rank": 4})
+    files = ["-model", str(checkpoint), "-src", str(host.folder / "test.src")]
+    line = refusal("onmt_translate", *files, "-output", str(host.folder / "none"), *arguments)
+    assert said in line
+    assert not (host.folder / "none").exists()
+
+
+def test_words_for_truth_are_read(host: Host) -> None:
+    from nmt.options.arguments import parse
+
+    with pytest.MonkeyPatch.context() as patch:
+        for text, wanted in (("false", False), ("True", True), ("no", False)):
+            patch.setattr("sys.argv", ["onmt_train", "-data", "d", "-src_vocab", "v", "-penn", text])
+            assert parse(onmt.bin.train._get_parser()).penn is wanted

@@ -14,7 +14,7 @@ from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.checkpoint import is_whole, read_weights, whole_steps, write_apart
 from nmt.checkpoint.files import read_checkpoint, remove_leftovers
 from shared_embeddings.errors import UserError
-from tests.altered import offsets
+from tests.helpers import offsets
 from tests.nmt.conftest import Host, Refusal, Trained
 
 STANDARD = {"method": "standard"}

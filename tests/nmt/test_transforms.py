@@ -1,4 +1,4 @@
-"""Text is translated through the transforms that a model was trained with, and none is applied twice."""
+"""Transforms of training data and of text to translate, and each process's share of the data."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.files import read_checkpoint
+from nmt.train.training import data_share
 from nmt.translate.evaluation import bleu
 from shared_embeddings.cli.main import main
 from tests.nmt.conftest import FUNNEL, Host, Refusal, run
@@ -256,3 +257,27 @@ def test_compression_measures_on_tokens_once(subwords: Subwords, model: Path, tm
     )
     found = bleu(model, build_from_checkpoint(str(model))[0], tokens, target, "bpe")
     assert found.value == pytest.approx(wanted) and wanted > 0
+
+
+def machine(ranks: list[int], world_size: int, mode: str = "data_parallel") -> list[tuple[int, int]]:
+    """The shares of the processes of one machine."""
+    opt = Namespace(gpu_ranks=ranks, world_size=world_size, parallel_mode=mode)
+    return [data_share(opt, device_id) for device_id in range(len(ranks))]
+
+
+def test_processes_of_one_machine() -> None:
+    assert machine([0, 1, 2], 3) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_no_two_processes_of_two_machines_read_the_same() -> None:
+    assert machine([0, 1], 4) + machine([2, 3], 4) == [(0, 4), (1, 4), (2, 4), (3, 4)]
+
+
+def test_tensor_parallel_processes_read_everything() -> None:
+    assert machine([0, 1], 2, mode="tensor_parallel") == [(0, 1), (0, 1)]
+
+
+def test_one_process() -> None:
+    assert machine([0], 1) == [(0, 1)]
+    cpu = Namespace(gpu_ranks=[], world_size=1, parallel_mode="data_parallel")
+    assert data_share(cpu, -1) == (0, 1)

@@ -19,7 +19,7 @@ from recipes.common.table import markdown_table, not_run
 from recipes.language_model.evaluate import evaluate
 from recipes.language_model.train import train
 from shared_embeddings.errors import UserError
-from tests.lm.command_line import write_corpus
+from tests.lm.runs import write_corpus
 
 ROWS = """
 kind: language_model

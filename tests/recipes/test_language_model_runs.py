@@ -24,7 +24,7 @@ from recipes.language_model import train as training
 from recipes.language_model.evaluate import as_options, evaluate
 from recipes.language_model.train import train
 from shared_embeddings.errors import UserError
-from tests.lm.command_line import write_corpus
+from tests.lm.runs import write_corpus
 
 ROWS = """
 kind: language_model

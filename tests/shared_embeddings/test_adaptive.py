@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from tests.loops import in_turn
+from tests.helpers import in_turn
 
 from .cases import CASES, Case, by_name
 from .contract.checks import each_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shared_embeddings as se
-from tests.loops import in_turn
+from tests.helpers import in_turn
 
 SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24, "padding_idx": 3}
 DEFINE: dict[str, Any] = {"map_dim": 16, "expand_dim": 48, "depth": 3, "max_groups": 4, "output": "table"}

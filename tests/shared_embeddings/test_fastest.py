@@ -12,7 +12,7 @@ from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings.losses import fastest
-from tests.loops import in_turn
+from tests.helpers import in_turn
 
 TOKENS, WORDS, DIM, PADDING = 40, 30, 6, 2
 METHODS = ("standard", "projective", "alone", "uncle", "group_reduce")

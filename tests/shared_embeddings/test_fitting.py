@@ -13,7 +13,7 @@ from torch import Tensor
 import shared_embeddings as se
 from shared_embeddings.fitting.fit import report
 from shared_embeddings.registry import method_class
-from tests.examples import example
+from tests.helpers import example
 
 VOCABULARY, DIMENSION, PADDING = 120, 24, 3
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import shared_embeddings as se
 from shared_embeddings.fitting import groups as group_reduction
 from shared_embeddings.losses.chunked import linear_cross_entropy, segmented_cross_entropy
-from tests.loops import in_turn
+from tests.helpers import in_turn
 
 from .cases import CASES, Case
 from .references import with_bias, zero_row

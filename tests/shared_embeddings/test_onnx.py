@@ -15,7 +15,7 @@ from shared_embeddings.checkpoints.adapter import WordEmbedding
 from shared_embeddings.checkpoints.onnx_file import Exported, export_embedding
 from shared_embeddings.checkpoints.storage import hold, pack
 from shared_embeddings.layers.packed_tensor import install
-from tests.loops import in_turn
+from tests.helpers import in_turn
 from tests.shared_embeddings.cases import CASES, Case
 
 pytest.importorskip("onnxruntime")

@@ -12,7 +12,7 @@ import shared_embeddings as se
 from shared_embeddings.codecs.codec import Codec
 from shared_embeddings.methods.quantized import QuantizedEmbedding
 from shared_embeddings.options import OptionError
-from tests.loops import in_turn
+from tests.helpers import in_turn
 
 WORDS, DIM = 300, 48
 CODECS = ("uniform", "lloyd_max", "residual", "trellis")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from shared_embeddings.losses import blockwise
 from shared_embeddings.losses.blockwise import pad_to_multiple
-from tests.loops import in_turn
+from tests.helpers import in_turn
 
 from .cases import Case, by_name
 from .contract.checks import each_output_case

@@ -12,7 +12,7 @@ from torch import Tensor
 import shared_embeddings as se
 from shared_embeddings.checkpoints.storage import HEADER, STORES, StorageError, pack, packed_bytes, unpack
 from shared_embeddings.sizing import accounting
-from tests.examples import example
+from tests.helpers import example
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:

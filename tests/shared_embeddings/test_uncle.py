@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import shared_embeddings as se
 from shared_embeddings.classes import WordClasses
 from shared_embeddings.methods.uncle import UncleEmbedding
-from tests.loops import in_turn
+from tests.helpers import in_turn
 
 from .cases import CASES, Case, by_name
 from .references import with_bias

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import shared_embeddings as se
-from tests.loops import in_turn_by
+from tests.helpers import in_turn_by
 from tests.shared_embeddings.cases import CASES, OUTPUT_CASES, SOFTMAX_CASES, Case
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from tests.loops import in_turn
+from tests.helpers import in_turn
 from tests.shared_embeddings.cases import Case
 from tests.shared_embeddings.contract.checks import all_ids, each_case, some_targets, trainable_loss
 from tests.shared_embeddings.support import assert_same_gradients, gradients, training_step

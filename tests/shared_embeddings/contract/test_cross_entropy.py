@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from tests.loops import in_turn
+from tests.helpers import in_turn
 from tests.shared_embeddings.cases import PADDING, VOCABULARY, Case
 from tests.shared_embeddings.contract.checks import (
     dense_loss,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import shared_embeddings as se
-from tests.loops import in_turn
+from tests.helpers import in_turn
 from tests.shared_embeddings.cases import CASES, VOCABULARY, Case
 from tests.shared_embeddings.contract.checks import all_ids, each_case
 from tests.shared_embeddings.support import assert_same_gradients, gradients

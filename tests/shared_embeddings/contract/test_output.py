@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.loops import in_turn
+from tests.helpers import in_turn
 from tests.shared_embeddings.cases import CASES, Case
 from tests.shared_embeddings.contract.checks import (
     dense_scores,

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import shared_embeddings.hf as hf
 from shared_embeddings.cli.main import main
-from tests.loops import in_turn
+from tests.helpers import in_turn
 from tests.shared_embeddings.hf.models import KINDS, build, scores, shrink
 
 

@@ -16,8 +16,10 @@ from safetensors.torch import load_file  # noqa: E402
 import shared_embeddings as se  # noqa: E402
 from shared_embeddings import hf  # noqa: E402
 from shared_embeddings.hf.sides import InputSide  # noqa: E402
-from tests.examples import example  # noqa: E402
-from tests.loops import check_each
+from tests.helpers import (
+    check_each,
+    example,  # noqa: E402
+)
 from tests.shared_embeddings.hf.models import DIM, IDS, KINDS, WORDS, scores, shrink  # noqa: E402
 
 AUTO = {

@@ -18,7 +18,7 @@ from shared_embeddings import hf  # noqa: E402
 from shared_embeddings.checkpoints.checksums import recorded_checksum  # noqa: E402
 from shared_embeddings.cli.main import main  # noqa: E402
 from shared_embeddings.errors import UserError  # noqa: E402
-from tests.altered import flip, offsets, told  # noqa: E402
+from tests.helpers import flip, offsets, told  # noqa: E402
 from tests.shared_embeddings.hf.models import compress  # noqa: E402
 from tests.shared_embeddings.hf.trimming import save, trim  # noqa: E402
 

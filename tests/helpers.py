@@ -1,0 +1,246 @@
+"""Loops over cases inside a test, example options of methods, traps for code, and changed checkpoints."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmt.checkpoint.files import allow_checkpoint_types
+from shared_embeddings.checkpoints.checksums import KEY, with_checksum
+from shared_embeddings.method import Options
+from shared_embeddings.registry import method_class
+
+SEED = 20201119
+Test = Callable[..., None]
+
+
+def in_turn(names: str, values: Sequence[Any]) -> Callable[[Test], Test]:
+    """Call a test once for every value, in the manner of ``pytest.mark.parametrize`` but as a single test.
+
+    Fixtures are set up once, so this suits tests that do not change them. Every value starts from the same
+    random state.
+
+    Args:
+        names: parameters of the test, separated by commas.
+        values: one value each, or one tuple each where there are several names.
+    """
+    parameters = [name.strip() for name in names.split(",")]
+
+    def decorate(test: Test) -> Test:
+        @functools.wraps(test)
+        def loop(**fixtures: Any) -> None:
+            def check(value: Any) -> None:
+                given = dict(zip(parameters, value if len(parameters) > 1 else (value,), strict=True))
+                test(**given, **fixtures)
+
+            check_each(check, values)
+
+        return _with_parameters(loop, test, drop=parameters)
+
+    return decorate
+
+
+def in_turn_by(group: str, groups: Sequence[Any], name: str) -> Callable[[Test], Test]:
+    """One test per group, each a loop over the values of its group.
+
+    Args:
+        group: the name of the parameter that stands for a group.
+        groups: a ``pytest.param`` with a list of values for each group.
+        name: the parameter of the test that takes a value.
+    """
+
+    def decorate(test: Test) -> Test:
+        @functools.wraps(test)
+        def loop(**given: Any) -> None:
+            values = given.pop(group)
+            check_each(lambda value: test(**{name: value}, **given), values)
+
+        return pytest.mark.parametrize(group, groups)(_with_parameters(loop, test, [name], [group]))
+
+    return decorate
+
+
+def check_each(check: Callable[[Any], object], values: Sequence[Any]) -> None:
+    """Call `check` with every value.
+
+    Raises:
+        AssertionError: names the values that failed; its cause is the first failure.
+    """
+    assert values, "no cases"
+    failures: dict[str, BaseException] = {}
+    for value in values:
+        torch.manual_seed(SEED)
+        try:
+            check(value)
+        except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
+            failures[_label(value)] = error
+    if failures:
+        first = next(iter(failures.values()))
+        raise AssertionError(f"{len(failures)} of {len(values)} fail: {'; '.join(failures)}") from first
+
+
+def _with_parameters(loop: Test, test: Test, drop: Sequence[str], add: Sequence[str] = ()) -> Test:
+    """Make pytest see the parameters of `test`, less those dropped, plus those added."""
+    signature = inspect.signature(test)
+    missing = [name for name in drop if name not in signature.parameters]
+    assert not missing, f"{test.__name__} takes no {missing}"
+    kept = [parameter for name, parameter in signature.parameters.items() if name not in drop]
+    added = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in add]
+    loop.__signature__ = signature.replace(parameters=[*added, *kept])  # type: ignore[attr-defined]
+    return loop
+
+
+def _label(value: Any) -> str:
+    """A short name of a value: its attribute ``name`` or ``__name__``, or its text."""
+    return str(getattr(value, "name", getattr(value, "__name__", value)))[:100]
+
+
+def example(method: str, num_embeddings: int, embedding_dim: int) -> Options:
+    """The first example of a method for V words in D dimensions."""
+    return next(iter(method_class(method).examples(num_embeddings, embedding_dim).values()))
+
+
+def arguments(options: Options) -> list[str]:
+    """Options of a method as arguments of `shared-embeddings compress`."""
+    # The command has an option --output of its own.
+    names = {"output": "embedding_output"}
+    return [
+        text
+        for name, value in options.items()
+        for text in (
+            "--" + names.get(name, name).replace("_", "-"),
+            value if isinstance(value, str) else json.dumps(value),
+        )
+    ]
+
+
+class Bomb:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.mark,)
+
+
+class Trap:
+    """Texts and values that leave a mark where they are run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = folder / "mark"
+        (folder / "planted.py").write_text(
+            f"import pathlib\npathlib.Path({str(self.mark)!r}).touch()\nf = print\n"
+        )
+        # To importlib.metadata it is an installed package.
+        (folder / "planted-1.0.dist-info").mkdir()
+        (folder / "planted-1.0.dist-info" / "METADATA").write_text("Name: planted\nVersion: 1.0\n")
+        self.shell = f"$(touch {self.mark})"
+        # For a shell as well, where it stands between quotation marks.
+        self.python = f"__import__('pathlib').Path({str(self.mark)!r}).touch() or {{'mode': '{self.shell}'}}"
+        self.yaml = f"!!python/object/apply:os.mkdir [{str(self.mark)!r}]"
+        self.module = "planted.f"
+        self.texts = (self.python, self.yaml, self.shell, self.module, "planted")
+        self.bomb = Bomb(self.mark)
+
+
+def alter(path: Path, change: Callable[[dict[str, Any]], object], target: Path | None = None) -> Path:
+    """Change the content of a checkpoint, with a checksum that fits where it had one; returns its path."""
+    allow_checkpoint_types()
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    change(content)
+    target = target or path
+    torch.save(with_checksum(content) if KEY in content else content, target)
+    return target
+
+
+class Odd:
+    """Values that stand where a part of a checkpoint was."""
+
+    VALUES: dict[str, Any] = {
+        "None": None,
+        "a list": [1, None],
+        "a string": "odd",
+        "a number": 5,
+        "a tensor": torch.zeros(2),
+        "an empty mapping": {},
+        "a mapping of numbers": {1: 2},
+        "a mapping of None": {"a": None},
+    }
+
+    @staticmethod
+    def tensors(state: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
+        """States of which the first floating-point table is another one, or is none."""
+        name = next(
+            name for name, tensor in state.items() if tensor.dim() == 2 and tensor.is_floating_point()
+        )
+        table = state[name]
+        odd = {
+            "longer": torch.cat([table, table]),
+            "one axis": table.flatten(),
+            "empty": table[:0],
+            "sparse": table.to_sparse(),
+            "meta": table.to("meta"),
+            "NaN": table * float("nan"),
+            "infinite": table + float("inf"),
+            "a list": table.tolist(),
+            "None": None,
+        }
+        changed = {kind: {**state, name: tensor} for kind, tensor in odd.items()}
+        left_out = {key: tensor for key, tensor in state.items() if key != name}
+        return {
+            **changed,
+            "left out": left_out,
+            "left over": {**state, "more": table},
+            "no names": {0: table},
+        }
+
+
+def told(error: str, program: str, path: Path) -> bool:
+    """Whether what a command printed on stderr ends in one line that names a file."""
+    lines = [line for line in error.splitlines() if line.startswith(f"{program}: ")]
+    return len(lines) == 1 and error.count("Traceback") == 0 and str(path) in lines[0] and len(lines[0]) < 900
+
+
+def offsets(file: Path) -> list[int]:
+    """An offset in the bytes of every tensor of a file: the first, in the middle or the last, in turn."""
+    data = file.read_bytes()
+    if file.suffix == ".safetensors":
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        spans = [
+            (8 + length + begin, 8 + length + end)
+            for name, entry in header.items()
+            if name != "__metadata__"
+            for begin, end in [entry["data_offsets"]]
+        ]
+    else:
+        with zipfile.ZipFile(file) as archive:
+            entries = [one for one in archive.infolist() if "/data/" in one.filename]
+            spans = []
+            for one in entries:
+                name, extra = (
+                    int.from_bytes(data[one.header_offset + at : one.header_offset + at + 2], "little")
+                    for at in (26, 28)
+                )
+                begin = one.header_offset + 30 + name + extra
+                spans.append((begin, begin + one.file_size))
+    filled = [(begin, end) for begin, end in spans if end > begin]
+    return [(begin, (begin + end) // 2, end - 1)[turn % 3] for turn, (begin, end) in enumerate(filled)]
+
+
+def flip(file: Path, offset: int) -> None:
+    """Change one bit of a file."""
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        byte = opened.read(1)[0]
+        opened.seek(offset)
+        opened.write(bytes([byte ^ 1]))
