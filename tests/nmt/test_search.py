@@ -143,7 +143,7 @@ def test_alignments_of_a_model_that_has_them(host: Host) -> None:
         ("rnn", ["-report_align"], ["report_align", "Transformer"]),
         ("language model", ["-replace_unk"], ["replace_unk", "attention to a source"]),
         ("language model", ["-coverage_penalty", "wu", "-beta", "0.1"], ["coverage_penalty", "remove it"]),
-        ("transformer", ["-align_debug"], ["align_debug", "set report_align"]),
+        ("transformer", ["-align_debug"], ["align_debug", "report_align"]),
         ("transformer", ["-dump_beam", "beams.json"], ["dump_beam", "remove it"]),
     ],
 )
