@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks import compression, decoding, fitting, gpu, language_model, large_fits, layers, preprocessing
 from benchmarks.measuring import Record, read_record, read_records, save_record
-from tests.loops import check_each
+from tests.helpers import check_each
 
 
 def of_layers(record: Record) -> str:
