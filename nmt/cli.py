@@ -84,11 +84,7 @@ def _error_of_another_process(error: BaseException) -> UserError | None:
 
 
 def _check_data(opt: Namespace) -> dict[str, dict[str, Any]]:
-    """Check and return the corpora of the option ``data``.
-
-    Raises:
-        UserError: see `nmt.data.corpora.check_corpora`.
-    """
+    """Check and return the corpora of the option ``data``."""
     from nmt.data.corpora import check_corpora
     from nmt.model.plan import parse_text
 
@@ -102,9 +98,6 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
 
     Returns:
         The corpora of the option ``data``.
-
-    Raises:
-        UserError: an option is invalid.
     """
     from onmt.utils.parse import ArgumentParser
 
@@ -176,9 +169,6 @@ def _check_same_words(opt: Namespace, found: dict[str, Any]) -> None:
 
     OpenNMT-py uses the checkpoint's vocabulary, so that other words would become ``<unk>``. The files may
     have more words, for example if the model was trimmed.
-
-    Raises:
-        UserError: a word is missing.
     """
     vocabs = _new_vocabularies(opt)
     for side in ("src", "tgt"):

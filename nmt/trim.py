@@ -114,11 +114,7 @@ class TrimmableCheckpoint(CheckpointModel):
         return [TRAINING_STATE_NOTE, BANDS_NOTE] if has_bands else [TRAINING_STATE_NOTE]
 
     def _select_embeddings(self, ids: Mapping[str, Tensor]) -> dict[str, se.SharedEmbedding]:
-        """Replace the model's shared embeddings by ones with fewer words; returns the new ones by side.
-
-        Raises:
-            ValueError: one of them cannot drop words.
-        """
+        """Replace the model's shared embeddings by ones with fewer words; returns the new ones by side."""
         modules = {side: words_module(self.module, side) for side in self.sides}
         selected = {
             side: module.select_rows(ids[side])
@@ -130,11 +126,7 @@ class TrimmableCheckpoint(CheckpointModel):
         return selected
 
     def _select_plain_tables(self, ids: Mapping[str, Tensor]) -> None:
-        """Select rows of OpenNMT's own tables and output layer; tied parameters stay tied.
-
-        Raises:
-            UserError: a table is of an unknown type.
-        """
+        """Select rows of OpenNMT's own tables and output layer; tied parameters stay tied."""
         rows: dict[int, nn.Parameter] = {}
         for side in (*SIDES, "output"):
             table = words_module(self.module, side)
@@ -163,9 +155,6 @@ def _select(layer: nn.Module, ids: Tensor, rows: dict[int, nn.Parameter]) -> Non
         layer: is changed.
         ids: the words.
         rows: the parameters selected so far, by the identity of the original.
-
-    Raises:
-        UserError: it is neither a table nor an output layer.
     """
     if type(layer) not in (nn.Embedding, nn.Linear):
         raise UserError(

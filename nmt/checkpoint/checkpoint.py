@@ -219,11 +219,7 @@ def _as_sum(tensor: Tensor) -> Tensor:
 
 
 def _add_part(total: dict[str, Tensor], part: dict[str, Tensor], path: str, first: str) -> None:
-    """Add the tensors of one checkpoint to the sums.
-
-    Raises:
-        UserError: names or shapes differ, or integers do.
-    """
+    """Add the tensors of one checkpoint to the sums."""
     if total.keys() != part.keys():
         odd = sorted(total.keys() ^ part.keys())[0]
         raise UserError(

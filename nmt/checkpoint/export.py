@@ -64,11 +64,7 @@ def dense_checkpoint(path: str) -> dict[str, Any]:
 
 
 def _output_layer(embedding: se.SharedEmbedding) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the matrix ``(V, D)`` and the bias ``(V,)`` of the output layer.
-
-    Raises:
-        UserError: the output layer is not linear.
-    """
+    """Return the matrix ``(V, D)`` and the bias ``(V,)`` of the output layer."""
     if not embedding.has_linear_scores:
         raise UserError(
             f"format: ctranslate2 needs a linear output layer, but '{embedding.method}' has a two-step "
@@ -79,11 +75,7 @@ def _output_layer(embedding: se.SharedEmbedding) -> tuple[torch.Tensor, torch.Te
 
 
 def _check_folder(output: str) -> None:
-    """Check that an existing output is a folder with a CTranslate2 model.
-
-    Raises:
-        UserError: it is a file, or has other files, which would be deleted.
-    """
+    """Check that an existing output is a folder with a CTranslate2 model."""
     if os.path.isfile(output):
         raise UserError(f"output: {output} is a file, but CTranslate2 needs a folder; choose another one")
     for name in sorted(os.listdir(output)) if os.path.isdir(output) else ():

@@ -165,11 +165,7 @@ class ResumableBatches(Batches):
 
 
 def _endless(corpus: Iterable[Any], start: int) -> Iterator[tuple[int, Any]]:
-    """Yield the examples of a corpus repeatedly with their number in the pass, after the first ``start``.
-
-    Raises:
-        UserError: a pass has no example.
-    """
+    """Yield the examples of a corpus repeatedly with their number in the pass, after the first ``start``."""
     while True:
         number = start
         for number, example in enumerate(islice(iter(corpus), start, None), start + 1):

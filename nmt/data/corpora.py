@@ -152,11 +152,7 @@ def check_corpora(corpora: Any) -> None:
 
 
 def _check_weights(corpora: dict[str, dict[str, Any]]) -> None:
-    """Check that there is a training corpus.
-
-    Raises:
-        UserError: all corpora except validation have a weight of 0.
-    """
+    """Check that there is a training corpus."""
     weights = {name: corpus.get("weight", 1) for name, corpus in corpora.items()}
     if not any(weight != 0 for name, weight in weights.items() if name != CorpusName.VALID):
         raise UserError(
@@ -249,11 +245,7 @@ def build_vocabularies(opt: Namespace, count: Callable[[Namespace], None], corpo
 
 
 def _outputs(opt: Namespace) -> dict[str, list[str]]:
-    """Return the files of each side, words before features.
-
-    Raises:
-        UserError: one is not set, or both sides have the same.
-    """
+    """Return the files of each side, words before features."""
     sides = ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]
     for side in sides:
         if not getattr(opt, side):
@@ -269,11 +261,7 @@ def _outputs(opt: Namespace) -> dict[str, list[str]]:
 
 
 def _check(opt: Namespace, outputs: dict[str, list[str]], corpora: Iterable[str]) -> None:
-    """Check that no output is an input or exists.
-
-    Raises:
-        UserError: one does.
-    """
+    """Check that no output is an input or exists."""
     table = {**READ, **dict.fromkeys(outputs, PathOption.OUTPUT)}
     if opt.learn_subwords:
         table["src_subword_model"] = PathOption.OUTPUT

@@ -84,11 +84,7 @@ def parse_tokenizer(name: str, value: Any) -> dict[str, Any]:
 
 
 def _check(name: str, key: Any, value: Any) -> None:
-    """Check one option of a tokenizer.
-
-    Raises:
-        UserError: it is unknown, or its value has the wrong type.
-    """
+    """Check one option of a tokenizer."""
     if key in _OF_SUBWORDS:
         instead = _OF_SUBWORDS[key].replace("src", name[:3])
         raise UserError(f"{name}: {key} is set by {instead}; remove it here")
@@ -205,11 +201,7 @@ def applied(opt: Namespace) -> Iterator[str]:
 
 
 def _names_by_corpus(options: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the transforms of each training corpus.
-
-    Raises:
-        UserError: they are not lists of names.
-    """
+    """Return the transforms of each training corpus."""
     default = options.get("transforms") or []
     data = options.get("data")
     corpora = data if isinstance(data, dict) and data else {"": {}}
@@ -226,11 +218,7 @@ def _names_by_corpus(options: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _trained(recorded: Recorded) -> tuple[list[str], dict[str, Any]]:
-    """Return the transforms that a model applies in translation, and the options that corpora set for them.
-
-    Raises:
-        UserError: the corpora differ, and there is no validation corpus to decide.
-    """
+    """Return the transforms that a model applies in translation, and the options that corpora set for them."""
     data = recorded.options.get("data")
     ways: dict[str, tuple[list[str], dict[str, Any]]] = {}
     for corpus, names in _names_by_corpus(recorded.options).items():
@@ -264,9 +252,6 @@ def _check_same(first: Recorded, other: Recorded) -> None:
 def _files(recorded: Recorded, opt: Namespace, names: list[str], folder: Path) -> dict[str, str]:
     """Return the paths of the subword files by option: extracted from the checkpoint, or the original path,
     or next to the checkpoint.
-
-    Raises:
-        UserError: one is not found.
     """
     if set(names).isdisjoint(SUBWORDS):
         return {}
@@ -291,11 +276,7 @@ def _files(recorded: Recorded, opt: Namespace, names: list[str], folder: Path) -
 
 
 def _fill(opt: Namespace, names: list[str], values: Mapping[str, Any], recorded: Recorded) -> None:
-    """Set the options of transforms that are at their defaults to the values of the training.
-
-    Raises:
-        UserError: a value has the wrong type.
-    """
+    """Set the options of transforms that are at their defaults to the values of the training."""
     defaults = _defaults(names, recorded)
     is_shared = values.get("share_vocab") and _same_restriction(recorded.options)
     of_source = {f"tgt_{name}": f"src_{name}" for name in _SHARED} if is_shared else {}
@@ -318,11 +299,7 @@ def _same_restriction(options: Mapping[str, Any]) -> bool:
 
 
 def _defaults(names: list[str], recorded: Recorded) -> dict[str, Any]:
-    """Return the options of transforms with their defaults.
-
-    Raises:
-        UserError: a transform is unknown.
-    """
+    """Return the options of transforms with their defaults."""
     from onmt.transforms import AVAILABLE_TRANSFORMS
     from onmt.utils.parse import ArgumentParser
 
@@ -335,11 +312,7 @@ def _defaults(names: list[str], recorded: Recorded) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any, default: Any, recorded: Recorded) -> Any:
-    """Return the value of an option of a checkpoint; tokenizer options are checked later.
-
-    Raises:
-        UserError: it has the wrong type.
-    """
+    """Return the value of an option of a checkpoint; tokenizer options are checked later."""
     if name in TOKENIZER_OPTIONS:
         return value
     wanted = (int, float) if type(default) is float else str if default is None else type(default)
@@ -351,11 +324,7 @@ def _checked(name: str, value: Any, default: Any, recorded: Recorded) -> Any:
 
 
 def _check_complete(opt: Namespace) -> None:
-    """Check the files and reports of the transforms of a translation.
-
-    Raises:
-        UserError: a subword model is missing, or alignments of joined tokens are requested.
-    """
+    """Check the files and reports of the transforms of a translation."""
     subwords = [name for name in opt.transforms if name in SUBWORDS]
     for name in subwords:
         for side in ("src", "tgt"):

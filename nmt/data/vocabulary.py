@@ -187,11 +187,7 @@ def vocabulary_counts(path: str) -> dict[str, int]:
 
 
 def _read_lines(path: str) -> list[str]:
-    """Return the lines of a vocabulary file.
-
-    Raises:
-        UserError: the file is missing, empty, or not UTF-8.
-    """
+    """Return the lines of a vocabulary file."""
     if not Path(path).is_file():
         raise UserError(f"vocabulary {path}: no such file; create it with onmt_build_vocab")
     try:

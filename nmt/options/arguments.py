@@ -63,11 +63,7 @@ def parse(parser: Any, table: Table = NO_FILES, known_elsewhere: Collection[str]
 
 
 def _check_rest(parser: Any, rest: list[str], known_elsewhere: Collection[str]) -> None:
-    """Check the arguments that the parser did not use.
-
-    Raises:
-        UserError: one is unknown.
-    """
+    """Check the arguments that the parser did not use."""
     known = {string.lstrip("-") for action in parser._actions for string in action.option_strings}
     unknown = [
         text.lstrip("-").split("=")[0] for text in rest if text.startswith("-") and not _is_number(text)
@@ -114,11 +110,7 @@ def _as_argument(value: Any) -> Any:
 
 
 def _truth(text: str) -> bool:
-    """Parse a boolean; `bool` would accept any text as true.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not a boolean.
-    """
+    """Parse a boolean; `bool` would accept any text as true."""
     if text.lower() not in WORDS_FOR_TRUTH:
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
     return WORDS_FOR_TRUTH[text.lower()]
@@ -242,11 +234,7 @@ def guard(parser: Any, table: Table) -> None:
 
 
 def _open_config(path: str, mode: str = "r") -> IO[str]:
-    """Open a configuration file.
-
-    Raises:
-        UserError: it is not a regular file.
-    """
+    """Open a configuration file."""
     if mode == "r":
         check_input("config", path)
     return open(path, mode, encoding="utf-8")
@@ -260,12 +248,7 @@ def _save_config(
     paths: Iterable[str],
     exit_after: bool = False,
 ) -> None:
-    """Write the options into files.
-
-    Raises:
-        UserError: a file is an input of the command.
-        OSError: a file cannot be written.
-    """
+    """Write the options into files."""
     names = list(paths)
     if not names:
         return

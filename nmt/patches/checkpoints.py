@@ -135,11 +135,7 @@ def with_atomic_saving(original: Any) -> Any:
 
 
 def _written(model: nn.Module, saved: dict[str, Any], base: str, save_format: str) -> tuple[str, str | None]:
-    """Write the checkpoint of one step without interruption by signals, and return its files.
-
-    Raises:
-        UserError: the checkpoint cannot be written, for example because the disk is full.
-    """
+    """Write the checkpoint of one step without interruption by signals, and return its files."""
     try:
         with signals_delayed():
             return write_step(model, saved, base, save_format)

@@ -181,11 +181,7 @@ def add_translation_options(parser: Any) -> None:
 
 
 def _length(text: str) -> int:
-    """Return a length of at least 1.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is not one.
-    """
+    """Return a length of at least 1."""
     if re.fullmatch("[0-9]+", text) is None or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a length; expected an integer of at least 1")
     return int(text)

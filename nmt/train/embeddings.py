@@ -149,11 +149,7 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
 
 
 def _check_soft_targets(share: float, opt: Namespace) -> None:
-    """Check that teacher and student score the same words at the same time.
-
-    Raises:
-        UserError: soft targets do not work with an option.
-    """
+    """Check that teacher and student score the same words at the same time."""
     for name in ("copy_attn", "truncated_decoder"):
         if share > 0 and getattr(opt, name, False):
             raise UserError(
@@ -200,11 +196,7 @@ def _fit_embeddings(
 
 
 def _check_table(side: str, embedding: Any, teacher: Teacher) -> None:
-    """Check the shape of the teacher's table.
-
-    Raises:
-        UserError: it differs from that of the embedding.
-    """
+    """Check the shape of the teacher's table."""
     wanted = (embedding.num_embeddings, embedding.embedding_dim)
     found = tuple(teacher.tables[side].shape) if side in teacher.tables else None
     if found != wanted:
@@ -215,11 +207,7 @@ def _check_table(side: str, embedding: Any, teacher: Teacher) -> None:
 
 
 def _copy_network(model: nn.Module, teacher: Teacher) -> None:
-    """Copy the teacher's tensors except those of embeddings.
-
-    Raises:
-        UserError: a tensor is missing or has another shape.
-    """
+    """Copy the teacher's tensors except those of embeddings."""
     embeddings = _names_of(model, list(shared_embeddings_of(model)))
     own = {
         name: tensor

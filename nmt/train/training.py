@@ -141,11 +141,7 @@ def _build_optimizer(opt: Namespace, model: Any, checkpoint: dict[str, Any] | No
 
 
 def _check_same_start(opt: Namespace, first_step: int) -> None:
-    """Check that all ranks start at the same step.
-
-    Raises:
-        UserError: they do not, because the machines have different checkpoints.
-    """
+    """Check that all ranks start at the same step."""
     if not torch.distributed.is_initialized():
         return
     steps: list[Any] = [None] * torch.distributed.get_world_size()
@@ -192,11 +188,7 @@ def _build_report(opt: Namespace, trainer: Any, first_step: int, loss: Any) -> P
 
 
 def _train(trainer: Any, batches: TrackedBatches, valid: Any, opt: Namespace) -> None:
-    """Run the training loop.
-
-    Raises:
-        Interrupted: see `train`.
-    """
+    """Run the training loop."""
     trainer.stopping = Stopping(trainer.earlystopper)
     try:
         with trainer.stopping.interrupts:
@@ -235,11 +227,7 @@ def _continues(opt: Namespace) -> bool:
 
 
 def _check_same_embedding(opt: Namespace, saved: Namespace) -> None:
-    """Check that embedding options do not differ from those of the checkpoint.
-
-    Raises:
-        UserError: they differ.
-    """
+    """Check that embedding options do not differ from those of the checkpoint."""
     wanted, found = read_plan(opt), read_plan(saved)
     asked = [name for name in OPTION_NAMES if getattr(opt, name, None) is not None]
     if asked and not (wanted and found and wanted.fits(found)):

@@ -108,9 +108,6 @@ def _known(words: Any, texts: Sequence[Path], seed: int) -> list[Tensor]:
     """Return the ids of sentences with at least half of their words in the vocabulary.
 
     Others may be in the other language.
-
-    Raises:
-        UserError: there are none.
     """
     found: list[Tensor] = []
     for line in sampled_lines(texts, seed):
@@ -279,11 +276,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _translate(options: Namespace, model: nn.Module) -> None:
-    """Translate ``options.src`` into ``options.output`` with a model in memory.
-
-    Raises:
-        UserError: the model cannot translate.
-    """
+    """Translate ``options.src`` into ``options.output`` with a model in memory."""
     ArgumentParser.validate_translate_opts(options)
     ArgumentParser._get_all_transform_translate(options)
     ArgumentParser._validate_transforms_opts(options)

@@ -126,11 +126,7 @@ def _answer_to(error: Exception) -> tuple[Response, int, dict[str, str]]:
 
 
 def _body(size: int) -> str:
-    """Return the body of the request.
-
-    Raises:
-        RequestError: it is too large, not JSON, or not UTF-8.
-    """
+    """Return the body of the request."""
     if (request.content_length or 0) > size:
         raise RequestError(f"the body has {request.content_length} bytes; the limit is {size}", 413)
     if request.mimetype not in TYPES and not request.mimetype.endswith("+json"):
@@ -181,9 +177,6 @@ def _read_text(number: int, item: dict[str, Any], characters: int) -> Text:
         number: index of the text.
         item: its entry in the request.
         characters: maximum length.
-
-    Raises:
-        RequestError: a key is missing, unknown, or invalid.
     """
     unknown = sorted(set(item) - set(KEYS))
     if unknown:

@@ -233,11 +233,7 @@ def _pipe(opt: Namespace) -> TransformPipe | None:
 
 
 def _parse(parser: ArgumentParser, words: list[str], settings: dict[str, Any]) -> Namespace:
-    """Parse a mapping like a command line.
-
-    Raises:
-        UserError: an option is unknown, not applicable, or invalid.
-    """
+    """Parse a mapping like a command line."""
 
     def fail(message: str) -> None:
         raise UserError(message)

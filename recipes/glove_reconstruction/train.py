@@ -132,11 +132,7 @@ def is_done(home: Path, grid: Grid, cell: Cell, teacher: Tensor, data: Mapping[s
 
 
 def _possible(grid: Grid, cells: Sequence[Cell], teacher: Tensor) -> list[Cell]:
-    """Return the cells whose method can be small enough, and report the others.
-
-    Raises:
-        UserError: no cell is left.
-    """
+    """Return the cells whose method can be small enough, and report the others."""
     possible, reasons = [], []
     for cell in cells:
         try:

@@ -129,11 +129,7 @@ def _member_lines(stack: ExitStack, archive: Path, member: str, format: str) -> 
 
 
 def _open_member(stack: ExitStack, archive: Path, member: str) -> IO[bytes]:
-    """Open a member of an archive and decompress it; `stack` closes the archive.
-
-    Raises:
-        UserError: there is no such member.
-    """
+    """Open a member of an archive and decompress it; `stack` closes the archive."""
     opened = stack.enter_context(tarfile.open(archive, "r|*"))
     for entry in opened:
         if entry.name.removeprefix("./") == member and entry.isfile():
@@ -239,21 +235,13 @@ def read_settings(path: Path) -> Settings:
 
 
 def _check_number(where: str, number: Any) -> None:
-    """Check that a number is an integer of at least 1.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that a number is an integer of at least 1."""
     if type(number) is not int or number < 1:
         raise UserError(f"{where} is {number!r}; expected an integer of at least 1")
 
 
 def _fill(path: Path, kind: type[Content], given: Any) -> Content:
-    """Create a dataclass of `kind` from a mapping.
-
-    Raises:
-        UserError: `given` is not a mapping, or has missing or unknown keys.
-    """
+    """Create a dataclass of `kind` from a mapping."""
     if not isinstance(given, dict):
         raise UserError(f"{path}: {given!r} must be a mapping, see {kind.__name__} in {__name__}")
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
