@@ -218,7 +218,7 @@ def _names_by_corpus(options: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _trained(recorded: Recorded) -> tuple[list[str], dict[str, Any]]:
-    """Return the transforms that a model applies in translation, and the options that corpora set for them."""
+    """Return the transforms of a model in translation, and the options that corpora set for them."""
     data = recorded.options.get("data")
     ways: dict[str, tuple[list[str], dict[str, Any]]] = {}
     for corpus, names in _names_by_corpus(recorded.options).items():
