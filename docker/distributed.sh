@@ -26,10 +26,10 @@ fail() {
     exit 2
 }
 
-# whole_number NAME VALUE LEAST MOST
-whole_number() {
+# check_integer NAME VALUE LEAST MOST
+check_integer() {
     if ! [[ $2 =~ ^(0|[1-9][0-9]{0,5})$ ]] || (($2 < $3 || $2 > $4)); then
-        fail "$1 is '$2'; it must be a whole number from $3 to $4"
+        fail "$1 is '$2'; it must be an integer from $3 to $4"
     fi
 }
 
@@ -46,10 +46,10 @@ master=${MASTER_ADDR:-localhost}
 port=${MASTER_PORT:-29500}
 gpus=${GPUS_PER_NODE:-$(python -c 'import torch; print(torch.cuda.device_count())')}
 [ "$gpus" != 0 ] || fail "no GPU here; run the image with --gpus all, or set GPUS_PER_NODE to a number of processes"
-whole_number NODES "$nodes" 1 9999
-whole_number NODE_RANK "$node_rank" 0 $((nodes - 1))
-whole_number GPUS_PER_NODE "$gpus" 1 999
-whole_number MASTER_PORT "$port" 1 65535
+check_integer NODES "$nodes" 1 9999
+check_integer NODE_RANK "$node_rank" 0 $((nodes - 1))
+check_integer GPUS_PER_NODE "$gpus" 1 999
+check_integer MASTER_PORT "$port" 1 65535
 [ "$nodes" = 1 ] || [ -n "${MASTER_ADDR:-}" ] || fail "NODES is $nodes; MASTER_ADDR must name machine 0"
 
 torchrun="--nnodes $nodes --node-rank $node_rank --nproc-per-node $gpus --master-addr $master --master-port $port"

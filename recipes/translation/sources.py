@@ -33,7 +33,7 @@ class Texts:
         archive: name of the archive (tar, compressed or not).
         url: where the archive is.
         source: name of the source side's member; gzipped when it ends in ``.gz``.
-        target: likewise.
+        target: target language.
         format: of the members: ``lines``, one sentence each; ``tags``, the same with lines of markup, which
             begin with ``<``; ``segments``, the sentences in ``<seg>`` elements, as in SGML and XML test sets.
         sha256: of the archive; ``None`` where no checksum is published.
