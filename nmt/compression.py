@@ -220,12 +220,12 @@ class CheckpointModel:
         """Return the files of a model named `output`.
 
         Raises:
-            UserError: the weights go into a file beside it, so its name must end in .pt.
+            UserError: its name must end in .pt because the weights are in a separate file.
         """
         if not self.is_safetensors:
             return [output]
         if output.suffix != ".pt":
-            raise UserError(f"output {output}: must end in .pt, because its weights go into a file beside it")
+            raise UserError(f"output {output}: must end in .pt because its weights are in a separate file")
         return [output, output.with_suffix(".safetensors")]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:

@@ -173,11 +173,7 @@ def check_targets(corpora: dict[str, dict[str, Any]]) -> None:
 
 
 def check_single_texts(corpora: dict[str, dict[str, Any]]) -> None:
-    """Check that no corpus of a language model has a target.
-
-    Raises:
-        UserError: one has.
-    """
+    """Check that no corpus of a language model has a target; raises `UserError` otherwise."""
     for name, corpus in corpora.items():
         if corpus.get("path_tgt") not in (None, corpus.get("path_src")):
             raise UserError(f"data: {name}: has a path_tgt, which model_task: lm does not use; remove it")

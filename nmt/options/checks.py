@@ -170,11 +170,7 @@ def check_processes(opt: Namespace) -> None:
 
 
 def check_copying(opt: Namespace) -> None:
-    """Check that a model with copy attention has a source.
-
-    Raises:
-        UserError: it is a language model.
-    """
+    """Check that a model with copy attention has a source; raises `UserError` otherwise."""
     if opt.copy_attn and opt.model_task == "lm":
         raise UserError("copy_attn: true needs a source to copy from, which model_task: lm lacks; remove it")
 
@@ -208,11 +204,7 @@ def check_attention(opt: Namespace, model: Any) -> None:
 
 
 def check_reports(opt: Namespace, decoder: Any) -> None:
-    """Check that a translation can report beams and alignments.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Check that a translation can report beams and alignments; raises `UserError` otherwise."""
     if opt.dump_beam:
         raise UserError("dump_beam: is not supported by OpenNMT-py 3; remove it")
     if opt.align_debug and not opt.report_align:
@@ -229,11 +221,7 @@ def check_reports(opt: Namespace, decoder: Any) -> None:
 
 
 def check_gpu(opt: Namespace) -> None:
-    """Check that the GPU of a translation exists.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Check that the GPU of a translation exists; raises `UserError` otherwise."""
     import torch
 
     if opt.gpu >= torch.cuda.device_count():
@@ -242,21 +230,13 @@ def check_gpu(opt: Namespace) -> None:
 
 
 def check_one_process(opt: Namespace) -> None:
-    """Check that a translation uses one process.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Check that a translation uses one process; raises `UserError` otherwise."""
     if opt.world_size > 1:
         raise UserError(f"world_size: {opt.world_size}, but a translation runs in one process; remove it")
 
 
 def check_prefix(opt: Namespace) -> None:
-    """Check that ``tgt_file_prefix`` has prefixes.
-
-    Raises:
-        UserError: it has none.
-    """
+    """Check that ``tgt_file_prefix`` has prefixes; raises `UserError` otherwise."""
     if opt.tgt_file_prefix and not opt.tgt and not ("prefix" in opt.transforms and opt.tgt_prefix):
         raise UserError("tgt_file_prefix: needs a file of target prefixes; name it with -tgt")
 

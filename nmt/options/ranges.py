@@ -222,11 +222,7 @@ def names() -> dict[str, tuple[str, ...]]:
 
 
 def check_ranges(opt: Namespace) -> None:
-    """Check all numbers and names among the options.
-
-    Raises:
-        UserError: one is invalid.
-    """
+    """Check all numbers and names among the options; raises `UserError` otherwise."""
     for name, allowed in RANGES.items():
         for number in _values(opt, name):
             if not allowed.holds(number):

@@ -161,7 +161,7 @@ def with_search_state(original: Any) -> Any:
 
 
 def with_copied_words(original: Any) -> Any:
-    """Let hypotheses, and targets to be scored, copy words of their own source."""
+    """Make hypotheses and scored targets copy words of their source."""
 
     def decode_and_generate(
         self: Any,

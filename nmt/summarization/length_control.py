@@ -193,11 +193,7 @@ def has_length_control(opt: Namespace) -> bool:
 
 
 def check_positions(opt: Namespace) -> None:
-    """Check that the options of a model support its decoder positions.
-
-    Raises:
-        UserError: they do not.
-    """
+    """Check that the options of a model support its decoder positions; raises `UserError` otherwise."""
     names = getattr(opt, OPTION, None)
     if names is None:
         return
@@ -224,11 +220,7 @@ def check_positions(opt: Namespace) -> None:
 
 
 def check_same_positions(opt: Namespace, saved: Namespace) -> None:
-    """Check that the positions are those of the checkpoint to train from.
-
-    Raises:
-        UserError: they differ.
-    """
+    """Check that the positions are those of the checkpoint to train from; raises `UserError` otherwise."""
     asked, found = (set(getattr(options, OPTION, None) or ["pe"]) for options in (opt, saved))
     if getattr(opt, OPTION, None) is not None and asked != found:
         raise UserError(

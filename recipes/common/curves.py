@@ -1,4 +1,4 @@
-"""Training curves, read from what a run has left beside its results."""
+"""Training curves, read from the files of a run."""
 
 from __future__ import annotations
 

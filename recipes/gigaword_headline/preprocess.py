@@ -101,11 +101,7 @@ def read_pairs(sources: Path, targets: Path) -> tuple[list[str], list[str]]:
 
 
 def check_lengths(lines: Mapping[Path, int], wanted: int | None = None) -> None:
-    """Check that files have equal numbers of lines, or `wanted` lines.
-
-    Raises:
-        UserError: they do not.
-    """
+    """Check that files have equal numbers of lines, or `wanted` lines; raises `UserError` otherwise."""
     if len({*lines.values(), *([] if wanted is None else [wanted])}) > 1:
         listed = ", ".join(f"{path} has {number}" for path, number in lines.items())
         also = "equal numbers" if wanted is None else f"{wanted} in each"

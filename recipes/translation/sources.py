@@ -29,14 +29,14 @@ class Texts:
     """Both sides of one published text.
 
     Attributes:
-        name: of the plain files ``NAME.LANGUAGE`` that may take its place.
-        archive: name of the archive (tar, compressed or not).
-        url: where the archive is.
-        source: name of the source side's member; gzipped when it ends in ``.gz``.
-        target: target language.
-        format: of the members: ``lines``, one sentence each; ``tags``, the same with lines of markup, which
-            begin with ``<``; ``segments``, the sentences in ``<seg>`` elements, as in SGML and XML test sets.
-        sha256: of the archive; ``None`` where no checksum is published.
+        name: name of plain files ``NAME.LANGUAGE`` that replace the archive.
+        archive: name of the archive (tar, optionally compressed).
+        url: URL of the archive.
+        source: member with the source, optionally gzipped (``.gz``).
+        target: member with the target.
+        format: ``lines`` (one sentence each), ``tags`` (lines that start with ``<`` are skipped) or ``segments``
+            (sentences in ``<seg>`` elements, as in SGML and XML test sets).
+        sha256: checksum of the archive, or ``None``.
     """
 
     name: str

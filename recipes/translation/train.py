@@ -44,11 +44,7 @@ class Machines(NamedTuple):
     port: int = 10000
 
     def check(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            UserError: one is out of range.
-        """
+        """Check the numbers; raises `UserError` otherwise."""
         if self.gpus < 0 or (self.machines > 1 and self.gpus == 0):
             raise UserError(f"--gpus is {self.gpus}; it must be at least {1 if self.machines > 1 else 0}")
         if self.machines < 1 or not 0 <= self.machine < self.machines:

@@ -144,10 +144,10 @@ def test_recipe_of_a_translation_model(commands: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"NODES": "two"}, "NODES is 'two'; it must be a whole number from 1"),
+        ({"NODES": "two"}, "NODES is 'two'; it must be an integer from 1"),
         (
             {"NODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"},
-            "NODE_RANK is '2'; it must be a whole number from 0 to 1",
+            "NODE_RANK is '2'; it must be an integer from 0 to 1",
         ),
         ({"NODES": "2"}, "MASTER_ADDR must name machine 0"),
         ({"GPUS_PER_NODE": "0"}, "no GPU here; run the image with --gpus all"),
