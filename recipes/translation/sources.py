@@ -34,8 +34,8 @@ class Texts:
         url: URL of the archive.
         source: member with the source, optionally gzipped (``.gz``).
         target: member with the target.
-        format: ``lines`` (one sentence each), ``tags`` (lines that start with ``<`` are skipped) or ``segments``
-            (sentences in ``<seg>`` elements, as in SGML and XML test sets).
+        format: ``lines`` (one sentence each), ``tags`` (lines that start with ``<`` are skipped) or
+            ``segments`` (sentences in ``<seg>`` elements, as in SGML and XML test sets).
         sha256: checksum of the archive, or ``None``.
     """
 
