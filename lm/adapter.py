@@ -55,7 +55,7 @@ class Adapter:
         """
         return CheckpointModel(path)
 
-    read_trimmable = read
+    read_tables = read_trimmable = read
 
 
 class CheckpointModel:

@@ -29,6 +29,8 @@ class Adapter:
 
         return CheckpointModel(path)
 
+    read_tables = read
+
     def read_trimmable(self, path: Path) -> TrimmableCheckpoint:
         """Read a model to trim it, see `read`."""
         from nmt.trim import TrimmableCheckpoint

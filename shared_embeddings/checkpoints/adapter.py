@@ -271,6 +271,13 @@ class Adapter(Protocol):
             ValueError: it is damaged or inconsistent.
         """
 
+    def read_tables(self, path: Path) -> TrainedModel:
+        """Read a model to compress it without running it; as `read`, but it may take less memory.
+
+        Raises:
+            ValueError: as in `read`.
+        """
+
     def read_trimmable(self, path: Path) -> TrimmableModel:
         """Read a model to trim it.
 

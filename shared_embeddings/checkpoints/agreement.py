@@ -123,6 +123,10 @@ class Kept:
         return line
 
 
+# Of a model that was not run.
+NOT_CHECKED = Kept(None, "predictions", "--no-check", needs_training=True)
+
+
 class Measured(Protocol):
     """The methods of a host's model that are used here."""
 

@@ -11,26 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from shared_embeddings.checkpoints.adapter import EmbeddingTable, StoredModel, TrainedModel, find_host
-from shared_embeddings.checkpoints.agreement import Comparison
+from shared_embeddings.checkpoints.agreement import NOT_CHECKED, Comparison
+from shared_embeddings.checkpoints.fitted_tables import fit_table
 from shared_embeddings.checkpoints.quality import Quality, Validation
-from shared_embeddings.checkpoints.report import (
-    CompressionReport,
-    Sizes,
-    StorageReport,
-    TableReport,
-    TrimReport,
-    frequency_bands,
-    relative_error,
-)
-from shared_embeddings.checkpoints.storage import check_store, hold, pack
-from shared_embeddings.checkpoints.token_counts import counts_of
+from shared_embeddings.checkpoints.report import CompressionReport, Sizes, TableReport, TrimReport
+from shared_embeddings.checkpoints.storage import check_store, pack
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.fitting.fit import fit
-from shared_embeddings.layers.packed_tensor import inner_tensors, install
+from shared_embeddings.layers.packed_tensor import inner_tensors
 from shared_embeddings.options import STORED, OptionError
 from shared_embeddings.registry import file_options, method_class
 from shared_embeddings.sizing import accounting
@@ -56,6 +46,7 @@ def compress(
     texts: Sequence[Path] | None = None,
     validation: Validation | None = None,
     before: Quality | None = None,
+    check: bool = True,
     seed: int = 0,
     steps: int | None = None,
     force: bool = False,
@@ -78,6 +69,8 @@ def compress(
             predictions of both models in them are compared.
         validation: what the quality of the model is measured on, before and after.
         before: that quality, if it has been measured.
+        check: run the model before and after to measure what it keeps. Without, a Hugging Face model is not
+            built, which saves memory.
         seed: of all random numbers.
         steps: of gradient descent, for methods that are fitted by it.
         force: replace existing files.
@@ -94,7 +87,7 @@ def compress(
     check_store(store)
     given = _checked_options(method, options or {})
     name, adapter = find_host(model)
-    trained = adapter.read(model)
+    trained = adapter.read(model) if check else adapter.read_tables(model)
     named = _named_files(method, given)
     files = checked_files(trained, output, texts, validation, report_file, force, named)
     if texts is not None:
@@ -102,18 +95,17 @@ def compress(
     original, tables = _Footprint.of(trained, trained.tensors()), trained.tables()
     # All options are checked before the first fit, which may take long.
     chosen = _chosen_options(trained, tables, method, given, target, store)
-    comparison = Comparison(trained, validation, texts, seed, before)
+    comparison = Comparison(trained, validation, texts, seed, before) if check else None
     fitting = {"seed": seed, "steps": steps, "progress": progress}
     fits = {
-        table.name: _fit_table(table, method, store, _counts_for(table, counts), fitting | chosen[table.name])
-        for table in tables
+        table.name: fit_table(table, method, store, counts, fitting | chosen[table.name]) for table in tables
     }
     fitted = {table: embedding for table, (embedding, _) in fits.items()}
     reports = [report for _, report in fits.values()]
     notes = [*_shortcomings(reports, tables, target), *trained.place(fitted)]
     written = _packed(trained, fitted, store)
     after = _Footprint.of(trained, written)
-    quality, kept = comparison.result()
+    quality, kept = (None, NOT_CHECKED) if comparison is None else comparison.result()
     disk = sum(map(bytes_on_disk, trained.sources()))
     with _writing(output, files, report_file) as (places, report_place):
         result = CompressionReport(
@@ -234,11 +226,6 @@ def _chosen_options(
     }
 
 
-def _counts_for(table: EmbeddingTable, counts: Mapping[str, int] | None) -> Tensor | None:
-    """The counts ``(V,)`` of the words of a table, if they are known."""
-    return None if counts is None else counts_of(table.words, counts, table.sentence_marks)
-
-
 @contextmanager
 def _writing(
     output: Path, files: Sequence[Path], report: Path | None
@@ -256,53 +243,6 @@ def _writing(
         raise OSError(
             f"output {output}: cannot be written ({reason}); free some space, or choose another path"
         ) from error
-
-
-def _fit_table(
-    table: EmbeddingTable, method: str, store: str, counts: Tensor | None, options: Mapping[str, object]
-) -> tuple[SharedEmbedding, TableReport]:
-    """A fitted embedding with the values as stored, and its report; `options` are those of `fit`."""
-    embedding, found = fit(
-        method,
-        table.table,
-        token_counts=counts,
-        padding_idx=table.padding_idx,
-        words=table.words,
-        **options,  # type: ignore[arg-type]
-    )
-    embedding.to(table.table.dtype).eval()
-    teacher = table.table.float()
-    bands = frequency_bands(embedding, teacher, counts)
-    stored = None if store == "fp32" else _store(embedding, store, teacher, counts)
-    after = -(-accounting.stored_bits(embedding) // 8) if stored is None else stored.stored_bytes.after
-    return embedding, TableReport(
-        name=table.name,
-        uses=table.uses,
-        part=table.part,
-        parameters=Sizes(table.parameters, found.parameters),
-        stored_bytes=Sizes(-(-table.stored_bits // 8), after),
-        fit=found,
-        order="in the order of the vocabulary" if counts is None else "by count",
-        bands=bands,
-        storage=stored,
-    )
-
-
-@torch.no_grad()
-def _store(embedding: SharedEmbedding, store: str, teacher: Tensor, counts: Tensor | None) -> StorageReport:
-    """Keep the numbers of an embedding as its storage does; returns the cost."""
-    fitted = embedding.table().clone()
-    sizes = Sizes(*(-(-accounting.stored_bits(embedding, kind) // 8) for kind in ("fp32", store)))
-    state = accounting.distinct_state(embedding)
-    embedding.load_state_dict(install(embedding, hold(pack(state, state, store))), strict=False)
-    return StorageReport(
-        store=store,
-        stored_bytes=sizes,
-        added_error=relative_error(embedding, fitted),
-        relative_error=relative_error(embedding, teacher),
-        added_bands=frequency_bands(embedding, fitted, counts),
-        bands=frequency_bands(embedding, teacher, counts),
-    )
 
 
 def _shortcomings(

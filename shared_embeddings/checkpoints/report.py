@@ -1,7 +1,4 @@
-"""Reports of compressing and trimming: sizes before and after, reconstruction errors, coverage of texts.
-
-Axes: ``V`` vocabulary, ``D`` model dimension.
-"""
+"""Reports of compressing and trimming: sizes before and after, reconstruction errors, coverage of texts."""
 
 from __future__ import annotations
 
@@ -11,18 +8,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from shared_embeddings.checkpoints.agreement import Kept
 from shared_embeddings.checkpoints.quality import QualityReport
-from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.fit import FitReport
 from shared_embeddings.sizing.suggest import as_yaml
 from shared_embeddings.utils.files import write_text
-
-# The last rank of each band of words by descending frequency; one more band has the rest.
-BANDS = (100, 1_000, 10_000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +61,20 @@ class StorageReport:
 
 
 @dataclasses.dataclass(frozen=True)
+class Decoding:
+    """Generating a text token by token on this CPU: a look-up, and the scores of all words if it has any.
+
+    Attributes:
+        before, after: tokens per second with the original table and with the embedding.
+        memory: bytes of the table, and of the embedding with what it caches.
+    """
+
+    before: float
+    after: float
+    memory: Sizes
+
+
+@dataclasses.dataclass(frozen=True)
 class TableReport:
     """The result for one table.
 
@@ -84,6 +88,7 @@ class TableReport:
         order: what ranks the words of the bands.
         bands: the same error by frequency.
         storage: the cost of its storage; None for fp32.
+        decoding: its speed and its memory.
     """
 
     name: str
@@ -95,6 +100,7 @@ class TableReport:
     order: str
     bands: list[Band]
     storage: StorageReport | None
+    decoding: Decoding
 
     @property
     def relative_error(self) -> float:
@@ -147,9 +153,11 @@ class CompressionReport:
         rows = {"bytes of weights": self.bytes_of_weights, "parameters": self.parameters}
         for table in self.tables:
             rows[f"bytes of table {table.name} ({', '.join(table.uses)})"] = table.stored_bytes
+            rows[f"bytes of table {table.name} in memory"] = table.decoding.memory
         lines = [] if self.trimmed is None else [self._all_bytes(self.trimmed), ""]
         lines += _markdown(rows)
         lines += [*(f"- table {table.name}: `{_described_fit(table)}`" for table in self.tables)]
+        lines += [f"- table {table.name}: {_speed(table.decoding)}" for table in self.tables]
         lines.append(f"- numbers are stored as {self.store}")
         if self.quality is not None:
             found = self.quality
@@ -282,40 +290,6 @@ class TrimReport:
         return "\n".join([*lines, ""])
 
 
-def relative_error(embedding: SharedEmbedding, wanted: Tensor) -> float:
-    """``||E - Ê|| / ||E||`` of `embedding` against a table ``(V, D)``, over all words except padding."""
-    words = torch.arange(len(wanted))
-    if embedding.padding_idx is not None:
-        words = words[words != embedding.padding_idx]
-    return _error_of_words(embedding, wanted, words)[1]
-
-
-def frequency_bands(embedding: SharedEmbedding, teacher: Tensor, counts: Tensor | None) -> list[Band]:
-    """The error of `embedding` against the table `teacher` ``(V, D)``, by frequency band.
-
-    Args:
-        counts: ``(V,)`` of the words; None for words in order of frequency.
-    """
-    ids = torch.arange(len(teacher))
-    order = ids if counts is None else torch.argsort(counts, descending=True, stable=True)
-    if embedding.padding_idx is not None:
-        order = order[order != embedding.padding_idx]
-    edges = [0, *(edge for edge in BANDS if edge < len(order)), len(order)]
-    return [
-        Band(first + 1, last, *_error_of_words(embedding, teacher, order[first:last]))
-        for first, last in zip(edges, edges[1:])
-    ]
-
-
-@torch.no_grad()
-def _error_of_words(embedding: SharedEmbedding, wanted: Tensor, words: Tensor) -> tuple[float, float]:
-    """The mean distance of the rows of words from the wanted ones, and the relative error."""
-    rows = wanted[words].double()
-    missed = embedding(words).double() - rows
-    norm = float(rows.norm())
-    return float(missed.norm(dim=1).mean()), float(missed.norm()) / norm if norm else 0.0
-
-
 def _line(title: str, sizes: Sizes) -> str:
     """One line of sizes, with their ratio."""
     factor = sizes.before / max(sizes.after, 1)
@@ -335,6 +309,8 @@ def _table_lines(table: TableReport) -> Iterator[str]:
     yield f"table {table.name} ({', '.join(table.uses)}){of_part}: {_described_fit(table)}"
     yield _line("  parameters", table.parameters)
     yield _line("  bytes", table.stored_bytes)
+    yield _line("  bytes in memory", table.decoding.memory)
+    yield f"  {_speed(table.decoding)}"
     weighted = "" if fit.weighted_error is None else f", weighted by counts {fit.weighted_error:.4f}"
     yield f"  relative error {fit.relative_error:.4f}{weighted}, mean distance {fit.loss:.5f}"
     yield from _band_lines(table.bands, table.order)
@@ -346,6 +322,14 @@ def _table_lines(table: TableReport) -> Iterator[str]:
             f"{stored.added_error:.5f}"
         )
         yield from _band_lines(stored.bands, table.order)
+
+
+def _speed(decoding: Decoding) -> str:
+    """The speed of generating a text."""
+    return (
+        f"look-up and scores on this CPU, one token at a time: {decoding.before:,.0f} tokens/s before, "
+        f"{decoding.after:,.0f} after"
+    )
 
 
 def _described_fit(table: TableReport) -> str:

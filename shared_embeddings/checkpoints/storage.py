@@ -29,6 +29,8 @@ HEADER = "packed_tensors"
 VERSION = 1
 
 _SCALE = ".scale"
+# Tensors are packed in parts of this many values, to save memory.
+_VALUES_AT_ONCE = 2**22
 # Smaller tensors are not packed.
 _LEAST_VALUES = 256
 # Integers are packed if they need at most this share of their bits; codes that are packed already need more.
@@ -180,17 +182,21 @@ def _bytes_as(tensor: Tensor, store: str) -> int:
 
 def _pack_numbers(name: str, tensor: Tensor, store: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Pack a floating-point tensor; returns its description and its parts by name."""
-    values = tensor.detach().float()
-    if not bool(values.isfinite().all()):
-        raise StorageError(
-            f"tensor {name} contains NaN or infinity and cannot be stored as {store}; use a checkpoint from "
-            "before the training diverged"
-        )
-    form = FORMATS[store](values.shape)
-    packed = form.encode(values)
+    form = FORMATS[store](tensor.shape)
+    rows = max(1, _VALUES_AT_ONCE // max(tensor[0].numel(), 1))
+    encoded = []
+    for values in (part.float() for part in tensor.detach().split(rows)):
+        if not bool(values.isfinite().all()):
+            raise StorageError(
+                f"tensor {name} contains NaN or infinity and cannot be stored as {store}; use a checkpoint "
+                "from before the training diverged"
+            )
+        encoded.append(FORMATS[store](values.shape).encode(values))
+    scales = [part.scales for part in encoded if part.scales is not None]
+    packed = Packed(torch.cat([part.codes for part in encoded]), torch.cat(scales) if scales else None)
     if store == "fp16" and not bool(packed.codes.isfinite().all()):
         raise StorageError(
-            f"tensor {name} has values up to {float(values.abs().max()):g}, but fp16 is limited to 65504; "
+            f"tensor {name} has values up to {float(tensor.abs().max()):g}, but fp16 is limited to 65504; "
             "use another storage"
         )
     return _parts(name, PackedTensor(form, packed))

@@ -25,6 +25,8 @@ PartType = tuple[str, Callable[[Any], bool]]
 
 # The first bytes of ``torch.save``'s format before torch 1.6, which is not a zip archive.
 _LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+# Tensors are checked in parts of this many values.
+_VALUES_AT_ONCE = 2**22
 # The maximum number of bytes of a pickle that `contains_strings` searches, and the size of its blocks.
 _SEARCHED_BYTES, _BLOCK = 2**26, 2**20
 _NOT_AN_ARCHIVE = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, EOFError)
@@ -200,5 +202,8 @@ def _is_finite(tensor: Tensor) -> bool:
     """Whether all values of a tensor are finite."""
     if isinstance(tensor, PackedTensor):
         return all(map(_is_finite, tensor.blocks()))
-    # The sum is a fast check, but may overflow.
-    return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
+    # The sum is a fast check, but may overflow; of a whole table in 16 bits, torch would make a copy.
+    return all(
+        bool(part.sum(dtype=torch.float32).isfinite()) or bool(part.isfinite().all())
+        for part in tensor.reshape(-1).split(_VALUES_AT_ONCE)
+    )

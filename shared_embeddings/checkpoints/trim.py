@@ -22,15 +22,21 @@ from shared_embeddings.utils.files import bytes_on_disk, staged, write_text
 from shared_embeddings.utils.path_options import PathOption, check_paths
 
 
-def trim(model: Path, texts: Texts, output: Path | None, keep: Keep = Keep()) -> TrimReport:  # noqa: B008
+def trim(
+    model: Path,
+    texts: Texts,
+    output: Path | None,
+    keep: Keep = Keep(),  # noqa: B008
+    force: bool = False,
+) -> TrimReport:
     """Write a copy of a trained model without the words that texts do not use, and a map of the ids.
 
     Args:
         model: a file or folder of any host.
         texts: as the host's commands read them.
-        output: the file or folder to write; it must not exist. None reports what would be kept, and writes
-            nothing.
+        output: the file or folder to write. None reports what would be kept, and writes nothing.
         keep: which words are kept.
+        force: replace existing files.
 
     Raises:
         ValueError: no host recognizes the model, or it cannot be trimmed; invalid texts, words to keep or
@@ -43,7 +49,7 @@ def trim(model: Path, texts: Texts, output: Path | None, keep: Keep = Keep()) ->
     maps = {} if output is None else map_files(trained, output, vocabularies)
     files = [] if output is None else trained.files(output)
     outputs = files if _is_folder(trained) else [*files, *maps.values()]
-    _check_paths(trained, texts, outputs)
+    _check_paths(trained, texts, outputs, force)
     given = texts.of(vocabularies)
     kept = select(trained, vocabularies, given, keep)
     weights, disk = trained.weight_bytes(), sum(map(bytes_on_disk, trained.sources()))
@@ -80,7 +86,7 @@ def trim(model: Path, texts: Texts, output: Path | None, keep: Keep = Keep()) ->
     return dataclasses.replace(report, bytes_on_disk=Sizes(disk, after))
 
 
-def _check_paths(trained: TrimmableModel, texts: Texts, outputs: Sequence[Path]) -> None:
+def _check_paths(trained: TrimmableModel, texts: Texts, outputs: Sequence[Path], force: bool) -> None:
     """Raise UserError if the paths clash, or a file is missing or exists."""
     check_paths(
         {
@@ -90,7 +96,8 @@ def _check_paths(trained: TrimmableModel, texts: Texts, outputs: Sequence[Path])
             "--target-text": (PathOption.FILE, texts.target),
             "--held-out": (PathOption.FILE, texts.held_out),
             "--output": (PathOption.NEW, outputs),
-        }
+        },
+        force,
     )
 
 

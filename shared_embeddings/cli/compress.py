@@ -66,6 +66,11 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     command.add_argument(
         "--store", choices=STORES, help="storage dtype; int4 loses quality (default: depends on the method)"
     )
+    command.add_argument(
+        "--no-check",
+        action="store_true",
+        help="with --method: do not run the model, which saves memory; the quality is not measured",
+    )
     command.add_argument("--fit-steps", type=int, help="steps of gradient descent, for methods that use it")
     command.add_argument("--seed", type=int, default=0, help="(default: 0)")
     command.add_argument("--report", type=PathOption.NEW_FILE, help="also write the report to this JSON file")
@@ -138,6 +143,8 @@ def _compress_with(
     for name in ("compare", "max_loss"):
         if getattr(known, name):
             raise ValueError(f"--{name.replace('_', '-')} compares methods; remove --method")
+    if known.no_check and settings["validation"] is not None:
+        raise ValueError("--no-check does not run the model; remove the --validation options")
     assert output is not None
     options = read_options(rest)
     if known.embedding_output is not None:
@@ -149,6 +156,7 @@ def _compress_with(
         options=options,
         target=_target(known.target_ratio, known.target_bytes),
         store=known.store,
+        check=not known.no_check,
         steps=known.fit_steps,
         **settings,
     )
@@ -163,6 +171,8 @@ def _choose(
     for name in ("store", "fit_steps", "embedding_output"):
         if getattr(known, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} needs --method")
+    if known.no_check:
+        raise ValueError("--no-check needs --method: methods are compared by running the model")
     options = read_options(rest)
     bits = options.pop("bits", None)
     if options:

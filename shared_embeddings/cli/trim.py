@@ -56,6 +56,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
         action="store_true",
         help="also remove unused single characters; other texts may then contain unknown words",
     )
+    command.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
 def _trim(known: argparse.Namespace, _: list[str]) -> str:
@@ -64,6 +65,8 @@ def _trim(known: argparse.Namespace, _: list[str]) -> str:
 
     if known.dry_run == bool(known.output):
         raise ValueError("give either --output or --dry-run")
+    if known.dry_run and known.force:
+        raise ValueError("--force has no effect with --dry-run; remove one of them")
     words = [word for path in known.keep for word in read_words(path)]
     keep = Keep(
         min_count=known.min_count,
@@ -74,4 +77,4 @@ def _trim(known: argparse.Namespace, _: list[str]) -> str:
         characters=not known.drop_characters,
     )
     texts = Texts(known.text, known.source_text, known.target_text, known.held_out)
-    return trim(known.model, texts, known.output, keep).described()
+    return trim(known.model, texts, known.output, keep, known.force).described()

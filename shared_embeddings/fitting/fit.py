@@ -22,6 +22,9 @@ from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.task import BATCH, LEARNING_RATE, FitTask
 from shared_embeddings.registry import build, method_class, options_for_words
 
+# Rows that are compared at a time, in 64 bits.
+_ROWS = 512
+
 
 @dataclasses.dataclass(frozen=True)
 class FitReport:
@@ -124,7 +127,7 @@ def report(
     weighted, weighted_norm = 0.0, 0.0
     words = _words_of(embedding).to(teacher.device)
     with torch.no_grad():
-        for ids in words.split(BATCH):
+        for ids in words.split(_ROWS):
             wanted = teacher[ids].double()
             missed = (embedding(ids).double() - wanted).square().sum(dim=1)
             size = wanted.square().sum(dim=1)
@@ -176,7 +179,7 @@ def _checked_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
     if teacher.layout != torch.strided or teacher.is_meta:
         kind = "on the meta device" if teacher.is_meta else f"of layout {teacher.layout}"
         raise ValueError(f"the teacher is {kind}, but it must be a dense table with values")
-    table = teacher.detach().float().clone()
+    table = teacher.detach().to(torch.float32, copy=True)
     # `build` rejects an index that is out of range.
     if isinstance(padding_idx, Integral) and 0 <= padding_idx < len(table):
         table[padding_idx] = 0.0

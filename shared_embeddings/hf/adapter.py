@@ -14,21 +14,34 @@ from shared_embeddings.checkpoints.adapter import EmbeddingTable, WordEmbedding,
 from shared_embeddings.checkpoints.agreement import Probe
 from shared_embeddings.checkpoints.onnx_body import OnnxBody
 from shared_embeddings.checkpoints.quality import Quality, Validation
+from shared_embeddings.checkpoints.tensors import check_finite
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.hf.agreement import probe
 from shared_embeddings.hf.entry import ENTRY, KEY, find_entry, place
-from shared_embeddings.hf.folder import CONFIG, model_class, read_config, read_model, reading, weight_files
+from shared_embeddings.hf.folder import (
+    CONFIG,
+    model_class,
+    read_config,
+    read_model,
+    read_tensor,
+    reading,
+    stored_names,
+    tensor_files,
+    weight_files,
+)
 from shared_embeddings.hf.loading import load
 from shared_embeddings.hf.quality import check_causal, perplexity
 from shared_embeddings.hf.saving import check_output, copy_rest, replacing_folder, save_pretrained, write_card
 from shared_embeddings.hf.tables import WordTable, check_scoring, find_tables
 from shared_embeddings.hf.tracing import traced
 from shared_embeddings.hf.trim import TrimmableFolder
+from shared_embeddings.hf.word_rows import without_weights
 from shared_embeddings.hf.words import Vocabulary
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import build
 from shared_embeddings.registry import options as options_class
 from shared_embeddings.sizing.accounting import distinct_state
+from shared_embeddings.utils.extras import require
 
 # How many of the tensors that are dropped are named.
 _NAMED = 3
@@ -60,6 +73,18 @@ class Adapter:
         with reading(path):
             return FolderModel(path)
 
+    def read_tables(self, path: Path) -> FolderModel:
+        """Read a model that is not run, tensor by tensor where its files have the names of its class.
+
+        Raises:
+            ValueError, ImportError: as in `read`.
+        """
+        with reading(path):
+            try:
+                return UnbuiltModel(path)
+            except RuntimeError:  # NotImplementedError, or what torch raises for tensors without values
+                return FolderModel(path)
+
     def read_trimmable(self, path: Path) -> TrimmableFolder:
         """Read the configuration and the tokenizer of a model, but no weights.
 
@@ -87,12 +112,20 @@ class FolderModel:
         if config.get(KEY) is not None and not self.is_compressed:
             raise ValueError(f"model {path}: is quantized; compress the original model")
         self.module: Any
-        self.module, self._dropped = (
-            (load(path), []) if self.is_compressed else read_model(path, model_class(path, config))
-        )
+        self.module, self._dropped = self._read(config)
         self.vocabulary = Vocabulary(path)
-        found = [] if self.is_compressed else find_tables(self.module.eval())
+        found = [] if self.is_compressed else self._find_tables()
         self._tables: dict[str, WordTable] = {table.name: table for table in found}
+
+    def _read(self, config: dict[str, Any]) -> tuple[Any, list[str]]:
+        """The model, and the names of tensors that it does not use."""
+        if self.is_compressed:
+            return load(self.path), []
+        return read_model(self.path, model_class(self.path, config))
+
+    def _find_tables(self) -> list[WordTable]:
+        """The tables of the model."""
+        return find_tables(self.module.eval())
 
     def embeddings(self) -> list[WordEmbedding]:
         """Its input embeddings, plain tables or not."""
@@ -224,10 +257,55 @@ class FolderModel:
         check_output(output, force=True)
         # transformers chooses which of several names of a tensor to write.
         state = {**self.module.state_dict(), **tensors}
+        state = {name: tensor for name, tensor in state.items() if not tensor.is_meta}
         with replacing_folder(output) as temporary:
             save_pretrained(self.module, temporary, state_dict=state)
             copy_rest(self.path, temporary)
             write_card(self.path, temporary, "Word embeddings compressed", type(self.module).__name__, card)
+
+
+class UnbuiltModel(FolderModel):
+    """A model that is compressed without being built: its tensors are read from the files when needed.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        NotImplementedError: it cannot be understood without its weights.
+    """
+
+    def _read(self, config: dict[str, Any]) -> tuple[Any, list[str]]:
+        """The model on the meta device, and the names of tensors that it does not use."""
+        if self.is_compressed:
+            raise NotImplementedError
+        chosen, self._files = model_class(self.path, config), tensor_files(self.path)
+        settings = require("transformers").AutoConfig.from_pretrained(
+            self.path, local_files_only=True, trust_remote_code=False
+        )
+        model = without_weights(chosen, settings)
+        self._stored = stored_names(model, self._files)
+        for name, file in self._files.items():
+            check_finite({name: read_tensor(file, name)}, f"model {self.path}")
+        return model, sorted(self._files.keys() - self._stored.keys())
+
+    def _find_tables(self) -> list[WordTable]:
+        """The tables, with the values in the files."""
+        found = find_tables(self.module.eval())
+        if not check_scoring(self.module):
+            raise NotImplementedError
+        return [dataclasses.replace(table, weight=self._value(table.path)) for table in found]
+
+    def _value(self, name: str) -> Tensor:
+        """The tensor of a file for a name in the model."""
+        stored = self._stored[name]
+        return read_tensor(self._files[stored], stored)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As in the base class; mapped from the files, under their names there, unless they are new."""
+        return {
+            self._stored[name] if tensor.is_meta else name: self._value(name) if tensor.is_meta else tensor
+            for name, tensor in super().tensors().items()
+        }
 
 
 @torch.no_grad()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
+from torch import Tensor
 
 import shared_embeddings.utils.reading as documents
 from shared_embeddings.checkpoints.checksums import load_safetensors, recorded_checksum
@@ -171,3 +172,49 @@ def tensor_names(file: Path) -> list[str]:
     """The names of the tensors in a safetensors file; SafetensorError if it is damaged."""
     with safe_open(file, "pt") as opened:
         return list(opened.keys())
+
+
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """The names of all tensors of a model, with their files.
+
+    Raises:
+        ValueError: a file is missing or damaged.
+    """
+    files = weight_files(folder)
+    with reading(folder):
+        check_weights(files)
+        return {name: file for file in files for name in tensor_names(file)}
+
+
+def read_tensor(file: Path, name: str) -> Tensor:
+    """A tensor of a safetensors file, mapped into memory."""
+    with safe_open(file, "pt") as opened:
+        tensor: Tensor = opened.get_tensor(name)
+    return tensor
+
+
+def stored_names(model: Any, files: Mapping[str, Path]) -> dict[str, str]:
+    """For the name of each tensor of a model, that of its values in the files, which may be tied to it.
+
+    Args:
+        model: a transformers model, possibly on the meta device.
+        files: tensor name -> file.
+
+    Raises:
+        NotImplementedError: the files have other names or shapes.
+    """
+    names: dict[int, list[str]] = {}
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        names.setdefault(id(tensor), []).append(name)
+    computed = model._keys_to_ignore_on_save or ()
+    found = {}
+    for same in names.values():
+        stored = [name for name in same if name in files]
+        if not stored and all(name in computed for name in same):
+            continue
+        # Several names may be for values that are not tied, whatever the configuration says.
+        if len(stored) != 1 or read_tensor(files[stored[0]], stored[0]).shape != state[stored[0]].shape:
+            raise NotImplementedError(f"the files have {len(stored)} tensors for {', '.join(same)}")
+        found.update(dict.fromkeys(same, stored[0]))
+    return found

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
@@ -22,7 +21,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from shared_embeddings.checkpoints.storage import HEADER, hold, pack, packing_of
 from shared_embeddings.hf.entry import ENTRY, from_entry, place, placements_in
-from shared_embeddings.hf.folder import check_weights, tensor_names
+from shared_embeddings.hf.folder import check_weights, read_tensor, tensor_names
 from shared_embeddings.hf.sides import InputSide, OutputSide
 from shared_embeddings.layers.packed_tensor import PackedTensor, unfreeze
 
@@ -159,17 +158,12 @@ def _packed(files: Sequence[Path], names: Collection[str]) -> list[WeightConvert
     where = {name: file for file in files for name in tensor_names(file)}
     if HEADER not in where:
         return []
-    packing = packing_of({HEADER: _read(where[HEADER], HEADER)})
+    packing = packing_of({HEADER: read_tensor(where[HEADER], HEADER)})
     packed = () if packing is None else tuple(packing.names)
-    state = {name: _read(file, name) for name, file in where.items() if name.startswith((HEADER, *packed))}
+    state = {
+        name: read_tensor(file, name) for name, file in where.items() if name.startswith((HEADER, *packed))
+    }
     with torch.device("cpu"):  # transformers builds models on the meta device
         held = {name: tensor for name, tensor in hold(state).items() if name in names}
     patterns = [f"^{re.escape(name)}$" for name in state]
     return [WeightConverter(patterns, list(held), [_Held(held)])] if held else []
-
-
-def _read(file: Path, name: str) -> Tensor:
-    """A tensor of a safetensors file."""
-    with safe_open(file, "pt") as opened:
-        tensor: Tensor = opened.get_tensor(name)
-    return tensor

@@ -35,7 +35,9 @@ class _Side(nn.Module):
         # Bypasses nn.Module, which would register it.
         object.__setattr__(self, "embedding", embedding)
         like = next(embedding.parameters())
-        self.weight = nn.Parameter(like.new_empty(embedding.num_embeddings, 0), requires_grad=False)
+        # Not `new_empty`, which would decode a packed tensor.
+        empty = torch.empty(embedding.num_embeddings, 0, dtype=like.dtype, device=like.device)
+        self.weight = nn.Parameter(empty, requires_grad=False)
 
     def _moved(self, tensor: Tensor) -> Tensor:
         """A tensor on the device of the embedding, which may be another one than that of this layer."""

@@ -5,6 +5,7 @@ Axes: ``V`` vocabulary, ``D`` model dimension.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -23,13 +24,18 @@ class WordTable:
 
     Attributes:
         name: "words" for a single table, else its layer: "input", "decoder" or "output".
-        weight: ``(V, D)``, the model's parameter.
+        weight: ``(V, D)``, its values.
         placement: the modules that use it.
     """
 
     name: str
-    weight: nn.Parameter
+    weight: Tensor
     placement: Placement
+
+    @property
+    def path(self) -> str:
+        """One of its names in the state of the model."""
+        return f"{next(iter((*self.placement.inputs, *self.placement.outputs)))}.weight"
 
 
 def find_tables(model: Any) -> list[WordTable]:
@@ -83,23 +89,30 @@ def _layers(model: Any) -> list[tuple[str, Any]]:
 
 
 @torch.no_grad()
-def check_scoring(model: Any) -> None:
+def check_scoring(model: Any) -> bool:
     """Raise ValueError if the model computes its scores without calling its output layer.
 
     MobileBERT and newer DeBERTa multiply by its table directly, which compression removes.
+
+    Args:
+        model: a transformers model, possibly on the meta device.
+
+    Returns:
+        Whether this could be tested.
     """
     layers = _layers(model)
     kind, (name, output) = type(model).__name__, layers[-1]
     if name != "output":
-        return
+        return True
     calls: list[None] = []
     hook = output.register_forward_hook(lambda *_: calls.append(None))
-    ids = torch.arange(min(_TESTED_WORDS, *(len(layer.weight) for _, layer in layers)))[None]
+    words = min(_TESTED_WORDS, *(len(layer.weight) for _, layer in layers))
+    ids = torch.arange(words, device=output.weight.device)[None]
     given = {"input_ids": ids, **({"decoder_input_ids": ids} if len(layers) == 3 else {})}
     try:
         scores = model(**given).logits
     except Exception:  # models that take more than ids cannot be tested
-        return
+        return False
     finally:
         hook.remove()
     if not calls or scores.shape[-1] != len(output.weight):
@@ -107,9 +120,10 @@ def check_scoring(model: Any) -> None:
             f"{kind}: computes its scores without calling its output layer ({type(output).__name__} "
             f"{tuple(output.weight.shape)}), so that it cannot be replaced; it is not supported"
         )
+    return True
 
 
-def _uses(model: nn.Module, weight: nn.Parameter) -> Placement:
+def _uses(model: Any, weight: nn.Parameter) -> Placement:
     """Every module that has a parameter, by every path.
 
     Raises:
@@ -121,7 +135,7 @@ def _uses(model: nn.Module, weight: nn.Parameter) -> Placement:
         if not any(parameter is weight for parameter in module.parameters(recurse=False)):
             continue
         if isinstance(module, nn.Embedding):
-            inputs[path] = _scale(path, module)
+            inputs[path] = _scale(path, _with_few_values(model, module) if weight.is_meta else module)
         elif type(module) is nn.Linear:
             outputs.append(path)
         else:
@@ -130,6 +144,17 @@ def _uses(model: nn.Module, weight: nn.Parameter) -> Placement:
                 "cannot be replaced"
             )
     return Placement(inputs, tuple(outputs))
+
+
+@torch.no_grad()
+def _with_few_values(model: Any, layer: nn.Embedding) -> nn.Embedding:
+    """An input layer like one on the meta device, with few rows that the model initializes."""
+    found = copy.deepcopy(layer)
+    found.num_embeddings, found.padding_idx = min(_TESTED_WORDS, layer.num_embeddings), None
+    found.weight = nn.Parameter(layer.weight[: found.num_embeddings])
+    found.to_empty(device="cpu")
+    model._init_weights(found)
+    return found
 
 
 @torch.no_grad()

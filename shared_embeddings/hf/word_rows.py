@@ -74,9 +74,9 @@ def _shapes(model: Any) -> dict[str, torch.Size]:
 
 
 def without_weights(model_class: Any, config: Any) -> Any:
-    """A transformers model on the meta device."""
+    """A transformers model on the meta device, with an attention whose masks do not depend on values."""
     with torch.device("meta"):
-        return model_class._from_config(copy.deepcopy(config))
+        return model_class._from_config(copy.deepcopy(config), attn_implementation="eager")
 
 
 class Weights:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -73,6 +73,18 @@ class CachingModule(nn.Module):
         self._derived = derived
         return derived.tensors[name]
 
+    def bytes_in_memory(self) -> int:
+        """The bytes of parameters, buffers and cached tensors, each memory block once."""
+        found: dict[int, int] = {}
+        for module in self.modules():
+            derived = module._derived if isinstance(module, CachingModule) else None
+            cached = [] if derived is None else _tensors(derived.tensors.values())
+            own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+            for tensor in (part for held in (*own, *cached) for part in inner_tensors(held)):
+                memory = tensor.untyped_storage()
+                found[memory.data_ptr()] = memory.nbytes()
+        return sum(found.values())
+
     def cache_state(self) -> tuple[object, ...] | None:
         """A value that changes with parameters, buffers and autocast; None if nothing may be cached."""
         # `torch.export` needs the computation itself.
@@ -108,3 +120,12 @@ class CachingModule(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles start without a cache.
         return {**self.__dict__, "_derived": None}
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among values and tuples of values."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _tensors(value)

@@ -81,8 +81,10 @@ class StandardEmbedding(SharedEmbedding):
 
     @classmethod
     def fit(cls, task: FitTask) -> StandardEmbedding:
-        """A copy of the teacher's table."""
-        embedding: StandardEmbedding = task.build()
-        with torch.no_grad():
-            embedding.weight.copy_(task.teacher)
+        """The teacher's table itself, which is the task's own copy: two would not fit into memory."""
+        with torch.device("meta"):
+            embedding: StandardEmbedding = task.make(task.options)
+        embedding.weight = nn.Parameter(task.teacher)
+        if embedding.bias is not None:
+            embedding.bias = nn.Parameter(task.teacher.new_zeros(len(task.teacher)))
         return embedding

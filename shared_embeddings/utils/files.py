@@ -288,19 +288,36 @@ def locked(path: Path) -> Iterator[int]:
 def remove_leftovers(*paths: Path) -> None:
     """Delete temporary files of processes that were killed while writing `paths`.
 
-    A partially moved set of `replacing_all` is rolled back.
+    A partially moved set of `replacing_all` is rolled back. What a running process writes is left alone.
 
     Args:
         paths: a set in its order, or single files.
     """
     for path in paths:
         target = Path(os.path.realpath(path))
-        if _journal(target).is_file():
-            _roll_back(_journal(target))
         own = re.compile(rf"\.{re.escape(target.name)}\.(\d+|set)\.tmp(\.\w+\.tmp)?")
-        for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
-            if own.fullmatch(leftover.name):
-                remove(leftover)
+        names = [file.name for file in target.parent.glob(f".{glob.escape(target.name)}.*.tmp")]
+        found = [(name, match[1]) for name in names if (match := own.fullmatch(name))]
+        if any(writer != "set" and _is_running(int(writer)) for _, writer in found):
+            found = [(name, writer) for name, writer in found if writer != "set"]
+        elif _journal(target).is_file():
+            _roll_back(_journal(target))
+        for name, writer in found:
+            if writer == "set" or not _is_running(int(writer)):
+                remove(target.with_name(name))
+
+
+def _is_running(process: int) -> bool:
+    """Whether there is another process with a number on this machine."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def check_no_nul(option: str, path: AnyPath) -> None:

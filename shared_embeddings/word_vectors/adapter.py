@@ -53,7 +53,7 @@ class Adapter:
         """
         return VectorsModel(path)
 
-    read_trimmable = read
+    read_tables = read_trimmable = read
 
 
 class VectorsModel:

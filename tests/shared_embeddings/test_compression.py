@@ -12,7 +12,7 @@ import torch
 import shared_embeddings as se
 from shared_embeddings.checkpoints.adapter import GROUP, EmbeddingTable, copy_output_bias, teacher_table
 from shared_embeddings.checkpoints.compress import Target
-from shared_embeddings.checkpoints.report import frequency_bands
+from shared_embeddings.checkpoints.fitted_tables import Errors
 from shared_embeddings.checkpoints.token_counts import count_words, counts_of, read_counts
 from shared_embeddings.sizing.targets import options_within, stored_bytes
 
@@ -108,7 +108,7 @@ def test_bands_follow_the_counts() -> None:
     with torch.no_grad():
         embedding.weight.copy_(teacher)
         embedding.weight[200:] *= 1.5  # of the 100 most frequent words, 150 to 249, the upper half
-    top, rest = frequency_bands(embedding, teacher, counts)
+    top, rest = Errors(embedding, teacher.__getitem__).bands(counts)
     assert (top.first, top.last, rest.first, rest.last) == (1, 100, 101, 249)
     # Each missed row is 0.5 off in 4 dimensions, a distance of 1, beside rows of length 2.
     assert top.loss == pytest.approx(0.5) and top.relative_error == pytest.approx((50 / 400) ** 0.5)

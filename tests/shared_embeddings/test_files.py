@@ -114,6 +114,16 @@ def test_a_killed_set_is_rolled_back(
         assert not there_before or path.read_text() == f"old {path.name}"
 
 
+def test_files_of_running_processes_stay(tmp_path: Path) -> None:
+    """Process 1 always runs; the other number is too large for one."""
+    running, killed = tmp_path / ".model.1.tmp", tmp_path / f".model.{2**22 + 1}.tmp"
+    trials = tmp_path / f"{running.name}.trials.tmp"
+    for folder in (running, killed, trials):
+        folder.mkdir()
+    remove_leftovers(tmp_path / "model")
+    assert listing(tmp_path) == [running.name, trials.name]
+
+
 def test_a_killed_folder_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "model"
     folder.mkdir()

@@ -19,6 +19,7 @@ import transformers  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from shared_embeddings import hf  # noqa: E402
+from shared_embeddings.cli.main import main  # noqa: E402
 from shared_embeddings.hf.entry import find_entry  # noqa: E402
 from tests.shared_embeddings.hf.models import DIM, IDS, KINDS, WORDS, compress, scores, spoken, write  # noqa: E402
 
@@ -40,6 +41,46 @@ def test_full_size_keeps_the_scores(tmp_path: Path, kind: str) -> None:
     assert type(same) is type(model)
     assert set(same.shared_embeddings) == set(KINDS[kind][2])
     torch.testing.assert_close(scores(same), scores(model), atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow_except("llama", "bert")
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensor_by_tensor(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same folder, from shards, and without building the model."""
+    write(kind, tmp_path / "whole").save_pretrained(tmp_path / "model", max_shard_size="8KB")
+    arguments = ("projective", "--rank", 6, "--store", "int8")
+    assert compress(tmp_path / "model", *arguments[:1], tmp_path / "built", *arguments[1:]) == 0
+    if kind != "t5_untied":  # its configuration says that it is tied
+        monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", None)
+    assert compress(tmp_path / "model", *arguments[:1], tmp_path / "same", *arguments[1:], "--no-check") == 0
+    for name in ("config.json", "generation_config.json"):
+        files = [
+            tmp_path / folder / name for folder in ("built", "same") if (tmp_path / folder / name).exists()
+        ]
+        assert len(files) != 1 and len({file.read_bytes() for file in files}) <= 1
+    built, same = (load_file(tmp_path / folder / "model.safetensors") for folder in ("built", "same"))
+    assert built.keys() == same.keys() and all(torch.equal(built[name], same[name]) for name in built)
+
+
+def test_nothing_to_measure_without_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("gpt2", tmp_path / "model")
+    arguments = [
+        "compress",
+        "--model",
+        str(tmp_path / "model"),
+        "--output",
+        str(tmp_path / "small"),
+        "--no-check",
+    ]
+    assert main([*arguments, "--bits", "4"]) == 2
+    assert "--no-check needs --method" in capsys.readouterr().err
+    assert main([*arguments, "--method", "standard", "--validation", str(tmp_path / "model")]) == 2
+    assert "remove the --validation options" in capsys.readouterr().err
+    assert main([*arguments, "--method", "standard"]) == 0
+    printed = capsys.readouterr().out
+    assert "could not verify that this model still works (--no-check)" in printed
+    assert "tokens/s before" in printed and "bytes in memory" in printed
+    assert "tokens/s before" in (tmp_path / "small" / "README.md").read_text()
 
 
 def test_layers_of_another_task_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ tokenizers = pytest.importorskip("tokenizers")
 import transformers  # noqa: E402
 
 from shared_embeddings import hf  # noqa: E402
+from shared_embeddings.cli.main import main  # noqa: E402
 from shared_embeddings.hf.adapter import Adapter  # noqa: E402
 from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, compress, write  # noqa: E402
+from tests.shared_embeddings.hf.trimming import save  # noqa: E402
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
@@ -139,7 +142,7 @@ def test_outputs_that_are_there(
     with monkeypatch.context() as patch:
         # A fit may take long, so what cannot be written is refused before.
         patch.setattr(
-            "shared_embeddings.checkpoints.compress.fit", lambda *_, **__: pytest.fail("was fitted")
+            "shared_embeddings.checkpoints.fitted_tables.fit", lambda *_, **__: pytest.fail("was fitted")
         )
         assert "is not a model" in refused(capsys, model, "standard", other, "--force")
         inside = other / "letter" / "small"
@@ -196,6 +199,27 @@ def test_a_full_disk_leaves_all_as_it_was(
     line = refused(capsys, model, "projective", small, "--rank", 4, "--force")
     assert "No space left" in line
     assert {folder.name: content(folder) for folder in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("command", ["compress", "choose", "trim"])
+def test_a_terminated_command_leaves_nothing(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    save(tmp_path / "model", "bert")
+    arguments = {
+        "compress": ["compress", "--method", "standard"],
+        "choose": ["compress", "--target-ratio", "4"],
+        "trim": ["trim", "--text", str(text)],
+    }[command]
+
+    def terminated(*arguments: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("shared_embeddings.hf.saving.add_remote_code", terminated)
+    monkeypatch.setattr("shared_embeddings.hf.trim.add_remote_code", terminated)
+    output = ["--model", str(tmp_path / "model"), "--output", str(tmp_path / "small")]
+    assert main([*arguments, *output]) == 143
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "text"]
 
 
 def test_folders_that_load_cannot_read(tmp_path: Path) -> None:
