@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from shared_embeddings.checkpoints.adapter import find_host
-from shared_embeddings.checkpoints.compress import checked_files, compress, publish
+from shared_embeddings.checkpoints.compress import announce, checked_files, compress, publish
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.report import CompressionReport, TrimReport
 from shared_embeddings.method import Candidate
@@ -167,7 +167,10 @@ def choose(
     with workplace(output) as folder:
         name = Path(model).name if output is None else output.name
         trials: list[Trial] = []
-        for method, candidate in candidates():
+        possible = list(candidates())
+        for number, (method, candidate) in enumerate(possible, 1):
+            described = as_yaml(method, candidate.options)
+            announce(f"candidate {number} of {len(possible)}: {described} in {candidate.store}", progress)
             place = folder / str(len(trials)) / name
             trials.append(tried(model, place, method, candidate, target, settings))
             settings["before"] = trials[-1].quality_before or settings.get("before")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,6 +87,7 @@ def compress(
     store = method_class(method).default_store if store is None else store
     check_store(store)
     given = _checked_options(method, options or {})
+    announce(f"reading {model}", progress)
     name, adapter = find_host(model)
     trained = adapter.read(model) if check else adapter.read_tables(model)
     named = _named_files(method, given)
@@ -130,6 +132,12 @@ def compress(
         if report_place is not None:
             result.write(report_place)
     return result
+
+
+def announce(text: str, progress: bool) -> None:
+    """Print a step of a long command to stderr if that is a terminal."""
+    if progress and sys.stderr.isatty():
+        print(f"{text} ...", file=sys.stderr, flush=True)
 
 
 def checked_files(

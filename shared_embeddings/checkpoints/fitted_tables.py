@@ -106,12 +106,13 @@ class Errors:
     @torch.no_grad()
     def __init__(self, embedding: SharedEmbedding, wanted: Callable[[Tensor], Tensor]) -> None:
         self._padding = embedding.padding_idx
-        missed, squares = [], []
-        for ids in torch.arange(embedding.num_embeddings).split(_ROWS):
+        words = embedding.num_embeddings
+        # Small tensors that stay between large ones would keep the allocator from using memory again.
+        self._missed, self._squares = torch.zeros(2, words, dtype=torch.float64)
+        for ids in torch.arange(words).split(_ROWS):
             rows = wanted(ids).double()
-            missed.append((embedding(ids).double() - rows).square().sum(dim=1))
-            squares.append(rows.square().sum(dim=1))
-        self._missed, self._squares = torch.cat(missed), torch.cat(squares)
+            self._missed[ids] = (embedding(ids).double() - rows).square().sum(dim=1)
+            self._squares[ids] = rows.square().sum(dim=1)
 
     def relative(self) -> float:
         """``||E - Ê|| / ||E||`` over all words except padding."""

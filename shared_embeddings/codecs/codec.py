@@ -19,7 +19,7 @@ from shared_embeddings.codecs import kernels
 
 Codebooks = dict[str, Tensor]
 
-# Rows that are decoded together, so that no dense table is in memory.
+# Rows that are computed with together, so that no dense table is in memory.
 _BLOCK = 512
 # More tokens than this are scored faster by a product with decoded rows.
 _FEW_TOKENS = 4
@@ -87,7 +87,10 @@ class Codec(ABC):
 
     def energy(self, rows: Tensor) -> Tensor:
         """The squared error ``(n,)`` of rows ``(n, D)`` without codes."""
-        return rows.double().square().sum(dim=1)
+        found = rows.new_empty(len(rows), dtype=torch.float64)
+        for ids in torch.arange(len(rows), device=rows.device).split(_BLOCK):
+            found[ids] = rows[ids].double().square().sum(dim=1)
+        return found
 
     def laid_out(self, rows: Tensor, widths: Tensor) -> Codec:
         """The codec for a table ``(V, D)`` of words with `widths` ``(V,)``; by default the same."""

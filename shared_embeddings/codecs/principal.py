@@ -148,12 +148,14 @@ class PrincipalCodec(Codec):
         basis = self._learned["basis"].to(rows)
         factors, directions = {}, []
         spread = torch.ones(int(widths.max()), self.rank)
+        every = -(-int((widths > 0).sum()) // _SAMPLE)
         for width in self.widths[1:]:
-            mine = rows[(widths == width).to(rows.device)]
+            mine = (widths == width).nonzero().flatten().to(rows.device)
             bits = torch.zeros(self.rank, dtype=torch.long)
             if len(mine):
-                factors[width] = (mine - basis[0]) @ basis[1:].t()
-                variances = factors[width].double().square().mean(dim=0).cpu()
+                factors[width] = ((rows[mine[::every]] - basis[0]) @ basis[1:].t()).cpu()
+                parts = ((rows[ids] - basis[0]) @ basis[1:].t() for ids in mine.split(_BLOCK))
+                variances = sum(part.double().square().sum(dim=0) for part in parts).cpu() / len(mine)
                 bits = _bits_for(variances, width * self.dim).sort(descending=True).values
                 spread[width - 1] = variances.sqrt().clamp(min=1e-30).float()
             counts = torch.bincount(bits, minlength=_MOST_BITS + 1)
@@ -169,10 +171,8 @@ class PrincipalCodec(Codec):
         found._train(factors)
         return found
 
-    def _train(self, factors: dict[int, Tensor]) -> None:
+    def _train(self, sample: dict[int, Tensor]) -> None:
         """Alternate between levels and spreads with the least squared error for the factors by width."""
-        count = sum(map(len, factors.values()))
-        sample = {width: values[:: -(-count // _SAMPLE)].cpu() for width, values in factors.items()}
         levels, spread = self._learned["levels"], self._learned["spread"]
         for _ in range(_STEPS):
             sums, norms = torch.zeros_like(levels), torch.zeros_like(levels)
@@ -277,7 +277,8 @@ def _bits_for(variances: Tensor, total: int) -> Tensor:
 
 def _principal(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The mean ``(D,)`` of rows ``(n, D)``; variances ``(D,)`` and directions ``(D, D)``, largest first."""
-    mean = rows.mean(dim=0, dtype=torch.float64)
+    mean = torch.stack([part.sum(dim=0, dtype=torch.float64) for part in rows.split(_BLOCK)]).sum(dim=0)
+    mean /= len(rows)
     products = torch.zeros(len(mean), len(mean), dtype=torch.float64, device=rows.device)
     for part in rows.split(_BLOCK):
         centered = part - mean.to(part)

@@ -147,6 +147,8 @@ class FolderModel:
         """
         if self.is_compressed:
             raise ValueError(f"model {self.path}: is already compressed; compress the original model instead")
+        with reading(self.path):
+            self.vocabulary.check(max(len(table.weight) for table in self._tables.values()))
         check_scoring(self.module)
         return [self._described(table) for table in self._tables.values()]
 

@@ -27,13 +27,12 @@ from shared_embeddings.hf.saving import (
 from shared_embeddings.hf.token_ids import check_ids, named_ids, with_new_ids
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
 from shared_embeddings.hf.word_rows import SIDES, Weights, without_weights, word_axes
+from shared_embeddings.hf.words import check_tokens
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
 
 NAME = "tokens"
 TOKENIZER = "tokenizer.json"
-# The share of rows that have a token, at least. Models often pad their tables, but not by that much.
-_LEAST_TOKENS = 0.5
 # The part of the configuration of a model of text and pictures that is about text.
 TEXT = "text_config"
 # What else is copied; vocabularies of slow tokenizers would still have all tokens.
@@ -317,17 +316,7 @@ def _load_tokenizer(folder: Path) -> Any:
 
 def _check_tokens(file: TokenizerFile, tokenizer: Any, rows: int) -> None:
     """Raise ValueError unless the tokenizer matches its file and the model has a row for every token."""
-    last = max(file.tokens)
-    if last >= rows:
-        raise ValueError(
-            f"token {file.tokens[last]!r} has the id {last}, but the model has {rows} rows: the tokenizer "
-            "belongs to another model; give the model its own"
-        )
-    if len(file.tokens) < rows * _LEAST_TOKENS:
-        raise ValueError(
-            f"the tokenizer has {len(file.tokens)} tokens for the {rows} rows of the model, so it is missing "
-            "or belongs to another model; give the model its own"
-        )
+    check_tokens(file.ids, rows)
     if tokenizer.get_vocab(with_added_tokens=True) != file.ids:
         odd = sorted(tokenizer.get_vocab(with_added_tokens=True).items() ^ file.ids.items())[0]
         raise ValueError(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shared_embeddings.utils.extras import require
 
 _LINES = 1000
+# The share of rows that have a token, at least. Models often pad their tables, but not by that much.
+_LEAST_TOKENS = 0.5
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.spm", "*.model", "merges.txt")
 
 
@@ -30,6 +32,11 @@ class Vocabulary:
             return [str(index) for index in range(length)]
         known = {index: word for word, index in self._tokenizer.get_vocab().items()}
         return [known.get(index, f"<unused {index}>") for index in range(length)]
+
+    def check(self, rows: int) -> None:
+        """Raise ValueError unless the tokenizer, if any, fits tables with `rows` rows."""
+        if self._tokenizer is not None:
+            check_tokens(self._tokenizer.get_vocab(), rows)
 
     def sentence_marks(self) -> tuple[str, ...]:
         """The words that the tokenizer adds to every sentence."""
@@ -93,6 +100,29 @@ class Vocabulary:
         if not counts:
             raise ValueError(f"text {', '.join(map(str, texts))}: has no words; use another text")
         return {self._tokenizer.convert_ids_to_tokens(index): count for index, count in counts.items()}
+
+
+def check_tokens(ids: Mapping[str, int], rows: int) -> None:
+    """Check that the tokens of a tokenizer are those of a model.
+
+    Args:
+        ids: token -> id.
+        rows: of the model's largest table.
+
+    Raises:
+        ValueError: an id has no row, or most rows have no token.
+    """
+    last = max(ids, key=ids.__getitem__)
+    if ids[last] >= rows:
+        raise ValueError(
+            f"token {last!r} has the id {ids[last]}, but the model has {rows} rows: the tokenizer belongs to "
+            "another model; give the model its own"
+        )
+    if len(ids) < rows * _LEAST_TOKENS:
+        raise ValueError(
+            f"the tokenizer has {len(ids)} tokens for the {rows} rows of the model, so it is missing or "
+            "belongs to another model; give the model its own"
+        )
 
 
 def _read_tokenizer(folder: Path) -> Any:

@@ -160,7 +160,8 @@ class QuantizedEmbedding(SharedEmbedding):
         for name, buffer in self.named_buffers():
             if name not in ("widths", "scales"):
                 most = 2 if name == "signs" else 256
-                buffer.copy_(torch.randint(most, buffer.shape, generator=generator, device="cpu"))
+                kind = {"dtype": torch.uint8, "device": "cpu"}  # not int64, for memory
+                buffer.copy_(torch.randint(most, buffer.shape, generator=generator, **kind))
         if self._is_mixed:
             # Frequent words often come first.
             widths = [torch.full((n,), width) for width, n in sorted(self.word_counts.items(), reverse=True)]

@@ -20,6 +20,7 @@ from shared_embeddings.checkpoints.report import Sizes, TrimReport  # noqa: E402
 from shared_embeddings.checkpoints.selection import Keep, Texts  # noqa: E402
 from shared_embeddings.checkpoints.trim import trim  # noqa: E402
 from shared_embeddings.cli.main import main  # noqa: E402
+from tests.shared_embeddings.hf.models import compress  # noqa: E402
 from tests.shared_embeddings.hf.trimming import llama, refused, save, sentences  # noqa: E402
 
 UNKNOWN = "Kato 漢字 xyzzy!  zwei"
@@ -182,6 +183,8 @@ def test_tokenizers_of_other_models(tmp_path: Path, text: Path, capsys: pytest.C
     content["added_tokens"].append({**content["added_tokens"][0], "id": 10_000, "content": "<far>"})
     file.write_text(json.dumps(content))
     assert "token '<far>' has the id 10000, but the model has" in refused(capsys, *asked)
+    assert compress(model, "standard", tmp_path / "small") == 2
+    assert "token '<far>' has the id 10000, but the model has" in capsys.readouterr().err
 
 
 def test_dry_runs_take_no_output(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
