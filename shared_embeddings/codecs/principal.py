@@ -154,8 +154,10 @@ class PrincipalCodec(Codec):
             bits = torch.zeros(self.rank, dtype=torch.long)
             if len(mine):
                 factors[width] = ((rows[mine[::every]] - basis[0]) @ basis[1:].t()).cpu()
-                parts = ((rows[ids] - basis[0]) @ basis[1:].t() for ids in mine.split(_BLOCK))
-                variances = sum(part.double().square().sum(dim=0) for part in parts).cpu() / len(mine)
+                variances = torch.zeros(self.rank, dtype=torch.float64)
+                for ids in mine.split(_BLOCK):
+                    part = (rows[ids] - basis[0]) @ basis[1:].t()
+                    variances += part.double().square().sum(dim=0).cpu() / len(mine)
                 bits = _bits_for(variances, width * self.dim).sort(descending=True).values
                 spread[width - 1] = variances.sqrt().clamp(min=1e-30).float()
             counts = torch.bincount(bits, minlength=_MOST_BITS + 1)

@@ -158,10 +158,11 @@ class QuantizedEmbedding(SharedEmbedding):
         """Random codes, and random scales that give the table a std near D**-0.5."""
         generator = torch.Generator(device="cpu").manual_seed(self.options.seed)
         for name, buffer in self.named_buffers():
-            if name not in ("widths", "scales"):
+            if name not in ("widths", "scales") and not buffer.is_meta:
                 most = 2 if name == "signs" else 256
-                kind = {"dtype": torch.uint8, "device": "cpu"}  # not int64, for memory
-                buffer.copy_(torch.randint(most, buffer.shape, generator=generator, **kind))
+                # `randint` would take eight bytes for each code, more than the table.
+                codes = torch.empty(buffer.shape, dtype=torch.uint8, device="cpu")
+                buffer.copy_(codes.random_(most, generator=generator))
         if self._is_mixed:
             # Frequent words often come first.
             widths = [torch.full((n,), width) for width, n in sorted(self.word_counts.items(), reverse=True)]

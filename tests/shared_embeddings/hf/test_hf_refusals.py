@@ -280,7 +280,8 @@ def test_transformers_is_not_installed(tmp_path: Path, monkeypatch: pytest.Monke
 def test_words_and_their_counts_are_the_tokenizers(tmp_path: Path) -> None:
     model, text = tmp_path / "model", tmp_path / "text"
     write("bert", model)
-    vocabulary = {word: index for index, word in enumerate(["[UNK]", "[SEP]", "the", "cat", "dog"])}
+    names = ["[UNK]", "[SEP]", "the", "cat", "dog", *map(str, range(WORDS // 2))]
+    vocabulary = {word: index for index, word in enumerate(names)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
@@ -292,7 +293,7 @@ def test_words_and_their_counts_are_the_tokenizers(tmp_path: Path) -> None:
     text.write_text("the cat the dog\n\nthe bird\n")
     read = Adapter().read(model)
     (table,) = read.tables()
-    assert list(table.words[:6]) == ["[UNK]", "[SEP]", "the", "cat", "dog", "<unused 5>"]
+    assert table.words[: len(names)] == names and table.words[len(names)] == f"<unused {len(names)}>"
     assert len(set(table.words)) == WORDS and table.table.shape == (WORDS, DIM)
     assert table.sentence_marks == ("[SEP]",)
     assert read.count_text([text]) == {"the": 3, "cat": 1, "dog": 1, "[UNK]": 1}
