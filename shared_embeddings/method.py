@@ -41,7 +41,7 @@ class OutputFactors(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The values of words at one layer of an embedding, for analysis.
+    """The activations of words at one layer of an embedding, for analysis.
 
     Attributes:
         name: of the layer, unique within its embedding.
@@ -55,11 +55,11 @@ class Layer(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """Options that compression tries when it chooses a method by itself; a search grid sets the others.
+    """Options that `compress` tries when no method is given; a search grid sets the others.
 
     Attributes:
         options: some options of the method.
-        store: how its numbers are stored, see `shared_embeddings.checkpoints.storage`.
+        store: the storage dtype, see `shared_embeddings.checkpoints.storage`.
     """
 
     options: Options
@@ -97,9 +97,9 @@ class Method(CachingModule):
             word of a batch is computed once (not in compiled graphs), and the table is cached for inference.
         grid_choice: how `search_grids` chooses options, in a few words.
         fit_bound: the relative error that fitting the first of the `examples` must not exceed in the tests.
-        default_store: how the real numbers are stored unless `compress --store` names another storage.
-        candidates: what compression tries when it chooses a method by itself: fits of minutes that keep most
-            of a trained model at some size. Empty for the other methods.
+        default_store: the storage dtype unless `compress --store` names another one.
+        candidates: options that `compress` tries when no method is given; empty if the method loses more
+            quality than others at all sizes, or is slow to fit.
         fullgraph_limit: why ``torch.compile(fullgraph=True)`` cannot train with this method; None if it can.
         num_embeddings: V.
         embedding_dim: D.
@@ -264,7 +264,7 @@ class Method(CachingModule):
         raise NotImplementedError
 
     def row_function(self) -> Callable[[Tensor], Tensor]:
-        """`rows` for many calls: the work that all words have in common is done once, here."""
+        """A faster `rows` for many calls: work that does not depend on the words is done once, here."""
         return self.rows
 
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:

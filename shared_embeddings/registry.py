@@ -47,7 +47,7 @@ def method_class(method: str) -> type[SharedEmbedding]:
         OptionError: there is no such method.
     """
     names = methods()
-    # A configuration may hold something else than a name, such as a list.
+    # Configurations may contain other types, such as a list.
     if method not in names:
         hint = did_you_mean(method, names)
         raise OptionError(f"unknown embedding method {method!r}.{hint} Methods: {', '.join(names)}")
@@ -73,7 +73,7 @@ def has_option(method: str, name: str) -> bool:
 
 
 def file_options(method: str) -> tuple[str, ...]:
-    """The options of `method` that name files; checkpoints hold the content of these files.
+    """The options of `method` that name files; checkpoints contain the content of these files.
 
     Raises:
         OptionError: there is no such method.

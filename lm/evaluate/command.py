@@ -33,7 +33,7 @@ class Measured(NamedTuple):
 
     Attributes:
         plain: score of the model.
-        mixed: score with the cache pointer, if any.
+        mixed: score with the cache pointer, or None.
         seconds: duration.
     """
 
@@ -43,7 +43,7 @@ class Measured(NamedTuple):
 
     @property
     def last(self) -> Score:
-        """The score with the pointer if there is one."""
+        """The score with the pointer, if it is used, or of the model."""
         return self.mixed or self.plain
 
 

@@ -87,7 +87,7 @@ def _is_number(value: Any) -> bool:
 def save_run(
     path: Path, trainer: Trainer, words: list[str], settings: Mapping[str, Any], corpus_checksum: str
 ) -> None:
-    """Write last.pt: the model as it is evaluated, and all that `restore_run` needs.
+    """Write last.pt: the model with the parameters for evaluation, and the state that `restore_run` needs.
 
     Every process calls this; the first one writes.
     """

@@ -109,8 +109,8 @@ def make_classes(
 
     Args:
         texts, dim, window, seed: as in `train_word_vectors`.
-        epochs: likewise. On the Penn Treebank (900,000 words), 280 of 1000 classes have a single word after 5
-            epochs, 43 after 20.
+        epochs: passes over the texts. On the Penn Treebank (900,000 words), 280 of 1000 classes have a single
+            word after 5 epochs, 43 after 20.
         vocab_file: as in `read_vocabulary`.
         num_classes: K; the paper suggests slightly less than a tenth of the words (A.4).
         output: the .npz file to write.

@@ -65,7 +65,7 @@ class WordClasses:
                 "floating-point numbers"
             )
         if not (np.isfinite(self.centers).all() and np.isfinite(self.vectors).all()):
-            raise ValueError("centers or vectors hold numbers that are not finite")
+            raise ValueError("centers or vectors have values that are not finite")
         if int(self.classes.min()) < 0 or int(self.classes.max()) >= self.num_classes:
             raise ValueError(f"classes must be from 0 to {self.num_classes - 1}")
 
@@ -87,13 +87,13 @@ class WordClasses:
         """Raise ValueError with the first difference unless `words` equals these words in this order."""
         if len(words) != len(self.words):
             raise ValueError(
-                f"the classes are of {len(self.words)} words, but the vocabulary has {len(words)}; make the "
+                f"the class file has {len(self.words)} words, but the vocabulary has {len(words)}; make the "
                 "classes of this vocabulary"
             )
         for position, (own, other) in enumerate(zip(self.words, words)):
             if own != other:
                 raise ValueError(
-                    f"the classes are of another vocabulary: word {position} is {own!r} there and {other!r} "
+                    f"the class file has another vocabulary: word {position} is {own!r} there and {other!r} "
                     "here; make the classes of this vocabulary"
                 )
 

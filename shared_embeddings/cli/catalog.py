@@ -141,5 +141,5 @@ def _default(field: dataclasses.Field[object]) -> str | None:
 
 
 def _as_yaml(value: object) -> str:
-    """A default value as it is written in a configuration."""
+    """A default value as YAML."""
     return str(value).lower() if isinstance(value, bool) else str(value)

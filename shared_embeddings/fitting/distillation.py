@@ -1,4 +1,4 @@
-"""Embedding distillation, as far as it does not depend on the host that trains.
+"""Embedding distillation: the part that all hosts share.
 
 The three steps of Distilled Embedding (Lioutas et al., 2020, Algorithm 1): a model is trained with the full
 table, the teacher; the small embedding is fitted to that table (`shared_embeddings.fit`, Eq. 5); the whole
@@ -41,7 +41,7 @@ class Distillation:
         embedding_start: ``fit`` to the teacher's table, or ``random`` as when training from scratch.
         network_start: every other parameter from the ``teacher``, or ``random``.
         freeze: what is not trained: ``none``, ``embedding``, or ``network`` (all but the embedding).
-        fit_steps: of gradient descent, for methods that are fitted by it; a good number when left out.
+        fit_steps: steps of gradient descent, for methods that use it; by default as in `fit`.
         soft_targets: the share of the teacher's predictions in what the model learns to predict (Hinton et
             al., 2015); the words of the text have the rest. 0 for the text only, without running the teacher.
     """
@@ -122,17 +122,17 @@ def check_seed(distillation: Distillation, embedding: Mapping[str, Any]) -> None
     """Refuse an embedding's own ``seed`` where the fit draws by the seed of the training.
 
     Raises:
-        OptionError: there is one.
+        OptionError: the embedding has a seed.
     """
     if distillation.embedding_start == "fit" and "seed" in embedding:
         raise OptionError(
-            f"{OPTION}: the embedding's own `seed` cannot be set where it is fitted; remove it, or set "
+            f"{OPTION}: a fitted embedding cannot have its own `seed`; remove it, or set "
             "embedding_start: random"
         )
 
 
 def fit_line(name: str, report: FitReport) -> str:
-    """One line about what the fit of the embedding `name` has reached."""
+    """One line with the result of the fit of the embedding `name`."""
     return (
         f"Fitted the {name} to its teacher: reconstruction loss {report.loss:.5f}, relative error "
         f"{report.relative_error:.4f}, {report.parameters:,} parameters, {report.compression:.2f} times "
@@ -145,9 +145,9 @@ def copy_network(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: s
 
     Args:
         own: the student's tensors by name, without those of its embeddings.
-        found: the teacher's, likewise.
+        found: those of the teacher.
         path: of the teacher, for messages.
-        remedy: what to do when they do not fit.
+        remedy: what to do about a mismatch.
 
     Raises:
         OptionError: names the first tensor that only one of the two has, or that has another shape.
@@ -162,14 +162,14 @@ def copy_network(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: s
             )
     left = [name for name in found if name not in own]
     if left:
-        raise OptionError(f"{OPTION}: the teacher {path} has {left[0]}, this model has not; {remedy}")
+        raise OptionError(f"{OPTION}: the teacher {path} has {left[0]}, but this model does not; {remedy}")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(found[name])
 
 
 def freeze(model: nn.Module, embeddings: Iterable[nn.Module], what: Freeze) -> None:
-    """Keep the `embeddings` of a model, or all but them, from being trained."""
+    """Freeze the `embeddings` of a model, or everything else."""
     inner = {id(parameter) for embedding in embeddings for parameter in embedding.parameters()}
     for parameter in model.parameters():
         if what == ("embedding" if id(parameter) in inner else "network"):
@@ -189,7 +189,7 @@ def softened(targets: Tensor, teacher_scores: Tensor, share: float) -> Tensor:
 
 
 class Reconstruction(NamedTuple):
-    """What the reconstruction loss needs.
+    """The reconstruction loss.
 
     Attributes:
         pairs: each embedding with the frozen table ``(V, D)`` of its teacher.
@@ -200,9 +200,9 @@ class Reconstruction(NamedTuple):
     alpha: float
 
     def loss(self) -> Tensor:
-        """The mean L2 distance of the words' vectors to the teacher's (Eq. 5), padding left out; a scalar.
+        """The mean L2 distance of the words' vectors to the teacher's (Eq. 5), without padding; a scalar.
 
-        It is computed in float32, whatever the precision of the rest.
+        Always computed in float32.
         """
         missed = []
         for student, table in self.pairs:
@@ -220,7 +220,7 @@ class Reconstruction(NamedTuple):
 
     @torch.no_grad()
     def current(self) -> float:
-        """`loss` of the parameters as they are, without dropout, so that no random number is drawn."""
+        """The current `loss` without dropout, which draws no random numbers."""
         modes = [student.training for student, _ in self.pairs]
         for student, _ in self.pairs:
             student.eval()

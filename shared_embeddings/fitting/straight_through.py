@@ -1,4 +1,4 @@
-"""Training a plain table for few bits: its rounded rows are used, and gradients go straight to the table.
+"""Quantization-aware training of a plain table: the model uses rounded rows, gradients skip the rounding.
 
 The straight-through estimator (Bengio et al., 2013) with the codes of `quantized`. With a `share` below one,
 a random part of the words is rounded in each step, as in Quant-Noise (Fan et al., 2020). Hosts take the
@@ -38,15 +38,13 @@ EXAMPLE = "{bits: 2, codec: lloyd_max}"
 class Schedule:
     """When rows are rounded in training; the other keys of the option are those of `quantized`."""
 
-    quantize_from_step: int = option(
-        "The first step with rounded rows; the table is trained as it is before.", 0
-    )
+    quantize_from_step: int = option("The first step with rounded rows.", 0)
     refresh_every: int = option(
-        "Steps between searches for codes, which take seconds with codec residual or trellis; rows move with "
-        "their table in between.",
+        "Steps between searches for codes, which take seconds with codec residual or trellis. In between, "
+        "the rounding errors stay the same.",
         1,
     )
-    share: float = option("The share of the words that are rounded in a step, as in Quant-Noise.", 1.0)
+    share: float = option("The fraction of words that are rounded in a step, as in Quant-Noise.", 1.0)
 
     def __post_init__(self) -> None:
         require_at_least("quantize_from_step", self.quantize_from_step, 0)
@@ -93,8 +91,8 @@ def quantize_in_training(
         embedding: the embedding to train.
         given: the option ``embedding_quantization``.
         token_counts: ``(V,)`` for the bits of words; None for equal bits.
-        step: returns the number of finished training steps.
-        seed: of the words that are not rounded.
+        step: returns the number of completed training steps.
+        seed: the seed for drawing the words that are rounded.
 
     Raises:
         OptionError: a key or a value is not known, or the embedding is of another method.
@@ -136,7 +134,7 @@ class StraightThrough:
         return table + self._noise(self._error_at((table.data_ptr(), version, block), table), done)
 
     def _error_at(self, state: tuple[int, int, int], table: Tensor) -> Tensor:
-        """What rounding adds to the table ``(V, D)``, computed again when `state` changes."""
+        """The rounding errors of the table ``(V, D)``, computed again when `state` changes."""
         if self._error is None or self._state != state:
             self._error, self._state = self._rounded(table.detach()) - table.detach(), state
         return self._error
@@ -156,7 +154,7 @@ class StraightThrough:
             return found.eval().table().to(table)
 
     def _noise(self, error: Tensor, done: int) -> Tensor:
-        """The error ``(V, D)`` of the words that are rounded in this step."""
+        """The rounding errors ``(V, D)`` of this step: zero for words that are not rounded."""
         if self.schedule.share == 1:
             return error
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + done) % 2**63)

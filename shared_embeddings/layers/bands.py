@@ -129,7 +129,7 @@ class BandOptions(EmbeddingOptions):
             )
         require(
             self.score_dim is None or self.tie != "all",
-            f"option 'score_dim' is {self.score_dim}, for which the output needs projections of its own; set "
+            f"option 'score_dim' is {self.score_dim}, which requires separate output projections; set "
             "'tie' to 'tables'",
         )
 

@@ -116,7 +116,7 @@ class GroupLinear(nn.Module):
     """A group linear transform (appendix A.1), then layer normalization and GELU.
 
     The input is cut into g chunks, chunk i is multiplied by its own matrix ``(inputs / g, outputs / g)``, and
-    the results are put together; every output has a bias. Appendix A.1 writes one such matrix W for all
+    the results are concatenated; every output has a bias. Appendix A.1 writes one such matrix W for all
     chunks; the groups have one each in the group transform of Mehta et al. (2018) that Eq. 1 refers to, and
     in the authors' later code.
 
@@ -338,7 +338,7 @@ class UnitOptions(EmbeddingOptions):
         )
 
     def _check_halves(self, entry_width: int) -> None:
-        """Raise `OptionError` unless D / 2 splits into the groups and is no more than k."""
+        """Raise `OptionError` unless D / 2 is divisible by the number of groups and at most k."""
         most = max(plan_delight_groups(self._groups(), self.depth))
         require(
             entry_width >= most and entry_width % most == 0,

@@ -399,7 +399,7 @@ class DefineEmbedding(SharedEmbedding):
 
 
 def _map_options(unit: DefineOptions) -> Mapping[str, Any]:
-    """The options of the map, without an output side of its own unless the unit uses it."""
+    """The options of the map, with an output side only if the unit uses it."""
     if unit.output == "map":
         return {**unit.map_options, "output_bias": unit.output_bias}
     return {**unit.map_options, "output": "none"} if has_option(unit.map, "output") else unit.map_options

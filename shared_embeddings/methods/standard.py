@@ -19,7 +19,7 @@ from shared_embeddings.registry import register
 
 @dataclasses.dataclass(frozen=True)
 class StandardOptions(EmbeddingOptions):
-    """Options of `standard`: none of its own."""
+    """Options of `standard`: only the common ones."""
 
 
 @register("standard", StandardOptions)

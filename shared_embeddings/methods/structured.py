@@ -171,7 +171,7 @@ def _worthwhile(num_embeddings: int, embedding_dim: int) -> list[Options]:
 
 
 def _expected_error(width: int, clusters: int) -> float:
-    """About the share of the variance of normal numbers that k-means of pieces of some width leaves.
+    """The approximate relative error of k-means for pieces of normal numbers.
 
     With many clusters it is Zador's constant times ``K ** (-2 / d)``; the constant falls from 2.72 for
     single numbers towards 1 for wide pieces.

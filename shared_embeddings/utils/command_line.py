@@ -162,7 +162,7 @@ def check_repeats(parser: argparse.ArgumentParser, arguments: Sequence[str] | No
         if action is None or isinstance(action, (argparse._AppendAction, argparse._SubParsersAction)):
             continue
         if action.dest in found:
-            raise UserError(f"option {text.partition('=')[0]} is given twice; give it once")
+            raise UserError(f"option {text.partition('=')[0]} is given twice; remove one")
         found.add(action.dest)
 
 

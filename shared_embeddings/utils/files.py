@@ -365,7 +365,7 @@ def check_outputs(
 
     Args:
         outputs: option -> path, or None.
-        inputs: likewise.
+        inputs: option -> path that is read.
         force: allow outputs to replace existing files; inputs are never replaced.
 
     Raises:

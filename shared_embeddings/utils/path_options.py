@@ -120,7 +120,7 @@ def numbered(option: str, given: Given) -> dict[str, AnyPath]:
 
 
 def _check_path(option: str, path: AnyPath, kind: PathOption) -> None:
-    """Check one path by itself.
+    """Check a single path.
 
     Raises:
         UserError: it cannot be read or written.

@@ -45,6 +45,15 @@ def test_the_commands_know_it() -> None:
 
 
 @pytest.mark.slow
+def test_compress_finds_its_options_for_a_target(tmp_path: Path) -> None:
+    words = [f"w{number} {number % 7} {number % 5}" for number in range(40)]
+    (tmp_path / "table.vec").write_text("\n".join(["40 2", *words]) + "\n")
+    asked = ["--model", str(tmp_path / "table.vec"), "--output", str(tmp_path / "small")]
+    report = command("compress", *asked, "--method", "hashed", "--target-ratio", "2", "--fit-steps", "5")
+    assert "hashed, buckets:" in report
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tests", "least"),
     [
