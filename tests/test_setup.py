@@ -322,7 +322,12 @@ def test_without_extras_a_command_runs_or_names_what_to_install(tmp_path: Path) 
 
 def test_every_module_of_an_extra_is_a_package_of_it() -> None:
     given = PYPROJECT["project"]["optional-dependencies"]
-    packages = {"ahocorasick": "pyahocorasick", "sklearn": "scikit-learn", "fasttext": "fasttext-wheel"}
+    packages = {
+        "ahocorasick": "pyahocorasick",
+        "fasttext": "fasttext-wheel",
+        "sklearn": "scikit-learn",
+        "vl_convert": "vl-convert-python",
+    }
     for extra, modules in extras.EXTRAS.items():
         names = {re.split(r"[^\w-]", line)[0] for line in given[extra]} | {"tokenizers"}
         for module in modules:
