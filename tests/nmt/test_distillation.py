@@ -396,7 +396,7 @@ def test_unfit_teachers_are_refused(trained: Trained, host: Host, refusal: Calla
     assert "has no effect without `embedding`" in said(teacher, embedding=None)
     line = said(teacher, soft_targets=0.5, truncated_decoder=2)
     assert "soft_targets: 0.5 does not work with truncated_decoder: 2; remove one of them" in line
-    assert "own `seed` cannot be set" in said(teacher, embedding={**METHODS["alone"], "seed": 3})
+    assert "cannot have its own `seed`" in said(teacher, embedding={**METHODS["alone"], "seed": 3})
     assert "no such file" in said(host.folder / "none.pt")
     foreign = host.folder / "foreign.pt"
     save_checkpoint({"opt": Namespace(), "weights": torch.zeros(3)}, foreign)
