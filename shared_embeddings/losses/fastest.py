@@ -122,13 +122,13 @@ def _is_comparable(factors: Sequence[Tensor]) -> bool:
     hidden = factors[0]
     return (
         hidden.device.type in DEVICES
+        and not torch.compiler.is_compiling()
         and hasattr(F, "linear_cross_entropy")
         and torch.is_grad_enabled()
         and any(factor.requires_grad for factor in factors)
         and all(type(factor) in (Tensor, nn.Parameter) for factor in factors)
         and {factor.dtype for factor in factors} == {sum_dtype(hidden)}
         and product_dtype(hidden) == hidden.dtype
-        and not torch.compiler.is_compiling()
         and not torch.are_deterministic_algorithms_enabled()
         and not (hidden.is_cuda and torch.cuda.is_current_stream_capturing())
     )

@@ -153,6 +153,15 @@ def test_the_timer_runs_each_loss_and_leaves_no_gradients(monkeypatch, torch_cal
     fastest._torch_is_faster.clear()
 
 
+@pytest.mark.slow
+def test_compiled_graphs_have_the_own_loss(torch_calls) -> None:
+    emb, (hidden, targets) = build("standard"), tokens()
+    compiled = torch.compile(emb.cross_entropy, fullgraph=True, backend="eager")
+    loss = compiled(hidden, targets)
+    assert torch_calls == [] and fastest._torch_is_faster == {}
+    torch.testing.assert_close(loss, emb.cross_entropy(hidden, targets))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_has_the_loss_of_the_cpu_whichever_is_faster(monkeypatch, torch_calls) -> None:
