@@ -191,7 +191,7 @@ def train() -> None:
 
     opt = parse(onmt.bin.train._get_parser(), TRAIN)
     corpora = _check_training(opt)
-    with runs.working_on(opt) as lock:
+    with runs.locked_run(opt) as lock:
         start = runs.begin(opt, runs.settings_of(opt, corpora))
         init_logger(opt.log_file)
         if start.resumes and runs.is_finished(opt):
@@ -272,8 +272,8 @@ def average_models() -> None:
 def release_model() -> None:
     """``onmt_release_model``: keep only what translation needs, or export to CTranslate2."""
     from nmt.checkpoint.checkpoint import strip_checkpoint
-    from nmt.checkpoint.export import export_ctranslate2
     from nmt.checkpoint.files import save_checkpoint
+    from nmt.checkpoint.models import export_ctranslate2
 
     parser = Parser("onmt_release_model", description="Release a translation model")
     parser.add_argument("--model", "-m", "-model", type=PathOption.FILE, required=True, help="checkpoint")

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.checkpoint.build import build_from_checkpoint
-from nmt.checkpoint.checkpoint import write_apart
+from nmt.checkpoint.checkpoint import write_with_safetensors
 from nmt.checkpoint.files import safetensors_of, save_checkpoint, split_generator
-from nmt.data.transforms import kept_files
+from nmt.checkpoint.models import build_from_checkpoint
+from nmt.data.transforms import subword_files_of
 from nmt.data.vocabulary import SENTENCE_MARKS
 from nmt.model.embeddings import output_bias, place_embeddings, unique_state, words_module
 from nmt.model.plan import (
@@ -27,7 +27,7 @@ from nmt.model.plan import (
     padding_of,
     words_of,
 )
-from nmt.train.distillation import ASKED, OPTION
+from nmt.train.distillation import OPTION, REQUESTED
 from shared_embeddings.checkpoints.adapter import (
     TRAINING_STATE_NOTE,
     EmbeddingTable,
@@ -230,10 +230,10 @@ class CheckpointModel:
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         """Write the model without training state, all or nothing."""
-        kept = kept_files(self.checkpoint)
+        kept = subword_files_of(self.checkpoint)
         saved = {"vocab": self.checkpoint["vocab"], "opt": self.options, "optim": None, **kept}
         if self.is_safetensors:
-            write_apart(dict(tensors), saved, str(output.with_suffix("")))
+            write_with_safetensors(dict(tensors), saved, str(output.with_suffix("")))
             return
         body, head = split_generator(dict(tensors))
         save_checkpoint({"model": body, "generator": head, **saved}, output)
@@ -248,7 +248,7 @@ class CheckpointModel:
     def _stored_options(self, plan: EmbeddingPlan) -> Namespace:
         """Return options that rebuild the model with these embeddings."""
         stored = copy.copy(self.options)
-        vars(stored).pop(ASKED, None)
+        vars(stored).pop(REQUESTED, None)
         for name in (*OPTION_NAMES, *BEGINNINGS, OPTION):
             if hasattr(stored, name):
                 setattr(stored, name, None)

@@ -22,7 +22,7 @@ from nmt.checkpoint.files import (
     save_checkpoint,
     split_generator,
 )
-from nmt.data.transforms import kept_files
+from nmt.data.transforms import subword_files_of
 from nmt.model.embeddings import load_unique_state, shared_embeddings_of, unique_state
 from shared_embeddings.checkpoints.checksums import load_safetensors, save_safetensors, with_checksum
 from shared_embeddings.checkpoints.storage import HEADER, Packing, StorageError, packed_as, packing_of, unpack
@@ -104,7 +104,7 @@ def read_weights(path: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str
     return checkpoint, *split_generator(read_safetensors(path, unpack))
 
 
-def whole_steps(save_model: str | os.PathLike[str]) -> list[int]:
+def intact_steps(save_model: str | os.PathLike[str]) -> list[int]:
     """Return the steps with intact checkpoints in ascending order.
 
     Checks the structure of the ``.pt`` file and, with ``save_format: safetensors``, the checksum that links
@@ -119,11 +119,11 @@ def whole_steps(save_model: str | os.PathLike[str]) -> list[int]:
         step = path.name.removeprefix(f"{start.name}_step_").removesuffix(".pt")
         if step.isdecimal():
             found[int(step)] = path
-    return [step for step in sorted(found) if is_whole(found[step])]
+    return [step for step in sorted(found) if is_intact(found[step])]
 
 
-def is_whole(path: str | os.PathLike[str]) -> bool:
-    """Return whether a checkpoint ``NAME.pt`` is intact, see `whole_steps`."""
+def is_intact(path: str | os.PathLike[str]) -> bool:
+    """Return whether a checkpoint ``NAME.pt`` is intact, see `intact_steps`."""
     try:
         peek(path)
     except UserError:
@@ -146,10 +146,10 @@ def write_step(
     if save_format == "pytorch":
         save_checkpoint({"model": body, "generator": head, **saved}, f"{base}.pt")
         return f"{base}.pt", None
-    return write_apart(joined_generator(body, head), saved, base)
+    return write_with_safetensors(joined_generator(body, head), saved, base)
 
 
-def write_apart(weights: dict[str, Tensor], saved: dict[str, Any], base: str) -> tuple[str, str]:
+def write_with_safetensors(weights: dict[str, Tensor], saved: dict[str, Any], base: str) -> tuple[str, str]:
     """Write a checkpoint and the safetensors of its weights atomically; returns both files.
 
     Args:
@@ -198,7 +198,7 @@ def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:
         checkpoint, *parts = read_weights(path)
         if not result:
             opt = without_teacher(checkpoint["opt"])
-            result = {"vocab": checkpoint["vocab"], "opt": opt, "optim": None, **kept_files(checkpoint)}
+            result = {"vocab": checkpoint["vocab"], "opt": opt, "optim": None, **subword_files_of(checkpoint)}
             sums = [{name: _as_sum(tensor) for name, tensor in part.items()} for part in parts]
             kinds = [{name: tensor.dtype for name, tensor in part.items()} for part in parts]
             continue

@@ -251,7 +251,7 @@ def reading_checkpoint(path: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def building_from(path: str | os.PathLike[str] | None) -> Iterator[None]:
+def checkpoint_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
     """Convert errors due to an inconsistent checkpoint to `UserError`.
 
     Args:
@@ -289,7 +289,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     with reading_checkpoint(name):
         checkpoint = torch.load(name, map_location="cpu", weights_only=True)
         check_checkpoint(name, checkpoint)
-        return with_opened_tensors(name, verified(checkpoint, f"checkpoint {name}"), unpack)
+        return with_unpacked_tensors(name, verified(checkpoint, f"checkpoint {name}"), unpack)
 
 
 def peek(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -316,7 +316,7 @@ def verify_checkpoint(path: str) -> None:
         verified(checkpoint, f"checkpoint {path}")
 
 
-def with_opened_tensors(
+def with_unpacked_tensors(
     path: str, checkpoint: dict[str, Any], opened: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 ) -> dict[str, Any]:
     """Unpack the weights of a checkpoint, or keep them packed; ``packing`` is their storage format.

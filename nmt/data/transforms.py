@@ -149,7 +149,7 @@ def stored_files(opt: Namespace) -> dict[str, Any]:
     return {STORED: {name: _as_tensor(path.read_bytes()) for name, path in found.items()}} if found else {}
 
 
-def kept_files(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def subword_files_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return the subword files to copy from a checkpoint to one derived from it."""
     return {STORED: checkpoint[STORED]} if STORED in checkpoint else {}
 

@@ -26,7 +26,7 @@ from shared_embeddings.utils.path_options import Given, PathOption, check_paths
 from shared_embeddings.utils.reading import parse_yaml
 
 NO_FILES: Table = {}
-WORDS_FOR_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def parse(parser: Any, table: Table = NO_FILES, known_elsewhere: Collection[str] = ()) -> Namespace:
@@ -49,7 +49,7 @@ def parse(parser: Any, table: Table = NO_FILES, known_elsewhere: Collection[str]
     parser.error = fail
     if isinstance(parser, configargparse.ArgumentParser):
         parser._config_file_parser = ConfigurationReader()
-        guard(parser, table)
+        secure_config_files(parser, table)
         check_repeats(parser)
     for action in parser._actions:
         action.type = STRICTER.get(action.type, action.type)
@@ -109,15 +109,15 @@ def _as_argument(value: Any) -> Any:
     return value if isinstance(value, list) else str(value)
 
 
-def _truth(text: str) -> bool:
+def _boolean(text: str) -> bool:
     """Parse a boolean; `bool` would accept any text as true."""
-    if text.lower() not in WORDS_FOR_TRUTH:
+    if text.lower() not in BOOLEANS:
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return WORDS_FOR_TRUTH[text.lower()]
+    return BOOLEANS[text.lower()]
 
 
 # Stricter types of OpenNMT-py's options.
-STRICTER = {bool: _truth, int: whole_number}
+STRICTER = {bool: _boolean, int: whole_number}
 
 
 def _is_number(text: str) -> bool:
@@ -222,7 +222,7 @@ def _corpora(opt: Namespace) -> dict[str, tuple[PathOption, Given]]:
     }
 
 
-def guard(parser: Any, table: Table) -> None:
+def secure_config_files(parser: Any, table: Table) -> None:
     """Make a parser of OpenNMT-py read only regular files, and write ``-save_config`` atomically.
 
     Args:

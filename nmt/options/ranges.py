@@ -39,13 +39,13 @@ class Range:
     below: bool = False
     unset: tuple[int, ...] = ()
 
-    def holds(self, number: float) -> bool:
+    def contains(self, number: float) -> bool:
         """Return whether `number` is in the range."""
         from_least = number > self.least if self.above else number >= self.least
         to_most = number < self.most if self.below else number <= self.most
         return (from_least and to_most) or number in self.unset
 
-    def complaint(self, number: float) -> str:
+    def describe_error(self, number: float) -> str:
         """Describe why a number is outside of the range."""
         least = f"{'above' if self.above else 'at least'} {self.least:,}"
         most = f"{'below' if self.below else 'at most'} {self.most:,}"
@@ -225,8 +225,8 @@ def check_ranges(opt: Namespace) -> None:
     """Check all numbers and names among the options; raises `UserError` otherwise."""
     for name, allowed in RANGES.items():
         for number in _values(opt, name):
-            if not allowed.holds(number):
-                raise UserError(f"{name}: {allowed.complaint(number)}")
+            if not allowed.contains(number):
+                raise UserError(f"{name}: {allowed.describe_error(number)}")
     known: Mapping[str, Iterable[str]] = names()
     for name, choices in known.items():
         if name == "encoder_type" and getattr(opt, "model_task", "seq2seq") == "lm":

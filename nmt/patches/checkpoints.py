@@ -12,11 +12,11 @@ from torch import nn
 
 from nmt.checkpoint.checkpoint import load_weights, read_safetensors, write_step
 from nmt.checkpoint.files import (
-    building_from,
+    checkpoint_errors,
     reading_checkpoint,
     split_generator,
     verify_checkpoint,
-    with_opened_tensors,
+    with_unpacked_tensors,
 )
 from nmt.data.transforms import stored_files
 from nmt.model.embeddings import fill_aliases, options_without_files, shared_embeddings_of
@@ -75,7 +75,7 @@ def with_verification(original: Any) -> Any:
             return None
         verify_checkpoint(ckpt_path)
         with reading_checkpoint(ckpt_path):
-            return with_opened_tensors(ckpt_path, original(ckpt_path), hold)
+            return with_unpacked_tensors(ckpt_path, original(ckpt_path), hold)
 
     return load_checkpoint
 
@@ -97,7 +97,7 @@ def with_model_errors(original: Any) -> Any:
 
     def load_test_model(opt: Any, device_id: int = 0, model_path: str | None = None) -> Any:
         path = opt.models[0] if model_path is None else model_path
-        with building_from(path):
+        with checkpoint_errors(path):
             return original(opt, device_id, path)
 
     return load_test_model

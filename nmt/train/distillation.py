@@ -18,7 +18,7 @@ from shared_embeddings.fitting.distillation import EXAMPLE, OPTION, Distillation
 from shared_embeddings.fitting.distillation import parse_distillation as parse_given
 
 # Option in checkpoints: the embedding options before the fit, which may change sizes.
-ASKED = "embeddings_before_fit"
+REQUESTED = "embeddings_before_fit"
 
 
 def parse_mapping(value: Any) -> dict[str, Any] | None:
@@ -132,8 +132,8 @@ def _shown(distillation: Distillation | None) -> str:
     return str(dataclasses.asdict(distillation))
 
 
-def asked_options(saved: Namespace) -> Namespace:
+def requested_options(saved: Namespace) -> Namespace:
     """Return the options of a checkpoint with the embedding options before the fit."""
     asked = copy.copy(saved)
-    vars(asked).update(getattr(saved, ASKED, {}))
+    vars(asked).update(getattr(saved, REQUESTED, {}))
     return asked

@@ -12,7 +12,7 @@ from onmt.utils.logging import logger
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.checkpoint.build import build_from_checkpoint
+from nmt.checkpoint.models import build_from_checkpoint
 from nmt.data.vocabulary import SENTENCE_MARKS, vocabulary_counts
 from nmt.model.embeddings import (
     is_position_encoding,
@@ -30,7 +30,7 @@ from nmt.model.plan import (
     read_plan,
     words_of,
 )
-from nmt.train.distillation import ASKED, check_words, parse_distillation
+from nmt.train.distillation import REQUESTED, check_words, parse_distillation
 from shared_embeddings.checkpoints.adapter import copy_output_bias
 from shared_embeddings.checkpoints.token_counts import completed
 from shared_embeddings.embedding import SharedEmbedding
@@ -236,7 +236,7 @@ def vocabulary_file(opt: Namespace, side: str) -> str:
 
 def _store_options(opt: Namespace, plan: EmbeddingPlan, fitted: dict[str, se.SharedEmbedding]) -> None:
     """Replace the embedding options by ones that rebuild the fitted embeddings."""
-    setattr(opt, ASKED, {name: getattr(opt, name, None) for name in OPTION_NAMES})
+    setattr(opt, REQUESTED, {name: getattr(opt, name, None) for name in OPTION_NAMES})
     resolved = {side: {"method": e.method, **e.stored_options()} for side, e in fitted.items()}
     opt.embedding = resolved["target"] if plan.share_inputs else None
     opt.src_embedding = None if plan.share_inputs else resolved.get("source")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nmt.checkpoint.checkpoint import whole_steps
+from nmt.checkpoint.checkpoint import intact_steps
 from nmt.checkpoint.files import peek, remove_leftovers
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import OPTION
@@ -57,7 +57,7 @@ def _plain(value: Any, name: str = "") -> Any:
 
 
 @contextmanager
-def working_on(opt: Namespace) -> Iterator[int | None]:
+def locked_run(opt: Namespace) -> Iterator[int | None]:
     """Hold the lock of a run, and remove temporary files of killed processes.
 
     Yields the descriptor of the lock on the machine with the first rank, and None on others.
@@ -105,7 +105,7 @@ def begin(opt: Namespace, settings: dict[str, Any]) -> Start:
         UserError: there is a run that must not be resumed, or one with other settings.
     """
     begins = Start({"settings": settings}, resumes=False)
-    if _names_own_step(opt):  # an explicit step of this run
+    if _is_own_step(opt):  # an explicit step of this run
         before = peek(opt.train_from).get("run")
         if before is not None:
             settings["train_from"] = before["settings"]["train_from"]
@@ -129,7 +129,7 @@ def begin(opt: Namespace, settings: dict[str, Any]) -> Start:
 
 def _resume(opt: Namespace, settings: dict[str, Any]) -> None:
     """Set the options to resume the last intact step of an existing run; see `begin`."""
-    whole = whole_steps(opt.save_model)
+    whole = intact_steps(opt.save_model)
     if not whole:
         raise UserError(
             f"save_model: the checkpoints {opt.save_model}_step_*.pt are damaged; set resume: overwrite to "
@@ -153,7 +153,7 @@ def _resume(opt: Namespace, settings: dict[str, Any]) -> None:
     settings["train_from"] = before["settings"]["train_from"]
 
 
-def _names_own_step(opt: Namespace) -> bool:
+def _is_own_step(opt: Namespace) -> bool:
     """Return whether ``train_from`` is a checkpoint of this run."""
     if not opt.train_from:
         return False

@@ -18,14 +18,14 @@ from onmt.transforms import make_transforms
 from onmt.utils.logging import logger
 from onmt.utils.optimizers import Optimizer
 
-from nmt.checkpoint.checkpoint import whole_steps
-from nmt.checkpoint.files import building_from
+from nmt.checkpoint.checkpoint import intact_steps
+from nmt.checkpoint.files import checkpoint_errors
 from nmt.data.batches import QuietLoader, ResumableBatches, TrackedBatches, end_workers
 from nmt.model.embeddings import broadcast_parameters, describe_parameters
 from nmt.model.plan import OPTION_NAMES, read_plan
 from nmt.patches.table import apply_patches
 from nmt.summarization.length_control import check_same_positions
-from nmt.train.distillation import asked_options, resume_distillation
+from nmt.train.distillation import requested_options, resume_distillation
 from nmt.train.embeddings import DistillationLoss, prepare_student, quantize_embeddings
 from nmt.train.progress import ProgressReport, Stopping, check_finite
 from shared_embeddings.checkpoints.tensors import check_optimizer
@@ -73,18 +73,18 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
     onmt.utils.logging.init_logger(opt.log_file)
     if not torch.cuda.is_available():
         keep_freed_memory()
-    with building_from(opt.train_from):
+    with checkpoint_errors(opt.train_from):
         checkpoint, vocabs, transforms_cls = train_single._init_train(opt)
         model_opt = train_single._get_model_opts(opt, checkpoint=checkpoint)
         if checkpoint is not None:
-            _check_same_embedding(opt, asked_options(checkpoint["opt"]))
+            _check_same_embedding(opt, requested_options(checkpoint["opt"]))
             check_same_positions(opt, checkpoint["opt"])
             resume_distillation(opt, model_opt)
         model = train_single.build_model(model_opt, opt, vocabs, checkpoint, device_id)
     lessons = prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)
     broadcast_parameters(model)
     logger.info(describe_parameters(model))
-    with building_from(opt.train_from):
+    with checkpoint_errors(opt.train_from):
         optim = _build_optimizer(opt, model, checkpoint)
     first_step = optim.training_step - 1
     _check_same_start(opt, first_step)
@@ -103,14 +103,14 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
     trainer.report_manager = _build_report(opt, trainer, first_step, loss)
     resume = _own_resume_state(checkpoint, opt.num_workers) if _continues(opt) else None
     del checkpoint
-    with building_from(opt.train_from):
+    with checkpoint_errors(opt.train_from):
         batches = _build_training_batches(opt, transforms_cls, vocabs, device_id, resume)
     valid = train_single.build_dynamic_dataset_iter(
         opt, transforms_cls, vocabs, task=CorpusTask.VALID, copy=opt.copy_attn, device_id=device_id
     )
     onmt.utils.logging.init_logger(opt.log_file)  # OpenNMT-py closes the log file when it opens a corpus
     saver.resume_state = lambda: gather_resume_state(trainer, batches)
-    with building_from(opt.train_from):
+    with checkpoint_errors(opt.train_from):
         restore_state(trainer, resume)
     restore_dropout(model, opt, first_step)
     _train(trainer, batches, valid, opt)
@@ -120,7 +120,7 @@ def _count_checkpoints(saver: Any, opt: Namespace) -> None:
     """Let ``keep_checkpoint`` count the existing checkpoints of a resumed run."""
     if opt.keep_checkpoint <= 0:
         return
-    bases = [f"{opt.save_model}_step_{step}" for step in whole_steps(opt.save_model)]
+    bases = [f"{opt.save_model}_step_{step}" for step in intact_steps(opt.save_model)]
     saver.checkpoint_queue.extend(f"{base}.pt" for base in bases)
     if opt.save_format == "safetensors":
         saver.model_queue.extend(f"{base}.safetensors" for base in bases)

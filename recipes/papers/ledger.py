@@ -217,15 +217,15 @@ def read_figure(printed: str, unit: str) -> tuple[float, int, str]:
 
 def rounds_to(value: float, paper_value: float, step: float) -> bool:
     """Return whether `value`, rounded to multiples of `step`, is the printed figure (half up or down)."""
-    return abs(value - paper_value) <= step / 2 + _slack(paper_value)
+    return abs(value - paper_value) <= step / 2 + _tolerance(paper_value)
 
 
-def is_cut_to(value: float, paper_value: float, step: float) -> bool:
+def truncates_to(value: float, paper_value: float, step: float) -> bool:
     """Return whether `value`, truncated to multiples of `step`, is the printed figure."""
-    return -_slack(paper_value) <= value - paper_value < step
+    return -_tolerance(paper_value) <= value - paper_value < step
 
 
-def _slack(value: float) -> float:
+def _tolerance(value: float) -> float:
     """Return the tolerance for rounding errors of binary fractions."""
     return 1e-9 * max(abs(value), 1.0)
 
@@ -234,7 +234,7 @@ def _agreement(value: float, paper_value: float, step: float, may_be_cut: bool) 
     """Return how `value` agrees with a figure whose last digit is worth `step`."""
     if rounds_to(value, paper_value, step):
         return "agrees"
-    return "agrees (digits cut)" if may_be_cut and is_cut_to(value, paper_value, step) else "differs"
+    return "agrees (digits cut)" if may_be_cut and truncates_to(value, paper_value, step) else "differs"
 
 
 def _figure(table: Table, cell: Cell, counted: str, printed: str) -> Figure:

@@ -102,8 +102,8 @@ def _again(name: str, folder: Path, given: Try) -> str:
     with Running(command_line(writer, folder), log) as running:
         status = running.end()
         lines = complaint_lines(running.output(), writer.command)
-    is_whole = status == 2 and "already exists" in " ".join(lines)
-    if status != 0 and not is_whole:
+    is_intact = status == 2 and "already exists" in " ".join(lines)
+    if status != 0 and not is_intact:
         return f"second run ended with {status} ({' '.join(lines)[:80]})"
     if remains(folder):
         return f"{remains(folder)[0]} is left"

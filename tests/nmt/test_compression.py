@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import shared_embeddings as se
-from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.files import WEIGHTS, read_checkpoint
+from nmt.checkpoint.models import build_from_checkpoint
 from nmt.compression import CheckpointModel
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from shared_embeddings.checkpoints.storage import HEADER, STORES

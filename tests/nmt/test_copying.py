@@ -15,9 +15,9 @@ from onmt.utils.loss import LossCompute
 from torch import Tensor
 
 import shared_embeddings as se
-from nmt.checkpoint.build import describe_checkpoint
 from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.files import read_checkpoint
+from nmt.checkpoint.models import describe_checkpoint
 from nmt.data.vocabulary import Vocab
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from nmt.patches.copying import collapsed, copies_of, coverage_loss, over_words

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.files import read_checkpoint, save_checkpoint
+from nmt.checkpoint.models import build_from_checkpoint
 from nmt.data.vocabulary import vocabulary_counts
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from nmt.train.distillation import parse_distillation

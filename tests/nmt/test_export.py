@@ -18,9 +18,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nmt.checkpoint.build import build_from_checkpoint, describe_checkpoint
-from nmt.checkpoint.export import dense_checkpoint
 from nmt.checkpoint.files import read_checkpoint
+from nmt.checkpoint.models import build_from_checkpoint, dense_checkpoint, describe_checkpoint
 from nmt.model.embeddings import shared_embeddings_of
 from shared_embeddings.classes import WordClasses
 from shared_embeddings.cli.main import main

@@ -161,11 +161,11 @@ def test_parts_of_another_type(
     tables = [odd_parts] + [odd_options] * (use not in ("release", "average")) + [odd_runs] * (use == "train")
     for table in tables:
         # All read through one function: every case goes to the quickest command, a fifth to each other one.
-        is_whole = (use, table) in WHOLE
+        is_intact = (use, table) in WHOLE
         for number, (kind, model) in enumerate(table(good, tmp_path / "odd.pt")):
             if kind in MAY_BE or (use in ("release", "average") and kind.startswith(UNBUILT)):
                 continue
-            if not is_whole and number % 5 != list(USES).index(use) % 5:
+            if not is_intact and number % 5 != list(USES).index(use) % 5:
                 continue
             status, error = outcome(command, arguments(host, model, tmp_path), capsys)
             for written in (tmp_path / "out", *tmp_path.glob("save*")):

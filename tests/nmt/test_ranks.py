@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from nmt import cli
-from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.files import read_checkpoint
+from nmt.checkpoint.models import build_from_checkpoint
 from nmt.train import ranks
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import lost_group

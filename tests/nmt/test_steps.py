@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nmt.checkpoint.build import build_from_checkpoint
-from nmt.checkpoint.checkpoint import is_whole, read_weights, whole_steps, write_apart
+from nmt.checkpoint.checkpoint import intact_steps, is_intact, read_weights, write_with_safetensors
 from nmt.checkpoint.files import read_checkpoint, remove_leftovers
+from nmt.checkpoint.models import build_from_checkpoint
 from shared_embeddings.errors import UserError
 from tests.helpers import offsets
 from tests.nmt.conftest import Host, Refusal, Trained
@@ -50,7 +50,7 @@ def test_the_weights_of_another_run_are_noticed(trained: Trained, tmp_path: Path
     _, other = trained(**APART, learning_rate=0.02)
     mixed = copied(one, tmp_path)
     shutil.copy(other.with_suffix(".safetensors"), mixed.with_suffix(".safetensors"))
-    assert not is_whole(mixed) and is_whole(one)
+    assert not is_intact(mixed) and is_intact(one)
     for command, arguments in commands(host, mixed, tmp_path).items():
         line = refusal(command, *arguments)
         assert str(mixed) in line and str(mixed.with_suffix(".safetensors")) in line, line
@@ -80,22 +80,22 @@ def test_whole_steps(trained: Trained, tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-4])
     whole = tmp_path / "run_step_300.pt"
     whole.write_bytes(whole.read_bytes()[:-400])
-    assert whole_steps(base) == [5, 2000]
-    assert whole_steps(str(tmp_path / "none")) == []
+    assert intact_steps(base) == [5, 2000]
+    assert intact_steps(str(tmp_path / "none")) == []
 
 
 def test_whole_steps_of_one_file(trained: Trained, tmp_path: Path) -> None:
     _, model = trained(embedding=STANDARD)
     copied(model, tmp_path, "run_step_3")
     torch.save({"a": 1}, tmp_path / "run_step_4.pt")
-    assert whole_steps(tmp_path / "run") == [3]
+    assert intact_steps(tmp_path / "run") == [3]
 
 
 @pytest.mark.parametrize("kill_at", [1, 2, 3, 4])
 def test_a_kill_between_the_files_of_a_step(tmp_path: Path, kill_at: int) -> None:
     """The process ends before its first, second, … renaming; the journal is renamed, too."""
     base = str(tmp_path / "run_step_3")
-    write_apart({"a": torch.full((4,), 1.0)}, {"opt": None, "vocab": None, "run": 1}, base)
+    write_with_safetensors({"a": torch.full((4,), 1.0)}, {"opt": None, "vocab": None, "run": 1}, base)
     child = os.fork()
     if child == 0:
         replace, moves = Path.replace, []
@@ -105,7 +105,7 @@ def test_a_kill_between_the_files_of_a_step(tmp_path: Path, kill_at: int) -> Non
             return os._exit(9) if len(moves) == kill_at else replace(self, target)
 
         Path.replace = counted  # type: ignore[method-assign]
-        write_apart({"a": torch.full((4,), 2.0)}, {"opt": None, "vocab": None, "run": 2}, base)
+        write_with_safetensors({"a": torch.full((4,), 2.0)}, {"opt": None, "vocab": None, "run": 2}, base)
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status == (9 if kill_at < 4 else 0)

@@ -15,9 +15,9 @@ import torch
 import yaml
 
 import shared_embeddings as se
-from nmt.checkpoint.build import build_from_checkpoint, describe_checkpoint
 from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.files import read_checkpoint
+from nmt.checkpoint.models import build_from_checkpoint, describe_checkpoint
 from nmt.compression import CheckpointModel
 from nmt.model.embeddings import SharedGenerator, shared_embeddings_of
 from nmt.train.training import restore_dropout

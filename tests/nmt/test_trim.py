@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.checkpoint import packing_of_checkpoint
 from nmt.checkpoint.files import read_checkpoint
+from nmt.checkpoint.models import build_from_checkpoint
 from shared_embeddings.checkpoints.storage import Packing
 from shared_embeddings.cli.main import main
 from tests.nmt.conftest import Host, Trained, run

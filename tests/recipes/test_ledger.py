@@ -277,8 +277,8 @@ def test_rounding_and_cutting() -> None:
     assert ledger.rounds_to(2.065e6, 2.06e6, 1e4) and ledger.rounds_to(2.065e6, 2.07e6, 1e4)
     assert not ledger.rounds_to(2.0651e6, 2.06e6, 1e4)
     assert not ledger.rounds_to(2.0549e6, 2.06e6, 1e4)
-    assert ledger.is_cut_to(2.0699e6, 2.06e6, 1e4) and ledger.is_cut_to(2.06e6, 2.06e6, 1e4)
-    assert not ledger.is_cut_to(2.07e6, 2.06e6, 1e4) and not ledger.is_cut_to(2.0599e6, 2.06e6, 1e4)
+    assert ledger.truncates_to(2.0699e6, 2.06e6, 1e4) and ledger.truncates_to(2.06e6, 2.06e6, 1e4)
+    assert not ledger.truncates_to(2.07e6, 2.06e6, 1e4) and not ledger.truncates_to(2.0599e6, 2.06e6, 1e4)
 
 
 # Printing

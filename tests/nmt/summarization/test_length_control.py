@@ -13,8 +13,8 @@ import torch
 from onmt.modules.embeddings import PositionalEncoding
 from onmt.translate.translation_server import ServerModel
 
-from nmt.checkpoint.build import build_from_checkpoint
 from nmt.checkpoint.files import read_checkpoint, save_checkpoint
+from nmt.checkpoint.models import build_from_checkpoint
 from nmt.model.embeddings import shared_embeddings_of
 from nmt.summarization.length_control import LengthControlledPositions, positions_of
 from shared_embeddings.errors import UserError
