@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import hashlib
+import io
+import json
 import os
 import shutil
 import sys
@@ -19,16 +23,19 @@ from recipes.agnews_headline import preprocess as agnews
 from recipes.agnews_headline.preprocess import News, clean_text, read_news
 from recipes.common.corpus import read_lines, write_lines
 from recipes.common.recipe import Recipe, find_recipe, preprocess_options
+from recipes.common.smoke import LINES, generated_vocabulary, generated_words, sentence
 from recipes.common.tools import run_module, run_step, write_json
 from recipes.glove_reconstruction.source import data_dir, locate_pairs, write_smoke_pairs
 from recipes.multi30k_ende import preprocess as multi30k
-from recipes.shrink_a_model.encoder import read_encoder
-from recipes.shrink_a_model.measures import Texts
-from recipes.shrink_a_model.smoke import write_smoke_model, write_smoke_texts
+from recipes.shrink_a_model.encoder import Texts, read_encoder
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.files import bytes_on_disk, replacing, sha256
+from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.files import bytes_on_disk, replacing, sha256, write_text
 from shared_embeddings.utils.reading import read_yaml
 
+# Width and attention heads of the encoder of --smoke.
+_DIM, _HEADS = 32, 2
+_MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # In the folder of prepared data.
 MODEL, TEXT, TEXTS, VECTORS, PAIRS = "model", "text.txt", "texts.json", "original.npz", "pairs"
 # Splits of Multi30k: what the model is trimmed to, and what it is measured with.
@@ -160,3 +167,72 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         pairs = locate_pairs(pair_settings["files"], pair_settings["url"], raw)
         prepare(recipe.data, model, captions, locate_news(recipe.home), pairs, settings)
     print(f"prepared {recipe.data}", file=sys.stdout)
+
+
+def write_smoke_model(folder: Path) -> None:
+    """Write an encoder of one layer whose tokenizer knows the generated words and single letters."""
+    transformers, torch = require("transformers"), require("torch")
+    letters = [mark + chr(code) for code in range(ord("a"), ord("z") + 1) for mark in ("", "##")]
+    words = list(dict.fromkeys([*_MARKS, *letters, ".", *generated_vocabulary()]))
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(words),
+        hidden_size=_DIM,
+        num_hidden_layers=1,
+        num_attention_heads=_HEADS,
+        intermediate_size=_DIM,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    write_text(folder / "tokenizer.json", json.dumps(_tokenizer(words)))
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": 64}
+    write_text(folder / "tokenizer_config.json", json.dumps(settings))
+
+
+def _tokenizer(words: Sequence[str]) -> dict[str, Any]:
+    """The content of a ``tokenizer.json`` of BERT's kind."""
+    ids = {word: number for number, word in enumerate(words)}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": ids[mark], "content": mark, **flags} for mark in _MARKS],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": True,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "BertProcessing",
+            "sep": ["[SEP]", ids["[SEP]"]],
+            "cls": ["[CLS]", ids["[CLS]"]],
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": ids,
+        },
+    }
+
+
+def write_smoke_texts(captions: dict[str, Path], news: Path) -> None:
+    """Write generated lines under the names of Multi30k's and AG News' files.
+
+    Args:
+        captions: the gzipped files of the captions by their split.
+        news: the table of news.
+    """
+    for seed, path in enumerate(captions.values()):
+        lines = "".join(f"{sentence(words)}\n" for words in generated_words(LINES, seed))
+        with replacing(path) as temporary:
+            temporary.write_bytes(gzip.compress(lines.encode(), mtime=0))
+    table = io.StringIO()
+    pairs = zip(generated_words(LINES, 2), generated_words(LINES, 3))
+    csv.writer(table).writerows([1, sentence(title), sentence(text)] for title, text in pairs)
+    write_text(news, table.getvalue())

@@ -29,6 +29,8 @@ _BLOCK = 4096
 # Rows that levels are trained on, and the steps of this.
 _SAMPLE = 2**15
 _STEPS = 8
+# Bins of the distribution of factors.
+_BINS = 4096
 
 
 class _Field(NamedTuple):
@@ -176,6 +178,15 @@ class PrincipalCodec(Codec):
     def _train(self, sample: dict[int, Tensor]) -> None:
         """Alternate between levels and spreads with the least squared error for the factors by width."""
         levels, spread = self._learned["levels"], self._learned["spread"]
+        for bits in range(1, self._most + 1):
+            pooled = [
+                (values[:, field.first : field.last] / spread[width - 1, field.first : field.last]).flatten()
+                for width, values in sample.items()
+                for field in self._fields[width]
+                if field.bits == bits
+            ]
+            if pooled:
+                levels[_entries(bits)] = _companded(torch.cat(pooled), bits)
         for _ in range(_STEPS):
             sums, norms = torch.zeros_like(levels), torch.zeros_like(levels)
             for width, values in sample.items():
@@ -263,6 +274,17 @@ def _fields(counts: Sequence[int]) -> Iterator[_Field]:
 def _entries(bits: int) -> slice:
     """Where the levels of `bits` bits are."""
     return slice(2**bits - 2, 2 ** (bits + 1) - 2)
+
+
+def _companded(values: Tensor, bits: int) -> Tensor:
+    """Levels whose density is that of the values to the power 1/3 (Panter and Dite, 1951), ascending.
+
+    Factors of word vectors have longer tails than normal numbers.
+    """
+    low, high = float(values.min()), float(values.max())
+    shares = torch.histc(values, _BINS, low, high).pow(1 / 3).cumsum(0)
+    ranks = (torch.arange(2**bits) + 0.5) / 2**bits * shares[-1]
+    return low + (high - low) / _BINS * (torch.searchsorted(shares, ranks) + 0.5)
 
 
 def _nearest(values: Tensor, levels: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from recipes.common.recipe import find_recipe
 from recipes.common.results import FILE, write_result
 from recipes.common.tools import run_main
 from recipes.shrink_a_model import preprocess
-from recipes.shrink_a_model.grid import ShrinkRow, chosen_rows, read_grid
-from recipes.shrink_a_model.measures import WORDS, Texts, agreement, measure, similarities
-from recipes.shrink_a_model.report import PICTURE, table, write_report
+from recipes.shrink_a_model.encoder import WORDS, Texts, agreement, measure, similarities
+from recipes.shrink_a_model.evaluate import PICTURE, table, write_report
+from recipes.shrink_a_model.train import ShrinkRow, chosen_rows, read_grid
 from shared_embeddings.analysis.similarity import WordPair, WordPairs
 from shared_embeddings.errors import UserError
 
