@@ -238,3 +238,17 @@ def test_the_error_of_normal_levels() -> None:
     """One bit: 1 - 2 / pi; two bits: Max (1960), table I."""
     assert normal_error(1) == pytest.approx(1 - 2 / math.pi, abs=1e-6)
     assert normal_error(2) == pytest.approx(0.1175, abs=1e-4)
+
+
+def test_principal_levels_reach_outliers() -> None:
+    """With 8 bits, factors with long tails lose less than half as much as with 4."""
+    torch.manual_seed(0)
+    factors = torch.distributions.StudentT(3.0).sample((2000, 16)) * torch.logspace(0, -2, 16)
+    errors = []
+    for bits in (4, 8):
+        embedding = fit("quantized", factors, codec="principal", bits=bits, count_exponent=0, progress=False)[
+            0
+        ]
+        with torch.no_grad():
+            errors.append(float((embedding.table() - factors).norm() / factors.norm()))
+    assert errors[1] < 0.4 * errors[0]
