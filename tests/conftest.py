@@ -1,4 +1,4 @@
-"""What every test shares: a fixed seed, so that a failure shows again."""
+"""What every test shares: a fixed seed, one thread, and marks for slow parameters."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
-    """Start every test from the same random state, whatever ran before it."""
+def _fresh_torch() -> None:
+    """Start every test from the same random state, and on one thread, whatever ran before it."""
     torch.manual_seed(SEED)
+    torch.set_num_threads(1)  # more threads than free cores wait for each other: tests take 10 times as long
 
 
 @pytest.fixture
