@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from lm.models.interface import LanguageModel, Output, State, register
 from shared_embeddings.layers.dropout import keep_mask
-from shared_embeddings.options import require_at_least, require_layers, require_probability
+from shared_embeddings.options import option, require_at_least, require_layers, require_probability
 
 # A dropped matrix is not in the parameters' chunk of memory, so cuDNN copies the weights of a layer for every
 # segment, which is cheap compared to the matrix products.
@@ -28,32 +28,26 @@ warnings.filterwarnings("ignore", message="RNN module weights are not part of si
 
 @dataclasses.dataclass(frozen=True)
 class AWDLSTMOptions:
-    """Options of `awd_lstm`; defaults are the paper's for the Penn Treebank.
+    """Options of `awd_lstm`; defaults are the paper's for the Penn Treebank."""
 
-    Attributes:
-        embedding_dim: D, the width of the word vectors.
-        hidden_dim: width of all layers but the last, whose width is the embedding's score_dim.
-        num_layers: number of LSTM layers.
-        embedding_dropout: probability of dropping a word type from the whole batch.
-        input_dropout: variational dropout of the word vectors.
-        hidden_dropout: variational dropout between layers.
-        output_dropout: variational dropout of the last layer's outputs.
-        weight_drop: DropConnect of the recurrent matrices, one mask per segment.
-        ar_weight: alpha, weight of activation regularization: the mean square of the dropped outputs.
-        tar_weight: beta, weight of temporal activation regularization: the mean square of the differences
-            between successive outputs.
-    """
-
-    embedding_dim: int = 400
-    hidden_dim: int = 1150
-    num_layers: int = 3
-    embedding_dropout: float = 0.1
-    input_dropout: float = 0.4
-    hidden_dropout: float = 0.3
-    output_dropout: float = 0.4
-    weight_drop: float = 0.5
-    ar_weight: float = 2.0
-    tar_weight: float = 1.0
+    embedding_dim: int = option("D, the width of the word vectors.", 400)
+    hidden_dim: int = option(
+        "width of all layers but the last, whose width is the embedding's score_dim.", 1150
+    )
+    num_layers: int = option("number of LSTM layers.", 3)
+    embedding_dropout: float = option("probability of dropping a word type from the whole batch.", 0.1)
+    input_dropout: float = option("variational dropout of the word vectors.", 0.4)
+    hidden_dropout: float = option("variational dropout between layers.", 0.3)
+    output_dropout: float = option("variational dropout of the last layer's outputs.", 0.4)
+    weight_drop: float = option("DropConnect of the recurrent matrices, one mask per segment.", 0.5)
+    ar_weight: float = option(
+        "alpha, weight of activation regularization: the mean square of the dropped outputs.", 2.0
+    )
+    tar_weight: float = option(
+        "beta, weight of temporal activation regularization: the mean square of the differences between "
+        "successive outputs.",
+        1.0,
+    )
 
     def __post_init__(self) -> None:
         for name in ("embedding_dim", "hidden_dim"):

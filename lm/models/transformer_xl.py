@@ -14,6 +14,7 @@ from lm.models.relative_attention import Geometry, Kernel, RelativeAttention, ge
 from shared_embeddings.layers.dropout import Dropout
 from shared_embeddings.options import (
     OptionError,
+    option,
     require,
     require_at_least,
     require_layers,
@@ -26,40 +27,39 @@ _WEIGHT_STD = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class TransformerXLOptions:
-    """Options of `transformer_xl`; defaults are the published ones for WikiText-103 ("base" model).
+    """Options of `transformer_xl`; defaults are the published ones for WikiText-103 ("base" model)."""
 
-    Attributes:
-        embedding_dim: D, width of the embedding and the layers; even.
-        num_layers: number of layers.
-        num_heads: H, number of attention heads.
-        head_dim: C, dimension of a head; H times C may differ from D.
-        feed_forward_dim: inner width of the feed-forward networks.
-        dropout: dropout of word vectors, position encodings, both outputs of a layer, inside the feed-forward
-            networks, and of the last hidden states.
-        attention_dropout: dropout of the attention weights.
-        norm: layer normalization after each residual connection ("post") or before each sublayer ("pre",
-            without a final one, as published).
-        memory_length: M, number of positions of earlier segments in the memory of each layer.
-        same_length: let every position attend to the `memory_length` positions before it only; otherwise,
-            later positions of a segment have a longer context than earlier ones.
-        clamp_length: treat larger distances as this one; null for no limit.
-        attention: the implementation of the attention: scaled dot-product attention ("sdpa") or flex
-            attention ("flex", without attention_dropout), which skips masked keys and does not copy the
-            scores of positions. CPUs always use "sdpa", because flex attention has no backward pass there.
-    """
-
-    embedding_dim: int = 410
-    num_layers: int = 16
-    num_heads: int = 10
-    head_dim: int = 41
-    feed_forward_dim: int = 2100
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    norm: Literal["post", "pre"] = "post"
-    memory_length: int = 150
-    same_length: bool = False
-    clamp_length: int | None = None
-    attention: Kernel = "sdpa"
+    embedding_dim: int = option("D, width of the embedding and the layers; even.", 410)
+    num_layers: int = option("number of layers.", 16)
+    num_heads: int = option("H, number of attention heads.", 10)
+    head_dim: int = option("C, dimension of a head; H times C may differ from D.", 41)
+    feed_forward_dim: int = option("inner width of the feed-forward networks.", 2100)
+    dropout: float = option(
+        "dropout of word vectors, position encodings, both outputs of a layer, inside the feed-forward "
+        "networks, and of the last hidden states.",
+        0.1,
+    )
+    attention_dropout: float = option("dropout of the attention weights.", 0.0)
+    norm: Literal["post", "pre"] = option(
+        'layer normalization after each residual connection ("post") or before each sublayer ("pre", '
+        "without a final one, as published).",
+        "post",
+    )
+    memory_length: int = option(
+        "M, number of positions of earlier segments in the memory of each layer.", 150
+    )
+    same_length: bool = option(
+        "let every position attend to the `memory_length` positions before it only; otherwise, later "
+        "positions of a segment have a longer context than earlier ones.",
+        False,
+    )
+    clamp_length: int | None = option("treat larger distances as this one; null for no limit.", None)
+    attention: Kernel = option(
+        'the implementation of the attention: scaled dot-product attention ("sdpa") or flex attention '
+        '("flex", without attention_dropout), which skips masked keys and does not copy the scores of '
+        'positions. CPUs always use "sdpa", because flex attention has no backward pass there.',
+        "sdpa",
+    )
 
     def __post_init__(self) -> None:
         for name in (

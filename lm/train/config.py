@@ -21,7 +21,7 @@ from lm.train.optim import OPTIMIZERS, SCHEDULES
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import OPTION, check_seed, parse_distillation
 from shared_embeddings.fitting.straight_through import parse_quantization
-from shared_embeddings.options import parse_options, require, require_at_least
+from shared_embeddings.options import option, parse_options, require, require_at_least
 from shared_embeddings.utils.reading import parse_yaml, read_yaml
 
 # Seeds must be below this. torch allows twice as many; the rest is for seeds derived by counting up.
@@ -32,68 +32,67 @@ FREE_TO_CHANGE = ("data", "output_dir", "epochs", "steps", "log_every", "save_ev
 
 @dataclasses.dataclass(frozen=True)
 class TrainingOptions:
-    """Training options that do not depend on the model.
+    """Training options that do not depend on the model."""
 
-    Attributes:
-        data: folder written by lm_prepare.
-        output_dir: folder of the run: last.pt, best.pt, config.yaml, train.log, tensorboard/, .lock.
-        embedding: method of the shared embedding and its options, such as {method: funnel, rank: 64}.
-        model: architecture of the language model.
-        optimizer: update rule.
-        schedule: learning rate schedule.
-        epochs: length of training in epochs; set this or 'steps'.
-        steps: length of training in optimizer steps; set this or 'epochs'.
-        batch_size: text columns per process.
-        grad_accum_steps: number of parts that each batch is split into; same result with less memory.
-        sequence_length: tokens per segment (truncated backpropagation through time).
-        random_bptt: vary the segment length as in AWD-LSTM: 'sequence_length', or half of it with
-            probability 0.05, plus Gaussian noise with std 5; the learning rate scales with the length.
-        warmup_steps: steps of linear learning rate warmup.
-        max_grad_norm: gradient clipping threshold over all parameters; null disables clipping.
-        precision: bf16 runs the forward pass in bfloat16 under torch.autocast.
-        compile: compile the model with torch.compile.
-        device: cpu, cuda, or auto (CUDA if available).
-        seed: for initialization, dropout and segment lengths.
-        embedding_distillation: {teacher: CHECKPOINT, alpha: 0.01} fits the embedding to the table of a
-            trained model, starts from its network, and keeps the table close (Distilled Embedding).
-        embedding_quantization: {bits: 2, codec: lloyd_max} rounds the table of method standard in training,
-            with gradients straight to the table; 'shared-embeddings compress' stores it with these options.
-            Also quantize_from_step, refresh_every, share.
-        init_from: checkpoint to initialize the parameters from, such as best.pt of another run.
-        evaluate_every: steps between validations; null validates after every epoch.
-        valid_batch_size: number of equal chunks of the validation text, each starting without context.
-        patience: stop after this many validations without improvement, counted as for 'nonmono'; null
-            disables early stopping.
-        save_every: steps between saves of last.pt; null saves only after validations.
-        log_every: steps between log lines.
-    """
-
-    data: str
-    output_dir: str
-    embedding: Mapping[str, Any]
-    model: str = "awd_lstm"
-    optimizer: str = "sgd"
-    schedule: str = "constant"
-    epochs: int | None = None
-    steps: int | None = None
-    batch_size: int = 20
-    grad_accum_steps: int = 1
-    sequence_length: int = 70
-    random_bptt: bool = False
-    warmup_steps: int = 0
-    max_grad_norm: float | None = 0.25
-    precision: Literal["fp32", "bf16"] = "fp32"
-    compile: bool = False
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    seed: int = 1
-    embedding_distillation: Mapping[str, Any] | None = None
-    embedding_quantization: Mapping[str, Any] | None = None
-    init_from: str | None = None
-    evaluate_every: int | None = None
-    valid_batch_size: int = 10
-    patience: int | None = None
-    save_every: int | None = None
-    log_every: int = 100
+    data: str = option("folder written by lm_prepare.")
+    output_dir: str = option(
+        "folder of the run: last.pt, best.pt, config.yaml, train.log, tensorboard/, .lock."
+    )
+    embedding: Mapping[str, Any] = option(
+        "method of the shared embedding and its options, such as {method: funnel, rank: 64}."
+    )
+    model: str = option("architecture of the language model.", "awd_lstm")
+    optimizer: str = option("update rule.", "sgd")
+    schedule: str = option("learning rate schedule.", "constant")
+    epochs: int | None = option("length of training in epochs; set this or 'steps'.", None)
+    steps: int | None = option("length of training in optimizer steps; set this or 'epochs'.", None)
+    batch_size: int = option("text columns per process.", 20)
+    grad_accum_steps: int = option(
+        "number of parts that each batch is split into; same result with less memory.", 1
+    )
+    sequence_length: int = option("tokens per segment (truncated backpropagation through time).", 70)
+    random_bptt: bool = option(
+        "vary the segment length as in AWD-LSTM: 'sequence_length', or half of it with probability 0.05, "
+        "plus Gaussian noise with std 5; the learning rate scales with the length.",
+        False,
+    )
+    warmup_steps: int = option("steps of linear learning rate warmup.", 0)
+    max_grad_norm: float | None = option(
+        "gradient clipping threshold over all parameters; null disables clipping.", 0.25
+    )
+    precision: Literal["fp32", "bf16"] = option(
+        "bf16 runs the forward pass in bfloat16 under torch.autocast.", "fp32"
+    )
+    compile: bool = option("compile the model with torch.compile.", False)
+    device: Literal["auto", "cpu", "cuda"] = option("cpu, cuda, or auto (CUDA if available).", "auto")
+    seed: int = option("for initialization, dropout and segment lengths.", 1)
+    embedding_distillation: Mapping[str, Any] | None = option(
+        "{teacher: CHECKPOINT, alpha: 0.01} fits the embedding to the table of a trained model, starts from "
+        "its network, and keeps the table close (Distilled Embedding).",
+        None,
+    )
+    embedding_quantization: Mapping[str, Any] | None = option(
+        "{bits: 2, codec: lloyd_max} rounds the table of method standard in training, with gradients "
+        "straight to the table; 'shared-embeddings compress' stores it with these options. Also "
+        "quantize_from_step, refresh_every, share.",
+        None,
+    )
+    init_from: str | None = option(
+        "checkpoint to initialize the parameters from, such as best.pt of another run.", None
+    )
+    evaluate_every: int | None = option("steps between validations; null validates after every epoch.", None)
+    valid_batch_size: int = option(
+        "number of equal chunks of the validation text, each starting without context.", 10
+    )
+    patience: int | None = option(
+        "stop after this many validations without improvement, counted as for 'nonmono'; null disables "
+        "early stopping.",
+        None,
+    )
+    save_every: int | None = option(
+        "steps between saves of last.pt; null saves only after validations.", None
+    )
+    log_every: int = option("steps between log lines.", 100)
 
     def __post_init__(self) -> None:
         """Check ranges and combinations."""
@@ -283,10 +282,9 @@ def help_text() -> str:
         "values on the command line are YAML, too, and override those of FILE.",
     ]
     for title, options in all_groups().items():
-        meanings = _meanings(options)
         lines += ["", f"{title}:"]
         for field in dataclasses.fields(options):
-            entry = f"  {field.name} ({_default(field)}): {meanings.get(field.name, '')}".rstrip(": ")
+            entry = f"  {field.name} ({_default(field)}): {_description(options, field.name)}"
             lines += textwrap.wrap(entry, 100, subsequent_indent=" " * 6)
     return "\n".join(lines)
 
@@ -298,11 +296,8 @@ def _default(field: dataclasses.Field[Any]) -> str:
     return yaml.safe_dump(plain(field.default), default_flow_style=True).removesuffix("...\n").strip()
 
 
-def _meanings(options: type) -> dict[str, str]:
-    """The description of each key, from the Attributes sections of the class and its bases."""
-    meanings: dict[str, str] = {}
-    for owner in options.__mro__:
-        section = (owner.__doc__ or "").partition("Attributes:")[2]
-        entries = re.findall(r"^ {8}(\w+): (.*(?:\n {9,}.*)*)", section, re.MULTILINE)
-        meanings |= {name: " ".join(text.split()) for name, text in entries}
-    return meanings
+def _description(options: type, name: str) -> str:
+    """The description of a key; subclasses that only change a default have none of their own."""
+    fields = (getattr(owner, "__dataclass_fields__", {}).get(name) for owner in options.__mro__)
+    described = (field.metadata.get("description") for field in fields if field is not None)
+    return str(next(filter(None, described)))

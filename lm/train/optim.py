@@ -15,20 +15,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.options import require, require_at_least, require_probability
+from shared_embeddings.options import option, require, require_at_least, require_probability
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerOptions:
-    """Options of all optimizers.
+    """Options of all optimizers."""
 
-    Attributes:
-        learning_rate: base learning rate.
-        weight_decay: L2 penalty.
-    """
-
-    learning_rate: float
-    weight_decay: float = 0.0
+    learning_rate: float = option("base learning rate.")
+    weight_decay: float = option("L2 penalty.", 0.0)
 
     def __post_init__(self) -> None:
         """Raise `OptionError` for values out of range."""
@@ -47,13 +42,9 @@ class OptimizerOptions:
 
 @dataclasses.dataclass(frozen=True)
 class SGDOptions(OptimizerOptions):
-    """Stochastic gradient descent.
+    """Stochastic gradient descent."""
 
-    Attributes:
-        momentum: momentum factor.
-    """
-
-    momentum: float = 0.0
+    momentum: float = option("momentum factor.", 0.0)
 
     def __post_init__(self) -> None:
         """Raise `OptionError` for values out of range."""
@@ -78,14 +69,13 @@ class ASGDOptions(OptimizerOptions):
 
 @dataclasses.dataclass(frozen=True)
 class NTASGDOptions(OptimizerOptions):
-    """Non-monotonically triggered averaged SGD (AWD-LSTM, Algorithm 1).
+    """Non-monotonically triggered averaged SGD (AWD-LSTM, Algorithm 1)."""
 
-    Attributes:
-        nonmono: averaging starts when a validation is worse than the best one before the last `nonmono`
-            validations.
-    """
-
-    nonmono: int = 5
+    nonmono: int = option(
+        "averaging starts when a validation is worse than the best one before the last `nonmono` "
+        "validations.",
+        5,
+    )
 
     def __post_init__(self) -> None:
         """Raise `OptionError` for values out of range."""
@@ -99,15 +89,10 @@ class NTASGDOptions(OptimizerOptions):
 
 @dataclasses.dataclass(frozen=True)
 class AdamOptions(OptimizerOptions):
-    """Adam (Kingma & Ba, 2015).
+    """Adam (Kingma & Ba, 2015)."""
 
-    Attributes:
-        betas: decay rates of the first and second moments.
-        eps: term added to the denominator.
-    """
-
-    betas: tuple[float, ...] = (0.9, 0.999)
-    eps: float = 1e-8
+    betas: tuple[float, ...] = option("decay rates of the first and second moments.", (0.9, 0.999))
+    eps: float = option("term added to the denominator.", 1e-8)
 
     def __post_init__(self) -> None:
         """Raise `OptionError` for values out of range."""
@@ -225,13 +210,9 @@ class ConstantOptions:
 
 @dataclasses.dataclass(frozen=True)
 class CosineOptions:
-    """Cosine decay.
+    """Cosine decay."""
 
-    Attributes:
-        min_lr_ratio: final learning rate as a fraction of the base learning rate.
-    """
-
-    min_lr_ratio: float = 0.0
+    min_lr_ratio: float = option("final learning rate as a fraction of the base learning rate.", 0.0)
 
     def __post_init__(self) -> None:
         """Check the range."""
@@ -248,15 +229,10 @@ class CosineOptions:
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """Step decay at given epochs.
+    """Step decay at given epochs."""
 
-    Attributes:
-        decay_epochs: epochs after which the learning rate is divided.
-        decay_factor: divisor of the learning rate.
-    """
-
-    decay_epochs: tuple[float, ...]
-    decay_factor: float = 10.0
+    decay_epochs: tuple[float, ...] = option("epochs after which the learning rate is divided.")
+    decay_factor: float = option("divisor of the learning rate.", 10.0)
 
     def __post_init__(self) -> None:
         """Check the range."""
@@ -269,15 +245,12 @@ class StepOptions:
 
 @dataclasses.dataclass(frozen=True)
 class PlateauOptions:
-    """Decay when the validation loss stops improving.
+    """Decay when the validation loss stops improving."""
 
-    Attributes:
-        decay_factor: divisor of the learning rate.
-        decay_patience: number of validations without improvement before the learning rate is divided.
-    """
-
-    decay_factor: float = 4.0
-    decay_patience: int = 1
+    decay_factor: float = option("divisor of the learning rate.", 4.0)
+    decay_patience: int = option(
+        "number of validations without improvement before the learning rate is divided.", 1
+    )
 
     def __post_init__(self) -> None:
         """Check the ranges."""
