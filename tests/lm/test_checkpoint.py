@@ -374,7 +374,7 @@ def test_what_killed_processes_have_left_is_cleared_away(data: Path, tmp_path: P
     values = settings(data, tmp_path / "run", steps=1)
     run(values)
     before = {path.name for path in (tmp_path / "run").iterdir()}
-    for name in (".last.pt.7.tmp", ".best.pt.7.tmp", ".config.yaml.7.tmp", "notes.tmp"):
+    for name in (".last.pt.4194311.tmp", ".best.pt.4194311.tmp", ".config.yaml.4194311.tmp", "notes.tmp"):
         (tmp_path / "run" / name).write_bytes(b"half")
     run({**values, "steps": 2})
     assert {path.name for path in (tmp_path / "run").iterdir()} == before | {"notes.tmp"}
