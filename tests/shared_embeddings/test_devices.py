@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import shared_embeddings as se
 from benchmarks.layers import SETTINGS, Row, build, rows
-from tests.loops import in_turn
+from tests.helpers import in_turn
 
 TINY = SETTINGS["tiny"]
 # Methods whose lookup, or both sides, have sizes that depend on data: they end at the first such operation.
