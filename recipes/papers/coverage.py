@@ -61,7 +61,7 @@ def _table_lines(table: Table, own: Origins) -> Iterator[str]:
         return
     if table.note:
         yield table.note
-    lines = ["| row | in print | trained by |", "| --- | --- | --- |"]
+    lines = ["| row | paper | trained by |", "| --- | --- | --- |"]
     for cell in table.cells:
         # A leading minus or plus would create a list.
         label = f"\\{cell.label}" if cell.label.startswith(("-", "+")) else cell.label
