@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from benchmarks.large_fits import Size, fit_apart, fit_one
+from benchmarks.large_fits import NAMES, Size, fit_apart, fit_one
 from benchmarks.large_fits import as_table as as_large_table
 from benchmarks.measuring import Record, earlier_record, parser_of, publish, save_record
 from recipes.common.tools import run_main
@@ -112,11 +112,11 @@ def main(arguments: Sequence[str]) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", type=PathOption.FILE)
     source.add_argument("--size", type=Size.parse, metavar="VxD", help="measure time and memory")
-    parser.add_argument("--methods", nargs="+", choices=se.methods(), default=se.methods())
+    parser.add_argument("--methods", nargs="+", choices=NAMES, metavar="METHOD", help="(default: all)")
     parser.add_argument("--dim", type=positive, default=400, help="D (default: 400)")
     parser.add_argument("--epochs", type=positive, default=10, help="passes of skip-gram (default: 10)")
     parser.add_argument("--compression", type=positive, default=8, help="(default: 8)")
-    parser.add_argument("--one", choices=se.methods(), help=argparse.SUPPRESS)
+    parser.add_argument("--one", choices=NAMES, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
         print(json.dumps(fit_one(options.one, options.size, options.compression)))
@@ -134,7 +134,7 @@ def measure_large(options: argparse.Namespace) -> None:
         "threads": torch.get_num_threads(),
     }
     fits = kept(options.output, "large fits", asked)
-    for method in options.methods:
+    for method in options.methods or NAMES:
         if method not in {fit["method"] for fit in fits}:
             if found := fit_apart(method, options.size, options.compression):
                 fits.append(found)
@@ -158,7 +158,7 @@ def measure_trained(options: argparse.Namespace) -> None:
     fits = kept(options.output, "fitting", asked)
     table, counts = trained_table(options.text, options.dim, options.epochs)
     budget = table.numel() // options.compression
-    for method, chosen in suggested(table, budget, options.methods).items():
+    for method, chosen in suggested(table, budget, options.methods or se.methods()).items():
         if method in {fit["method"] for fit in fits}:
             continue
         fits = sorted([*fits, measure(method, chosen, table, counts)], key=lambda fit: float(fit["loss"]))

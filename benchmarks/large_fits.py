@@ -24,6 +24,8 @@ from shared_embeddings.options import OptionError
 from shared_embeddings.registry import method_class
 from shared_embeddings.sizing.targets import options_within
 
+# What is fitted: methods with their default options, and `quantized` with other codecs.
+NAMES = [*se.methods(), *(f"quantized, {codec}" for codec in ("uniform", "lloyd_max", "residual"))]
 _BLOCK = 8192
 _DECAY = 0.35
 
@@ -59,11 +61,11 @@ def drawn_table(size: Size) -> tuple[Tensor, Tensor]:
     return table, 1e6 / torch.arange(1.0, size.words + 1)
 
 
-def fit_one(method: str, size: Size, compression: int) -> dict[str, Any]:
-    """Fit one method in this process; returns its sizes, times, memory and errors."""
+def fit_one(name: str, size: Size, compression: int) -> dict[str, Any]:
+    """Fit one of `NAMES` in this process; returns its sizes, times, memory and errors."""
     started = time.perf_counter()
-    options: dict[str, Any] = _options(method, size, compression)
-    found: dict[str, Any] = {"method": method, "search_seconds": time.perf_counter() - started}
+    method, options = _options(name, size, compression)
+    found: dict[str, Any] = {"method": name, "search_seconds": time.perf_counter() - started}
     # Fitting finds better classes than random ones.
     options.pop("random_classes", None)
     table, counts = drawn_table(size)
@@ -84,25 +86,27 @@ def fit_one(method: str, size: Size, compression: int) -> dict[str, Any]:
     return found
 
 
-def _options(method: str, size: Size, compression: int) -> dict[str, Any]:
-    """The options of a method at a size in bytes, in its own storage.
+def _options(name: str, size: Size, compression: int) -> tuple[str, dict[str, Any]]:
+    """The method and its options at a size in bytes, in its own storage.
 
     Raises:
         OptionError: the method is impossible at this size.
     """
+    method, _, codec = name.partition(", ")
     limit = 4 * size.words * size.dim // compression
-    return options_within(method, size.words, size.dim, limit, method_class(method).default_store)
+    store, fixed = method_class(method).default_store, {"codec": codec} if codec else {}
+    return method, options_within(method, size.words, size.dim, limit, store, fixed=fixed)
 
 
-def fit_apart(method: str, size: Size, compression: int) -> dict[str, Any] | None:
+def fit_apart(name: str, size: Size, compression: int) -> dict[str, Any] | None:
     """`fit_one` in a new process; None if the method is impossible at this size."""
     try:
-        _options(method, size, compression)
+        _options(name, size, compression)
     except OptionError as error:
-        print(f"{method} is skipped: {error}", file=sys.stderr, flush=True)
+        print(f"{name} is skipped: {error}", file=sys.stderr, flush=True)
         return None
-    print(f"{method} {size.words} x {size.dim}", file=sys.stderr, flush=True)
-    asked = ["--size", f"{size.words}x{size.dim}", "--compression", str(compression), "--one", method]
+    print(f"{name} {size.words} x {size.dim}", file=sys.stderr, flush=True)
+    asked = ["--size", f"{size.words}x{size.dim}", "--compression", str(compression), "--one", name]
     command = [sys.executable, "-m", "benchmarks.fitting", *asked]
     return dict(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
 
