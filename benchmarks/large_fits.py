@@ -94,7 +94,8 @@ def _options(name: str, size: Size, compression: int) -> tuple[str, dict[str, An
     """
     method, _, codec = name.partition(", ")
     limit = 4 * size.words * size.dim // compression
-    store, fixed = method_class(method).default_store, {"codec": codec} if codec else {}
+    fixed: dict[str, object] = {"codec": codec} if codec else {}
+    store = method_class(method).default_store
     return method, options_within(method, size.words, size.dim, limit, store, fixed=fixed)
 
 

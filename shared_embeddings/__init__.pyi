@@ -93,9 +93,9 @@ def build(
 def build(
     method: Literal["quantized"], *, num_embeddings: int, embedding_dim: int, padding_idx: int | None = ...,
     words: Sequence[str] | None = ..., output_bias: bool = ..., bits: float,
-    codec: Literal['uniform', 'lloyd_max', 'residual', 'trellis', 'principal'] = ..., group_size: int = ...,
-    count_exponent: float = ..., seed: int = ..., words_per_width: Sequence[int] = ...,
-    directions: Sequence[int] = ...,
+    codec: Literal['uniform', 'lloyd_max', 'residual', 'trellis', 'principal', 'spectral'] = ...,
+    group_size: int = ..., count_exponent: float = ..., seed: int = ...,
+    words_per_width: Sequence[int] = ..., directions: Sequence[int] = ...,
 ) -> QuantizedEmbedding: ...
 @overload
 def build(
@@ -193,7 +193,8 @@ def fit(
     method: Literal["quantized"], teacher: Tensor, *, token_counts: Tensor | None = ...,
     padding_idx: int | None = ..., words: Sequence[str] | None = ..., seed: int = ...,
     steps: int | None = ..., learning_rate: float = ..., progress: bool = ..., output_bias: bool = ...,
-    bits: float, codec: Literal['uniform', 'lloyd_max', 'residual', 'trellis', 'principal'] = ...,
+    bits: float,
+    codec: Literal['uniform', 'lloyd_max', 'residual', 'trellis', 'principal', 'spectral'] = ...,
     group_size: int = ..., count_exponent: float = ..., words_per_width: Sequence[int] = ...,
     directions: Sequence[int] = ...,
 ) -> tuple[QuantizedEmbedding, FitReport]: ...

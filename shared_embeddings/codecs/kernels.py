@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -127,20 +127,40 @@ def nearest_sums(pieces: Tensor, stages: Tensor) -> Tensor:
     return out
 
 
-def nearest_paths(rows: Tensor, width: int, start: int, book: Tensor) -> Tensor:
+def decode_fields(codes: Tensor, ends: Tensor, book: Tensor) -> Tensor:
+    """Entries ``(n, D)`` of `book` ``(2**b,)`` for the last b bits of a stream at each number.
+
+    Args:
+        codes: streams, bytes ``(n, B)``.
+        ends: the bits up to the end of each number ``(D,)``.
+        book: floats.
+    """
+    out = torch.empty(len(codes), len(ends))
+    streams, places, entries, values = _array(codes), _array(ends), _array(book.float()), out.numpy()
+
+    def decode(rows: slice) -> None:
+        _loops().decode_fields(streams[rows], places, len(entries) - 1, entries, values[rows])
+
+    _in_threads(decode, len(codes), len(ends))
+    return out
+
+
+def nearest_paths(rows: Tensor, widths: Sequence[int], weights: Tensor, start: int, book: Tensor) -> Tensor:
     """The states ``(n, D)`` of the nearest path to each row, among those that begin in the first states.
 
     Args:
         rows: ``(n, D)``.
-        width: the bits of a number.
+        widths: the bits of each number.
+        weights: of the squared errors of the numbers ``(D,)``.
         start: the number of states that a path can begin in.
         book: the entry of each state.
     """
     out = torch.empty(rows.shape, dtype=torch.long)
     numbers, entries, states = _array(rows.float()), _array(book.float()), out.numpy()
+    bits, factors = _array(torch.tensor(widths)), _array(weights.float())
 
     def find(some: slice) -> None:
-        _loops().nearest_paths(numbers[some], width, start, entries, states[some])
+        _loops().nearest_paths(numbers[some], bits, factors, start, entries, states[some])
 
     _in_threads(find, len(rows), rows.size(1) * len(entries))
     return out

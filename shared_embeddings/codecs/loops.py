@@ -226,32 +226,47 @@ def _insert_nearest(
 
 
 @_compiled
-def nearest_paths(rows: Any, width: int, start: int, book: Any, out: Any) -> None:
-    """The states ``(n, D)`` of the path that is nearest to each row, as `trellis.nearest_paths`.
+def decode_fields(codes: Any, ends: Any, mask: int, book: Any, out: Any) -> None:
+    """Entries ``(n, D)`` of `book` for the last bits of streams ``(n, B)`` before each of `ends` ``(D,)``."""
+    for row in range(codes.shape[0]):
+        stream, read, place = 0, 0, 0
+        for column in range(out.shape[1]):
+            while read < ends[column]:
+                stream = (stream << 8 | codes[row, place]) & 0xFFFFFFFF
+                place += 1
+                read += 8
+            out[row, column] = book[stream >> (read - ends[column]) & mask]
+
+
+@_compiled
+def nearest_paths(rows: Any, widths: Any, weights: Any, start: int, book: Any, out: Any) -> None:
+    """The states ``(n, D)`` of the path that is nearest to each row, as `trellis.nearest_states`.
 
     The loops over states read contiguous numbers, which stay in the first cache, so they are vectorized.
 
     Args:
         rows: ``(n, D)``.
-        width: the bits of a number.
+        widths: the bits of each number ``(D,)``.
+        weights: of the squared errors of the numbers ``(D,)``.
         start: the number of states that a path can begin in.
         book: the entry of each state.
         out: int64 ``(n, D)``, overwritten.
     """
     dim, states = rows.shape[1], book.shape[0]
-    lowest = np.empty((dim, states >> width), np.float32)
+    lowest = np.empty((dim, states >> np.min(widths)), np.float32)
     costs, spare = np.empty(states, np.float32), np.empty(states, np.float32)
     for row in range(rows.shape[0]):
         costs[:start], costs[start:] = 0.0, _FAR
         for step in range(dim):
             if step > 0:
-                _lowest_of_predecessors(costs, lowest[step])
-                costs, spare = _repeated(lowest[step], costs, spare)
-            number = rows[row, step]
+                least = lowest[step, : states >> widths[step]]
+                _lowest_of_predecessors(costs, least)
+                costs, spare = _repeated(least, costs, spare)
+            number, weight = rows[row, step], weights[step]
             for state in range(states):
                 error = book[state] - number
-                costs[state] += error * error
-        _trace(rows[row], width, start, book, lowest, np.argmin(costs), out[row])
+                costs[state] += weight * error * error
+        _trace(rows[row], widths, weights, start, book, lowest, np.argmin(costs), out[row])
 
 
 @_compiled
@@ -283,18 +298,20 @@ def _repeated(values: Any, wide: Any, spare: Any) -> Any:
 
 
 @_compiled
-def _trace(numbers: Any, width: int, start: int, book: Any, lowest: Any, state: Any, out: Any) -> None:
+def _trace(
+    numbers: Any, widths: Any, weights: Any, start: int, book: Any, lowest: Any, state: Any, out: Any
+) -> None:
     """The states of a path, from the last one to the first; costs on the way are computed again."""
-    heads, tails, last = book.shape[0] >> width, 1 << width, numbers.shape[0] - 1
+    last = numbers.shape[0] - 1
     out[last] = state
     for step in range(last - 1, -1, -1):
-        head, least = state >> width, 4 * _FAR
-        for before in range(tails):
-            other = before * heads + head
+        heads = book.shape[0] >> widths[step + 1]
+        head, least = state >> widths[step + 1], 4 * _FAR
+        for other in range(head, book.shape[0], heads):
             error = book[other] - numbers[step]
-            cost = error * error
+            cost = weights[step] * error * error
             if step > 0:
-                cost += lowest[step, other >> width]
+                cost += lowest[step, other >> widths[step]]
             elif other >= start:
                 cost += _FAR
             if cost < least:

@@ -9,6 +9,9 @@ Axes: ``n`` rows, ``D`` dimensions.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,7 +24,7 @@ from shared_embeddings.layers.caching import cache_tensor
 STATE_BITS = 12
 _STATES = 2**STATE_BITS
 # The free bits of a row's first state; the bits before them are zero.
-_START_BITS = 8
+START_BITS = 8
 # Rows whose path costs are updated together; their costs fit into the cache of a core.
 _ROWS = 32
 
@@ -33,25 +36,25 @@ class TrellisCodec(Codec):
 
     def row_bytes(self, width: int) -> int:
         """As in the base class."""
-        return bytes_for(_START_BITS + width * (self.dim - 1))
+        return bytes_for(START_BITS + width * (self.dim - 1))
 
     def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
         """As in the base class: the path with the least squared error for rows at unit variance."""
         book = codebook(rows.device)
-        states = _nearest_states(rows / rms(rows), width, book)
-        codes = _packed(states, width)
-        return Encoded(codes, fitted_scales(rows, book[states]))
+        widths = [width] * self.dim
+        states = nearest_states(rows / rms(rows), widths, rows.new_ones(self.dim), book)
+        return Encoded(packed_states(states, widths), fitted_scales(rows, book[states]))
 
     def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
         """As in the base class."""
         if kernels.usable(codes):
-            return kernels.decode_windows(codes, self.dim, width, _START_BITS, codebook(codes.device))
+            return kernels.decode_windows(codes, self.dim, width, START_BITS, codebook(codes.device))
         if torch.compiler.is_compiling():  # a graph would build a larger table in every call
             entries = codebook(codes.device).unsqueeze(1)
         else:
             entries = successive_entries(width, codes.device)
         bits, each = entries.size(0).bit_length() - 1, entries.size(1)
-        start = _START_BITS - STATE_BITS
+        start = START_BITS - STATE_BITS
         windows = read_windows(codes, -(-self.dim // each), bits, width * each, start)
         return F.embedding(windows, entries).flatten(1)[:, : self.dim]
 
@@ -59,18 +62,25 @@ class TrellisCodec(Codec):
         self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
     ) -> Tensor | None:
         """As in the base class."""
-        return kernels.window_scores(hidden, codes, width, _START_BITS, codebook(codes.device), scales)
+        return kernels.window_scores(hidden, codes, width, START_BITS, codebook(codes.device), scales)
 
 
-def _nearest_states(rows: Tensor, width: int, book: Tensor) -> Tensor:
-    """The states ``(n, D)`` of the path that is nearest to each row ``(n, D)``."""
+def nearest_states(rows: Tensor, widths: Sequence[int], weights: Tensor, book: Tensor) -> Tensor:
+    """The states ``(n, D)`` of the path with the least weighted squared error from each row ``(n, D)``.
+
+    Args:
+        rows: rows whose numbers have a variance of one.
+        widths: the bits of each number.
+        weights: ``(D,)`` of the squared errors.
+        book: the entry of every state.
+    """
     if kernels.usable(rows):
-        return kernels.nearest_paths(rows, width, 1 << _START_BITS, book)
+        return kernels.nearest_paths(rows, widths, weights, 1 << START_BITS, book)
     # All blocks use the same memory: page faults would take longer than the search.
     count = min(_ROWS, len(rows))
-    lowest = rows.new_empty((rows.size(1), _STATES >> width, count))
+    lowest = rows.new_empty((rows.size(1), _STATES >> min(widths), count))
     blocks = F.pad(rows, (0, 0, 0, -len(rows) % count)).split(count)
-    return torch.cat([nearest_paths(block, width, book, lowest) for block in blocks])[: len(rows)]
+    return torch.cat([nearest_paths(block, widths, weights, book, lowest) for block in blocks])[: len(rows)]
 
 
 def _codebook() -> Tensor:
@@ -104,34 +114,34 @@ def successive_entries(width: int, device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def nearest_paths(rows: Tensor, width: int, book: Tensor, lowest: Tensor) -> Tensor:
-    """The states ``(n, D)`` of the path that is nearest to each row ``(n, D)`` in squared error.
+def nearest_paths(
+    rows: Tensor, widths: Sequence[int], weights: Tensor, book: Tensor, lowest: Tensor
+) -> Tensor:
+    """`nearest_states` of a block of rows.
 
     Args:
-        rows: rows with a variance of one.
-        width: bits of a number.
-        book: the entry of every state.
-        lowest: ``(D, 4096 / 2**width, n)``, overwritten with the lowest cost of a path to a state that the
-            states with the same leading bits can follow.
+        rows, widths, weights, book: as in `nearest_states`.
+        lowest: ``(D, 4096 / 2**narrowest, n)``, overwritten with the lowest cost of a path to a state that
+            the states with the same leading bits can follow.
     """
-    count, dim = rows.shape
+    count = len(rows)
     # The rows are the last axis, which makes all operations long loops over contiguous memory.
     columns = rows.t().contiguous()
-    heads = _STATES >> width  # the states without their last `width` bits
     # (x - c)^2 - x^2 = (c^2, -2 c) (1, x), which is enough for finding the smallest.
     entries = torch.stack([book.square(), -2 * book], dim=1)
     numbers = rows.new_ones((2, count))
     costs, errors = (rows.new_empty((_STATES, count)) for _ in range(2))
-    for step in range(dim):
+    for step, width in enumerate(widths):
         numbers[1] = columns[step]
-        torch.mm(entries, numbers, out=costs if step == 0 else errors)
+        torch.mm(entries, numbers * weights[step], out=costs if step == 0 else errors)
         if step == 0:
-            costs[1 << _START_BITS :] = torch.inf
+            costs[1 << START_BITS :] = torch.inf
         else:
-            _minimum(costs.view(-1, heads, count), lowest[step])
+            heads = _STATES >> width  # the states without their last `width` bits
+            _minimum(costs.view(-1, heads, count), lowest[step, :heads])
             by_head = costs.view(heads, -1, count)
-            torch.add(errors.view(heads, -1, count), lowest[step].unsqueeze(1), out=by_head)
-    return _traced(costs.argmin(dim=0), lowest, entries, columns, width)
+            torch.add(errors.view(heads, -1, count), lowest[step, :heads].unsqueeze(1), out=by_head)
+    return _traced(costs.argmin(dim=0), lowest, entries, columns, widths, weights)
 
 
 def _minimum(costs: Tensor, out: Tensor) -> None:
@@ -141,31 +151,47 @@ def _minimum(costs: Tensor, out: Tensor) -> None:
     torch.minimum(costs[0], costs[1], out=out)
 
 
-def _traced(last: Tensor, lowest: Tensor, entries: Tensor, columns: Tensor, width: int) -> Tensor:
+def _traced(
+    last: Tensor, lowest: Tensor, entries: Tensor, columns: Tensor, widths: Sequence[int], weights: Tensor
+) -> Tensor:
     """The states ``(n, D)`` of the paths that end in the states `last` ``(n,)``; see `nearest_paths`.
 
     The costs of the states before a state are computed again: the choices of all states would take more time
     to find than those on the paths.
     """
-    dim, heads, count = lowest.shape
-    before = torch.arange(0, _STATES, heads, device=last.device).unsqueeze(1)
     states = [last]
-    everyone = torch.arange(count, device=last.device)
-    for step in range(dim - 2, -1, -1):
-        candidates = before + (states[-1] >> width)
+    everyone = torch.arange(len(last), device=last.device)
+    for step in range(len(widths) - 2, -1, -1):
+        before = torch.arange(0, _STATES, _STATES >> widths[step + 1], device=last.device).unsqueeze(1)
+        candidates = before + (states[-1] >> widths[step + 1])
         squares, slopes = entries[candidates].unbind(-1)
-        costs = squares + slopes * columns[step]
+        costs = (squares + slopes * columns[step]) * weights[step]
         if step == 0:
-            costs = costs.masked_fill(candidates >= 1 << _START_BITS, torch.inf)
+            costs = costs.masked_fill(candidates >= 1 << START_BITS, torch.inf)
         else:
-            costs += lowest[step, candidates >> width, everyone]
+            costs += lowest[step, candidates >> widths[step], everyone]
         states.append(candidates.gather(0, costs.argmin(dim=0, keepdim=True)).squeeze(0))
     return torch.stack(states[::-1], dim=1)
 
 
-def _packed(states: Tensor, width: int) -> Tensor:
-    """The stream of each row: the first state's low bits, then `width` bits of every other state."""
-    first = states[:, :1] & (1 << _START_BITS) - 1
-    rest = states[:, 1:] & (1 << width) - 1
-    bits = torch.cat([bits_of(first, _START_BITS), bits_of(rest, width)], dim=1)
-    return pack_bits(bits, 1)
+def packed_states(states: Tensor, widths: Sequence[int]) -> Tensor:
+    """The stream of each row: the first state's low bits, then those of every other state."""
+    bits, done = [bits_of(states[:, :1] & (1 << START_BITS) - 1, START_BITS)], 1
+    for width, run in itertools.groupby(widths[1:]):
+        count = len(list(run))
+        bits.append(bits_of(states[:, done : done + count] & (1 << width) - 1, width))
+        done += count
+    return pack_bits(torch.cat(bits, dim=1), 1)
+
+
+def read_states(codes: Tensor, widths: Sequence[int]) -> Tensor:
+    """The entries ``(n, D)`` of the states that `packed_states` wrote."""
+    book = codebook(codes.device)
+    ends = torch.tensor([START_BITS, *widths[1:]], device=codes.device).cumsum(0)
+    if kernels.usable(codes):
+        return kernels.decode_fields(codes, ends, book)
+    places = (ends - 1) // 8
+    padded = F.pad(codes, (2, 0)).int()
+    high, middle, low = (padded.index_select(1, places + number) for number in range(3))
+    windows = (high << 16 | middle << 8 | low) >> (8 * (places + 1) - ends).int() & _STATES - 1
+    return F.embedding(windows, book.unsqueeze(1)).squeeze(-1)

@@ -18,6 +18,7 @@ from shared_embeddings.codecs.codec import Codebooks, Codec
 from shared_embeddings.codecs.lloyd_max import LloydMaxCodec
 from shared_embeddings.codecs.principal import PrincipalCodec
 from shared_embeddings.codecs.residual import ResidualCodec
+from shared_embeddings.codecs.spectral import SpectralCodec
 from shared_embeddings.codecs.trellis import TrellisCodec
 from shared_embeddings.codecs.uniform import UniformCodec
 from shared_embeddings.embedding import SharedEmbedding
@@ -34,8 +35,6 @@ from shared_embeddings.registry import register
 _BLOCK = 512
 # Rows that codebooks are trained on.
 _SAMPLE = 2**15
-# Steps of the search grid for one bit.
-_STEPS_PER_BIT = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +45,12 @@ class QuantizedOptions(EmbeddingOptions):
         "The mean bits of the code of a number, from 0.5 to 8; words that get none are zero. Scales take 16 "
         "bits more for each row, or for each group with codec uniform; codec principal has none."
     )
-    codec: Literal["uniform", "lloyd_max", "residual", "trellis", "principal"] = option(
+    codec: Literal["uniform", "lloyd_max", "residual", "trellis", "principal", "spectral"] = option(
         "uniform: evenly spaced levels, a scale for each group, as in ONNX Runtime. principal: more bits for "
         "principal directions with more variance, for word vectors. The others rotate the rows first. "
         "lloyd_max: the best levels for normal numbers. residual: sums of codebook entries for "
-        "pieces of eight dimensions. trellis: paths through a trellis, the most exact.",
+        "pieces of eight dimensions. trellis: paths through a trellis, the most exact of these. spectral: "
+        "trellis, with more bits for principal directions.",
         "trellis",
     )
     group_size: int = option("The numbers that share a scale, for codec uniform only.", 32)
@@ -62,8 +62,8 @@ class QuantizedOptions(EmbeddingOptions):
         "The number of words with 0, 1, ... 8 bits; set when the embedding is fitted.", ()
     )
     directions: tuple[int, ...] = option(
-        "For codec principal: for words of 1, 2, ... 8 bits, the number of directions with 0, 1, ... 8 bits; "
-        "set when the embedding is fitted.",
+        "For codecs principal and spectral: for words of 1, 2, ... 8 bits, the number of directions with 0, "
+        "1, ... 8 bits; spectral has the number of reflections before. Set when the embedding is fitted.",
         (),
     )
 
@@ -87,12 +87,12 @@ class QuantizedOptions(EmbeddingOptions):
         """The codec for rows of D numbers."""
         if self.codec == "uniform":
             return UniformCodec(embedding_dim, self.group_size)
-        if self.codec == "principal":
-            return PrincipalCodec(embedding_dim, self.directions)
-        codecs: dict[str, type[Codec]] = {
-            codec.name: codec for codec in (LloydMaxCodec, ResidualCodec, TrellisCodec)
-        }
-        return codecs[self.codec](embedding_dim)
+        for adaptive in (PrincipalCodec, SpectralCodec):
+            if self.codec == adaptive.name:
+                return adaptive(embedding_dim, self.directions)
+        if self.codec == "residual":
+            return ResidualCodec(embedding_dim)
+        return LloydMaxCodec(embedding_dim) if self.codec == "lloyd_max" else TrellisCodec(embedding_dim)
 
     def word_counts(self, num_embeddings: int) -> dict[int, int]:
         """The number of words of every width, narrow widths first; widths without words are left out."""
@@ -121,6 +121,7 @@ class QuantizedEmbedding(SharedEmbedding):
     default_store = "fp16"
     candidates = (
         Candidate({}, "fp16"),
+        Candidate({"codec": "spectral"}, "fp16"),
         Candidate({"codec": "principal"}, "fp16"),
         Candidate({"codec": "residual"}, "fp16"),
         Candidate({"codec": "lloyd_max"}, "fp16"),
@@ -362,8 +363,7 @@ class QuantizedEmbedding(SharedEmbedding):
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
         """Trellis codes of 0.5 to 8 bits."""
-        steps = (8 * 2 - 1) * _STEPS_PER_BIT // 2 + 1
-        yield SearchGrid(steps, lambda step: {"bits": 0.5 + step / _STEPS_PER_BIT})
+        yield SearchGrid(241, lambda step: {"bits": 0.5 + step / 32})
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
@@ -375,6 +375,7 @@ class QuantizedEmbedding(SharedEmbedding):
             "lloyd_max": {"bits": 3.0, "codec": "lloyd_max"},
             "residual": {"bits": 2.0, "codec": "residual"},
             "principal": {"bits": 3.0, "codec": "principal"},
+            "spectral": {"bits": 2.5, "codec": "spectral"},
         }
 
     # Fitting.

@@ -9,18 +9,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared_embeddings.codecs import kernels, trellis
+from shared_embeddings.codecs import kernels, spectral, trellis
 from shared_embeddings.codecs.allocation import even_counts, widths_within
 from shared_embeddings.codecs.bit_packing import pack_bits, read_windows
 from shared_embeddings.codecs.codec import Codec
 from shared_embeddings.codecs.lloyd_max import LloydMaxCodec, normal_error, normal_levels
 from shared_embeddings.codecs.residual import ResidualCodec
+from shared_embeddings.codecs.spectral import SpectralCodec
 from shared_embeddings.codecs.trellis import TrellisCodec
 from shared_embeddings.codecs.uniform import UniformCodec
 from shared_embeddings.fitting.fit import fit
 from shared_embeddings.layers.rotation import factors_of, rotate, rotate_back
 
 DIM = 128
+
+
+def correlated_rows(dim: int, count: int = 9000) -> Tensor:
+    """Rows whose variance falls from one direction to the next, in a basis of their own."""
+    generator = torch.Generator().manual_seed(3)
+    basis = torch.linalg.qr(torch.randn(dim, dim, generator=generator)).Q
+    return torch.randn(count, dim, generator=generator) * 0.9 ** torch.arange(dim) @ basis
 
 
 def normal_rows(count: int = 384, dim: int = DIM) -> Tensor:
@@ -80,7 +88,8 @@ def test_rows_of_zeros_and_of_any_scale(codec: Codec) -> None:
 def test_compiled_loops_agree_with_torch(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_NUMBERS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    codecs = (LloydMaxCodec(96), TrellisCodec(96), TrellisCodec(95), ResidualCodec(96))
+    adapted = SpectralCodec(95).adapted(correlated_rows(95), 2.0)
+    codecs = (LloydMaxCodec(96), TrellisCodec(96), TrellisCodec(95), ResidualCodec(96), adapted)
     for codec in (UniformCodec(96, 32), UniformCodec(96, 96), UniformCodec(90, 3), *codecs):
         rows, hidden = normal_rows(37, codec.dim), normal_rows(3, codec.dim)
         for width in range(1, 9):
@@ -94,7 +103,7 @@ def test_compiled_loops_agree_with_torch(threads: int, monkeypatch: pytest.Monke
             torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("codec", [TrellisCodec(96), ResidualCodec(96)])
+@pytest.mark.parametrize("codec", [TrellisCodec(96), ResidualCodec(96), SpectralCodec(96)])
 def test_compiled_search_finds_codes_as_near_as_torch(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.usable(torch.zeros(1)), "numba is not installed"
     rows = normal_rows(37, 96)
@@ -103,7 +112,7 @@ def test_compiled_search_finds_codes_as_near_as_torch(codec: Codec, monkeypatch:
         with monkeypatch.context() as patched:
             patched.setattr(kernels, "usable", lambda *_: False)
             plain = error(recoded(codec, rows, width)[0], rows)
-        assert compiled == pytest.approx(plain, rel=1e-3)
+        assert compiled == pytest.approx(plain, rel=3e-3)
 
 
 def test_gradients_of_codebooks_do_not_use_compiled_loops() -> None:
@@ -225,13 +234,23 @@ def test_principal_directions_get_bits_by_their_variance() -> None:
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(2000, 24, generator=generator) * 0.7 ** torch.arange(24) + 1.0
     errors = {}
-    for codec in ("principal", "lloyd_max"):
+    for codec in ("principal", "lloyd_max", "spectral", "trellis"):
         embedding = fit("quantized", rows, bits=2.0, codec=codec)[0].eval()
         with torch.no_grad():
             errors[codec] = float((embedding.table() - rows).norm() / rows.norm())
             hidden = torch.randn(3, 24, generator=generator)
             torch.testing.assert_close(embedding.logits(hidden), hidden @ embedding.table().t())
     assert errors["principal"] < 0.25 * errors["lloyd_max"]
+    assert errors["spectral"] < 0.6 * errors["trellis"]
+
+
+def test_reflections_turn_the_first_dimensions_into_principal_directions() -> None:
+    rows = correlated_rows(12)
+    codec = SpectralCodec(12, [3, *SpectralCodec(12).counts])
+    reflected = spectral._reflected(rows, codec.learn(rows, [2], 0)["axes"])
+    torch.testing.assert_close(reflected.norm(dim=1), rows.norm(dim=1))
+    wanted = torch.linalg.svdvals(rows)[:3]
+    torch.testing.assert_close(reflected[:, :3].norm(dim=0), wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_the_error_of_normal_levels() -> None:

@@ -15,7 +15,7 @@ from shared_embeddings.options import OptionError
 from tests.helpers import in_turn
 
 WORDS, DIM = 300, 48
-CODECS = ("uniform", "lloyd_max", "residual", "trellis")
+CODECS = ("uniform", "lloyd_max", "residual", "trellis", "spectral")
 COUNTS = 1e6 / torch.arange(1, WORDS + 1).double().square()
 
 
