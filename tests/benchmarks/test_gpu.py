@@ -112,6 +112,36 @@ def test_time_is_shared_or_ends_a_slice(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(given) == 3
 
 
+def test_a_process_that_dies_is_followed_by_another_for_the_cases_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = ("a", "b", "c")
+    slice_of(monkeypatch, **dict.fromkeys(cases, lambda _: {"ms": 1.0}))
+    started: list[list[str]] = []
+
+    class Dying:
+        """A process that dies in its first case, or has none left."""
+
+        def __init__(self, command: list[str], cwd: Path) -> None:
+            results = gpu.Results(tmp_path / gpu.FILE)
+            case = cases[len(started)]
+            results.add("one", case, failed="interrupted", done=False)
+            started.append(command)
+            self.returncode = -11
+
+        def __enter__(self) -> Dying:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def wait(self, timeout: float) -> None:
+            assert timeout > 60
+
+    monkeypatch.setattr(gpu.subprocess, "Popen", Dying)
+    gpu.run_apart("one", argparse.Namespace(tiny=False, folder=tmp_path, minutes=8.0))
+    assert len(started) == 3 and "--here" in started[0]
+
+
 def test_out_of_time_is_raised_where_the_code_is() -> None:
     with pytest.raises(gpu_trainings.OutOfTime), gpu_trainings.time_limit(0.01):
         time.sleep(60)
