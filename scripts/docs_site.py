@@ -1,4 +1,4 @@
-"""Hooks of mkdocs for `make docs`: pages from outside ``docs/``, and what is generated from code and results.
+"""Hooks of mkdocs for `make docs`: pages outside of ``docs/``, and parts generated from code and results.
 
 A line ``<!-- generated: NAME -->`` in a page is replaced by the Markdown that `GENERATED` makes. Links lead
 to the same file of the repository as on disk; links to files that are not on the site keep their text only.
@@ -38,7 +38,7 @@ _MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages from outside ``docs/`` and those of the notebooks."""
+    """Add pages outside of ``docs/`` and those of notebooks."""
     for pattern in PAGES:
         for path in sorted(ROOT.glob(pattern)):
             name = path.relative_to(ROOT).as_posix()
@@ -50,7 +50,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put generated parts in their places, and point links to pages of the site."""
+    """Insert generated parts, and convert links to pages of the site."""
     markdown = _MARK.sub(lambda mark: GENERATED[mark[1]](), markdown)
     on_site = {repository_path(file.src_uri): file.src_uri for file in files}
     parts = _CODE.split(markdown)
@@ -61,12 +61,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def repository_path(page: str) -> str:
-    """The path in the repository of a page of the site."""
+    """Return the path in the repository of a page of the site."""
     return page if (ROOT / page).exists() else f"docs/{page}"
 
 
 def site_link(link: re.Match[str], page: str, on_site: dict[str, str]) -> str:
-    """A link of a page, as it is on the site.
+    """Convert a link of a page for the site.
 
     Args:
         link: a match of a Markdown link to a file.
@@ -81,7 +81,7 @@ def site_link(link: re.Match[str], page: str, on_site: dict[str, str]) -> str:
 
 
 def notebook_markdown(path: Path) -> str:
-    """A notebook as Markdown: its text, its code, and what the code printed."""
+    """Convert a notebook to Markdown: text, code and output."""
     parts = [f"<!-- {path.name} -->"]
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
@@ -96,7 +96,7 @@ def notebook_markdown(path: Path) -> str:
 
 
 def methods() -> str:
-    """All methods, and a section for each with its docstring and its options."""
+    """Return a table of all methods, and a section for each with docstring and options."""
     from shared_embeddings import registry
     from shared_embeddings.cli.catalog import methods_table, options_of
 
@@ -116,7 +116,7 @@ def methods() -> str:
 
 
 def commands() -> str:
-    """``--help`` of all commands."""
+    """Return ``--help`` of all commands."""
     from lm.data import prepare
     from lm.evaluate import command as evaluate
     from lm.evaluate import generate
@@ -134,7 +134,7 @@ def commands() -> str:
 
 
 def help_of(main: Callable[[list[str]], Any], *arguments: str) -> str:
-    """What a command prints with ``--help``."""
+    """Return the output of a command with ``--help``."""
     printed = io.StringIO()
     with redirect_stdout(printed), suppress(SystemExit):
         main([*arguments, "--help"])
@@ -142,7 +142,7 @@ def help_of(main: Callable[[list[str]], Any], *arguments: str) -> str:
 
 
 def papers() -> str:
-    """How many rows and sizes each paper prints, what recipes train, and which sizes agree."""
+    """Return the numbers of rows and sizes in each paper, of trained rows, and of sizes that agree."""
     from recipes.papers.ledger import figures
     from recipes.papers.tables import read_papers
 
@@ -162,7 +162,7 @@ def papers() -> str:
 
 
 def _measured_rows() -> set[str]:
-    """``RECIPE/ROW`` of all rows with committed results."""
+    """Return ``RECIPE/ROW`` of all rows with committed results."""
     from recipes.common.results import FILE, read_results
 
     return {
@@ -173,7 +173,7 @@ def _measured_rows() -> set[str]:
 
 
 def ledger() -> str:
-    """Every size that the papers print, beside ours."""
+    """Return the comparison of every size in the papers with ours."""
     from recipes.papers.ledger import describe_ledger
 
     return describe_ledger()

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Install the pinned packages, OpenNMT-py and this project into an environment: the steps of `make setup` and of the images.
-# usage: scripts/install.sh PYTHON [STEP ...]     STEP: installer packages torch opennmt project, in this order; else all of them
-# TORCH_BUILD chooses a build of torch of download.pytorch.org: cpu, cu128, ... Without it, the package index decides.
-# Packages come from wherever pip is configured to take them; all but torch and its CUDA libraries have to have a known SHA-256.
+# usage: scripts/install.sh PYTHON [STEP ...]     STEP: installer packages torch opennmt project, default: all, in this order
+# TORCH_BUILD selects a build of torch on download.pytorch.org: cpu, cu128, ... Default: the one of the package index.
+# pip's configuration selects the package index; all packages except torch and its CUDA libraries need a known SHA-256.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +17,7 @@ say() {
     echo "set-up: $*"
 }
 
-# pip checks hashes only where every package that it may install has one; the files name all dependencies.
+# pip checks hashes only if every package has one; the files list all dependencies.
 hashed() {
     pip install --quiet --no-deps --require-hashes "$@"
 }
@@ -32,7 +32,7 @@ packages() {
     hashed --no-build-isolation --requirement requirements/pins.txt
 }
 
-# After the packages, so that what it depends on is there already, and checked.
+# After the packages, so that its dependencies are installed and verified.
 torch() {
     say "3 of 5: torch (the largest download: 0.2 GB, or 3 GB where the package index has the CUDA build)"
     local quiet=() # a long download shows its progress
@@ -66,7 +66,7 @@ for step in "${steps[@]}"; do
     case $step in
         installer | packages | torch | opennmt | project) "$step" ;;
         *)
-            echo "set-up: no step '$step'; there are installer, packages, torch, opennmt and project" >&2
+            echo "set-up: no step '$step'; expected installer, packages, torch, opennmt or project" >&2
             exit 2
             ;;
     esac

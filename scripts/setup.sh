@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Set up .venv in the repository root: pinned packages, OpenNMT-py, then this project. Does nothing if it is up to date.
-# PYTHON=python3.12 chooses the interpreter, TORCH_BUILD=cpu a build of torch (see install.sh). Packages come from wherever pip is configured to take them.
+# PYTHON=python3.12 selects the interpreter, TORCH_BUILD=cpu a build of torch (see install.sh); pip's configuration applies.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 # These settings would install packages outside .venv.
@@ -19,7 +19,7 @@ step() {
     echo "set-up: $*"
 }
 
-# What the environment depends on; if a line changes, it is updated.
+# Everything the environment depends on; if a line changes, it is updated.
 fingerprint() {
     echo "directory $PWD"
     echo "python $("$venv/bin/python" -c 'import platform; print(platform.python_version())' 2>/dev/null || true)"
@@ -39,25 +39,25 @@ version() {
     "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
 }
 
-# Two runs at once would install into the same directory: the second waits here.
+# Concurrent runs wait here.
 exec 9<scripts/setup.sh
 flock --nonblock 9 || { step "waiting for another set-up in this directory" && flock 9; }
 
 python=${PYTHON:-python3}
 present=$(version "$venv/bin/python")
-wanted=$present # any supported version will do, unless PYTHON names one
+wanted=$present # any supported version unless PYTHON is set
 if [ -n "${PYTHON:-}" ]; then
     check_python
     wanted=$(version "$python")
 fi
-# OpenNMT-py reinstalled by hand overwrites this project's commands.
+# A manual reinstallation of OpenNMT-py overwrites this project's commands.
 torch_version=$("$venv/bin/python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null || true)
 if [ -f $stamp ] && [[ $torch_version == *"${TORCH_BUILD:+"+$TORCH_BUILD"}" ]] && [ "$wanted" = "$present" ] && [ "$(cat $stamp)" = "$(fingerprint)" ] &&
     grep -qs "from nmt.cli import" $venv/bin/onmt_train; then
     exit 0
 fi
 
-# Updates an environment made by hand or for older pins; recreates a broken one.
+# Updates environments with other pins; recreates broken ones.
 if [ -z "$present" ] || [ -f $unfinished ] || [ "$wanted" != "$present" ] ||
     { [ -f $stamp ] && [ "$(head -n 1 $stamp)" != "directory $PWD" ]; } ||
     ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Resolve requirements/pins.in for every supported Python; write requirements/installer.txt and requirements/pins.txt.
-# Every package has the SHA-256 of its files for all platforms; pip installs no other file.
+# Every package has the SHA-256 of its files for all platforms; pip rejects other files.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,7 +18,7 @@ blocks() {
 }
 
 installer='^(pip|setuptools)=='
-# torch has its own file, and depends on its CUDA libraries itself (a CPU build has none).
+# torch has a separate file and its own dependencies on CUDA libraries (CPU builds have none).
 elsewhere='^(torch|triton|pip|setuptools|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)=='
 for file in installer.txt pins.txt; do
     echo "# Made by scripts/update_pins.sh from pins.in; do not edit." >"$work/$file"
