@@ -222,4 +222,4 @@ def test_nothing_follows_a_step_that_failed(tmp_path: Path) -> None:
 def test_unknown_step(tmp_path: Path) -> None:
     calls, status, error = install(tmp_path, "pytorch")
     assert (calls, status) == ([], 2)
-    assert error == "set-up: no step 'pytorch'; there are installer, packages, torch, opennmt and project\n"
+    assert error == "set-up: no step 'pytorch'; expected installer, packages, torch, opennmt or project\n"
