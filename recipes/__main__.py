@@ -100,6 +100,21 @@ def report(arguments: Sequence[str]) -> None:
     main(arguments)
 
 
+def plot(arguments: Sequence[str]) -> None:
+    """Draw loss, perplexity and BLEU during the training of runs of lm_train and onmt_train, as PNG."""
+    parser = Parser("python -m recipes plot", description=plot.__doc__)
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", type=PathOption.SOURCE, help="folder of a run, or its log"
+    )
+    parser.add_argument("--output", type=PathOption.NEW_FILE, required=True, help="the picture")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing picture")
+    options = parser.parse_args(arguments)
+    from recipes.common.curves import plot_runs
+
+    plot_runs(options.runs, options.output)
+    print(options.output)
+
+
 def smoke(arguments: Sequence[str]) -> None:
     """Run all steps of every recipe on small generated data."""
     from recipes.smoke import main
@@ -112,6 +127,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "table": table,
     "sizes": sizes,
     "report": report,
+    "plot": plot,
     "coverage": coverage,
     "ledger": ledger,
     "smoke": smoke,

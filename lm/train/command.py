@@ -26,8 +26,10 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.straight_through import quantize_in_training
 from shared_embeddings.options import OptionError
 from shared_embeddings.utils.command_line import USER_ERROR
+from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import locked, remove, remove_leftovers, write_text
 from shared_embeddings.utils.interrupts import RESUME, Interrupted
+from shared_embeddings.utils.tracking import WandbWriter
 
 LAST, BEST, CONFIG = "last.pt", "best.pt", "config.yaml"
 
@@ -92,6 +94,8 @@ def _working_in(folder: Path) -> Iterator[None]:
 def _train(config: Configuration, group: Group) -> None:
     """Build the model or restore the run, then train; see `train`."""
     options, settings = config.training, config.flat()
+    if options.wandb is not None:
+        require("wandb")  # before the long work
     corpus = load_corpus(Path(options.data))
     words, checksum = corpus.vocabulary.words, corpus.description["checksum"]
     last = Path(options.output_dir) / LAST
@@ -137,7 +141,7 @@ def _run(
     last, best = folder / LAST, folder / BEST
     if is_first:
         write_text(folder / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
-    report = Report(folder, trainer.step, trainer.total_tokens, trainer.tokens) if is_first else NoReport()
+    report = _build_report(folder, trainer, settings) if is_first else NoReport()
     for line in lines:
         report.line(line)
 
@@ -160,6 +164,13 @@ def _run(
         ) from error
     finally:
         report.close()
+
+
+def _build_report(folder: Path, trainer: Trainer, settings: dict[str, Any]) -> Report:
+    """The report of the first process."""
+    project = trainer.options.wandb
+    writers = [] if project is None else [WandbWriter(project, folder, settings)]
+    return Report(folder, trainer.step, trainer.total_tokens, trainer.tokens, writers)
 
 
 def _init_from(path: Path, model: models.LanguageModel, words: Sequence[str]) -> None:

@@ -27,7 +27,17 @@ from shared_embeddings.utils.reading import parse_yaml, read_yaml
 # Seeds must be below this. torch allows twice as many; the rest is for seeds derived by counting up.
 SEEDS = 2**63
 # Keys that may change when a run resumes: none of them affects the result of a step.
-FREE_TO_CHANGE = ("data", "output_dir", "epochs", "steps", "log_every", "save_every", "device", "compile")
+FREE_TO_CHANGE = (
+    "data",
+    "output_dir",
+    "epochs",
+    "steps",
+    "log_every",
+    "save_every",
+    "device",
+    "compile",
+    "wandb",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +103,9 @@ class TrainingOptions:
         "steps between saves of last.pt; null saves only after validations.", None
     )
     log_every: int = option("steps between log lines.", 100)
+    wandb: str | None = option(
+        "project of Weights & Biases that gets the progress, too; null disables it.", None
+    )
 
     def __post_init__(self) -> None:
         """Check ranges and combinations."""

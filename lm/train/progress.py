@@ -1,15 +1,17 @@
-"""Progress of training: a progress bar, log lines on stdout and in train.log, and TensorBoard."""
+"""Progress of training: a bar, log lines on stdout and in train.log, TensorBoard, and Weights & Biases."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
+
+from shared_embeddings.utils.tracking import Writer, Writers
 
 
 class Report:
@@ -20,13 +22,22 @@ class Report:
         first_step: number of steps before this process.
         total_tokens: approximate number of tokens of the run.
         done_tokens: approximate number of tokens before this process.
+        writers: also get what TensorBoard gets.
     """
 
-    def __init__(self, folder: Path, first_step: int, total_tokens: int, done_tokens: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        first_step: int,
+        total_tokens: int,
+        done_tokens: int,
+        writers: Iterable[Writer] = (),
+    ) -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
         self._log = (folder / "train.log").open("a", encoding="utf-8")
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
+        tensorboard: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
+        self._writer = Writers([tensorboard, *writers])
         self.is_terminal = sys.stderr.isatty()
         self._bar = tqdm(
             total=max(total_tokens, done_tokens),

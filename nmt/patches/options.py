@@ -40,7 +40,7 @@ def with_embedding_options(original: Any) -> Any:
 
 
 def with_training_options(original: Any) -> Any:
-    """Add the training options for mixed precision and for existing runs."""
+    """Add the training options for mixed precision, logging and existing runs."""
 
     def add_train_general_opts(parser: Any) -> None:
         original(parser)
@@ -60,6 +60,13 @@ def with_training_options(original: Any) -> Any:
             metavar="MAPPING",
             help="Round the tables of method standard in training, with gradients straight to them: "
             f"'{straight_through.EXAMPLE}'; `shared-embeddings compress` stores them with these options",
+        )
+        parser.add_argument_group("Logging of shared embeddings").add_argument(
+            "--wandb",
+            "-wandb",
+            default=None,
+            metavar="PROJECT",
+            help="Project of Weights & Biases that gets what TensorBoard gets",
         )
         group = parser.add_argument_group("Resuming")
         group.add_argument(

@@ -22,7 +22,7 @@ CHOICES = ("auto", "never", "overwrite")
 FREE_TO_CHANGE = frozenset(
     ("config", "save_config", "save_model", "save_format", "save_checkpoint_steps", "keep_checkpoint")
     + ("resume", "train_steps", "report_every", "log_file", "log_file_level", "verbose")
-    + ("tensorboard", "tensorboard_log_dir", "exp", "exp_host", "num_workers", "prefetch_factor")
+    + ("tensorboard", "tensorboard_log_dir", "wandb", "exp", "exp_host", "num_workers", "prefetch_factor")
     + ("gpu_ranks", "gpu_backend", "gpu_verbose_level", "master_ip", "master_port", "timeout")
     + ("train_from", "reset_optim", "update_vocab", "override_opts", "valid_batch_size", "num_threads")
     + ("n_sample", "save_data", "overwrite", "dump_samples", "dump_transforms", "dump_preds", "scoring_debug")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,9 @@ from nmt.train.embeddings import DistillationLoss, prepare_student, quantize_emb
 from nmt.train.progress import ProgressReport, Stopping, check_finite
 from shared_embeddings.checkpoints.tensors import check_optimizer
 from shared_embeddings.errors import UserError
+from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.interrupts import Interrupted
+from shared_embeddings.utils.tracking import WandbWriter, Writers
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of mallopt(3) in the GNU C library
 
@@ -69,6 +72,8 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
             checkpoint cannot be written.
         Interrupted: a signal stopped training; the last step is saved.
     """
+    if opt.wandb is not None:
+        require("wandb")  # before the long work
     train_single.configure_process(opt, device_id)
     onmt.utils.logging.init_logger(opt.log_file)
     if not torch.cuda.is_available():
@@ -183,6 +188,9 @@ def _build_report(opt: Namespace, trainer: Any, first_step: int, loss: Any) -> P
 
     total_steps = 0 if opt.single_pass else opt.train_steps
     writer = trainer.report_manager.tensorboard_writer
+    if opt.wandb is not None and trainer.gpu_rank <= 0:
+        wandb = WandbWriter(opt.wandb, Path(opt.save_model).parent, vars(opt))
+        writer = Writers([wandb] if writer is None else [writer, wandb])
     reconstruction = loss.take_mean if loss is not None and loss.lessons.reconstruction is not None else None
     return ProgressReport(opt.report_every, writer, first_step, total_steps, reconstruction, check)
 

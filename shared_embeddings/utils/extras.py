@@ -30,6 +30,7 @@ EXTRAS = {
     ),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "recipes": ("babel", "num2words", "sacremoses", "vl_convert"),
+    "wandb": ("wandb",),
 }
 # Packages that are not named like their module.
 _PACKAGES = {

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from recipes.common.curves import validation_curve
 from recipes.common.recipe import RECIPES, Recipe, recipe_names
 from recipes.common.tools import run_main
 from recipes.papers.ledger import Figure
@@ -317,29 +316,6 @@ def test_measures_of_headlines_and_of_word_similarity() -> None:
     assert chosen(["embedding"]) is None
     assert spreads([flat, {"rho LARGE": 0.6}])["rho LARGE"].mean == 0.5
     assert spreads([flat])["rho LARGE"].deviation is None
-
-
-def test_curve_of_a_log_that_was_resumed(tmp_path: Path) -> None:
-    lines = [
-        "Step 50/100; ppl: 9",
-        "Validation perplexity: 30.5",
-        "Step 100/100;",
-        "Validation perplexity: 20",
-    ]
-    again = ["Step 50/100; ppl: 9", "Validation perplexity: 29.5", "Validation perplexity: broken"]
-    (tmp_path / "train.log").write_text("\n".join(f"[2026 INFO] {line}" for line in [*lines, *again]))
-    assert validation_curve(tmp_path) == [(50, 29.5), (100, 20.0)]
-    assert validation_curve(tmp_path / "nowhere") == []
-
-
-def test_curve_of_event_files(tmp_path: Path) -> None:
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer: Any = SummaryWriter(str(tmp_path / "tensorboard"))
-    for step, value in ((10, 80.0), (20, 40.0)):
-        writer.add_scalar("valid/perplexity", value, step)
-    writer.close()
-    assert validation_curve(tmp_path) == [(10, 80.0), (20, 40.0)]
 
 
 def test_commands_of_a_row_that_starts_from_another(recipes: Path, tmp_path: Path) -> None:
