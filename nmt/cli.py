@@ -42,12 +42,7 @@ def parse(*arguments: Any, **options: Any) -> Namespace:
 
 
 def _command(function: Callable[[], None], advice: str = NO_PARTIAL_FILES) -> Callable[[], None]:
-    """Create a command from a function: applies the patches and reports user errors in one line.
-
-    Args:
-        function: the command.
-        advice: end of the message on interruption.
-    """
+    """Create a command from a function: applies the patches and reports user errors in one line."""
 
     def main(arguments: Sequence[str]) -> None:
         from nmt.patches.table import apply_patches

@@ -171,13 +171,7 @@ def read_request(body: str, models: Mapping[int, Model], limits: Limits) -> tupl
 
 
 def _read_text(number: int, item: dict[str, Any], characters: int) -> Text:
-    """Return one text of a request.
-
-    Args:
-        number: index of the text.
-        item: its entry in the request.
-        characters: maximum length.
-    """
+    """Return one text of a request."""
     unknown = sorted(set(item) - set(KEYS))
     if unknown:
         raise RequestError(f"text {number}: unknown key {unknown[0][:80]!r}; expected {', '.join(KEYS)}")
