@@ -25,6 +25,8 @@ from shared_embeddings.utils.files import check_input, replacing_all
 from shared_embeddings.utils.path_options import Given, PathOption, check_paths
 from shared_embeddings.utils.reading import parse_yaml
 
+# The options of a command that name files, and how it uses them.
+Table = Mapping[str, PathOption]
 NO_FILES: Table = {}
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -124,8 +126,6 @@ def _is_number(text: str) -> bool:
     """Return whether a piece of a command line is a negative number."""
     return re.fullmatch(r"-\d+(\.\d+)?", text) is not None
 
-
-Table = Mapping[str, PathOption]
 
 # Inputs of several commands.
 READ: Table = dict.fromkeys(
