@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -52,7 +53,7 @@ def rows_to_run(recipe: Path) -> list[str]:
     """Return the rows to train and evaluate, in order.
 
     These are the first row that compresses an embedding from scratch (or the first row), and the first
-    fitted and the first distilled row, each after its teacher.
+    fitted and the first distilled row, each after its teacher; rows whose teacher is run anyway come first.
 
     Raises:
         UserError: a row is invalid.
@@ -61,7 +62,8 @@ def rows_to_run(recipe: Path) -> list[str]:
     chosen = [name for name, row in rows.items() if _compresses_from_scratch(row)] or [*rows]
     chosen = chosen[:1]
     for way in STARTS:
-        for row in [row for row in rows.values() if getattr(row, way)][:1]:
+        starting = [row for row in rows.values() if getattr(row, way)]
+        for row in sorted(starting, key=lambda row: row.teacher not in chosen)[:1]:
             chosen += [str(row.teacher), row.name]
     return list(dict.fromkeys(chosen))
 
@@ -172,6 +174,20 @@ def chosen(names: Sequence[str], folder: Path = RECIPES) -> list[Path]:
     return [folder / name for name in names or known]
 
 
+def longest_first(recipes: Sequence[Path]) -> list[Path]:
+    """Return recipes by their number of steps, so that processes that share them end at about the same time.
+
+    Raises:
+        UserError: a row is invalid.
+    """
+
+    def steps(recipe: Path) -> float:
+        # A script for everything has many steps.
+        return math.inf if (recipe / WHOLE).is_file() else len(commands(recipe, rows_to_run(recipe)))
+
+    return sorted(recipes, key=steps, reverse=True)
+
+
 def describe(outcome: Outcome) -> str:
     """Format an outcome as one line, followed by the failure."""
     state = "ok" if outcome.fault is None else "failed"
@@ -187,7 +203,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     recipes = chosen(options.recipes)
     if options.list:
-        print("\n".join(recipe.name for recipe in recipes))
+        print("\n".join(recipe.name for recipe in longest_first(recipes)))
         return
     failed = []
     for recipe in recipes:

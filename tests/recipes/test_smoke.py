@@ -193,9 +193,14 @@ def test_command_ends_with_1_and_names_what_failed(
     smoke.main([])
 
 
-def test_list_has_the_names_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    smoke.main(["--list", "wmt14_enfr", "quickstart"])
-    assert capsys.readouterr().out == "wmt14_enfr\nquickstart\n"
+def test_list_has_the_longest_recipes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    smoke.main(["--list", "glove_reconstruction", "wmt14_enfr", "quickstart"])
+    assert capsys.readouterr().out == "quickstart\nwmt14_enfr\nglove_reconstruction\n"
+
+
+def test_rows_share_a_teacher() -> None:
+    assert smoke.rows_to_run(RECIPES / "multi30k_ende").count("standard_fp32") == 1
+    assert "standard" not in smoke.rows_to_run(RECIPES / "multi30k_ende")
 
 
 # Runs of their own

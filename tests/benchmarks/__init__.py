@@ -1,1 +1,0 @@
-"""Tests of the benchmarks' programs; what they measure is not judged here."""

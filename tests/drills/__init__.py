@@ -1,1 +1,0 @@
-"""Drills: processes that are killed, stopped and starved of disk, run by hand (``make drill``)."""
