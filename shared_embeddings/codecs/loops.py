@@ -259,26 +259,39 @@ def nearest_paths(rows: Any, widths: Any, weights: Any, start: int, book: Any, o
         costs[:start], costs[start:] = 0.0, _FAR
         for step in range(dim):
             if step > 0:
-                least = lowest[step, : states >> widths[step]]
+                least = lowest[step][: states >> widths[step]]
                 _lowest_of_predecessors(costs, least)
                 costs, spare = _repeated(least, costs, spare)
-            number, weight = rows[row, step], weights[step]
-            for state in range(states):
-                error = book[state] - number
-                costs[state] += weight * error * error
+            _add_errors(book, rows[row, step], weights[step], costs)
         _trace(rows[row], widths, weights, start, book, lowest, np.argmin(costs), out[row])
+
+
+@_compiled
+def _add_errors(book: Any, number: Any, weight: Any, costs: Any) -> None:
+    """Add the weighted squared errors of entries to the costs of their states."""
+    for state in range(book.shape[0]):
+        error = book[state] - number
+        costs[state] += weight * error * error
 
 
 @_compiled
 def _lowest_of_predecessors(costs: Any, out: Any) -> None:
     """The least of costs whose states have the same trailing bits; overwrites `costs`."""
     half = costs.shape[0] // 2
-    while half >= out.shape[0]:
-        least = costs if half > out.shape[0] else out
-        for state in range(half):
-            first, second = costs[state], costs[state + half]
-            least[state] = first if first < second else second
+    while half > out.shape[0]:
+        _keep_lower_half(costs, half)
         half //= 2
+    for state in range(half):
+        first, second = costs[state], costs[state + half]
+        out[state] = first if first < second else second
+
+
+@_compiled
+def _keep_lower_half(costs: Any, half: int) -> None:
+    """The lower of two halves of costs, in place: loops with another output than input are not vectorized."""
+    for state in range(half):
+        first, second = costs[state], costs[state + half]
+        costs[state] = first if first < second else second
 
 
 @_compiled
@@ -287,14 +300,21 @@ def _repeated(values: Any, wide: Any, spare: Any) -> Any:
 
     Doubling is faster than one loop, which is not vectorized for all numbers of copies.
     """
-    size = values.shape[0]
-    wide[:size] = values
+    size = 2 * values.shape[0]
+    _double(values, wide)
     while size < wide.shape[0]:
-        for place in range(size):
-            spare[2 * place] = wide[place]
-            spare[2 * place + 1] = wide[place]
+        _double(wide[:size], spare)
         wide, spare, size = spare, wide, 2 * size
     return wide, spare
+
+
+@_compiled
+def _double(values: Any, out: Any) -> None:
+    """Every value twice."""
+    for place in range(values.shape[0]):
+        value = values[place]
+        out[2 * place] = value
+        out[2 * place + 1] = value
 
 
 @_compiled
