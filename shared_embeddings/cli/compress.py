@@ -122,7 +122,7 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
     run = _choose if known.method is None else _compress_with
     if known.trim_to is None:
         return run(known, rest, known.model, output, {**settings, **writing}).described()
-    from shared_embeddings.checkpoints.trim_and_compress import trim_and_compress
+    from shared_embeddings.checkpoints.trim import trim_and_compress
 
     return trim_and_compress(
         known.model,

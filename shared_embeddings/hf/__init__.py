@@ -18,7 +18,7 @@ shape mismatch at the word embeddings.
 
 from importlib.util import find_spec
 
-from shared_embeddings.hf.loading import load
+from shared_embeddings.hf.folder import load
 from shared_embeddings.hf.saving import save
 
 __all__ = ["load", "save"]

@@ -16,10 +16,11 @@ from shared_embeddings.checkpoints.onnx_body import OnnxBody
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.tensors import check_finite
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.hf.agreement import probe
+from shared_embeddings.hf.agreement import check_causal, perplexity, probe
 from shared_embeddings.hf.entry import ENTRY, KEY, find_entry, place
 from shared_embeddings.hf.folder import (
     CONFIG,
+    load,
     model_class,
     read_config,
     read_model,
@@ -29,8 +30,6 @@ from shared_embeddings.hf.folder import (
     tensor_files,
     weight_files,
 )
-from shared_embeddings.hf.loading import load
-from shared_embeddings.hf.quality import check_causal, perplexity
 from shared_embeddings.hf.saving import check_output, copy_rest, replacing_folder, save_pretrained, write_card
 from shared_embeddings.hf.tables import WordTable, check_scoring, find_tables
 from shared_embeddings.hf.tracing import traced

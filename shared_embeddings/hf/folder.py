@@ -1,18 +1,21 @@
-"""Read the folder of a Hugging Face model."""
+"""Read the folder of a Hugging Face model, and load a compressed one."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
 import shared_embeddings.utils.reading as documents
 from shared_embeddings.checkpoints.checksums import load_safetensors, recorded_checksum
 from shared_embeddings.checkpoints.tensors import check_finite
+from shared_embeddings.hf.entry import KEY, find_entry, from_entry
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
 
@@ -218,3 +221,40 @@ def stored_names(model: Any, files: Mapping[str, Path]) -> dict[str, str]:
             raise NotImplementedError(f"the files have {len(stored)} tensors for {', '.join(same)}")
         found.update(dict.fromkeys(same, stored[0]))
     return found
+
+
+def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings: Any) -> Any:
+    """Load a model that `shared-embeddings compress`, `save` or ``save_pretrained`` wrote.
+
+    Like ``from_pretrained`` of the class that the configuration names, but downloads nothing, runs no code
+    from the folder, and fails where ``from_pretrained`` warns that weights are missing or unused.
+
+    Args:
+        folder: a folder with ``config.json`` and ``model.safetensors``.
+        trainable: whether embeddings in few bits become parameters in the dtype of the model. By default
+            they stay in few bits and are not trained.
+        settings: further arguments of ``from_pretrained``, such as ``dtype`` or ``attn_implementation``.
+
+    Returns:
+        A model in evaluation mode, in the dtype of its weights unless `settings` have another.
+
+    Raises:
+        ValueError: the folder is incomplete or contains a plain model.
+        ImportError: transformers is not installed.
+    """
+    path = Path(folder)
+    config = read_config(path)
+    entry = find_entry(config)
+    if entry is None:
+        raise ValueError(
+            f"model {path}: its config.json has no entry '{KEY}' of a compressed model: it is a plain model; "
+            "load it with from_pretrained of transformers"
+        )
+    # Report an unreadable entry before transformers builds the model.
+    with reading(path), torch.device("meta"):
+        from_entry(entry)
+    model, unexpected = read_model(path, model_class(path, config), **settings)
+    check_none(path, "unexpected_keys", unexpected)
+    if trainable and getattr(model, "hf_quantizer", None) is not None:
+        model.dequantize()
+    return model

@@ -15,7 +15,6 @@ from torch import Tensor
 from shared_embeddings.checkpoints.adapter import Vocabulary
 from shared_embeddings.hf.entry import KEY, find_entry
 from shared_embeddings.hf.folder import CONFIG, GENERATION, INDEX, model_class, read_config, read_json
-from shared_embeddings.hf.positions import first_position
 from shared_embeddings.hf.saving import (
     add_remote_code,
     check_output,
@@ -27,7 +26,7 @@ from shared_embeddings.hf.saving import (
 from shared_embeddings.hf.token_ids import check_ids, named_ids, with_new_ids
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
 from shared_embeddings.hf.word_rows import SIDES, Weights, without_weights, word_axes
-from shared_embeddings.hf.words import check_tokens
+from shared_embeddings.hf.words import check_tokens, first_position
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
 

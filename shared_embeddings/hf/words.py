@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from shared_embeddings.utils.extras import require
 
 _LINES = 1000
@@ -139,3 +141,16 @@ def _read_tokenizer(folder: Path) -> Any:
             f"model {folder}: its tokenizer cannot be read ({type(error).__name__}: {error}); copy it again, "
             "or remove it from the folder"
         ) from error
+
+
+def first_position(model: nn.Module) -> int:
+    """The position of the first token: the padding id + 1 in models that count from it, else 0.
+
+    Such models recognize padding by its id, so trimming the vocabulary must not change that id.
+    """
+    first = 0
+    for path, module in model.named_modules():
+        padding = getattr(module, "padding_idx", None)
+        if padding is not None and "position" in f"{path.rpartition('.')[2]} {type(module).__name__}".lower():
+            first = max(first, int(padding) + 1)
+    return first

@@ -46,10 +46,17 @@ def test_adapters_are_saved_and_read_again(tmp_path: Path, target: str) -> None:
 
 
 def test_what_does_not_work(tmp_path: Path) -> None:
-    """Each says so in one line, before it trains or saves placeholders."""
+    """Each fails before it trains or saves placeholders."""
     with pytest.raises(
         RuntimeError, match="cannot be copied without its model, as modules_to_save of PEFT does"
     ):
         adapted(opened("llama", tmp_path), target_modules=["q_proj"], modules_to_save=["embed_tokens"])
     with pytest.raises(ValueError, match=r"Target module OutputSide\(.*\) is not supported"):
         adapted(opened("llama", tmp_path), target_modules=["lm_head"])
+    tuned = peft.get_peft_model(opened("llama", tmp_path), peft.LoraConfig(target_modules=["embed_tokens"]))
+    with pytest.raises(RuntimeError, match=r"size of tensor a \(0\) must match"):
+        tuned.merge_and_unload()
+    settings = peft.LoraConfig(target_modules=["q_proj"], trainable_token_indices=[1, 2])
+    tuned = peft.get_peft_model(opened("llama", tmp_path), settings)
+    with pytest.raises(RuntimeError, match="must match the size of tensor"):
+        tuned(input_ids=IDS)

@@ -15,10 +15,9 @@ tokenizers = pytest.importorskip("tokenizers")
 
 from tokenizers import models, normalizers, pre_tokenizers, trainers  # noqa: E402
 
-from shared_embeddings.checkpoints import trim_and_compress  # noqa: E402
 from shared_embeddings.checkpoints.report import Sizes, TrimReport  # noqa: E402
 from shared_embeddings.checkpoints.selection import Keep, Texts  # noqa: E402
-from shared_embeddings.checkpoints.trim import trim  # noqa: E402
+from shared_embeddings.checkpoints.trim import trim, trim_and_compress  # noqa: E402
 from shared_embeddings.cli.main import main  # noqa: E402
 from tests.shared_embeddings.hf.models import compress  # noqa: E402
 from tests.shared_embeddings.hf.trimming import llama, refused, save, sentences  # noqa: E402
@@ -167,7 +166,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, text: Path, monkeypatch: pytes
         raise OSError("no space")
 
     with pytest.raises(OSError, match="no space"):
-        trim_and_compress.trim_and_compress(model, tmp_path / "out", [text], fails)
+        trim_and_compress(model, tmp_path / "out", [text], fails)
     assert sorted(os.listdir(tmp_path)) == sorted(["model", text.name])
 
 
