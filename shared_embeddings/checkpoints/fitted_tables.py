@@ -142,19 +142,20 @@ def _decoding(table: EmbeddingTable, embedding: SharedEmbedding) -> Decoding:
     """The speed and the memory of generating a text token by token, with the table and the embedding."""
     rows, ids = table.table, torch.arange(len(table.table))
     hidden = rows[:1]
+    scores = table.is_scored and embedding.has_output and embedding.score_dim == rows.size(1)
 
     def plain(one: Tensor) -> None:
         F.embedding(one, rows)
-        if table.is_scored:
+        if scores:
             F.log_softmax(F.linear(hidden, rows), dim=-1)
 
     def compressed(one: Tensor) -> None:
         embedding(one)
-        if table.is_scored and embedding.has_output and embedding.score_dim == hidden.size(1):
+        if scores:
             embedding.log_prob(hidden)
 
     before, after = _tokens_per_second(plain, ids), _tokens_per_second(compressed, ids)
-    return Decoding(before, after, Sizes(rows.nbytes, embedding.bytes_in_memory()))
+    return Decoding(scores, before, after, Sizes(rows.nbytes, embedding.bytes_in_memory()))
 
 
 def _tokens_per_second(step: Callable[[Tensor], object], ids: Tensor) -> float:

@@ -65,10 +65,12 @@ class Decoding:
     """Generating a text token by token on this CPU: a look-up, and the scores of all words if it has any.
 
     Attributes:
+        scores: whether there are scores.
         before, after: tokens per second with the original table and with the embedding.
         memory: bytes of the table, and of the embedding with what it caches.
     """
 
+    scores: bool
     before: float
     after: float
     memory: Sizes
@@ -326,8 +328,9 @@ def _table_lines(table: TableReport) -> Iterator[str]:
 
 def _speed(decoding: Decoding) -> str:
     """The speed of generating a text."""
+    timed = "look-up and scores" if decoding.scores else "look-up"
     return (
-        f"look-up and scores on this CPU, one token at a time: {decoding.before:,.0f} tokens/s before, "
+        f"{timed} on this CPU, one token at a time: {decoding.before:,.0f} tokens/s before, "
         f"{decoding.after:,.0f} after"
     )
 

@@ -52,6 +52,7 @@ def test_the_input_alone(tmp_path: Path, name: str, capsys: pytest.CaptureFixtur
     model.save_pretrained(tmp_path / "model")
     assert compress(tmp_path / "model", "projective", tmp_path / "same", "--rank", DIM) == 0
     printed = capsys.readouterr().out
+    assert "look-up on this CPU, one token at a time" in printed
     decoder = name == "BartModel"
     assert ("a BartModel cannot be probed" in printed) == decoder
     assert ("kept 100% of the predictions of the original (nearest neighbors of 250" in printed) != decoder
