@@ -101,7 +101,7 @@ def report(arguments: Sequence[str]) -> None:
 
 
 def plot(arguments: Sequence[str]) -> None:
-    """Draw loss, perplexity and BLEU during the training of runs of lm_train and onmt_train, as PNG."""
+    """Plot the loss, perplexity and BLEU of training runs of lm_train and onmt_train as PNG."""
     parser = Parser("python -m recipes plot", description=plot.__doc__)
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", type=PathOption.SOURCE, help="folder of a run, or its log"
