@@ -79,7 +79,7 @@ def test_mistakes_are_one_line_before_the_fit(
     def fit(*arguments: object, **options: object) -> None:
         raise AssertionError("a fit began")
 
-    monkeypatch.setattr("shared_embeddings.checkpoints.compress.fit", fit)
+    monkeypatch.setattr("shared_embeddings.checkpoints.fitted_tables.fit", fit)
     sides = ["--validation-source", text, "--validation-target", text]
     for arguments, message in [
         (["--validation", tmp_path / "none"], "--validation: no such file"),
