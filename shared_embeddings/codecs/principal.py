@@ -26,8 +26,8 @@ _MOST_BITS = 8
 # The bits of a number of the basis as stored.
 _BASIS_BITS = 16
 _BLOCK = 4096
-# Rows that levels are trained on, and the steps of this.
-_SAMPLE = 2**15
+# Numbers that levels and spreads are learned from, and the steps of this.
+_SAMPLE = 2**23
 _STEPS = 8
 # Bins of the distribution of factors.
 _BINS = 4096
@@ -142,15 +142,17 @@ class PrincipalCodec(Codec):
 
     def energy(self, rows: Tensor) -> Tensor:
         """As in the base class, around the mean."""
-        mean = self._learned["basis"][0].to(rows)
-        return torch.cat([(part - mean).double().square().sum(dim=1) for part in rows.split(_BLOCK)])
+        mean, found = self._learned["basis"][0].to(rows), rows.new_empty(len(rows), dtype=torch.float64)
+        for part, energy in zip(rows.split(_BLOCK), found.split(_BLOCK), strict=True):
+            energy.copy_((part - mean).double().square().sum(dim=1))
+        return found
 
     def laid_out(self, rows: Tensor, widths: Tensor) -> Codec:
         """As in the base class: the bits of directions for the words of each width, and their codebooks."""
         basis = self._learned["basis"].to(rows)
         factors, directions = {}, []
         spread = torch.ones(int(widths.max()), self.rank)
-        every = -(-int((widths > 0).sum()) // _SAMPLE)
+        every = -(-int((widths > 0).sum()) * self.rank // _SAMPLE)
         for width in self.widths[1:]:
             mine = (widths == width).nonzero().flatten().to(rows.device)
             bits = torch.zeros(self.rank, dtype=torch.long)
@@ -301,8 +303,9 @@ def _bits_for(variances: Tensor, total: int) -> Tensor:
 
 def _principal(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The mean ``(D,)`` of rows ``(n, D)``; variances ``(D,)`` and directions ``(D, D)``, largest first."""
-    mean = torch.stack([part.sum(dim=0, dtype=torch.float64) for part in rows.split(_BLOCK)]).sum(dim=0)
-    mean /= len(rows)
+    mean = rows.new_zeros(rows.size(1), dtype=torch.float64)
+    for part in rows.split(_BLOCK):
+        mean += part.sum(dim=0, dtype=torch.float64) / len(rows)
     products = torch.zeros(len(mean), len(mean), dtype=torch.float64, device=rows.device)
     for part in rows.split(_BLOCK):
         centered = part - mean.to(part)

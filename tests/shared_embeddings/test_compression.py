@@ -142,3 +142,17 @@ def test_structured_takes_small_pieces_and_few_clusters_for_many_words() -> None
         options = options_within("structured", 262_144, 640, bytes_of_a_table // ratio)
         assert options["num_groups"] == 640 // width
         assert options["num_clusters"] <= 512
+
+
+def test_memory_counts_each_block_once() -> None:
+    """Scores of a plain table come from the table itself; a funnel caches its codes after the ReLU."""
+    plain = se.build("standard", num_embeddings=100, embedding_dim=8).eval()
+    funnel = se.build("funnel", num_embeddings=100, embedding_dim=8, rank=4).eval()
+    own = sum(parameter.nbytes for parameter in funnel.parameters())
+    with torch.no_grad():
+        assert funnel.bytes_in_memory() == own
+        plain.logits(torch.zeros(1, 8))
+        funnel.logits(torch.zeros(1, 8))
+        cached = funnel.bytes_in_memory() - own
+    assert plain.bytes_in_memory() == 4 * 100 * 8
+    assert cached >= 4 * 100 * 4
