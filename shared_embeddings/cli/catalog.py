@@ -15,6 +15,8 @@ from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, read_options
 from shared_embeddings.options import OptionError, describe_type
 from shared_embeddings.registry import build, method_class, methods, num_parameters
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.files import write_text
+from shared_embeddings.utils.path_options import PathOption
 
 _WIDTH, _INDENT = 100, " " * 6
 REQUIRED = "required"
@@ -35,10 +37,18 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     _add_sizes(command)
     command.add_argument("--json", action="store_true", help="print one JSON object")
 
-    command = add(commands, "suggest", "suggest options within a parameter budget", _suggest)
-    _add_sizes(command)
-    command.add_argument("--budget", required=True, help="number of parameters, such as 2M or 500k")
+    command = add(commands, "suggest", "suggest options within a budget", _suggest)
+    _add_sizes(command, nargs="+")
+    command.add_argument("--budget", help="number of parameters, such as 2M or 500k (optional with --html)")
     command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.add_argument(
+        "--html",
+        type=PathOption.NEW_FILE,
+        metavar="FILE",
+        help="write a page that shows what fits into any budget, in parameters or stored bytes, for all "
+        "combinations of the given V and D",
+    )
+    command.add_argument("--force", action="store_true", help="overwrite an existing --html")
 
 
 def describe_methods() -> str:
@@ -112,10 +122,13 @@ def describe_parameters(
     return "\n".join([*lines, "", describe_storage(embedding)])
 
 
-def _add_sizes(command: argparse.ArgumentParser) -> None:
+def _add_sizes(command: argparse.ArgumentParser, nargs: str | None = None) -> None:
     """The arguments for V and D."""
-    command.add_argument("--vocab-size", required=True, type=int, help="V, the number of words")
-    command.add_argument("--dim", required=True, type=int, help="D, the dimension of the model")
+    for name, text in (
+        ("--vocab-size", "V, the number of words"),
+        ("--dim", "D, the dimension of the model"),
+    ):
+        command.add_argument(name, required=True, type=int, nargs=nargs, help=text)
 
 
 def _methods(known: argparse.Namespace, _: list[str]) -> str:
@@ -128,9 +141,20 @@ def _params(known: argparse.Namespace, rest: list[str]) -> str:
 
 
 def _suggest(known: argparse.Namespace, _: list[str]) -> str:
+    from shared_embeddings.sizing.page import suggestion_page
     from shared_embeddings.sizing.suggest import describe_suggestions
 
-    return describe_suggestions(known.vocab_size, known.dim, known.budget, as_json=known.json)
+    if known.html is not None:
+        if known.json:
+            raise ValueError("--json and --html exclude each other; remove one of them")
+        write_text(known.html, suggestion_page(known.vocab_size, known.dim, known.budget))
+        return str(known.html)
+    if known.budget is None:
+        raise ValueError("--budget is missing; give a number of parameters such as 2M, or --html FILE")
+    for name, values in (("--vocab-size", known.vocab_size), ("--dim", known.dim)):
+        if len(values) > 1:
+            raise ValueError(f"{name} has {len(values)} values; give one, or --html FILE for a page of all")
+    return describe_suggestions(known.vocab_size[0], known.dim[0], known.budget, as_json=known.json)
 
 
 def _default(field: dataclasses.Field[object]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ import torch
 import yaml
 
 import shared_embeddings as se
+from shared_embeddings.cli.main import main
 from shared_embeddings.methods import tensor_train
 from shared_embeddings.registry import method_class, search_size
-from shared_embeddings.sizing import suggest
+from shared_embeddings.sizing import page, suggest
+from shared_embeddings.sizing.targets import stored_bytes
+from tests.recipes.browser import browser_page, find_browser
 
 VOCABULARY, DIMENSION = 3000, 64
 
@@ -197,3 +201,84 @@ def test_factors_above_are_alike_and_waste_little(number: int) -> None:
 )
 def test_factors_of_a_dimension(number: int, expected: tuple[int, int, int]) -> None:
     assert tensor_train.three_factors(number) == expected
+
+
+# The page
+
+
+def page_data(text: str) -> dict[str, Any]:
+    """The sizes in a page."""
+    return dict(json.loads(text.split('id="data">')[1].split("</script>")[0]))
+
+
+def test_page_has_the_sizes_of_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "STEPS", 6)
+    data = page_data(page.suggestion_page([500, 800], [32]))
+    assert data["grids"].keys() == {"500 32", "800 32"}
+    grids = data["grids"]["800 32"]
+    assert list(grids) == se.methods()
+    for method, found in grids.items():
+        for points in found:
+            counts = [point[1] for point in points]
+            assert counts == sorted(counts), method
+            text, count, *stored = points[-1]
+            options = yaml.safe_load(text)
+            assert options.pop("method") == method
+            assert search_size(method, num_embeddings=800, embedding_dim=32, **options) == count
+            assert stored == [stored_bytes(method, 800, 32, options, store) for store in data["stores"]]
+
+
+def test_page_has_first_and_last_steps() -> None:
+    for steps in (1, 2, page.STEPS, 5000):
+        found = page.spread(steps)
+        assert found[0] == 0 and found[-1] == steps - 1 and len(found) <= page.STEPS
+        assert found == sorted(set(found))
+
+
+def test_the_command_writes_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(page, "STEPS", 3)
+    sizes = ["suggest", "--vocab-size", "100", "200", "--dim", "8"]
+    file = tmp_path / "page.html"
+    assert main([*sizes, "--html", str(file), "--budget", "500"]) == 0
+    data = page_data(file.read_text())
+    assert (data["vocab"], data["dim"], data["budget"]) == ([100, 200], [8], "500")
+    assert main([*sizes, "--html", str(file)]) == 2
+    assert "--force" in capsys.readouterr().err
+    for wrong, words in (
+        ([*sizes, "--budget", "500"], "--vocab-size has 2 values"),
+        (sizes, "--budget is missing"),
+        ([*sizes, "--html", str(file), "--force", "--budget", "much"], "budget 'much'"),
+        ([*sizes, "--html", str(file), "--force", "--json"], "--json and --html"),
+        ([*sizes[:2], "0", *sizes[3:], "--html", str(file), "--force"], "num_embeddings"),
+    ):
+        assert main(wrong) == 2
+        assert words in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_page_finds_options_within_a_budget(tmp_path: Path) -> None:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium found; install one, or name it in BROWSER_FOR_TESTS")
+    (tmp_path / "page.html").write_text(page.suggestion_page([500, 800], [64]))
+    with browser_page(program, tmp_path / "profile") as shown:
+        shown.open(tmp_path / "page.html", width=1280, dark=False)
+        cells = "[...row.cells].map(cell => cell.textContent)"
+        rows = f"[...document.querySelectorAll('tbody tr')].map(row => {cells})"
+        assert [row[0] for row in shown.value(rows)] == se.methods()
+        for select, value in (("vocab", "800"), ("unit", "3")):
+            shown.value(f"document.getElementById('{select}').value = '{value}'")
+            shown.value(f"document.getElementById('{select}').dispatchEvent(new Event('change'))")
+        shown.value("document.getElementById('budget').value = '12k'")
+        shown.value("document.getElementById('budget').dispatchEvent(new Event('input'))")
+        found = {row[0]: row[1:] for row in shown.value(rows)}
+        assert found["standard"][0].startswith("needs at least 52.8k bytes in int8")
+        options = yaml.safe_load(found["projective"][0])
+        rank = options["rank"]
+        within, above = (stored_bytes("projective", 800, 64, {"rank": r}, "int8") for r in (rank, rank + 1))
+        assert within <= 12_000 < above
+        assert found["projective"][4] == f"{within:,}"
+        complaints = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+        assert [event for event in shown.events if event["method"] in complaints] == []
