@@ -46,6 +46,7 @@ CALLS = {
     "shared-embeddings correlation": "correlation --model {<<model} --output elsewhere",
     "shared-embeddings similarity": "similarity --vectors {<vectors} --pairs {<pairs} {<more}",
     "shared-embeddings similarity of a model": "similarity --model {<<model} --pairs {<pairs}",
+    "shared-embeddings suggest": "suggest --vocab-size 9 --dim 4 --html {>page}",
     "shared-embeddings trim": "trim --model {<<model} --text {<text} --source-text {<source} "
     "--target-text {<target} --keep {<keep} --held-out {<held} --output {>output}",
     "lm_prepare": "-train {<train} {<more} -valid {<valid} -test {<test} -output elsewhere",
