@@ -1,4 +1,4 @@
-"""Adaptive bands of any width: W_1 on the input only, bands narrower than the model, one table for all."""
+"""Adaptive bands: widths, sizes, tying, initialization, and DeFINE over bands."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import shared_embeddings as se
+from tests.shared_embeddings.test_adaptive import SIZES as SMALL
+from tests.shared_embeddings.test_adaptive import VOCABULARY, large, naive_log_prob
+from tests.shared_embeddings.test_adaptive import WIDTH as TABLE_WIDTH
+
+from .cases import by_name
+from .support import gradients
 
 WORDS, DIM, WIDTH, CUTOFFS = 37, 24, 10, [9, 20]
 SIZES: dict[str, Any] = {"num_embeddings": WORDS, "embedding_dim": DIM, "cutoffs": CUTOFFS}
@@ -269,3 +275,172 @@ def test_hidden_states_of_their_own_width_keep_their_projections_in_a_fit() -> N
     emb, report = se.fit("adaptive", teacher, **options, progress=False)
     assert report.relative_error == 0.0
     assert F.linear(torch.ones(1, 12), emb.output_projections["1"]).abs().sum() > 0
+
+
+# Against torch's own adaptive softmax
+
+
+def test_agrees_with_the_adaptive_softmax_of_torch() -> None:
+    emb = se.build("adaptive", num_embeddings=53, embedding_dim=32, cutoffs=[10, 17, 40], factor=2)
+    other = nn.AdaptiveLogSoftmaxWithLoss(32, 53, [10, 17, 40], div_value=2.0)
+    with torch.no_grad():
+        other.head.weight.copy_(torch.cat([emb.tables["0"], emb.clusters]))
+        for band, (down, up) in enumerate(other.tail, start=1):
+            down.weight.copy_(emb.projections[str(band)])
+            up.weight.copy_(emb.tables[str(band)])
+    hidden, targets = torch.randn(200, 32, requires_grad=True), torch.randint(53, (200,))
+    torch.testing.assert_close(emb.log_prob(hidden), other.log_prob(hidden), rtol=1e-4, atol=1e-5)
+    output, loss = other(hidden, targets)
+    torch.testing.assert_close(-emb.cross_entropy(hidden, targets, reduction="none"), output)
+    mean, predictions = emb.cross_entropy_and_predictions(hidden, targets)
+    torch.testing.assert_close(mean, loss)
+    assert torch.equal(predictions, other.predict(hidden))
+    (wanted,) = torch.autograd.grad(loss, hidden)
+    torch.testing.assert_close(torch.autograd.grad(mean, hidden)[0], wanted)
+    head = torch.autograd.grad(other(hidden, targets)[1], other.head.weight)[0]
+    found = gradients(emb, emb.cross_entropy(hidden, targets))
+    torch.testing.assert_close(torch.cat([found["tables.0"], found["clusters"]]), head)
+
+
+# Initialization
+
+
+@pytest.mark.parametrize("options", [{}, {"head_projection": "both", "tie": "none"}], ids=["plain", "untied"])
+def test_the_vectors_of_every_band_start_with_the_same_spread(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    emb = large(**options)
+    for table in (emb.table(), emb.output_table()):
+        for low, high in ((2, 200), (200, 1000), (1000, VOCABULARY)):
+            assert table[low:high].std().item() == pytest.approx(TABLE_WIDTH**-0.5, rel=0.3)
+    assert emb.clusters.std().item() == pytest.approx(TABLE_WIDTH**-0.5, rel=0.3)
+
+
+# Sizes and tying
+
+
+def test_sizes_of_the_define_paper() -> None:
+    """Table 1a, tied input-output of V = 267,735: 9.25M, 13.90M, 18.55M for n of 256, 384, 512."""
+    for width, size in [(256, 9.25), (384, 13.90), (512, 18.55)]:
+        sizes = {"num_embeddings": 267735, "embedding_dim": width}
+        count = se.num_parameters("adaptive", **sizes, cutoffs=[20000, 40000, 200000], factor=4)
+        assert count / 1e6 == pytest.approx(size, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("factor", "bands", "ratio"),
+    [
+        (4, (15000, 21000, 4728), 1.96),
+        (4, (4000, 8000, 28728), 5.12),
+        (4, (2000, 4000, 34728), 7.64),
+        (4, (600, 1200, 38928), 11.66),
+        (8, (1000, 5000, 34728), 18.18),
+        (8, (500, 4500, 35724), 24.06),
+    ],
+)
+def test_reductions_of_the_uncle_paper(factor: int, bands: tuple[int, ...], ratio: float) -> None:
+    """Table 12: Eq. 9 without the projection of the first band; it leaves out the clusters."""
+    words = sum(bands)
+    count = se.num_parameters(
+        "adaptive",
+        num_embeddings=words,
+        embedding_dim=512,
+        cutoffs=[bands[0], bands[0] + bands[1]],
+        factor=factor,
+        output="none",
+    )
+    assert words * 512 / count == pytest.approx(ratio, abs=0.01)
+
+
+TABLES, PROJECTIONS, CLUSTERS = 9 * 24 + 11 * 12 + 17 * 6, (12 + 6) * 24, 2 * 24
+
+
+@pytest.mark.parametrize(
+    ("options", "sides"),
+    [
+        ({}, (0, CLUSTERS, TABLES + PROJECTIONS)),
+        ({"head_projection": "both"}, (0, CLUSTERS, TABLES + PROJECTIONS + 24 * 24)),
+        ({"head_projection": "input"}, (24 * 24, CLUSTERS, TABLES + PROJECTIONS)),
+        ({"factor": 1}, (0, CLUSTERS, 37 * 24)),
+        ({"factor": 1, "width": 10}, (0, 2 * 10, 37 * 10 + 3 * 10 * 24)),
+        ({"factor": 1, "tie": "tables", "score_dim": 30}, (0, 3 * 24 * 30 + CLUSTERS, 37 * 24)),
+        ({"factor": 1, "map": "projective", "map_options": {"rank": 4}}, (0, CLUSTERS, 4 * (37 + 24))),
+        ({"tie": "tables"}, (PROJECTIONS, PROJECTIONS + CLUSTERS, TABLES)),
+        ({"tie": "none"}, (TABLES + PROJECTIONS, TABLES + PROJECTIONS + CLUSTERS, 0)),
+        ({"output": "none"}, (TABLES + PROJECTIONS, 0, 0)),
+    ],
+    ids=[
+        "all",
+        "head projection",
+        "input projection",
+        "factor one",
+        "narrow",
+        "other states",
+        "map",
+        "tables",
+        "none",
+        "input only",
+    ],
+)
+def test_parameters_of_each_side_counted_by_hand(
+    options: dict[str, Any], sides: tuple[int, int, int]
+) -> None:
+    """37 words in bands of 9, 11 and 17, with widths 24, 12 and 6."""
+    settings: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24, "cutoffs": [9, 20], "factor": 2}
+    settings |= options
+    counts = se.build("adaptive", **settings).counts()
+    assert (counts["input"], counts["output"], counts["shared"]) == sides
+    assert counts["total"] == sum(sides) == se.num_parameters("adaptive", **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "tables", "projections"),
+    [("adaptive", True, True), ("adaptive-tied-tables", True, False), ("adaptive-untied", False, False)],
+)
+def test_what_the_output_shares_moves_with_the_input(name: str, tables: bool, projections: bool) -> None:
+    emb = by_name(name).build()
+    for parameter, is_shared in ((emb.tables["1"], tables), (emb.projections["1"], projections)):
+        before = emb.output_table()[9:20].clone()
+        with torch.no_grad():
+            parameter.mul_(2)
+        assert torch.equal(emb.output_table()[9:20], before * 2 if is_shared else before)
+
+
+def test_the_factor_and_the_tie_of_the_papers_are_the_defaults() -> None:
+    options = se.build("adaptive", num_embeddings=37, embedding_dim=24, cutoffs=[9]).options
+    assert (options.factor, options.head_projection, options.tie) == (4, "none", "all")
+
+
+# DeFINE over bands
+
+UNIT: dict[str, Any] = {"map_dim": 16, "expand_dim": 48, "depth": 2, "map": "adaptive", "cutoffs": [9, 20]}
+
+
+def test_define_scores_projected_states_with_the_softmax_of_its_map() -> None:
+    emb: Any = se.build("define", **SMALL, **UNIT, output="map", output_projection=True)
+    hidden, targets = torch.randn(4, 7, 24), torch.randint(37, (4, 7))
+    narrow = hidden @ emb.output_projection.weight.T
+    torch.testing.assert_close(emb.log_prob(hidden), emb.map.log_prob(narrow))
+    expected = naive_log_prob(emb.map, narrow.reshape(28, 16)).view(4, 7, 37)
+    torch.testing.assert_close(emb.log_prob(hidden), expected, rtol=1e-4, atol=1e-5)
+    each = emb.cross_entropy(hidden, targets, reduction="none")
+    torch.testing.assert_close(each, -expected.gather(-1, targets[..., None])[..., 0], rtol=1e-4, atol=1e-5)
+
+
+def test_define_tied_to_its_table_has_a_flat_softmax_and_no_clusters() -> None:
+    emb = se.build("define", **SMALL, **UNIT, output="table")
+    hidden, targets = torch.randn(6, 24), torch.tensor([0, 8, 9, 20, 36, 3])
+    expected = F.cross_entropy(hidden @ emb.table().T, targets)
+    torch.testing.assert_close(emb.cross_entropy(hidden, targets), expected, rtol=1e-4, atol=1e-5)
+    for output in ("table", "none"):
+        names = se.build("define", **SMALL, **UNIT, output=output).state_dict()
+        assert "map.tables.2" in names and "map.clusters" not in names
+    assert "map.clusters" in se.build("define", **SMALL, **UNIT, output="map").state_dict()
+
+
+def test_define_decides_about_the_output_of_its_map() -> None:
+    unit = {name: value for name, value in UNIT.items() if name != "cutoffs"}
+    nested = {"cutoffs": [9, 20], "output": "none"}
+    with pytest.raises(se.OptionError, match="map_options.*output"):
+        se.build("define", **SMALL, **unit, map_options=nested, output="map")
+    with pytest.raises(se.OptionError, match="tie"):
+        se.build("define", **SMALL, **UNIT, tie="none", output="table")

@@ -1,0 +1,404 @@
+"""DeFINE: the unit of the paper and that of the DeLighT code, against independent references."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import shared_embeddings as se
+from tests.shared_embeddings.test_formulas import millions
+
+from .cases import CASES, Case
+from .contract.checks import each_of
+from .references import GroupLayer, GroupWeights, define_layers, define_unit, mixed, normalized, zero_row
+from .support import assert_same_gradients, gradients
+
+
+class Sizes(NamedTuple):
+    """One layer of the reference."""
+
+    groups: int
+    inputs: int
+    outputs: int
+
+
+class Setting(NamedTuple):
+    """The options of a unit, and the groups and widths of its transforms, worked by hand."""
+
+    n: int
+    D: int
+    k: int
+    N: int
+    g_max: int
+    groups: list[int]
+    widths: list[int]
+
+    def build(self) -> se.SharedEmbedding:
+        """The embedding of 11 words, its output tied to the whole unit."""
+        return se.build("define", num_embeddings=11, embedding_dim=self.D, **self.options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As the library has them."""
+        sizes = {"map_dim": self.n, "expand_dim": self.k, "depth": self.N, "max_groups": self.g_max}
+        return {**sizes, "unit": "delight", "output": "table"}
+
+    @property
+    def layers(self) -> list[Sizes]:
+        """The input layer, the group transforms, the output layer."""
+        half = self.D // 2
+        transforms = [Sizes(self.groups[0], half, self.widths[0])]
+        for groups, before, width in zip(self.groups[1:], self.widths, self.widths[1:]):
+            transforms.append(Sizes(groups, half + before, width))
+        return [Sizes(1, self.n, half), *transforms, Sizes(1, half + self.D, self.D)]
+
+
+SETTINGS = [
+    # From 12 to 48 in steps of 9: 21, 30, 39, 48, in multiples of 8; then 24.
+    Setting(16, 24, 48, 5, 4, [2, 1, 4, 2, 1], [24, 32, 40, 48, 24]),
+    # From 12 to 49 in steps of 12 1/3: 24, 36, 49. The fraction of 24 1/3 is dropped, so that 24 stays.
+    Setting(16, 24, 49, 4, 2, [2, 1, 2, 1], [24, 40, 56, 24]),
+    # Groups of 16 on one side of the first width.
+    Setting(8, 32, 40, 3, 16, [4, 2, 1], [32, 40, 32]),
+    Setting(8, 32, 40, 5, 16, [16, 8, 4, 2, 1], [32, 32, 40, 40, 32]),
+    Setting(7, 20, 30, 2, 1, [1, 1], [32, 20]),
+    # A dimension that is odd has a half without fraction.
+    Setting(6, 17, 20, 2, 2, [2, 1], [24, 17]),
+]
+each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"N{setting.N}-D{setting.D}")
+
+
+@pytest.fixture(autouse=True)
+def _single_precision_afterwards() -> Iterator[None]:
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class Weights(NamedTuple):
+    """Of one layer: a matrix ``(inputs / g, outputs / g)`` and a bias per group, a gain and shift for all."""
+
+    matrices: list[Tensor]
+    biases: list[Tensor]
+    gain: Tensor
+    shift: Tensor
+
+
+def drawn(sizes: Sizes) -> Weights:
+    """Random weights of a layer."""
+    inputs, outputs = sizes.inputs // sizes.groups, sizes.outputs // sizes.groups
+    return Weights(
+        [torch.randn(inputs, outputs) * inputs**-0.5 for _ in range(sizes.groups)],
+        [torch.randn(outputs) for _ in range(sizes.groups)],
+        torch.rand(outputs) + 0.5,
+        torch.randn(outputs),
+    )
+
+
+def layer(vector: Tensor, weights: Weights) -> Tensor:
+    """A linear map, a normalization and GELU of every group by itself."""
+    groups = []
+    for chunk, matrix, bias in zip(vector.chunk(len(weights.biases)), weights.matrices, weights.biases):
+        value = normalized(chunk @ matrix + bias, weights.gain, weights.shift)
+        groups.append(value * (1 + torch.erf(value / math.sqrt(2))) / 2)
+    return torch.cat(groups)
+
+
+def unit(vector: Tensor, setting: Setting, weights: list[Weights]) -> Tensor:
+    """The vector ``(D,)`` of a word that the map gives ``(n,)``."""
+    first, *transforms, last = weights
+    entry = layer(vector, first)
+    output = layer(entry, transforms[0])
+    for groups, transform in zip(setting.groups[1:], transforms[1:]):
+        output = layer(mixed(entry, output, groups), transform)
+    return layer(torch.cat([entry, output]), last)
+
+
+def copied_into(emb: Any, weights: list[Weights]) -> None:
+    """Give an embedding the weights; they have to fit to the last number."""
+    parts = ["entry", *(f"expansion.layers.{place}" for place in range(len(weights) - 1))]
+    state = {"map.weight": torch.randn(11, emb.options.map_dim)}
+    for part, (matrices, biases, gain, shift) in zip(parts, weights):
+        state[f"{part}.weight"] = torch.stack(matrices)
+        state[f"{part}.bias"] = torch.stack(biases).unsqueeze(1)
+        state |= {f"{part}.norm.weight": gain, f"{part}.norm.bias": shift}
+    emb.load_state_dict(state)
+
+
+@each_setting
+def test_it_computes_what_the_reference_does(setting: Setting) -> None:
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    emb: Any = setting.build()
+    weights = [drawn(sizes) for sizes in setting.layers]
+    copied_into(emb, weights)
+    expected = torch.stack([unit(vector, setting, weights) for vector in emb.map.table()])
+    ids = torch.tensor([[3, 7], [7, 0]])
+    for found, wanted in (
+        (emb.table(), expected),
+        (emb(ids), expected[ids]),
+        (emb.eval().table(), expected),
+    ):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+@each_setting
+def test_its_parameters_are_those_of_the_reference(setting: Setting) -> None:
+    expected = 11 * setting.n
+    for weights in map(drawn, setting.layers):
+        expected += sum(part.numel() for part in [*weights.matrices, *weights.biases])
+        expected += weights.gain.numel() + weights.shift.numel()
+    sizes: dict[str, Any] = {"num_embeddings": 11, "embedding_dim": setting.D}
+    assert se.num_parameters("define", **sizes, **setting.options) == expected
+    assert setting.build().counts()["total"] == expected
+
+
+def test_parameters_counted_by_hand() -> None:
+    """The first setting: input layer; groups 2, 1, 4, 2, 1; output layer, which reads 12 + 24."""
+    transforms = [
+        12 * 24 // 2 + 24 + 2 * 12,
+        36 * 32 + 32 + 2 * 32,
+        44 * 40 // 4 + 40 + 2 * 10,
+        52 * 48 // 2 + 48 + 2 * 24,
+        60 * 24 + 24 + 2 * 24,
+    ]
+    total = 37 * 16 + (16 * 12 + 12 + 2 * 12) + sum(transforms) + (36 * 24 + 24 + 2 * 24)
+    sizes: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24}
+    assert total == 6552 == se.num_parameters("define", **sizes, **SETTINGS[0].options)
+
+
+def test_it_is_another_unit_than_that_of_the_paper() -> None:
+    setting = SETTINGS[0]
+    later, paper = setting.options, {**setting.options, "unit": "paper"}
+    sizes: dict[str, Any] = {"num_embeddings": 11, "embedding_dim": setting.D}
+    assert se.build("define", **sizes, **paper).stored_options().get("unit") is None
+    assert se.build("define", **sizes, **later).stored_options()["unit"] == "delight"
+    assert se.num_parameters("define", **sizes, **paper) != se.num_parameters("define", **sizes, **later)
+
+
+def test_it_is_not_the_unit_that_the_paper_counts() -> None:
+    """Table 1a, R3, prints 0.41M for n = D = 256, k = 1024, N = 3; this unit has 0.81M."""
+    sizes: dict[str, Any] = {"num_embeddings": 1000, "embedding_dim": 256}
+    for most in (4, 16, 128):
+        options = Setting(256, 256, 1024, 3, most, [], []).options
+        unit_alone = se.num_parameters("define", **sizes, **options) - 1000 * 256
+        assert round(unit_alone / 1e6, 2) == 0.81
+
+
+def test_its_layers_are_the_group_transforms() -> None:
+    setting = SETTINGS[0]
+    found = setting.build().layers(torch.tensor([1, 4]))
+    assert [layer.name for layer in found] == ["map", "entry", *(f"layer {n}" for n in range(1, 6)), "output"]
+    assert [layer.groups for layer in found[2:-1]] == setting.groups
+    assert [layer.values.size(1) for layer in found] == [16, 12, *setting.widths, 24]
+
+
+def test_a_new_unit_has_the_spread_of_a_table() -> None:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"num_embeddings": 500, "embedding_dim": 64}
+    emb = se.build("define", **sizes, map_dim=32, expand_dim=128, depth=5, max_groups=4, unit="delight")
+    assert emb.table().square().mean().sqrt().item() == pytest.approx(64**-0.5, rel=0.2)
+
+
+# DeFINE
+
+
+def test_groups_and_widths_worked_by_hand() -> None:
+    """n = 16, k = 60, N = 3, g_max = 4: widths 16, 38, 60 become 16, 40, 64; groups are 4, 2, 1."""
+    assert define_layers(16, 60, 3, 4, "hgt", "mixer") == [
+        GroupLayer(4, 16, 16),
+        GroupLayer(2, 16 + 16, 40),
+        GroupLayer(1, 16 + 40, 64),
+    ]
+    assert define_layers(16, 60, 3, 4, "glt", "none") == [
+        GroupLayer(4, 16, 16),
+        GroupLayer(4, 16, 40),
+        GroupLayer(4, 40, 64),
+    ]
+    assert define_layers(16, 60, 2, 16, "hgt", "residual") == [GroupLayer(16, 16, 32), GroupLayer(8, 32, 32)]
+
+
+UNIT = {"map_dim": 16, "expand_dim": 60, "depth": 3, "max_groups": 4, "output": "table"}
+
+
+def test_parameters_of_a_unit_counted_by_hand() -> None:
+    """Map 37 x 16; entry 16 x 16; groups of 4, 2, 1 with bias, gain and shift; reduction to 24."""
+    table = 37 * 16
+    entry = 16 * 16 + 16
+    first = 4 * (4 * 4) + 3 * 16
+    second = 2 * (16 * 20) + 3 * 40
+    third = 56 * 64 + 3 * 64
+    reduction = 64 * 24 + 24
+    expected = table + entry + first + second + third + reduction
+    assert se.num_parameters("define", num_embeddings=37, embedding_dim=24, **UNIT) == expected
+
+
+def test_wikitext_maps_have_the_sizes_of_the_paper() -> None:
+    """Table 1a, tied input-output of V = 267,735 in bands: 9.25M, 13.90M, 18.55M for n from 256 to 512."""
+    bands = {"map": "adaptive", "cutoffs": [20000, 40000, 200000], "factor": 4}
+    for n, size in [(256, 9.25), (384, 13.90), (512, 18.55)]:
+        unit = {"map_dim": n, "expand_dim": 1024, "depth": 3, "max_groups": 4, "output": "map"}
+        full = millions("define", 267735, n, **unit) - 267735 * n / 1e6
+        assert millions("define", 267735, n, **unit, **bands) - full == pytest.approx(size, abs=0.03)
+
+
+def test_hierarchical_groups_cost_less_than_full_layers_and_more_than_fixed_groups() -> None:
+    """Table 6a: 42.86M linear, 40.73M HGT, 39.69M GLT; table 8b: no reduction costs more."""
+    unit = {"map_dim": 384, "expand_dim": 1024, "depth": 7, "connection": "none", "output": "table"}
+    linear = millions("define", 1000, 384, transform="linear", **unit)
+    hgt = millions("define", 1000, 384, transform="hgt", max_groups=8, **unit)
+    glt = millions("define", 1000, 384, transform="glt", max_groups=8, **unit)
+    assert glt < hgt < linear
+
+
+def test_translation_model_of_the_define_paper() -> None:
+    """Table 3: 68M = 44M + plain output of 31k x 512 + two inputs with n = 128, k = 1024, N = 3."""
+    unit = {"map_dim": 128, "expand_dim": 1024, "depth": 3, "max_groups": 16, "output": "none"}
+    total = 44 + millions("standard", 31000, 512) + 2 * millions("define", 31000, 512, **unit)
+    assert total == pytest.approx(68, rel=0.05)
+
+
+@pytest.mark.parametrize(("n", "total"), [(64, 55.67), (128, 72.90), (256, 107.37)])
+def test_transformer_xl_of_the_define_paper(n: int, total: float) -> None:
+    """Table 2a: 36.25M context model, map tied with the softmax, D = 384 projected to n, N = 3, k = 4096."""
+    unit = {"map_dim": n, "expand_dim": 4096, "depth": 3, "max_groups": 16}
+    size = millions("define", 267735, 384, output="map", output_projection=True, **unit)
+    assert 36.25 + size == pytest.approx(total, rel=0.05)
+
+
+def test_penn_treebank_is_four_million_smaller() -> None:
+    """Table 1c: AWD-LSTM with 24M has a 10,000 x 400 table; n = 128, k = 1024, N = 7, m = 400 makes it 20M.
+
+    The last LSTM layer shrinks from 400 to 128 outputs, so from 4 (1150 + 400) 400 to 4 (1150 + 128) 128.
+    """
+    unit = {"map_dim": 128, "expand_dim": 1024, "depth": 7, "max_groups": 128, "output": "map"}
+    layer = lambda outputs: 4 * (1150 + outputs + 2) * outputs / 1e6  # noqa: E731
+    smaller = 24.2 - millions("standard", 10000, 400) - layer(400) + layer(128)
+    assert smaller + millions("define", 10000, 400, **unit) == pytest.approx(20, rel=0.05)
+
+
+def test_dimension_of_scores_follows_what_the_softmax_is_tied_to() -> None:
+    sizes = {"num_embeddings": 37, "embedding_dim": 24}
+    unit = {"map_dim": 16, "expand_dim": 48, "depth": 2, "max_groups": 2}
+    assert se.build("define", **sizes, **unit, output="map").score_dim == 16
+    assert se.build("define", **sizes, **unit, output="map", output_projection=True).score_dim == 24
+    assert se.build("define", **sizes, **unit, output="table").score_dim == 24
+
+
+# The unit of the authors' later code has tests of its own.
+DEFINE_CASES = [case for case in CASES if case.method == "define" and case.options.get("unit") != "delight"]
+each_define = each_of(DEFINE_CASES)
+
+
+def group_weights(layer: torch.nn.Module) -> GroupWeights:
+    """The tensors of one group transformation, its blocks as ``(outputs / g, inputs / g)``."""
+    return GroupWeights(
+        blocks=[block.T for block in layer.weight],
+        bias=layer.bias.flatten(),
+        gain=layer.norm.weight,
+        shift=layer.norm.bias,
+    )
+
+
+def naive_define(emb: se.SharedEmbedding) -> Tensor:
+    """The table, one word at a time, with dense block-diagonal matrices."""
+    options = emb.options
+    layers = define_layers(
+        options.map_dim,
+        options.expand_dim,
+        options.depth,
+        options.max_groups or 4,
+        options.transform,
+        options.connection,
+    )
+    rows = []
+    for vector in emb.map.table():
+        entry = emb.entry.weight @ vector + emb.entry.bias
+        weights = [group_weights(layer) for layer in emb.expansion.layers]
+        assert len(weights) == len(layers)
+        row = define_unit(entry, layers, weights, options.connection, F.gelu, options.shuffle)
+        rows.append(emb.reduction.weight @ row + emb.reduction.bias if options.reduce else row)
+    return zero_row(torch.stack(rows), emb.padding_idx)
+
+
+@each_define
+def test_define_equals_the_naive_unit_in_value_and_gradient(case: Case) -> None:
+    emb = case.build()
+    with torch.no_grad():
+        for parameter in emb.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    expected = naive_define(emb)
+    torch.testing.assert_close(emb.table(), expected, rtol=1e-3, atol=1e-5)
+    weight = torch.randn_like(expected)
+    assert_same_gradients(
+        gradients(emb, (emb.table() * weight).sum()),
+        gradients(emb, (expected * weight).sum()),
+        atol=1e-4,
+    )
+
+
+@each_define
+def test_define_counts_its_layers(case: Case) -> None:
+    """Every block, with bias, gain and shift for each output; map, entry and reduction beside them."""
+    options = case.options
+    n, d = options["map_dim"], case.embedding_dim
+    layers = define_layers(
+        n,
+        options["expand_dim"],
+        options["depth"],
+        options.get("max_groups", 4),
+        options["transform"] if "transform" in options else "hgt",
+        options.get("connection", "mixer"),
+    )
+    expansion = sum(layer.inputs * layer.outputs // layer.groups + 3 * layer.outputs for layer in layers)
+    reduction = (layers[-1].outputs + 1) * d if options.get("reduce", True) else 0
+    projection = n * d if options.get("output_projection") else 0
+    names = ("rank", "cutoffs", "factor", "tie", "score_dim")
+    map_options = {name: options[name] for name in names if name in options} | options.get("map_options", {})
+    if options.get("map") == "adaptive" and options["output"] != "map":
+        map_options["output"] = "none"
+    mapping = se.num_parameters(
+        options.get("map", "standard"), num_embeddings=case.num_embeddings, embedding_dim=n, **map_options
+    )
+    bias = case.num_embeddings if options.get("output_bias") else 0
+    if bias and options.get("map") == "adaptive":
+        bias += len(options["cutoffs"])
+    unit = n * (n + 1) + expansion + reduction + projection
+    assert case.build().counts()["total"] == mapping + unit + bias
+
+
+@each_define
+def test_scores_are_tied_to_what_the_options_say(case: Case) -> None:
+    emb = case.build()
+    output = case.options["output"]
+    if output == "table":
+        torch.testing.assert_close(emb.output_table(), emb.table())
+    elif output == "map":
+        is_tied = case.options.get("tie", "all") == "all"
+        mapped = zero_row(emb.map.table() if is_tied else emb.map.output_table(), emb.padding_idx)
+        if case.options.get("output_projection"):
+            mapped = mapped @ emb.output_projection.weight
+        torch.testing.assert_close(emb.output_table(), mapped, rtol=1e-4, atol=1e-6)
+    else:
+        assert emb.has_output is False
+
+
+def test_define_for_language_models_is_tied_to_its_map_by_default() -> None:
+    unit = {name: value for name, value in UNIT.items() if name != "output"}
+    emb = se.build("define", num_embeddings=37, embedding_dim=24, **unit)
+    assert emb.options.output == "map" and emb.score_dim == 16
+
+
+def test_widths_grow_and_groups_halve() -> None:
+    """Section 3.2, for the unit of the Penn Treebank model: n = 128, k = 1024, N = 7."""
+    layers = define_layers(128, 1024, 7, 16, "hgt", "mixer")
+    assert [layer.groups for layer in layers] == [16, 8, 4, 2, 1, 1, 1]
+    assert all(first.outputs < second.outputs for first, second in pairwise(layers))
+    assert layers[0].outputs == 128 and layers[-1].outputs == 1024
+    assert all(layer.inputs % layer.groups == 0 == layer.outputs % layer.groups for layer in layers)
