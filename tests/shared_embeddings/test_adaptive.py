@@ -329,8 +329,6 @@ def test_predictions_are_the_most_probable_words_of_any_band(case: Case, lift: f
     assert torch.equal(predictions, expected)
 
 
-# Memory
-
 TOKENS, VOCABULARY, WIDTH = 2048, 4000, 64
 SCORES = TOKENS * VOCABULARY * 4
 

@@ -1,18 +1,30 @@
-"""The command `shared-embeddings`: what it prints, and what it says to mistakes."""
+"""The command `shared-embeddings`, the runner of all commands, and signals."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 import shared_embeddings as se
 from shared_embeddings.classes import WordClasses
 from shared_embeddings.cli.main import main
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.command_line import TRACEBACK_VARIABLE, run
+from shared_embeddings.utils.interrupts import (
+    SIGNALS,
+    Interrupted,
+    Interrupts,
+    signals_delayed,
+    signals_raised,
+)
 
 SIZES = ["--vocab-size", "5000", "--dim", "64"]
 
@@ -160,3 +172,141 @@ def test_a_reader_that_has_gone_ends_the_command_quietly() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 128 + signal.SIGPIPE
+
+
+def raising(error: BaseException):
+    """A program that ends with an error."""
+
+    def main(arguments: Sequence[str]) -> None:
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (UserError("size: 0 is too\nsmall"), "tool: size: 0 is too small"),
+        (FileNotFoundError(2, "No such file", "x.txt"), "tool: x.txt: No such file; check the path"),
+        (RecursionError("maximum"), "tool: the input is nested too deeply"),
+        (MemoryError(), "tool: not enough memory"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "tool: not enough memory"),
+        (ModuleNotFoundError("No module named 'x'"), "tool: No module named 'x'; install"),
+        (UserError("x" * 100_000), "tool: xxx"),
+    ],
+)
+def test_mistakes_are_one_line(
+    error: Exception, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("tool", raising(error), []) == 2
+    found = capsys.readouterr().err
+    assert found.startswith(line) and found.count("\n") == 1 and len(found) < 1100
+    monkeypatch.setenv(TRACEBACK_VARIABLE, "1")
+    with pytest.raises(type(error)):
+        run("tool", raising(error), [])
+
+
+def test_our_own_errors_are_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run("tool", raising(ZeroDivisionError()), [])
+
+
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_signals_are_one_line(number: int, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def main(arguments: Sequence[str]) -> None:
+        os.kill(os.getpid(), number)
+
+    assert run("tool", main, [], advice="try again") == 128 + number
+    assert capsys.readouterr().err == f"tool: {word}; try again\n"
+
+
+def test_status_of_the_program() -> None:
+    assert run("tool", lambda arguments: len(arguments), ["a", "b", "c"]) == 3
+    assert run("tool", lambda arguments: None, []) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_output_that_cannot_be_written_fails() -> None:
+    code = (
+        "from shared_embeddings.utils.command_line import run; "
+        "raise SystemExit(run('tool', lambda _: print('x'), []))"
+    )
+    with open("/dev/full", "w") as full:
+        found = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert found.returncode == 2 and found.stderr.startswith("tool: No space left on device")
+    assert found.stderr.count("\n") == 1
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_command_is_interrupted_and_handlers_come_back(number: int) -> None:
+    before = [signal.getsignal(one) for one in SIGNALS]
+    with signals_raised():
+        with pytest.raises(Interrupted) as error:
+            send(number)
+        assert error.value.signal == number and error.value.status == 128 + number
+    assert [signal.getsignal(one) for one in SIGNALS] == before
+
+
+def test_the_first_signal_is_noted_and_the_second_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", -1)
+    with signals_raised(), Interrupts() as interrupts:
+        assert interrupts.received is None
+        send(signal.SIGTERM)
+        assert interrupts.received == signal.SIGTERM
+        with pytest.raises(Interrupted):
+            send(signal.SIGINT)
+
+
+def test_signals_wait_for_the_end_of_a_write() -> None:
+    written = []
+    with signals_raised():
+        with pytest.raises(Interrupted) as error, signals_delayed():
+            send(signal.SIGTERM)
+            send(signal.SIGINT)
+            written.append("all")
+    assert written == ["all"] and error.value.signal == signal.SIGTERM
+
+
+def test_signals_that_come_together_are_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after Ctrl-C, which a terminal sends to a whole group, whose members may pass it on."""
+    monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", 3600)
+    with signals_raised(), Interrupts() as interrupts:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            send(number)
+        assert interrupts.received == signal.SIGINT
+
+
+def test_a_wait_ends_at_a_signal_and_at_one_that_was_noted() -> None:
+    with signals_raised(), Interrupts() as interrupts:
+        with pytest.raises(Interrupted), interrupts.raised_now():
+            send(signal.SIGTERM)
+        assert interrupts.received == signal.SIGTERM
+        send(signal.SIGINT)  # the same request: nothing happens outside of a wait
+        with pytest.raises(Interrupted) as error, interrupts.raised_now():
+            raise AssertionError("the wait has begun")
+        assert error.value.signal == signal.SIGTERM
+
+
+def test_a_second_signal_waits_for_the_save_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", -1)
+    with signals_raised(), Interrupts() as interrupts:
+        send(signal.SIGTERM)
+        saved = False
+        with pytest.raises(Interrupted), signals_delayed():
+            send(signal.SIGTERM)
+            saved = True
+        assert saved and interrupts.received == signal.SIGTERM
+
+
+def test_ignored_signals_stay_ignored() -> None:
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with signals_raised(), signals_delayed():
+            send(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,12 +1,19 @@
-"""Dropout from masks of random words."""
+"""Dropout from masks of random words, and dropout after ALONE's ReLU."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import shared_embeddings as se
 from shared_embeddings.layers.dropout import Dropout, dropout, keep_mask
+from shared_embeddings.methods.alone import AloneEmbedding
+
+from .cases import Case, by_name
+from .support import assert_same_gradients, gradients
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.65])
@@ -84,3 +91,176 @@ def test_a_step_under_autocast_keeps_the_type_of_its_layer() -> None:
     layer = torch.nn.Sequential(torch.nn.Linear(8, 8), Dropout(0.5))
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(torch.randn(2, 8)).dtype == torch.bfloat16
+
+
+FILTERS = ["alone-real", "alone-binary"]
+HALF = {"relu_dropout": 0.5}
+IN_A_MAP: dict[str, Any] = {
+    "map_dim": 16,
+    "expand_dim": 48,
+    "depth": 3,
+    "map": "alone",
+    "hidden_dim": 40,
+    "codebook_size": 5,
+}
+
+
+def dropping(case: Case, **options: Any) -> se.SharedEmbedding:
+    """The embedding of a row with dropout, in training."""
+    return case.build(0, options=case.options | HALF | options).train()
+
+
+def in_a_map(**options: Any) -> se.SharedEmbedding:
+    """A DeFINE unit on an ALONE map, in training."""
+    torch.manual_seed(0)
+    return se.build(
+        "define", num_embeddings=37, embedding_dim=24, padding_idx=3, **IN_A_MAP, **options
+    ).train()
+
+
+def masks(emb: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Which hidden units ``(N, H)`` of tokens ``(N,)`` a draw has kept, of those that are not zero anyway."""
+    drawn: list[torch.Tensor] = []
+    handle = emb.relu_dropout.register_forward_hook(lambda module, given, out: drawn.append(out != 0))
+    emb(ids)
+    handle.remove()
+    return drawn[0]
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_the_output_side_has_no_dropout(name: str) -> None:
+    case = by_name(name)
+    plain, emb = case.build(0).train(), dropping(case)
+    hidden, targets = torch.randn(6, case.embedding_dim), torch.randint(0, case.num_embeddings, (6,))
+    for found, expected in (
+        (emb.logits(hidden), plain.logits(hidden)),
+        (emb.log_prob(hidden), plain.log_prob(hidden)),
+        (emb.output_table(), plain.output_table()),
+        (emb.table(), plain.table()),
+    ):
+        assert torch.equal(found, expected)
+    loss, expected = emb.cross_entropy(hidden, targets), plain.cross_entropy(hidden, targets)
+    assert torch.equal(loss, expected)
+    assert_same_gradients(gradients(emb, loss), gradients(plain, expected))
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_every_token_has_its_own_mask(name: str) -> None:
+    emb = dropping(by_name(name))
+    ids = torch.tensor([5, 11, 5, 5, 11])
+    torch.manual_seed(1)
+    kept = masks(emb, ids)
+    for first, second in ((0, 2), (0, 3), (2, 3), (1, 4)):
+        assert not torch.equal(kept[first], kept[second])
+    vectors = emb(ids)
+    assert not torch.allclose(vectors[0], vectors[2]) and not torch.allclose(vectors[1], vectors[4])
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_tokens_with_dropout_are_as_in_the_formula(name: str) -> None:
+    """``W2 dropout(max(0, W1 (m_w * o)))`` of every token, with the masks that were drawn."""
+    case = by_name(name)
+    emb: Any = dropping(case).double()
+    ids = torch.tensor([[5, 11, 3], [5, 2, 5]])
+    torch.manual_seed(1)
+    kept = masks(emb, ids)
+    torch.manual_seed(1)
+    found = emb(ids)
+    filters = sum(book[emb.codes[ids.flatten(), place].long()] for place, book in enumerate(emb.codebooks))
+    filters = (filters > 0).double() if case.options["filter"] == "binary" else filters
+    units = F.relu((filters * emb.base) @ emb.first.T) * kept / 0.5
+    expected = (units @ emb.second.T * (ids.flatten() != 3)[:, None]).view(2, 3, -1)
+    torch.testing.assert_close(found, expected)
+    assert_same_gradients(gradients(emb, found.square().sum()), gradients(emb, expected.square().sum()))
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_dropout_keeps_the_mean_and_acts_in_training_only(name: str) -> None:
+    case = by_name(name)
+    plain, emb = case.build(0), dropping(case)
+    ids = torch.arange(case.num_embeddings)
+    assert torch.equal(emb.eval()(ids), plain.eval()(ids))
+    mean = torch.stack([emb.train()(ids) for _ in range(400)]).mean(0)
+    assert (mean - plain(ids)).norm() < 0.15 * plain(ids).norm()
+    assert emb(torch.tensor([3, 3])).abs().max() == 0
+
+
+def test_a_map_drops_for_every_token_on_the_input_side() -> None:
+    plain, emb = in_a_map(), in_a_map(**HALF)
+    ids = torch.tensor([5, 11, 5, 3])
+    vectors = emb(ids)
+    assert not torch.allclose(vectors[0], vectors[2])
+    assert vectors[3].abs().max() == 0
+    hidden = torch.randn(4, emb.score_dim)
+    assert torch.equal(emb.logits(hidden), plain.logits(hidden))
+    assert torch.equal(emb.table(), plain.table())
+    assert torch.equal(emb.eval()(ids), plain.eval()(ids))
+    whole, without = in_a_map(**HALF, output="table"), in_a_map(output="table")
+    hidden = torch.randn(4, 24)
+    assert torch.equal(whole.logits(hidden), without.logits(hidden))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda **o: dropping(by_name("alone-real"), **o), lambda **o: in_a_map(**HALF, **o)]
+)
+def test_dropout_ends_after_its_updates(make: Any) -> None:
+    emb = make(relu_dropout_steps=3)
+    model = torch.nn.Sequential(emb, torch.nn.Dropout(0.25))
+    ids = torch.tensor([5, 5])
+
+    def drops() -> bool:
+        first, second = emb(ids)
+        return not torch.equal(first, second)
+
+    due = []
+    for done in range(5):
+        se.set_updates(model, done)
+        due.append(drops())
+    assert due == [True, True, True, False, False]
+    assert model[1].p == 0.25
+    se.set_updates(model, 2)
+    assert drops()
+    forever = make()
+    se.set_updates(forever, 10**9)
+    assert forever.draws_per_token
+
+
+def test_dropout_ends_in_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    token_rows = AloneEmbedding.token_rows
+
+    def noted(self: AloneEmbedding, *given: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled() and self.training:
+            seen.append(self.draws_per_token)
+        return token_rows(self, *given)
+
+    monkeypatch.setattr(AloneEmbedding, "token_rows", noted)
+    options = {"hidden_dim": 40, "relu_dropout": 0.5, "relu_dropout_steps": 3}
+    se.fit("alone", torch.randn(37, 24), steps=5, progress=False, **options)  # type: ignore[arg-type]
+    assert seen == [True] * 3 + [False] * 2
+
+
+def test_a_compiled_model_is_compiled_again_only_where_dropout_ends() -> None:
+    emb = dropping(by_name("alone-real"), relu_dropout_steps=3)
+    compiled: list[Any] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        compiled.append(module)
+        return module.forward
+
+    torch.compiler.reset()
+    look_up = torch.compile(lambda ids: emb(ids), backend=backend)
+    ids, graphs, drops = torch.tensor([5, 5]), [], []
+    for done in range(8):
+        se.set_updates(emb, done)
+        first, second = look_up(ids)
+        drops.append(not torch.equal(first, second))
+        graphs.append(len(compiled))
+    assert drops == [True] * 3 + [False] * 5
+    assert graphs[0] == graphs[2] and graphs[3] == graphs[7]
+
+
+def test_the_end_of_dropout_is_not_in_the_state() -> None:
+    """The step of the host says where training is; checkpoints of before fit."""
+    case = by_name("alone-real")
+    assert dropping(case, relu_dropout_steps=3).state_dict().keys() == case.build().state_dict().keys()

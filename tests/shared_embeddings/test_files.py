@@ -1,22 +1,47 @@
-"""Files appear whole or not at all, alone and as sets; outputs never replace inputs, links or devices."""
+"""Files that are written, read and downloaded, and records of results."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import subprocess
 import threading
+import urllib.error
+import urllib.request
+from email.message import Message
 from pathlib import Path
+from urllib.response import addinfourl
 
 import pytest
 
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils import files
+from shared_embeddings.utils import download, files
+from shared_embeddings.utils.download import DownloadError
 from shared_embeddings.utils.files import (
     check_input,
     check_outputs,
     remove_leftovers,
     replacing,
     replacing_all,
+    sha256,
     write_text,
+)
+from shared_embeddings.utils.reading import (
+    DocumentError,
+    parse_json,
+    parse_yaml,
+    read_json,
+    read_yaml,
+    read_yaml_as_text,
+)
+from shared_embeddings.utils.results import (
+    ROOT,
+    describe_device,
+    git_state,
+    provenance,
+    versions,
+    write_record,
 )
 
 
@@ -183,3 +208,193 @@ def test_outputs_are_neither_inputs_nor_there(tmp_path: Path) -> None:
         check_outputs({"--output": source}, {})
     check_outputs({"--output": source, "--report": None}, {"--text": None}, force=True)
     check_outputs({"--output": folder / "new", "--report": Path("/dev/null")}, {"--model": folder})
+
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{new}: &{new} [{','.join(f'*{old}' for _ in range(9))}]\n" for old, new in zip("abcdefgh", "bcdefghi")
+)
+
+
+def test_plain_values() -> None:
+    text = "a: 1e-3\nb: [1, 2.5, true, null, text]\nc: {d: 2020-01-01}\ne: &x {f: 1, g: 2}\nh: {<<: *x, f: 3}"
+    assert parse_yaml(text, "t") == {
+        "a": 0.001,
+        "b": [1, 2.5, True, None, "text"],
+        "c": {"d": "2020-01-01"},
+        "e": {"f": 1, "g": 2},
+        "h": {"f": 3, "g": 2},
+    }
+    assert parse_yaml("", "t") is None
+    assert parse_json('{"a": [1, {"b": null}]}', "t") == {"a": [1, {"b": None}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 5000, "nested more than 100 levels deep"),
+        ("[" * 5000 + "]" * 5000, "nested more than 100 levels deep"),
+        ("{b: " * 300 + "1" + "}" * 300, "nested more than 100 levels deep"),
+        ("a: 1\na: 2", "the key 'a' is given twice"),
+        ("a: {b: 1, b: 2}", "the key 'b' is given twice"),
+        ("5: a", "the key '5' is not text"),
+        ("yes: a", "the key 'yes' is not text"),
+        ("[a, b]: c", "the key 'a list or mapping' is not text"),
+        ("a: !!python/object/apply:os.system [ls]", "is not a plain value"),
+        ("a: !!binary aGk=", "is not a plain value"),
+        ("a: !!set {b}", "is not a plain value"),
+        (BOMB, "has more than 1,000,000 values"),
+        ("a: &a [*a]", "an alias refers to a value that contains it"),
+        ("a: [", "cannot be read as YAML"),
+        ("a: *b", "cannot be read as YAML"),
+        ("a: \0", "cannot be read as YAML"),
+        ('a: "\\0"', "contains NUL or surrogate characters"),
+        ('{"a\\0": 1}', "contains NUL or surrogate characters"),
+        ('a: "\\ud800"', "contains NUL or surrogate characters"),
+        ("a: 1\n---\nb: 2", "cannot be read as YAML"),
+        ("a: " + "9" * 5000, "t: "),
+    ],
+)
+def test_other_yaml_fails_in_one_line(text: str, reason: str) -> None:
+    with pytest.raises(DocumentError) as error:
+        parse_yaml(text, "t")
+    message = str(error.value)
+    assert reason in message and message.startswith("t: ") and "\n" not in message and len(message) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000, "nested more than 100 levels deep"),
+        ("[" * 200 + "]" * 200, "nested more than 100 levels deep"),
+        ('{"a": 1, "a": 2}', "the key 'a' is given twice"),
+        ('{"x": {"a": 1, "a": 2}}', "the key 'a' is given twice"),
+        ("{", "cannot be read as JSON"),
+        ("", "cannot be read as JSON"),
+    ],
+)
+def test_other_json_fails_in_one_line(text: str, reason: str) -> None:
+    with pytest.raises(DocumentError) as error:
+        parse_json(text, "t")
+    assert reason in str(error.value) and "\n" not in str(error.value)
+
+
+def test_values_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("a: 60.90\nb: [yes, 1e-3, null]\n")
+    assert read_yaml_as_text(path) == {"a": "60.90", "b": ["yes", "1e-3", "null"]}
+    path.write_text("a: 1\na: 2")
+    with pytest.raises(DocumentError, match="the key 'a' is given twice"):
+        read_yaml_as_text(path)
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"\xef\xbb\xbfa: 1")
+    assert read_yaml(path) == {"a": 1}
+    path.write_bytes(b"\xff")
+    for read in (read_yaml, read_json):
+        with pytest.raises(DocumentError, match="config .* is not UTF-8 text"):
+            read(path, "config")
+        with pytest.raises(UserError, match="config: no such file"):
+            read(tmp_path / "none", "config")
+
+
+def test_download_checks_the_content(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "folder" / "target"
+    source.write_text("content")
+    with pytest.raises(DownloadError, match=f"^{source.as_uri()}: SHA-256 is .*, expected 0000.*; ask$"):
+        download.download(source.as_uri(), target, "0" * 64, "ask")
+    assert not list(target.parent.iterdir())
+    download.download(source.as_uri(), target, sha256(source), "ask")
+    assert target.read_text() == "content"
+
+
+def test_download_tries_again_and_says_what_to_do_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = []
+
+    def offline(url: str, path: Path) -> None:
+        attempts.append(url)
+        path.write_text("half")
+        raise OSError("no route")
+
+    monkeypatch.setattr(download, "_fetch", offline)
+    with pytest.raises(
+        DownloadError, match="target.gz: cannot be downloaded .no route. after 3 attempts; ask"
+    ):
+        download.download(
+            "https://example.org/target.gz", tmp_path / "target.gz", None, "ask", wait_seconds=0
+        )
+    assert len(attempts) == download.ATTEMPTS
+    assert not list(tmp_path.iterdir())
+
+
+def test_server_is_told_who_asks_and_its_refusal_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refuse(request: urllib.request.Request, timeout: float) -> None:
+        asked.append(request.get_header("User-agent"))
+        raise urllib.error.HTTPError(request.full_url, 404, "Not Found", Message(), None)
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    with pytest.raises(DownloadError, match="the server returned 404 Not Found"):
+        download.download("https://example.org/a", tmp_path / "a", None, "ask", wait_seconds=0)
+    assert asked == [download.USER_AGENT] * 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_answer_cut_short_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = Message()
+    headers["Content-Length"] = "10"
+    monkeypatch.setattr(
+        urllib.request, "urlopen", lambda *_, **__: addinfourl(io.BytesIO(b"short"), headers, "")
+    )
+    with pytest.raises(DownloadError, match="closed after 5 of 10 bytes"):
+        download.download("https://example.org/a", tmp_path / "a", None, "ask", wait_seconds=0)
+    assert not list(tmp_path.iterdir())
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    command = ["git", *identity, *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_git_state(tmp_path: Path) -> None:
+    assert git_state(tmp_path) == (None, None)
+    git(tmp_path, "init", "-q")
+    assert git_state(tmp_path) == (None, None)
+    (tmp_path / "file").write_text("x")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-qm", "m")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert git_state(tmp_path) == (commit, False)
+    (tmp_path / "file").write_text("y")
+    assert git_state(tmp_path) == (commit, True)
+    # A folder inside somebody's tree is not that tree.
+    (tmp_path / "inner").mkdir()
+    assert git_state(tmp_path / "inner") == (None, None)
+
+
+def test_provenance() -> None:
+    found = provenance(["torch"])
+    assert set(found) == {"date", "git", "versions", "device"}
+    assert set(found["versions"]) == {"python", "torch"}
+    assert versions(["no-such-package"])["no-such-package"] is None
+    assert describe_device("cpu").endswith("threads")
+
+
+def test_paths_are_told_from_the_root_on(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    write_record(path, {"a": [str(ROOT / "runs" / "x"), {"b": "/elsewhere"}], "n": 1})
+    assert json.loads(path.read_text()) == {"a": [str(Path("runs") / "x"), {"b": "/elsewhere"}], "n": 1}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), object()])
+def test_what_json_cannot_say(bad: object, tmp_path: Path) -> None:
+    with pytest.raises(ValueError):
+        write_record(tmp_path / "results.json", {"a": bad})
+    assert list(tmp_path.iterdir()) == []

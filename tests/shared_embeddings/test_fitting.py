@@ -1,4 +1,4 @@
-"""`se.fit`: each method against the table that it is fitted to."""
+"""`se.fit` for every method, and the reconstruction loss."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
+from shared_embeddings.fitting.distillation import Reconstruction
 from shared_embeddings.fitting.fit import report
 from shared_embeddings.registry import method_class
 from tests.helpers import example
@@ -345,3 +346,18 @@ def test_options_of_another_type_are_refused_before_any_fit(method: str) -> None
 def test_a_teacher_without_dense_values_is_refused(teacher: torch.Tensor, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         se.fit("projective", teacher, rank=2)
+
+
+def test_the_loss_is_the_mean_distance_of_all_words_but_padding() -> None:
+    """Words miss their teachers by 5, by 0 and by 1; the padding word, by 7, does not count."""
+    first = se.build("standard", num_embeddings=3, embedding_dim=2, padding_idx=2)
+    second = se.build("standard", num_embeddings=1, embedding_dim=2)
+    with torch.no_grad():
+        first.get_parameter("weight").copy_(torch.tensor([[3.0, 4.0], [1.0, 1.0], [0.0, 0.0]]))
+        second.get_parameter("weight").copy_(torch.tensor([[0.0, 2.0]]))
+    teachers = torch.tensor([[0.0, 0.0], [1.0, 1.0], [7.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    learned = Reconstruction([(first, teachers[0]), (second, teachers[1])], alpha=0.25)
+    assert learned.loss().item() == pytest.approx(2.0)
+    assert learned.current() == pytest.approx(2.0)
+    mixed = learned.mixed_with(torch.tensor(8.0), learned.loss())
+    assert mixed.item() == pytest.approx(0.25 * 2.0 + 0.75 * 8.0)

@@ -1,9 +1,11 @@
-"""Reading word vectors and pairs of words, in all formats and with what can be wrong in them."""
+"""Word vectors: reading, compressing, loading and exporting them."""
 
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
+import pickle
 import struct
 from pathlib import Path
 
@@ -11,8 +13,10 @@ import numpy as np
 import pytest
 
 from shared_embeddings.analysis.similarity import read_pairs
-from shared_embeddings.analysis.vectors import read_vectors
+from shared_embeddings.analysis.vectors import WordVectors, read_vectors, write_vectors
+from shared_embeddings.checkpoints.compress import compress
 from shared_embeddings.cli.main import main
+from shared_embeddings.word_vectors.adapter import Adapter
 
 ROWS = {"the": [1.0, 2.5, -3.0], "é": [0.125, 0.0, 4.0], "a\u00a0b": [7.0, 8.0, 9.0]}
 LINES = [" ".join([word, *map(str, numbers)]) for word, numbers in ROWS.items()]
@@ -152,3 +156,55 @@ def test_similarity_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["sets"][0]["rho"] == pytest.approx(1.0) and found["sets"][1]["rho"] is None
     assert main([*asked, "--limit", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tables"]["v.txt"]["words"] == 2
+
+
+WORDS, DIM = 200, 16
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """Vectors near a subspace of four dimensions, as text."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((WORDS, 4)) @ rng.standard_normal((4, DIM))
+    rows += 0.01 * rng.standard_normal((WORDS, DIM))
+    path = tmp_path / "vectors.vec"
+    write_vectors(path, WordVectors([f"w{word}" for word in range(WORDS)], rows.astype(np.float32)))
+    return path
+
+
+@pytest.mark.parametrize("method", ["quantized", "standard"])
+def test_the_loader_reads_what_the_library_reads(text: Path, tmp_path: Path, method: str) -> None:
+    """The file beside the vectors needs no other module of the project."""
+    small = tmp_path / "small.safetensors"
+    options = {"bits": 2.0, "codec": "principal"} if method == "quantized" else {}
+    report = compress(text, method, small, options=options, store="fp16")
+    assert report.kept.share is not None and report.kept.share > 0.5
+    spec = importlib.util.spec_from_file_location("loader", tmp_path / "load_vectors.py")
+    assert spec is not None and spec.loader is not None
+    loader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loader)
+    found = loader.load(small)
+    model = Adapter().read(small)
+    np.testing.assert_allclose(found.vectors, model.module.table().detach().numpy(), atol=1e-4)
+    original = read_vectors(text).vectors
+    error = np.linalg.norm(found.vectors - original) / np.linalg.norm(original)
+    assert error < (0.3 if method == "quantized" else 0.001)
+    assert np.array_equal(found["w7"], found.vectors[7])
+
+
+def test_bits_go_to_directions_with_large_variance(text: Path, tmp_path: Path) -> None:
+    """Rotations that know nothing of the table need more bits for the same error."""
+    errors = {}
+    for codec in ("principal", "lloyd_max"):
+        report = compress(
+            text, "quantized", tmp_path / f"{codec}.safetensors", options={"bits": 2.0, "codec": codec}
+        )
+        errors[codec] = report.tables[0].fit.relative_error
+    assert errors["principal"] < 0.5 * errors["lloyd_max"]
+
+
+def test_pickles_are_not_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.kv"
+    path.write_bytes(pickle.dumps({"class": "gensim.models.keyedvectors KeyedVectors"}))
+    with pytest.raises(ValueError, match="save_word2vec_format"):
+        read_vectors(path)
