@@ -116,7 +116,7 @@ def test_the_program_writes_numbers_and_a_table(tmp_path: Path) -> None:
         ('{"benchmark": "decoding", "measured": []}', "no numbers of the benchmark 'output layer'"),
     ],
 )
-def test_numbers_that_are_none_are_told_in_one_line(tmp_path: Path, capsys, content, told) -> None:
+def test_invalid_results_are_reported_in_one_line(tmp_path: Path, capsys, content, told) -> None:
     path = tmp_path / "numbers.json"
     if content is not None:
         path.write_text(content)
@@ -126,7 +126,7 @@ def test_numbers_that_are_none_are_told_in_one_line(tmp_path: Path, capsys, cont
 
 
 @pytest.mark.parametrize("asked", [["--repeats", "0"], ["--methods", "dense"], ["--settings", "small"]])
-def test_arguments_that_cannot_be_are_refused(asked: list[str]) -> None:
+def test_invalid_arguments(asked: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         layers.main(["input", *asked])
     assert ended.value.code == 2

@@ -277,7 +277,7 @@ def check(address: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-def test_a_server_that_is_well() -> None:
+def test_healthy_server() -> None:
     with server(b'{"status": "ok"}') as address:
         result = check(address)
     assert (result.returncode, result.stderr) == (0, "")

@@ -23,7 +23,7 @@ from tests.drills.runner import (
 SLEEPER = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)"]
 
 
-def test_a_signal_reaches_a_process_that_has_said_a_line(tmp_path: Path) -> None:
+def test_signal_reaches_a_process_after_its_first_line(tmp_path: Path) -> None:
     with Running(SLEEPER, tmp_path / "log") as running:
         assert running.wait_for("^ready$")
         assert running.end(0.01) == STILL_RUNNING
@@ -47,7 +47,7 @@ def test_a_full_disk_is_a_write_that_fails(tmp_path: Path) -> None:
     assert (tmp_path / "file").stat().st_size == 10
 
 
-def test_outcomes_are_counted_and_other_ones_are_told(tmp_path: Path) -> None:
+def test_outcomes_are_counted(tmp_path: Path) -> None:
     drawn = []
 
     def attempt(given: Try) -> str:

@@ -213,7 +213,7 @@ def kill_at(name: str, inputs: Path, folder: Path, moment: int) -> bool:
 
 @pytest.mark.slow_except(*QUICK)
 @pytest.mark.parametrize("name", WRITERS)
-def test_the_next_run_completes_what_a_killed_one_has_left(name: str, inputs: Path, tmp_path: Path) -> None:
+def test_next_run_completes_a_killed_one(name: str, inputs: Path, tmp_path: Path) -> None:
     """It may be killed at any rename."""
     assert write(name, inputs, tmp_path / "whole").status == 0
     wanted = content(tmp_path / "whole").keys()

@@ -74,7 +74,7 @@ def test_programs_that_import_the_library_keep_their_signals(tmp_path: Path) -> 
         ("python", None),
     ],
 )
-def test_commands_are_told_from_other_programs(line: str, command: str | None) -> None:
+def test_commands_are_recognized(line: str, command: str | None) -> None:
     assert command_of(line.split()) == command
 
 

@@ -209,7 +209,7 @@ def test_only_recurrent_matrices_are_dropped(kernel: Kernel) -> None:
 
 
 @pytest.mark.slow
-def test_compilation_leaves_the_kernel_whole() -> None:
+def test_compilation_keeps_the_fused_kernel() -> None:
     """Taken apart, an LSTM becomes T small products per layer, and its compilation takes minutes."""
     calls = []
 

@@ -252,7 +252,7 @@ def start(values: dict[str, Any], folder: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(data: Path, tmp_path: Path) -> None:
+def test_killed_run_resumes_exactly(data: Path, tmp_path: Path) -> None:
     common = {"nonmono": 0, "evaluate_every": 4, "save_every": 3, "steps": 600}
     save = tmp_path / "parts"
     process = start(settings(data, save, **common), tmp_path)
@@ -387,7 +387,7 @@ def test_a_run_in_a_file_is_refused(data: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run").read_text() == "notes"
 
 
-def test_a_full_disk_is_told_and_leaves_what_was_saved(
+def test_full_disk_is_reported_and_saved_files_stay(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = settings(data, tmp_path / "run", steps=5)

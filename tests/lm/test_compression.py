@@ -211,7 +211,7 @@ def test_bytes_on_disk_are_those_of_the_account(tmp_path: Path) -> None:
         assert 0 < written["tables"][0]["stored_bytes"]["after"] - numbers[store] <= 4 * 16 * 24
 
 
-def test_packed_models_are_evaluated_and_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_packed_models_are_evaluated_and_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = small_corpus(tmp_path)
     train(settings(data, tmp_path / "run", embedding={"method": "standard"}, embedding_dim=24, steps=2))
     small, report = tmp_path / "small.pt", tmp_path / "report.json"

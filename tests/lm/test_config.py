@@ -223,7 +223,7 @@ def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_enough_ends_the_command_quietly(tmp_path: Path) -> None:
+def test_closed_pipe_ends_a_command_quietly(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"))
     command = [sys.executable, "-m", "lm.evaluate.generate", "-model", str(model), "-length", "100000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

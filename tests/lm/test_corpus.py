@@ -88,7 +88,7 @@ def test_second_run_reads_no_text(
 
 
 @pytest.mark.parametrize("change", ["text", "limits", "lower", "tokens", "description"])
-def test_any_change_makes_it_anew(
+def test_any_change_rebuilds_it(
     texts: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     folder = tmp_path / "data"

@@ -159,7 +159,7 @@ def test_every_download_has_a_checksum() -> None:
             assert re.fullmatch("[0-9a-f]{64}", source.sha256[url.rsplit("/", 1)[-1]])
 
 
-def test_mistakes_are_told(tmp_path: Path) -> None:
+def test_mistakes_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'wikitext' is unknown; choose one of ptb, wikitext2, wikitext103"):
         locate("wikitext", None, tmp_path)
     with pytest.raises(UserError, match="DATA_DIR is .*absent: no such folder"):
@@ -228,7 +228,7 @@ def test_lower_case_does_not_depend_on_the_blocks(
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 1 << 20])
 @pytest.mark.parametrize(("content", "place"), [(b"ab c\xffd\n", 4), ("ab €".encode()[:-1], 3)])
-def test_place_of_bad_utf8_is_told(
+def test_position_of_bad_utf8_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, place: int, block_bytes: int
 ) -> None:
     monkeypatch.setattr(texts, "BLOCK_BYTES", block_bytes)

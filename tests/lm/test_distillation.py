@@ -156,7 +156,7 @@ def test_random_starts(student: Student, teacher: Path, data: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("what", ["embedding", "network"])
-def test_freezing_lasts_through_resumption(what: str, student: Student, teacher: Path) -> None:
+def test_frozen_parameters_stay_frozen_after_resume(what: str, student: Student, teacher: Path) -> None:
     student(PROJECTIVE, d_freeze=what, steps=5)
     final, full = student(PROJECTIVE, d_freeze=what, steps=10), load_model(teacher)
     still = torch.allclose(table(final), svd(table(full), 4), rtol=1e-4, atol=1e-5)
@@ -280,7 +280,7 @@ def test_what_would_have_no_effect_is_refused() -> None:
         parse(settings(Path("d"), Path("s"), **changes(Path("x"), seeded)))
 
 
-def test_unfit_teachers_are_refused(data: Path, teacher: Path, tmp_path: Path) -> None:
+def test_unsuitable_teachers_are_rejected(data: Path, teacher: Path, tmp_path: Path) -> None:
     def said(path: Path = teacher, embedding: dict[str, Any] = PROJECTIVE, **others: Any) -> str:
         with pytest.raises((UserError, OptionError)) as refusal:
             run(settings(others.pop("data", data), tmp_path / "run", **changes(path, embedding, **others)))

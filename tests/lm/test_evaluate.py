@@ -149,7 +149,7 @@ def damaged(home: Path, tmp_path: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", ["cut", "empty", "text", "foreign", "absent"])
 @pytest.mark.parametrize("command", ["lm_eval", "lm_generate"])
-def test_checkpoints_that_are_none(
+def test_invalid_checkpoints(
     command: str, name: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = damaged(home, tmp_path)[name]
@@ -175,9 +175,7 @@ def data_that_is_none(tmp_path: Path) -> dict[str, tuple[Path, str]]:
 
 
 @pytest.mark.parametrize("name", ["empty", "one", "latin", "folder", "absent", "other", "larger"])
-def test_data_that_are_none(
-    name: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_data(name: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, message = data_that_is_none(tmp_path)[name]
     capsys.readouterr()
     assert run_command("lm_eval", "-model", home / "model.pt", "-data", path) == 2

@@ -136,7 +136,7 @@ def test_parameters_come_back_after_an_error() -> None:
     assert weight.item() == 8.0
 
 
-def test_loaded_averages_go_on_as_if_never_stored() -> None:
+def test_loaded_averages_continue_exactly() -> None:
     generator = torch.Generator().manual_seed(3)
     values = torch.randn(6, 5, generator=generator)
     whole_weight = nn.Parameter(torch.zeros(5))
@@ -206,7 +206,7 @@ def test_plateau_divides_whenever_validation_does_not_improve() -> None:
     assert factors == [1, 1, 1, 0.5, 0.25, 0.25, 0.125]
 
 
-def test_plateau_waits_for_its_patience_and_then_anew() -> None:
+def test_plateau_waits_for_its_patience_repeatedly() -> None:
     schedule = PlateauOptions(decay_factor=10.0, decay_patience=2)
     scores = (5.0, 6.0, 6.0, 6.0, 6.0, 4.0, 6.0)
     factors = [schedule.factor(at(scores=scores[:count])) for count in range(len(scores) + 1)]

@@ -118,7 +118,7 @@ def kept(model: Path, capsys: pytest.CaptureFixture[str], *arguments: object) ->
     return capsys.readouterr().out.splitlines()[-1], json.loads(report.read_text())["kept"]
 
 
-def test_ruin_is_told_from_health(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_models_are_reported(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = model.parent / "corpus" / "test.txt"
     for source in ([], ["--text", text]):
         line, found = kept(model, capsys, "projective", "--rank", 8, *source)
@@ -168,7 +168,7 @@ def test_validation_is_measured_instead(model: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.slow_except("awd_lstm")
 @pytest.mark.parametrize("kind", ["awd_lstm", "transformer_xl"])
-def test_what_it_writes_is_drawn_from_a_seed(tmp_path: Path, kind: str) -> None:
+def test_generated_text_depends_on_the_seed(tmp_path: Path, kind: str) -> None:
     path = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS), kind)
     model, words, *_ = load_model(path)
     first, again, other = (probe(model, words, None, seed).predict() for seed in (1, 1, 2))

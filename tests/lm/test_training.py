@@ -350,7 +350,7 @@ class Stop(Exception):
 
 
 @pytest.mark.slow
-def test_batches_in_parts_count_once_and_a_run_that_resumes_goes_on_counting(
+def test_gradient_accumulation_counts_batches_once_also_after_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []

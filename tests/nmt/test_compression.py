@@ -114,7 +114,7 @@ def test_a_small_model_beside_its_large_one_is_another(trained: Trained, tmp_pat
 
 
 @pytest.mark.parametrize("reset", ["none", "states"])
-def test_result_is_trained_on_as_the_run_says(
+def test_result_resumes_with_the_options_of_the_run(
     reset: str, trained: Trained, host: Host, tmp_path: Path
 ) -> None:
     """It has no state of an optimizer, whose rate or schedule could be that of the model before."""

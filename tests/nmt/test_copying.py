@@ -101,7 +101,7 @@ def test_attention_without_padding_is_the_softmax_of_the_words() -> None:
 
 @pytest.mark.slow_except("transformer")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_is_the_sum_of_its_sentences(kind: str, some_words: Host) -> None:
+def test_step_is_the_sum_of_its_sentences(kind: str, some_words: Host) -> None:
     """One batch of the whole corpus, or each sentence by itself: the same gradient."""
     # Upstream takes a line that a bucket has twice once.
     lines = sorted(set((some_words.folder / "train.src").read_text().splitlines()))
@@ -143,7 +143,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[H
     "search", ["-beam_size 3 -n_best 2", "-beam_size 1", "-beam_size 1 -random_sampling_topk 1"]
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_translates_as_its_sentences(kind: str, search: str, learned: Any) -> None:
+def test_batch_equals_single_sentences(kind: str, search: str, learned: Any) -> None:
     host, model = learned(kind)
     asked = [*search.split(), "-with_score"]
     one_by_one = host.translate(model, *asked, "-batch_size", "1")

@@ -166,7 +166,7 @@ def test_random_starts(trained: Trained, host: Host) -> None:
 
 @pytest.mark.slow_except("network")
 @pytest.mark.parametrize("what", ["embedding", "network"])
-def test_freezing_lasts_through_resumption(what: str, trained: Trained, host: Host) -> None:
+def test_frozen_parameters_stay_frozen_after_resume(what: str, trained: Trained, host: Host) -> None:
     _, teacher = trained(embedding=STANDARD)
     start = distilled(host, teacher, PROJECTIVE, **STILL).rename(host.folder / "start.pt")
     first = distilled(host, teacher, PROJECTIVE, d_freeze=what, train_steps=3)
@@ -385,7 +385,7 @@ def test_defaults() -> None:
 
 
 @pytest.mark.slow
-def test_unfit_teachers_are_refused(trained: Trained, host: Host, refusal: Callable[..., str]) -> None:
+def test_unsuitable_teachers_are_rejected(trained: Trained, host: Host, refusal: Callable[..., str]) -> None:
     _, teacher = trained(embedding=STANDARD)
 
     def said(path: Any, soft_targets: float = 0.0, **options: Any) -> str:

@@ -105,7 +105,7 @@ def kept(
 
 
 @pytest.mark.slow
-def test_ruin_is_told_from_health(
+def test_damaged_models_are_reported(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host, model = trained(embedding=STANDARD, **LONG)
@@ -158,7 +158,7 @@ def test_models_with_features_of_words_are_asked(
     assert line.startswith("kept 100% of the predictions") and found["share"] == pytest.approx(1)
 
 
-def test_it_is_asked_after_every_word_of_its_own_greedy_translation(trained: Trained) -> None:
+def test_predictions_follow_the_greedy_translation(trained: Trained) -> None:
     """What it predicts then is that translation."""
     host, model = trained(embedding=STANDARD, **LONG)
     sentence = host.write("one.src", ["w3 w7 w1 w20 w4"])

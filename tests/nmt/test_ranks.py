@@ -177,11 +177,11 @@ def test_the_first_cause_is_what_is_reported(
         (UserError("Connection closed by peer"), False),
     ],
 )
-def test_a_lost_group_is_told_from_other_errors(error: Exception, is_lost: bool) -> None:
+def test_lost_process_group_differs_from_other_errors(error: Exception, is_lost: bool) -> None:
     assert (lost_group(error) is not None) == is_lost
 
 
-def test_ranks_that_begin_at_different_steps_are_told() -> None:
+def test_ranks_with_different_first_steps_are_reported() -> None:
     """As where one machine does not see the checkpoints."""
     from nmt.train import training
 

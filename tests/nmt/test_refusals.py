@@ -194,7 +194,7 @@ def test_resuming_with_another_vocabulary_is_refused(trained: Trained, host: Hos
 # Places to write to
 
 
-def test_no_work_is_done_for_a_file_that_cannot_be_written(
+def test_unwritable_output_fails_before_any_work(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
     import onmt.bin.translate

@@ -75,7 +75,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
 )
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_is_searched_as_its_sentences(kind: str, search: str, learned: Learned) -> None:
+def test_batched_search_equals_single_sentences(kind: str, search: str, learned: Learned) -> None:
     host, model = learned(kind)
     one_by_one = host.translate(model, *search.split(), "-batch_size", "1")
     together = host.translate(model, *search.split(), "-batch_size", "7")
@@ -86,7 +86,7 @@ def test_a_batch_is_searched_as_its_sentences(kind: str, search: str, learned: L
 @pytest.mark.slow_except("-beam_size 1 -random_sampling_topk 1-1")
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("search", ["-beam_size 3", GREEDY])
-def test_nothing_is_said_twice_where_that_is_forbidden(search: str, size: int, learned: Learned) -> None:
+def test_block_ngram_repeat(search: str, size: int, learned: Learned) -> None:
     host, model = learned("transformer")
     asked = [*search.split(), "-min_length", "6", "-batch_size", "7"]
     free = host.translate(model, *asked)

@@ -216,7 +216,7 @@ def test_never_and_overwrite(host: Host, refusal: Refusal) -> None:
     assert steps(host, "fresh") == [1]
 
 
-def test_checkpoints_that_do_not_tell_their_settings_are_named(host: Host, refusal: Refusal) -> None:
+def test_checkpoints_without_settings_are_named(host: Host, refusal: Refusal) -> None:
     path = host.train("model", embedding=FUNNEL, train_steps=2)
     checkpoint = {name: part for name, part in read_checkpoint(path).items() if name != "run"}
     torch.save(checkpoint, path)
@@ -229,7 +229,7 @@ def test_checkpoints_that_do_not_tell_their_settings_are_named(host: Host, refus
 
 
 @pytest.mark.slow
-def test_train_from_names_a_beginning_and_the_same_line_resumes(host: Host, refusal: Refusal) -> None:
+def test_train_from_and_the_same_command_resumes(host: Host, refusal: Refusal) -> None:
     options = {"embedding": FUNNEL, "save_checkpoint_steps": 2}
     first = host.train("first", **options, train_steps=2)
     begin = ("-train_from", str(first), "-reset_optim", "all")
@@ -267,9 +267,7 @@ def test_a_run_that_stopped_early_is_finished(host: Host, caplog: pytest.LogCapt
 
 @pytest.mark.slow_except("safetensors")
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
-def test_checkpoints_of_a_resumed_run_are_kept_or_not_as_those_of_one_that_was_not(
-    save_format: str, host: Host
-) -> None:
+def test_resumed_run_keeps_the_same_checkpoints(save_format: str, host: Host) -> None:
     options = {"embedding": FUNNEL, "save_format": save_format, "keep_checkpoint": 2}
     options["save_checkpoint_steps"] = 1
     host.train("model", **options, train_steps=3)
@@ -330,7 +328,7 @@ def test_a_rate_that_is_far_too_high(host: Host, refusal: Refusal) -> None:
     assert "lower learning_rate" in refusal("onmt_train", "-config", str(config))
 
 
-def test_a_full_disk_is_told_and_leaves_what_was_saved(
+def test_full_disk_is_reported_and_saved_files_stay(
     host: Host, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from nmt.patches import checkpoints

@@ -174,7 +174,7 @@ def test_preparation_from_end_to_end(small: Prepared, capsys: pytest.CaptureFixt
         ({"surplus": 1}, "it must contain valid, test"),
     ],
 )
-def test_mistakes_are_told_in_one_line(
+def test_mistakes_are_reported_in_one_line(
     changes: dict[str, Any], told: str, small: Prepared, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small.configure(**changes)

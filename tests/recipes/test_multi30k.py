@@ -109,7 +109,7 @@ def test_second_run_does_nothing_and_changes_are_followed(
     assert ran() == ["learn-bpe"]
 
 
-def test_interrupted_preprocessing_goes_on(small: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_preprocessing_resumes(small: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
@@ -324,7 +324,7 @@ def test_training_resumes_and_is_scored(small: Corpus, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_distilled_row_is_trained_and_told_in_the_table(small: Corpus, tmp_path: Path) -> None:
+def test_distilled_row_is_trained_and_in_the_table(small: Corpus, tmp_path: Path) -> None:
     assert small.prepare() == 0
     early = run_script("train.sh", "projective_8x_distilled", *TINY, "-train_steps", "4", folder=tmp_path)
     assert (

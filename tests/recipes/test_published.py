@@ -114,7 +114,7 @@ def test_settings_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
         read_settings(path)
 
 
-def test_a_place_that_cannot_be_written_is_told(
+def test_unwritable_place_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -274,7 +274,7 @@ def preparation(tmp_path_factory: pytest.TempPathFactory) -> Preparation:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [("text-00002",), ("bpe-learn", "plain-train-00003.de")])
-def test_a_killed_preparation_goes_on_from_its_last_step(
+def test_killed_preprocessing_resumes_from_its_last_step(
     preparation: Preparation, steps: Sequence[str]
 ) -> None:
     name = steps[-1]

@@ -163,7 +163,7 @@ def checked(page: str) -> Checker:
     return checker
 
 
-def test_page_is_whole_and_needs_nothing_else(recipes: Path, tmp_path: Path) -> None:
+def test_page_is_self_contained(recipes: Path, tmp_path: Path) -> None:
     write(recipes / "small_lm", record())
     write(tmp_path / "runs" / "small_lm", record("table1_a", perplexity=45.25))
     blocks = command.build(recipes, tmp_path / "runs")

@@ -205,7 +205,7 @@ def test_user_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.slow_except("100000")
 @pytest.mark.parametrize("lines", [1, 100_000])
-def test_a_reader_that_has_gone_ends_a_tool_quietly(lines: int) -> None:
+def test_closed_pipe_ends_a_tool_quietly(lines: int) -> None:
     program = (
         "import sys\n"
         "from recipes.common.tools import run_main\n"

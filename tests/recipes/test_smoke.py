@@ -90,7 +90,7 @@ def test_scripts_are_called_in_order_with_a_row_where_there_are_rows() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_scripts_and_readme_tell_of_the_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scripts_and_readme_describe_the_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert SMOKE in (RECIPES / name / "README.md").read_text(encoding="utf-8")
     for script, *_ in smoke.commands(RECIPES / name, []):
         recipe, step = find_recipe(name), Path(script).stem
@@ -130,7 +130,7 @@ RESULTS = f"mkdir -p $RUNS/small/smoke; echo '{RECORD % 'x'}' > $RUNS/small/smok
          "preprocess.sh --smoke failed with status 3:"),
     ],
 )  # fmt: skip
-def test_outcome_tells_what_went_wrong(
+def test_outcome_describes_the_failure(
     scripts: dict[str, str], fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATA_DIR", str(tmp_path))
@@ -260,7 +260,7 @@ def test_missing_data_and_then_a_missing_teacher_are_reported_with_the_command(
         assert error.endswith(" ".join(["", f"recipes/{name}/train.sh", str(teacher), *options]) + "\n")
 
 
-def test_missing_training_is_told_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_training_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNS", str(tmp_path))
     for recipe, script in (
         (find_recipe("multi30k_ende"), "recipes/multi30k_ende/{} standard"),

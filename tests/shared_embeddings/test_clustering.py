@@ -128,7 +128,7 @@ def test_clusters_come_from_the_seed() -> None:
         (np.array([[1.0, np.inf], [0, 1]]), 1, "NaN or infinity"),
     ],
 )
-def test_clusters_that_cannot_be(vectors: np.ndarray, num_classes: int, named: str) -> None:
+def test_invalid_clusters(vectors: np.ndarray, num_classes: int, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         cluster(vectors, num_classes)
 

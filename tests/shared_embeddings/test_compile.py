@@ -78,7 +78,7 @@ def test_compiled_model_computes_the_same(case: Case) -> None:
 
 @pytest.mark.slow_except("standard-example")
 @each_case
-def test_training_is_one_graph_unless_the_method_says_why_not(case: Case) -> None:
+def test_training_is_one_graph_or_has_a_fullgraph_limit(case: Case) -> None:
     embedding = case.build().train()
     ids, hidden = some_ids(case, 3, 5), case.hidden(3, 5)
     targets = ids.roll(1).masked_fill(ids == 4, -100)
@@ -134,7 +134,7 @@ def test_export_leaves_no_traced_tensors_behind(monkeypatch: pytest.MonkeyPatch)
     assert fresh(2, ids.device) is fresh(2, ids.device)
 
 
-def test_a_limit_is_a_reason() -> None:
+def test_fullgraph_limits_have_reasons() -> None:
     limits = {method: method_class(method).fullgraph_limit for method in se.methods()}
     assert {method for method, limit in limits.items() if limit is not None} == {"adaptive"}
     assert all(limit is None or len(limit.split()) > 5 for limit in limits.values())

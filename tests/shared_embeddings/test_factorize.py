@@ -70,7 +70,7 @@ def test_weighted_svd_is_the_svd_of_the_weighted_rows() -> None:
     torch.testing.assert_close((codes @ basis).double(), expected, rtol=0, atol=1e-5)
 
 
-def test_a_word_of_no_weight_has_no_say_but_gets_its_best_code() -> None:
+def test_word_without_weight_gets_its_best_code() -> None:
     """Only the first two words count, and they lie on one axis."""
     table = torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 50.0]])
     codes, basis = factorization.truncated_svd(table, 1, torch.tensor([1.0, 1, 0]))
@@ -408,7 +408,7 @@ def test_what_is_no_table_is_refused(algorithm: Callable[[Tensor], object], tabl
     ],
     ids=["short", "shape", "negative", "nan", "zero"],
 )
-def test_counts_that_cannot_be_are_refused(counts: Tensor, named: str) -> None:
+def test_invalid_counts(counts: Tensor, named: str) -> None:
     table = torch.randn(20, 6)
     for call in (
         lambda: group_reduction.group_reduce(table, counts, 2, 2),

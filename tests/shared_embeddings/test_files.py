@@ -387,7 +387,7 @@ def test_provenance() -> None:
     assert describe_device("cpu").endswith("threads")
 
 
-def test_paths_are_told_from_the_root_on(tmp_path: Path) -> None:
+def test_paths_are_absolute(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     write_record(path, {"a": [str(ROOT / "runs" / "x"), {"b": "/elsewhere"}], "n": 1})
     assert json.loads(path.read_text()) == {"a": [str(Path("runs") / "x"), {"b": "/elsewhere"}], "n": 1}

@@ -63,7 +63,7 @@ def test_common_direction_is_found_in_a_narrow_and_in_a_wide_cone() -> None:
         assert float((codes @ direction).min()) > 0.0
 
 
-def test_common_direction_is_found_where_the_mean_is_none() -> None:
+def test_common_direction_without_a_mean() -> None:
     """Many codes must not outvote the few: (1, 0) a thousand times and (-0.6, 0.8)."""
     codes = torch.tensor([[1.0, 0.0]]).repeat(1000, 1)
     codes = torch.cat((codes, torch.tensor([[-0.6, 0.8]])))

@@ -218,7 +218,7 @@ def test_low_precision_accumulates_in_single_precision(case: Case) -> None:
 @pytest.mark.slow_except("compositional_code")
 @each_output_case
 @in_turn("shape", [(1, 1), (8, 8), (5, 13)])
-def test_tokens_that_even_out_the_number_count_for_nothing(
+def test_padding_tokens_do_not_count(
     case: Case, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emb = case.build()

@@ -156,7 +156,7 @@ def test_every_line_can_be_pasted() -> None:
     assert yaml.safe_load(text) is not None
 
 
-def test_compression_is_said() -> None:
+def test_compression_is_reported() -> None:
     text = suggest.describe_suggestions(VOCABULARY, DIMENSION, "30640")
     assert "# funnel: 30,640 parameters, 6.27x; the largest rank" in text
 

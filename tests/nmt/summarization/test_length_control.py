@@ -179,7 +179,7 @@ def test_encoder_keeps_its_own_positions(counting: tuple[Host, Path]) -> None:
 # Checkpoints
 
 
-def test_checkpoints_go_on_are_averaged_and_released(counting: tuple[Host, Path]) -> None:
+def test_checkpoints_resume_average_and_release(counting: tuple[Host, Path]) -> None:
     host, checkpoint = counting
     first = host.folder / "model_step_50.pt"
     more = ("-train_from", str(checkpoint))

@@ -56,7 +56,7 @@ def test_counts_agree_with_the_tensors_and_with_the_formula(case: Case) -> None:
 
 
 @each_case
-def test_counts_tell_the_sides_apart(case: Case) -> None:
+def test_counts_per_side(case: Case) -> None:
     """``shared`` is what both sides use; ``input`` and ``output`` are what one side uses, alone or in all."""
     counts = case.build().counts()
     exclusive = counts["input"] + counts["output"] + counts["shared"]

@@ -48,7 +48,7 @@ def kept(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -
 
 @pytest.mark.slow_except("gpt2")
 @pytest.mark.parametrize("kind", SAID)
-def test_ruin_is_told_from_health(
+def test_damaged_models_are_reported(
     tmp_path: Path, words: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     write(kind, tmp_path / "model")

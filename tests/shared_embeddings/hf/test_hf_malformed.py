@@ -172,7 +172,7 @@ def test_settings_of_another_type(tmp_path: Path, text: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("ids", [[5], 5, "odd", [["a"]], {"a": 1}, [[-1.5]]], ids=str)
-def test_lists_of_ids_that_are_none(
+def test_invalid_lists_of_ids(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], ids: object
 ) -> None:
     model = save(tmp_path / "model", "marian")
