@@ -104,11 +104,11 @@ def _train(config: Configuration, group: Group) -> None:
         embedding = peek(last)["config"]["embedding"]  # including options chosen by the fit
     torch.manual_seed(options.seed)
     model = models.build(options.model, words, embedding, config.model_options()).to(group.device)
-    lessons, lines = prepare_student(model, options, corpus.vocabulary, group, not last.exists())
+    teacher_losses, lines = prepare_student(model, options, corpus.vocabulary, group, not last.exists())
     if options.init_from is not None and not last.exists():
         _init_from(Path(options.init_from), model, words)
     torch.manual_seed(options.seed + group.rank)  # dropout differs between processes
-    trainer = Trainer(config, model.train(), corpus.train, corpus.valid, group, *lessons)
+    trainer = Trainer(config, model.train(), corpus.train, corpus.valid, group, *teacher_losses)
     if options.embedding_quantization is not None:
         counts = torch.tensor(corpus.vocabulary.counts, device=group.device)
         quantize_in_training(

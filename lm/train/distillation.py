@@ -31,8 +31,8 @@ from shared_embeddings.fitting.distillation import (
 )
 
 
-class Lessons(NamedTuple):
-    """What a model learns from its teacher while it is trained; None for what it does not."""
+class TeacherLosses(NamedTuple):
+    """The losses against a teacher; None for unused ones."""
 
     reconstruction: Reconstruction | None = None
     soft_targets: SoftTargets | None = None
@@ -40,7 +40,7 @@ class Lessons(NamedTuple):
 
 def prepare_student(
     model: LanguageModel, options: TrainingOptions, vocabulary: Vocabulary, group: Group, is_new: bool
-) -> tuple[Lessons, list[str]]:
+) -> tuple[TeacherLosses, list[str]]:
     """Initialize a new model from its teacher, and freeze parameters as requested.
 
     Args:
@@ -51,14 +51,14 @@ def prepare_student(
         is_new: False when training resumes.
 
     Returns:
-        What is learned from the teacher, and lines for the log.
+        The losses against the teacher, and lines for the log.
 
     Raises:
         UserError: the teacher cannot be read, or has another vocabulary, architecture or width.
         OptionError: the network of the teacher has other tensors, or the embedding cannot be fitted.
     """
     if options.embedding_distillation is None:
-        return Lessons(), []
+        return TeacherLosses(), []
     distillation = parse_distillation(options.embedding_distillation)
     lines = []
     teacher = None
@@ -71,7 +71,7 @@ def prepare_student(
             lines = _fit(model, teacher, options, vocabulary, group, distillation.fit_steps)
     freeze(model, [model.embedding], distillation.freeze)
     if teacher is None:
-        return Lessons(), lines
+        return TeacherLosses(), lines
     reconstruction = soft_targets = None
     if distillation.alpha > 0:
         table = _table(teacher).to(group.device)
@@ -79,7 +79,7 @@ def prepare_student(
     if distillation.soft_targets > 0:
         frozen = teacher.model.requires_grad_(False).eval().to(group.device)
         soft_targets = SoftTargets(frozen, distillation.soft_targets)
-    return Lessons(reconstruction, soft_targets), lines
+    return TeacherLosses(reconstruction, soft_targets), lines
 
 
 def _read_teacher(path: str, model: LanguageModel, words: Sequence[str]) -> Trained:

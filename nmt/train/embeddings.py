@@ -104,7 +104,7 @@ def _names_of(model: nn.Module, parts: list[nn.Module]) -> frozenset[str]:
     return frozenset(name for name, t in model.state_dict(keep_vars=True).items() if id(t) in own)
 
 
-def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: bool) -> Lessons:
+def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: bool) -> TeacherLosses:
     """Initialize a new student from its teacher, and freeze parts of a new or resumed one.
 
     Args:
@@ -122,11 +122,11 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
     """
     distillation, plan = parse_distillation(getattr(opt, OPTION, None)), read_plan(opt)
     if distillation is None or plan is None:
-        return Lessons()
+        return TeacherLosses()
     _check_soft_targets(distillation.soft_targets, opt)
     freeze(model, shared_embeddings_of(model), distillation.freeze)
     if not is_new and distillation.alpha == 0 and distillation.soft_targets == 0:
-        return Lessons()
+        return TeacherLosses()
     teacher = read_teacher(distillation.teacher)
     check_words(distillation, plan, teacher.vocab, vocabs)
     for side in plan.sides():
@@ -145,7 +145,7 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
     if distillation.soft_targets > 0:
         frozen = teacher.model.requires_grad_(False).to(place)
         soft_targets = SoftTargets(frozen, model.generator, distillation.soft_targets)
-    return Lessons(reconstruction, soft_targets)
+    return TeacherLosses(reconstruction, soft_targets)
 
 
 def _check_soft_targets(share: float, opt: Namespace) -> None:
@@ -270,8 +270,8 @@ class SoftTargets(NamedTuple):
         return (1 - self.share) * cross_entropy + self.share * soft
 
 
-class Lessons(NamedTuple):
-    """What a model learns from its teacher in training; ``None`` for unused losses."""
+class TeacherLosses(NamedTuple):
+    """The losses against a teacher; None for unused ones."""
 
     reconstruction: Reconstruction | None = None
     soft_targets: SoftTargets | None = None
@@ -285,12 +285,12 @@ class DistillationLoss:
 
     Args:
         loss: OpenNMT-py's loss.
-        lessons: what the student learns from the teacher.
+        teacher_losses: against the teacher of the student.
     """
 
-    def __init__(self, loss: Any, lessons: Lessons) -> None:
+    def __init__(self, loss: Any, teacher_losses: TeacherLosses) -> None:
         self.loss = loss
-        self.lessons = lessons
+        self.teacher_losses = teacher_losses
         self.reported: Tensor | float = 0.0
         self.batches = 0
 
@@ -306,7 +306,7 @@ class DistillationLoss:
     def __call__(self, *batch: Any, **options: Any) -> tuple[Tensor, Any]:
         """Return the summed loss of a batch and OpenNMT-py's statistics of its cross entropy."""
         loss, statistics = self.loss(*batch, **options)
-        reconstruction, soft_targets = self.lessons
+        reconstruction, soft_targets = self.teacher_losses
         if soft_targets is not None:
             loss = soft_targets.mixed_with(loss, batch[0], batch[1], self.padding_idx)
         if reconstruction is not None:

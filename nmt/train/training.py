@@ -86,7 +86,7 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
             check_same_positions(opt, checkpoint["opt"])
             resume_distillation(opt, model_opt)
         model = train_single.build_model(model_opt, opt, vocabs, checkpoint, device_id)
-    lessons = prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)
+    teacher_losses = prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)
     broadcast_parameters(model)
     logger.info(describe_parameters(model))
     with checkpoint_errors(opt.train_from):
@@ -103,7 +103,7 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
     _count_checkpoints(saver, opt)
     trainer = _build_trainer(opt, device_id, model, vocabs, optim, saver)
     quantize_embeddings(model, opt, vocabs, trainer)
-    loss = DistillationLoss(trainer.train_loss, lessons) if any(lessons) else None
+    loss = DistillationLoss(trainer.train_loss, teacher_losses) if any(teacher_losses) else None
     trainer.train_loss = loss or trainer.train_loss
     trainer.report_manager = _build_report(opt, trainer, first_step, loss)
     resume = _own_resume_state(checkpoint, opt.num_workers) if _continues(opt) else None
@@ -191,7 +191,9 @@ def _build_report(opt: Namespace, trainer: Any, first_step: int, loss: Any) -> P
     if opt.wandb is not None and trainer.gpu_rank <= 0:
         wandb = WandbWriter(opt.wandb, Path(opt.save_model).parent, vars(opt))
         writer = Writers([wandb] if writer is None else [writer, wandb])
-    reconstruction = loss.take_mean if loss is not None and loss.lessons.reconstruction is not None else None
+    reconstruction = (
+        loss.take_mean if loss is not None and loss.teacher_losses.reconstruction is not None else None
+    )
     return ProgressReport(opt.report_every, writer, first_step, total_steps, reconstruction, check)
 
 

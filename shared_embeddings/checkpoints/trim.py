@@ -64,16 +64,7 @@ def trim(
     weights, disk = trained.weight_bytes(), sum(map(bytes_on_disk, trained.sources()))
     notes = trained.trim({vocabulary: found.ids for vocabulary, found in kept.items()})
     trimmed = [
-        TrimmedVocabulary(
-            name=vocabulary.name,
-            rows=Sizes(len(vocabulary.words), len(kept[vocabulary.name].ids)),
-            reasons=kept[vocabulary.name].reasons,
-            map_file=os.fspath(maps[vocabulary.name]) if maps else None,
-            texts=[
-                _coverage(trained, vocabulary, path, kept[vocabulary.name])
-                for path in (*given[vocabulary.name], *texts.held_out)
-            ],
-        )
+        _trimmed(trained, vocabulary, kept[vocabulary.name], maps, [*given[vocabulary.name], *texts.held_out])
         for vocabulary in vocabularies
     ]
     report = TrimReport(
@@ -93,6 +84,23 @@ def trim(
             write_text(path, _map_text(kept[vocabulary].ids))
         after = sum(map(bytes_on_disk, places[: len(files)]))
     return dataclasses.replace(report, bytes_on_disk=Sizes(disk, after))
+
+
+def _trimmed(
+    trained: TrimmableModel,
+    vocabulary: Vocabulary,
+    kept: Selection,
+    maps: Mapping[str, Path],
+    texts: Sequence[Path],
+) -> TrimmedVocabulary:
+    """What the report says of a vocabulary; `maps` has the files of its new ids, if they are written."""
+    return TrimmedVocabulary(
+        name=vocabulary.name,
+        rows=Sizes(len(vocabulary.words), len(kept.ids)),
+        reasons=kept.reasons,
+        map_file=os.fspath(maps[vocabulary.name]) if maps else None,
+        texts=[_coverage(trained, vocabulary, path, kept) for path in texts],
+    )
 
 
 def _check_paths(trained: TrimmableModel, texts: Texts, outputs: Sequence[Path], force: bool) -> None:

@@ -121,11 +121,10 @@ class QuantizedEmbedding(SharedEmbedding):
     default_store = "fp16"
     candidates = (
         Candidate({}, "fp16"),
-        Candidate({"codec": "spectral"}, "fp16"),
-        Candidate({"codec": "principal"}, "fp16"),
-        Candidate({"codec": "residual"}, "fp16"),
-        Candidate({"codec": "lloyd_max"}, "fp16"),
-        Candidate({"codec": "uniform"}, "fp16"),
+        *(
+            Candidate({"codec": codec}, "fp16")
+            for codec in ("spectral", "principal", "residual", "lloyd_max", "uniform")
+        ),
     )
     widths: Tensor
     signs: Tensor
