@@ -285,10 +285,14 @@ def test_one_training_at_a_time(host: Host, refusal: Refusal) -> None:
 
 
 def test_what_killed_processes_have_left_goes(host: Host) -> None:
-    for name in (".model_step_3.pt.77.tmp", ".model_step_3.safetensors.77.tmp", ".other_step_3.pt.77.tmp"):
+    for name in (
+        ".model_step_3.pt.4999999.tmp",
+        ".model_step_3.safetensors.4999999.tmp",
+        ".other_step_3.pt.4999999.tmp",
+    ):
         (host.folder / name).write_bytes(b"half")
     host.train("model", embedding=FUNNEL, train_steps=1)
-    assert sorted(path.name for path in host.folder.glob(".*.tmp")) == [".other_step_3.pt.77.tmp"]
+    assert sorted(path.name for path in host.folder.glob(".*.tmp")) == [".other_step_3.pt.4999999.tmp"]
 
 
 # What cannot be saved
