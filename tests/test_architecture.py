@@ -185,6 +185,7 @@ def test_every_page_is_in_the_navigation() -> None:
     docs = ROOT / "docs"
     pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
     pages |= {f"notebooks/{path.stem}.md" for path in docs.glob("notebooks/*.ipynb")}
+    pages |= {path.relative_to(ROOT).as_posix() for path in ROOT.glob("recipes/*/README.md")}
     assert pages <= listed
 
 

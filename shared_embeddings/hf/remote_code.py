@@ -34,7 +34,7 @@ _BLOCK = 2048
 _STATE_BITS, _START_BITS = 12, 8  # of trellis codes
 _GROUP = 32  # numbers that share a scale in int4
 _LARGEST_HADAMARD = 64
-_DEFAULTS = {"codec": "trellis", "group_size": 32}  # options that config.json leaves out
+_DEFAULTS = {"codec": "trellis", "group_size": 32, "directions": ()}  # options that config.json leaves out
 
 
 # Which class is loaded.
@@ -190,6 +190,13 @@ def _windows(codes: Tensor, count: int, width: int, stride: int, start: int) -> 
     return (bits.int() << torch.arange(width - 1, -1, -1, dtype=torch.int32)).sum(-1)
 
 
+def _windows_before(codes: Tensor, ends: Any, width: int) -> Tensor:
+    """Numbers ``(n, count)`` of the `width` bits before each of the positions `ends`; bits may be missing."""
+    bits = (codes.unsqueeze(-1) >> torch.arange(7, -1, -1, dtype=torch.uint8) & 1).flatten(1)
+    places = torch.as_tensor(ends).unsqueeze(1) + torch.arange(width)
+    return (F.pad(bits, (width, 0))[:, places].int() << torch.arange(width - 1, -1, -1)).sum(-1)
+
+
 # Tables.
 
 
@@ -216,39 +223,71 @@ def _quantized(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> T
     """The table of codes in few bits for each number."""
     dim, options = described["embedding_dim"], {**_DEFAULTS, **described["options"]}
     codec, group = options["codec"], options["group_size"] if options["codec"] == "uniform" else dim
-    table = torch.zeros(described["num_embeddings"], dim)
+    mean = tensors["basis"][0].float() if codec == "principal" else torch.zeros(dim)
+    table, parts = mean.repeat(described["num_embeddings"], 1), {**options, **tensors}
     codes = {name: tensor for name, tensor in tensors.items() if name.startswith("codes")}
     for name, rows in codes.items():
         width = int(name.removeprefix("codes"))
         is_word = tensors["widths"] == width if "widths" in tensors else torch.ones(len(table)) == 1
         words = is_word.nonzero().flatten()
         for ids, part in zip(words.split(_BLOCK), rows.to(torch.uint8).split(_BLOCK)):
-            values = _DECODERS[codec](part, width, dim, tensors)
-            scales = tensors["scales"][ids].float()
-            table[ids] = values * scales.repeat_interleave(group, dim=1)[:, :dim]
-    return table if codec == "uniform" else _rotated_back(table, tensors["signs"])
+            table[ids] = _DECODERS[codec](part, width, dim, parts)
+            if "scales" in tensors:
+                table[ids] *= tensors["scales"][ids].float().repeat_interleave(group, dim=1)[:, :dim]
+    return _rotated_back(table, tensors["signs"]) if "signs" in tensors else table
 
 
-def _uniform(codes: Tensor, width: int, dim: int, tensors: Mapping[str, Tensor]) -> Tensor:
+def _uniform(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> Tensor:
     """Evenly spaced levels around zero."""
     return _windows(codes, dim, width, width, 0).float() - (0.5 if width == 1 else 2 ** (width - 1))
 
 
-def _lloyd_max(codes: Tensor, width: int, dim: int, tensors: Mapping[str, Tensor]) -> Tensor:
+def _lloyd_max(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> Tensor:
     """Entries of the levels for this width."""
-    return tensors[f"levels{width}"].float()[_windows(codes, dim, width, width, 0)]
+    return parts[f"levels{width}"].float()[_windows(codes, dim, width, width, 0)]
 
 
-def _residual(codes: Tensor, width: int, dim: int, tensors: Mapping[str, Tensor]) -> Tensor:
+def _residual(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> Tensor:
     """Sums of one entry of each stage, for pieces of eight dimensions."""
     numbers = codes.view(len(codes), -1, width).long()
-    entries = [tensors["stages"][stage].float()[numbers[:, :, stage]] for stage in range(width)]
+    entries = [parts["stages"][stage].float()[numbers[:, :, stage]] for stage in range(width)]
     return torch.stack(entries).sum(0).flatten(1)[:, :dim]
 
 
-def _trellis(codes: Tensor, width: int, dim: int, tensors: Mapping[str, Tensor]) -> Tensor:
+def _trellis(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> Tensor:
     """Entries of the states along a path (after QTIP, Tseng et al., 2024)."""
     return _trellis_entries()[_windows(codes, dim, _STATE_BITS, width, _START_BITS - _STATE_BITS)]
+
+
+def _spectral(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> Tensor:
+    """Trellis codes with the bits and the size of each direction, reflected back."""
+    axes, spread = parts["axes"].float(), parts["spread"].float()
+    widths = _field_widths(parts["directions"][1:], width, dim)
+    ends = np.cumsum([_START_BITS, *widths[1:]])
+    sizes = torch.cat([spread[:-1], spread[-1:].expand(dim - len(axes))])
+    values = _trellis_entries()[_windows_before(codes, ends, _STATE_BITS)] * sizes[: len(widths)]
+    rows = F.pad(values, (0, dim - len(widths)))
+    for axis in F.normalize(axes).flip(0):
+        rows = rows - 2 * (rows @ axis).unsqueeze(1) * axis
+    return rows
+
+
+def _principal(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> Tensor:
+    """The mean plus a sum of directions; each factor is one of the levels for its bits."""
+    basis, levels = parts["basis"].float(), parts["levels"].float()
+    widths = np.array(_field_widths(parts["directions"], width, dim))
+    ends, factors = np.cumsum(widths), []
+    for bits in sorted(set(widths.tolist()), reverse=True):
+        numbers = _windows_before(codes, ends[widths == bits], bits)
+        factors.append(levels[2**bits - 2 : 2 ** (bits + 1) - 2][numbers])
+    found = torch.cat(factors, dim=1) * parts["spread"][width - 1, : len(widths)].float()
+    return basis[0] + found @ basis[1 : 1 + len(widths)]
+
+
+def _field_widths(directions: Sequence[int], width: int, dim: int) -> list[int]:
+    """The bits of every direction of words with `width` bits, descending; those without bits are left out."""
+    counts = directions[9 * (width - 1) : 9 * width] or [dim * (bits == width) for bits in range(9)]
+    return [bits for bits in range(8, 0, -1) for _ in range(counts[bits])]
 
 
 _DECODERS: dict[str, Callable[..., Tensor]] = {
@@ -256,6 +295,8 @@ _DECODERS: dict[str, Callable[..., Tensor]] = {
     "lloyd_max": _lloyd_max,
     "residual": _residual,
     "trellis": _trellis,
+    "spectral": _spectral,
+    "principal": _principal,
 }
 
 

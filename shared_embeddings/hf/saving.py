@@ -112,7 +112,7 @@ def add_remote_code(folder: Path) -> None:
 
 def _is_decoded(table: Mapping[str, Any]) -> bool:
     """Whether the file decodes an embedding that `config.json` describes."""
-    return table["method"] in _DECODED and table["options"].get("codec") not in ("principal", "spectral")
+    return table["method"] in _DECODED
 
 
 def _auto_classes(model_type: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+import shared_embeddings as se  # noqa: E402
 from shared_embeddings import hf  # noqa: E402
 from shared_embeddings.hf import remote_code  # noqa: E402
 from tests.shared_embeddings.hf.models import DIM, IDS, WORDS, scores, shrink  # noqa: E402
@@ -76,7 +77,7 @@ def test_without_the_library(tmp_path: Path) -> None:
 
 @pytest.mark.slow_except("*-3.0")
 @pytest.mark.parametrize("bits", [1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0])
-@pytest.mark.parametrize("codec", ["uniform", "lloyd_max", "residual", "trellis"])
+@pytest.mark.parametrize("codec", ["uniform", "lloyd_max", "residual", "trellis", "spectral", "principal"])
 def test_tables(tmp_path: Path, codec: str, bits: float) -> None:
     """Every codec at every width."""
     shrink("bert", tmp_path / "small", "fp16", "quantized", bits=bits, codec=codec)
@@ -87,6 +88,18 @@ def test_tables(tmp_path: Path, codec: str, bits: float) -> None:
     table = remote_code.decoded_table(entry["tables"]["words"], own)
     assert table.shape == (WORDS, DIM)
     torch.testing.assert_close(table, model.shared_embeddings["words"].table(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("codec", ["spectral", "principal"])
+def test_bits_of_directions(tmp_path: Path, codec: str) -> None:
+    """Codecs that fit the bits of directions to a table, with words of several widths, some without bits."""
+    scales = torch.linspace(3.0, 0.1, DIM) * torch.linspace(4.0, 0.1, WORDS).unsqueeze(1)
+    embedding, _ = se.fit("quantized", torch.randn(WORDS, DIM) * scales + 0.1, codec=codec, bits=1.3)
+    options = embedding.stored_options()
+    assert 0 < options["words_per_width"][0] < WORDS and options["directions"]
+    described = {"method": "quantized", "num_embeddings": WORDS, "embedding_dim": DIM, "options": options}
+    table = remote_code.decoded_table(described, embedding.state_dict())
+    torch.testing.assert_close(table, embedding.table(), rtol=1e-5, atol=1e-5)
 
 
 def test_other_methods_have_no_such_file(tmp_path: Path) -> None:
