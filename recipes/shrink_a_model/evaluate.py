@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.common.plot import draw_points, finish, new_figure
+from recipes.common.plot import PLAIN, draw_lines, draw_points, finish, new_figure, shown_method
 from recipes.common.recipe import Recipe
 from recipes.common.results import FILE, Record, read_results, write_result
 from recipes.common.smoke import SMOKE, SMOKE_HELP
@@ -279,8 +279,11 @@ def draw(records: Sequence[Record], path: Path) -> None:
         path: the picture; replaced only once the new one is complete.
     """
     shown = [{**one, "metrics": {key: 100 * one["metrics"][key] for key in PANELS}} for one in records]
+    names = {one["row"]: one["row"].replace("_", " ") for one in shown if shown_method(one) == PLAIN}
+    series = [one for one in shown if one["row"] not in names]
     figure, panels = new_figure(len(PANELS), "A sentence encoder with a smaller table", shared=False)
     for axes, (metric, title) in zip(panels, PANELS.items(), strict=True):
-        draw_points(axes, shown, metric, lambda record: record["row"].replace("_", " "))
+        draw_lines(axes, series, metric)
+        draw_points(axes, shown, metric, lambda record: names.get(record["row"], ""))
         axes.set_ylabel(f"{title} (%)")
     finish(figure, panels, path)
