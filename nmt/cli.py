@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmt.options.arguments import TRAIN, TRANSLATE, check_new_model
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import (
     NO_PARTIAL_FILES,
@@ -182,6 +181,7 @@ def train() -> None:
     import onmt.bin.train
     from onmt.utils.logging import init_logger, logger
 
+    from nmt.options.arguments import TRAIN
     from nmt.train import ranks, runs
 
     opt = parse(onmt.bin.train._get_parser(), TRAIN)
@@ -206,6 +206,7 @@ def translate() -> None:
     import onmt.bin.translate
 
     from nmt.data.transforms import applied
+    from nmt.options.arguments import TRANSLATE
     from nmt.options.checks import check_one_process, check_prefix, check_translation
     from nmt.translate.translation import translate_file
 
@@ -245,6 +246,7 @@ def average_models() -> None:
     """``onmt_average_models``: average the weights of several checkpoints of one model."""
     from nmt.checkpoint.checkpoint import average_checkpoints
     from nmt.checkpoint.files import save_checkpoint
+    from nmt.options.arguments import check_new_model
 
     parser = Parser(
         "onmt_average_models", description="Average the weights of several checkpoints of one model"
@@ -269,6 +271,7 @@ def release_model() -> None:
     from nmt.checkpoint.checkpoint import strip_checkpoint
     from nmt.checkpoint.files import save_checkpoint
     from nmt.checkpoint.models import export_ctranslate2
+    from nmt.options.arguments import check_new_model
 
     parser = Parser("onmt_release_model", description="Release a translation model")
     parser.add_argument("--model", "-m", "-model", type=PathOption.FILE, required=True, help="checkpoint")

@@ -22,6 +22,7 @@ from shared_embeddings.utils.interrupts import (
     SIGNALS,
     Interrupted,
     Interrupts,
+    leave_to_parent,
     signals_delayed,
     signals_raised,
 )
@@ -310,3 +311,14 @@ def test_ignored_signals_stay_ignored() -> None:
             send(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def test_a_lost_receiver_of_tensors_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    leave_to_parent()
+    for error in (EOFError(), ConnectionResetError(), ValueError("of its own")):
+        sys.excepthook(type(error), error, None)
+    assert capsys.readouterr().err == "ValueError: of its own\n"
