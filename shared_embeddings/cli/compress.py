@@ -51,7 +51,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
         "--text",
         nargs="+",
         type=PathOption.FILE,
-        help="tokenized text, for counting words and comparing predictions",
+        help="tokenized text (all languages of the vocabulary), to count words and compare predictions",
     )
     _add_validation(command)
     command.add_argument(
