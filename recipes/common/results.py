@@ -140,3 +140,9 @@ def is_smoke(path: Path, runs: Path) -> bool:
 def embedding_bits(counts: Mapping[str, float]) -> float:
     """Return the bits of input and output embeddings, including codes; the rest is in float32."""
     return counts["stored_bits"] - 32 * counts.get("rest", 0)
+
+
+def times_smaller(counts: Mapping[str, float]) -> float:
+    """Return how many times fewer bits than a plain table in float32, without biases, the embedding takes."""
+    dense = counts["dense_embedding"] if "dense_embedding" in counts else counts["table"]
+    return 32 * dense / embedding_bits(counts)

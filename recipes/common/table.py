@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recipes.common.results import Record, embedding_bits, natural
+from recipes.common.results import Record, embedding_bits, natural, times_smaller
 from recipes.common.rows import Row
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import write_text
@@ -36,11 +36,6 @@ def _stored(record: Record) -> str:
     """The bytes that the embedding takes in a file, in kB or MB."""
     size = embedding_bits(record["counts"]) / 8
     return f"{size / 1e6:.2f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
-
-
-def _times_smaller(record: Record) -> str:
-    """The bytes of a plain table in fp32, without biases, divided by those of the embedding."""
-    return f"{32 * record['counts']['dense_embedding'] / embedding_bits(record['counts']):.1f}x"
 
 
 def _embedding(record: Record) -> Record:
@@ -84,7 +79,7 @@ COLUMNS = {
     "options": Column("options", describe_options, always=True),
     "embedding": Column("embedding parameters", lambda r: _millions(r["counts"]["embedding"])),
     "stored": Column("stored", _stored),
-    "smaller": Column("times smaller", _times_smaller),
+    "smaller": Column("times smaller", lambda r: f"{times_smaller(r['counts']):.1f}x"),
     "total": Column("total parameters", lambda r: _millions(r["counts"]["total"])),
     "bleu": Column("BLEU", _number("bleu")),
     "difference": Column("difference", _difference("bleu")),

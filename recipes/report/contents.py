@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.curves import validation_curve
-from recipes.common.results import embedding_bits
+from recipes.common.results import embedding_bits, times_smaller
 from recipes.common.table import NOT_RUN, describe_options, is_baseline
 from recipes.papers.ledger import Figure
 from recipes.report import charts
@@ -138,9 +138,8 @@ def _extremes(task: Task, key: str, known: Measure) -> list[str]:
 def _compression(line: Line) -> str:
     """How many times fewer bits than a plain table in 32 bits the embedding takes."""
     counts = line.counts
-    dense = counts.get("dense_embedding", counts.get("table"))
-    if dense and "stored_bits" in counts:
-        return f"{32 * dense / embedding_bits(counts):.1f}"
+    if "stored_bits" in counts and {"dense_embedding", "table"} & counts.keys():
+        return f"{times_smaller(counts):.1f}"
     return f"{counts['compression']:.1f}" if "compression" in counts else NONE
 
 

@@ -138,9 +138,13 @@ class Codec(ABC):
         found = hidden.new_empty(len(hidden), len(codes))
         for start in range(0, len(codes), _BLOCK):
             block = slice(start, start + _BLOCK)
-            values = self.decode(codes[block], width, codebooks)
+            values = self.scored_rows(codes[block], width, codebooks)
             found[:, block] = self.products(hidden, values, scales[block])
         return found
+
+    def scored_rows(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
+        """The rows ``(n, D)`` before scaling that `scores` multiplies with; by default those of `decode`."""
+        return self.decode(codes, width, codebooks)
 
     def direct_scores(
         self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.codecs.allocation import direction_bits
 from shared_embeddings.codecs.bit_packing import bits_of, bytes_for, pack_bits, read_windows
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded
 from shared_embeddings.codecs.lloyd_max import normal_error, normal_levels
@@ -131,7 +132,8 @@ class PrincipalCodec(Codec):
         left = float(variances[found.rank :].sum())
         kept = variances[: found.rank]
         shares = [
-            float((kept * _errors()[_bits_for(kept, width * self.dim)]).sum()) + left for width in self.widths
+            float((kept * _errors()[direction_bits(kept, _errors(), width * self.dim)]).sum()) + left
+            for width in self.widths
         ]
         found._shares = torch.tensor(shares, dtype=torch.float64) / variances.sum().clamp(min=1e-30)
         return found
@@ -162,7 +164,7 @@ class PrincipalCodec(Codec):
                 for ids in mine.split(_BLOCK):
                     part = (rows[ids] - basis[0]) @ basis[1:].t()
                     variances += part.double().square().sum(dim=0).cpu() / len(mine)
-                bits = _bits_for(variances, width * self.dim).sort(descending=True).values
+                bits = direction_bits(variances, _errors(), width * self.dim).sort(descending=True).values
                 spread[width - 1] = variances.sqrt().clamp(min=1e-30).float()
             counts = torch.bincount(bits, minlength=_MOST_BITS + 1)
             counts[0] += self.dim - self.rank
@@ -292,13 +294,6 @@ def _companded(values: Tensor, bits: int) -> Tensor:
 def _nearest(values: Tensor, levels: Tensor) -> Tensor:
     """The numbers of the nearest of ascending levels."""
     return torch.bucketize(values.contiguous(), (levels[1:] + levels[:-1]) / 2)
-
-
-def _bits_for(variances: Tensor, total: int) -> Tensor:
-    """The bits ``(R,)`` of directions, `total` or as many as they take, with the least squared error."""
-    gains = (variances.unsqueeze(1) * _errors().diff().neg()).flatten()
-    chosen = gains.argsort(descending=True, stable=True)[:total] // _MOST_BITS
-    return torch.bincount(chosen, minlength=len(variances))
 
 
 def _principal(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,13 +8,13 @@ Axes: ``n`` rows, ``D`` dimensions, ``K`` reflections.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.codecs.allocation import direction_bits
 from shared_embeddings.codecs.bit_packing import bytes_for
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
 from shared_embeddings.codecs.trellis import START_BITS, codebook, nearest_states, packed_states, read_states
@@ -74,7 +74,7 @@ class SpectralCodec(Codec):
         variances = found._spectrum(rows)[0]
         shares, counts = [1.0], []
         for width in self.widths[1:]:
-            each = _bits_for(variances, width * (self.dim - 1))
+            each = direction_bits(variances, _errors(), width * (self.dim - 1))
             shares.append(float((variances * _errors()[each]).sum() / variances.sum().clamp(min=1e-30)))
             counts += torch.bincount(each, minlength=_MOST_BITS + 1).tolist()
         found.counts, found._shares = counts, torch.tensor(shares, dtype=torch.float64)
@@ -119,19 +119,17 @@ class SpectralCodec(Codec):
 
     def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
         """As in the base class."""
-        return _reflected(self._numbers(codes, width, codebooks), codebooks["axes"].flip(0))
+        return _reflected(self.scored_rows(codes, width, codebooks), codebooks["axes"].flip(0))
 
     def scores(
         self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
     ) -> Tensor:
         """As in the base class; the hidden states are reflected instead of the rows."""
-        axes = codebooks["axes"].to(hidden.dtype)
-        plain = copy.copy(self)
-        plain.decode = self._numbers  # type: ignore[method-assign]
-        return Codec.scores(plain, _reflected(hidden, axes), codes, width, codebooks, scales)
+        reflected = _reflected(hidden, codebooks["axes"].to(hidden.dtype))
+        return super().scores(reflected, codes, width, codebooks, scales)
 
-    def _numbers(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
-        """Reflected rows ``(n, D)`` before scaling."""
+    def scored_rows(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
+        """As in the base class: reflected rows."""
         widths = self.field_widths(width)
         values = read_states(codes, widths) * self._spreads(codebooks)[: len(widths)]
         return F.pad(values, (0, self.dim - len(widths)))
@@ -147,13 +145,6 @@ def _reflected(values: Tensor, axes: Tensor) -> Tensor:
     for axis in F.normalize(axes.to(values.dtype)):
         values = values - 2 * (values @ axis).unsqueeze(1) * axis
     return values
-
-
-def _bits_for(variances: Tensor, total: int) -> Tensor:
-    """The bits ``(D,)`` of descending variances, `total` in all, with the least squared error."""
-    gains = (variances.unsqueeze(1) * _errors().diff().neg()).flatten()
-    chosen = gains.argsort(descending=True, stable=True)[:total] // _MOST_BITS
-    return torch.bincount(chosen, minlength=len(variances))
 
 
 def _errors() -> Tensor:

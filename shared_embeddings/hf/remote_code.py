@@ -183,15 +183,8 @@ def _numbers(codes: Tensor, scales: Any, form: Mapping[str, Any]) -> Tensor:
     return torch.from_numpy(np.stack(columns, axis=1)).reshape(form["shape"])
 
 
-def _windows(codes: Tensor, count: int, width: int, stride: int, start: int) -> Tensor:
-    """Numbers ``(n, count)`` of `width` bits in bytes ``(n, ...)``, one every `stride` bits."""
-    bits = (codes.unsqueeze(-1) >> torch.arange(7, -1, -1, dtype=torch.uint8) & 1).flatten(1)
-    bits = F.pad(bits, (-start if start < 0 else 0, width)).unfold(1, width, stride)[:, :count]
-    return (bits.int() << torch.arange(width - 1, -1, -1, dtype=torch.int32)).sum(-1)
-
-
-def _windows_before(codes: Tensor, ends: Any, width: int) -> Tensor:
-    """Numbers ``(n, count)`` of the `width` bits before each of the positions `ends`; bits may be missing."""
+def _windows(codes: Tensor, ends: Any, width: int) -> Tensor:
+    """Numbers ``(n, count)``: the `width` bits before each position of `ends`, zeros before the first."""
     bits = (codes.unsqueeze(-1) >> torch.arange(7, -1, -1, dtype=torch.uint8) & 1).flatten(1)
     places = torch.as_tensor(ends).unsqueeze(1) + torch.arange(width)
     return (F.pad(bits, (width, 0))[:, places].int() << torch.arange(width - 1, -1, -1)).sum(-1)
@@ -239,12 +232,13 @@ def _quantized(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> T
 
 def _uniform(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> Tensor:
     """Evenly spaced levels around zero."""
-    return _windows(codes, dim, width, width, 0).float() - (0.5 if width == 1 else 2 ** (width - 1))
+    numbers = _windows(codes, width * np.arange(1, dim + 1), width).float()
+    return numbers - (0.5 if width == 1 else 2 ** (width - 1))
 
 
 def _lloyd_max(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> Tensor:
     """Entries of the levels for this width."""
-    return parts[f"levels{width}"].float()[_windows(codes, dim, width, width, 0)]
+    return parts[f"levels{width}"].float()[_windows(codes, width * np.arange(1, dim + 1), width)]
 
 
 def _residual(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> Tensor:
@@ -256,7 +250,7 @@ def _residual(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> 
 
 def _trellis(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> Tensor:
     """Entries of the states along a path (after QTIP, Tseng et al., 2024)."""
-    return _trellis_entries()[_windows(codes, dim, _STATE_BITS, width, _START_BITS - _STATE_BITS)]
+    return _trellis_entries()[_windows(codes, _START_BITS + width * np.arange(dim), _STATE_BITS)]
 
 
 def _spectral(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> Tensor:
@@ -265,7 +259,7 @@ def _spectral(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> 
     widths = _field_widths(parts["directions"][1:], width, dim)
     ends = np.cumsum([_START_BITS, *widths[1:]])
     sizes = torch.cat([spread[:-1], spread[-1:].expand(dim - len(axes))])
-    values = _trellis_entries()[_windows_before(codes, ends, _STATE_BITS)] * sizes[: len(widths)]
+    values = _trellis_entries()[_windows(codes, ends, _STATE_BITS)] * sizes[: len(widths)]
     rows = F.pad(values, (0, dim - len(widths)))
     for axis in F.normalize(axes).flip(0):
         rows = rows - 2 * (rows @ axis).unsqueeze(1) * axis
@@ -278,7 +272,7 @@ def _principal(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) ->
     widths = np.array(_field_widths(parts["directions"], width, dim))
     ends, factors = np.cumsum(widths), []
     for bits in sorted(set(widths.tolist()), reverse=True):
-        numbers = _windows_before(codes, ends[widths == bits], bits)
+        numbers = _windows(codes, ends[widths == bits], bits)
         factors.append(levels[2**bits - 2 : 2 ** (bits + 1) - 2][numbers])
     found = torch.cat(factors, dim=1) * parts["spread"][width - 1, : len(widths)].float()
     return basis[0] + found @ basis[1 : 1 + len(widths)]
