@@ -16,7 +16,15 @@ import shared_embeddings as se
 from lm import models
 from lm.models.interface import LanguageModel
 from shared_embeddings.checkpoints.checksums import verified, with_checksum
-from shared_embeddings.checkpoints.storage import Packing, StorageError, hold, packing_of, unpack
+from shared_embeddings.checkpoints.storage import (
+    Packing,
+    StorageError,
+    default_packing,
+    hold,
+    packed_as,
+    packing_of,
+    unpack,
+)
 from shared_embeddings.checkpoints.tensors import (
     PartType,
     check_finite,
@@ -88,10 +96,14 @@ def save_model(
         words: the vocabulary in the order of the ids.
         config: the flat configuration. File options of its embedding are replaced by their contents, and
             options chosen by a fit to a teacher are added.
-        training: training state of plain values and tensors; None for the model only.
+        training: training state of plain values and tensors; None for the model only, with its embedding in
+            the default storage of its method.
     """
     settings = {**config, "embedding": _rebuilding(config, model.embedding)}
-    save_state(path, distinct_state(model), words, settings, training)
+    state = distinct_state(model)
+    if training is None:
+        state = packed_as(state, default_packing(model))
+    save_state(path, state, words, settings, training)
 
 
 def save_state(

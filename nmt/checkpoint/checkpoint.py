@@ -29,6 +29,7 @@ from shared_embeddings.checkpoints.storage import HEADER, Packing, StorageError,
 from shared_embeddings.checkpoints.tensors import check_finite
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import OPTION
+from shared_embeddings.registry import method_class
 from shared_embeddings.utils.files import replacing_all, save_tensors
 
 
@@ -183,11 +184,12 @@ def _without_aliases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:
     """Average the floating-point tensors of checkpoints of one model.
 
-    Integer tensors, such as the filter ids of ALONE, must be equal.
+    Integer tensors, such as the filter ids of ALONE, must be equal. Embeddings are stored in the default
+    storage of their method, such as fp16 for `quantized`.
 
     Args:
         paths: the checkpoints.
-        fp32: store the means in float32.
+        fp32: store all means in float32.
 
     Raises:
         UserError: the checkpoints have different tensors or vocabularies.
@@ -210,7 +212,32 @@ def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:
             _add_part(total, part, path, paths[0])
     for key, total, dtypes in zip(("model", "generator"), sums, kinds, strict=True):
         result[key] = {name: _mean(total[name], len(paths), fp32, dtypes[name]) for name in total}
+    packing = None if fp32 else _default_packing(result["opt"])
+    state = packed_as(joined_generator(result["model"], result["generator"]), packing)
+    result["model"], result["generator"] = split_generator(state)
     return result
+
+
+# The tensors of each embedding in a checkpoint, by the option that sets it.
+_LOOKUPS = [f"{stack}.embeddings.make_embedding.emb_luts" for stack in ("encoder", "decoder")]
+_TENSORS_OF = {
+    "embedding": _LOOKUPS,
+    "src_embedding": _LOOKUPS[:1],
+    "tgt_embedding": _LOOKUPS[1:],
+    "output_embedding": ["generator"],
+}
+
+
+def _default_packing(opt: Namespace) -> Packing | None:
+    """Return how the embeddings of a model are stored by default; None if all are stored in fp32."""
+    names, stores = [], []
+    for option, tensors in _TENSORS_OF.items():
+        settings = getattr(opt, option, None)
+        store = method_class(settings["method"]).default_store if settings else "fp32"
+        if store != "fp32":
+            names += tensors
+            stores.append(store)
+    return Packing(names, stores[0]) if stores else None
 
 
 def _as_sum(tensor: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from shared_embeddings.errors import UserError
-from shared_embeddings.layers.number_formats import FORMATS, Packed, expect
+from shared_embeddings.layers.number_formats import FORMATS, NumberFormat, Packed, expect
 from shared_embeddings.layers.packed_tensor import PackedTensor, dense
 from shared_embeddings.utils.reading import parse_json
 
@@ -60,9 +60,9 @@ class StorageError(UserError):
 def pack(state: Mapping[str, Tensor], prefixes: Iterable[str], store: str) -> dict[str, Tensor]:
     """Pack the tensors of embeddings in the state of a model.
 
-    Floating-point tensors with two or more axes are converted to `store`; biases and tensors with fewer than
-    256 values are unchanged. Integers such as word codes are losslessly bit-packed with the bits of the
-    largest value of their column, for any `store`.
+    Floating-point tensors with two or more axes are converted to `store`, and biases to fp16 unless `store` is
+    fp32. Tensors with fewer than 256 values, and biases that do not fit fp16, are unchanged. Integers such as
+    word codes are losslessly bit-packed with the bits of the largest value of their column, for any `store`.
 
     Args:
         state: the state, with each tensor once.
@@ -91,7 +91,7 @@ def pack(state: Mapping[str, Tensor], prefixes: Iterable[str], store: str) -> di
             continue
         if not any(name == prefix or name.startswith(f"{prefix}.") for prefix in chosen):
             continue
-        if is_packable(tensor, store):
+        if is_packable(tensor, store) and not _exceeds_fp16(tensor):
             form, parts = _pack_numbers(name, tensor, store)
         elif _has_codes(tensor):
             form, parts = _pack_codes(name, tensor)
@@ -145,7 +145,16 @@ def packing_of(state: Mapping[str, Tensor]) -> Packing | None:
         return None
     forms = _read_header(state[HEADER])
     stores = [form["as"] for form in forms.values() if form.get("as") in STORES]
-    return Packing(list(forms), stores[0] if stores else "fp32")
+    # Biases are in fp16 with any storage.
+    others = [store for store in stores if store != "fp16"]
+    return Packing(list(forms), (others or stores or ["fp32"])[0])
+
+
+def default_packing(module: torch.nn.Module) -> Packing | None:
+    """How the embeddings inside a module are stored by default; None if all are stored in fp32."""
+    parts = [(name, getattr(part, "default_store", "fp32")) for name, part in module.named_modules()]
+    packed = [(name, store) for name, store in parts if store != "fp32"]
+    return Packing([name for name, _ in packed], packed[0][1]) if packed else None
 
 
 def packed_as(state: Mapping[str, Tensor], packing: Packing | None) -> dict[str, Tensor]:
@@ -161,7 +170,7 @@ def check_store(store: str) -> None:
 
 def is_packable(tensor: Tensor, store: str) -> bool:
     """Whether `pack` converts a floating-point tensor."""
-    is_large = tensor.dim() >= 2 and tensor.numel() >= _LEAST_VALUES
+    is_large = tensor.dim() >= 1 and tensor.numel() >= _LEAST_VALUES
     return is_large and tensor.is_floating_point() and _bytes_as(tensor, store) < tensor.nbytes
 
 
@@ -177,12 +186,22 @@ def packed_bytes(tensor: Tensor, store: str) -> int:
 
 def _bytes_as(tensor: Tensor, store: str) -> int:
     """The size of a tensor in a storage, ignoring the minimum size for packing."""
-    return tensor.nbytes if store == "fp32" else FORMATS[store](tensor.shape).bytes
+    return tensor.nbytes if store == "fp32" else _format_of(tensor, store).bytes
+
+
+def _format_of(tensor: Tensor, store: str) -> NumberFormat:
+    """The format of a tensor in a storage other than fp32."""
+    return FORMATS[store if tensor.dim() > 1 else "fp16"](tensor.shape)
+
+
+def _exceeds_fp16(tensor: Tensor) -> bool:
+    """Whether a bias cannot be stored in fp16, such as one of minus infinity for words that are unused."""
+    return tensor.dim() == 1 and not bool(tensor.half().isfinite().all())
 
 
 def _pack_numbers(name: str, tensor: Tensor, store: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Pack a floating-point tensor; returns its description and its parts by name."""
-    form = FORMATS[store](tensor.shape)
+    form = _format_of(tensor, store)
     rows = max(1, _VALUES_AT_ONCE // max(tensor[0].numel(), 1))
     encoded = []
     for values in (part.float() for part in tensor.detach().split(rows)):
@@ -191,7 +210,7 @@ def _pack_numbers(name: str, tensor: Tensor, store: str) -> tuple[dict[str, Any]
                 f"tensor {name} contains NaN or infinity and cannot be stored as {store}; use a checkpoint "
                 "from before the training diverged"
             )
-        encoded.append(FORMATS[store](values.shape).encode(values))
+        encoded.append(_format_of(values, store).encode(values))
     scales = [part.scales for part in encoded if part.scales is not None]
     packed = Packed(torch.cat([part.codes for part in encoded]), torch.cat(scales) if scales else None)
     if store == "fp16" and not bool(packed.codes.isfinite().all()):

@@ -321,9 +321,9 @@ def _mm(first: Any, second: Any, *, out: Tensor | None = None) -> Any:
 
 
 def _addmm(bias: Any, first: Any, second: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    is_plain = not isinstance(bias, PackedTensor) and beta == 1 and alpha == 1
+    is_plain = beta == 1 and alpha == 1
     scores = _mm(first, second) if is_plain and isinstance(second, PackedTensor) else NotImplemented
-    return scores if scores is NotImplemented else scores.add_(bias)
+    return scores if scores is NotImplemented else scores.add_(dense(bias))
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
