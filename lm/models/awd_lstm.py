@@ -147,7 +147,16 @@ class AWDLSTM(LanguageModel):
         return tuple(part for state in states for part in state)
 
     def forward(self, ids: Tensor, state: State) -> Output:
-        """See the base class; the penalty is AR + TAR of the last layer."""
+        """See the base class; the penalty is AR + TAR of the last layer.
+
+        Raises:
+            ValueError: the state is of another batch size; torch's kernel would write outside of its memory.
+        """
+        if state[0].size(1) != ids.size(0):
+            raise ValueError(
+                f"the state is of {state[0].size(1)} texts, but ids are of {ids.size(0)}; use ids of shape "
+                "(batch, time) and initial_state(batch)"
+            )
         dropped = self._look_up(ids.t())
         after: list[Tensor] = []
         for layer, rate, hidden, cell in zip(

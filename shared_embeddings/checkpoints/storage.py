@@ -60,9 +60,9 @@ class StorageError(UserError):
 def pack(state: Mapping[str, Tensor], prefixes: Iterable[str], store: str) -> dict[str, Tensor]:
     """Pack the tensors of embeddings in the state of a model.
 
-    Floating-point tensors with two or more axes are converted to `store`, and biases to fp16 unless `store` is
-    fp32. Tensors with fewer than 256 values, and biases that do not fit fp16, are unchanged. Integers such as
-    word codes are losslessly bit-packed with the bits of the largest value of their column, for any `store`.
+    Floating-point tensors with two or more axes are converted to `store`, and biases to fp16, unless `store`
+    is fp32. Tensors with fewer than 256 values, and biases that do not fit fp16, are unchanged. Integers such
+    as word codes are bit-packed, with the bits of the largest value of their column, for any `store`.
 
     Args:
         state: the state, with each tensor once.

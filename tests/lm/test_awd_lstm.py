@@ -130,6 +130,14 @@ def test_batch_is_axis_1_of_the_state() -> None:
     torch.testing.assert_close(chosen.hidden, model(ids, state).hidden[some])
 
 
+def test_a_state_of_another_batch_size_fails() -> None:
+    model, ids = small_model(), some_ids()
+    with pytest.raises(
+        ValueError, match=r"the state is of 3 texts, but ids are of 4; use ids of shape \(batch"
+    ):
+        model(ids, model.initial_state(3))
+
+
 def test_no_gradient_flows_into_the_segment_before() -> None:
     model, ids = small_model(), some_ids()
     first = model(ids, model.initial_state(4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,18 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.checkpoints.storage import HEADER, STORES, StorageError, pack, packed_bytes, unpack
+from shared_embeddings.checkpoints.storage import (
+    HEADER,
+    STORES,
+    StorageError,
+    default_packing,
+    hold,
+    pack,
+    packed_bytes,
+    packing_of,
+    unpack,
+)
+from shared_embeddings.layers.packed_tensor import install
 from shared_embeddings.sizing import accounting
 from tests.helpers import example
 
@@ -164,7 +176,9 @@ def test_codes_lose_nothing(codes: Tensor, store: str) -> None:
 
 def test_what_stays_as_it_is() -> None:
     state = {
-        "e.bias": numbers(500),
+        "e.bias": torch.full((500,), -math.inf),
+        "e.short_bias": numbers(255),
+        "e.half_bias": numbers(500).bfloat16(),
         "e.small": numbers(15, 17),
         "e.size": torch.tensor(7),
         "e.signed": torch.arange(-300, 300),
@@ -174,6 +188,32 @@ def test_what_stays_as_it_is() -> None:
     packed = pack(state, ["e"], "int8")
     assert packed.keys() == state.keys() and all(packed[name] is state[name] for name in state)
     assert unpack(state) == state
+
+
+@pytest.mark.parametrize("store", ["fp16", "int8", "int4"])
+def test_biases_are_in_fp16(store: str) -> None:
+    state = {"e.bias": 20 * torch.randn(500), "e.weight": numbers(500, 40)}
+    packed = pack(state, ["e"], store)
+    assert torch.equal(packed["e.bias"], state["e.bias"].half())
+    assert packing_of(packed) == (["e.bias", "e.weight"], store)
+    assert pack(state, ["e"], "fp32") == state
+    module = torch.nn.Linear(40, 500)
+    install(module, {name.removeprefix("e."): tensor for name, tensor in hold(packed).items()})
+    hidden = torch.randn(3, 40)
+    wanted = hidden @ unpack(packed)["e.weight"].T + packed["e.bias"].float()
+    torch.testing.assert_close(module(hidden), wanted, rtol=1e-4, atol=1e-2)
+
+
+def test_default_packing_is_that_of_the_methods() -> None:
+    parts = {"plain": "standard", "codes": "structured"}
+    module = torch.nn.ModuleDict(
+        {
+            name: se.build(method, num_embeddings=300, embedding_dim=16, **example(method, 300, 16))
+            for name, method in parts.items()
+        }
+    )
+    assert default_packing(module) == (["codes"], "fp16")
+    assert default_packing(module["plain"]) is None
 
 
 def test_refusals() -> None:
