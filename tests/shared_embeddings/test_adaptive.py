@@ -11,10 +11,8 @@ from torch import Tensor
 
 import shared_embeddings as se
 from tests.helpers import in_turn
-
-from .cases import CASES, Case, by_name
-from .contract.checks import each_of
-from .support import MemoryMeter, assert_same_gradients, gradients
+from tests.shared_embeddings.cases import CASES, Case, by_name
+from tests.shared_embeddings.support import MemoryMeter, assert_same_gradients, each_of, gradients
 
 ADAPTIVE_CASES = [case for case in CASES if case.method == "adaptive" and case.output]
 each_adaptive = each_of(ADAPTIVE_CASES)

@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
+from tests.shared_embeddings.cases import by_name
+from tests.shared_embeddings.support import gradients
 from tests.shared_embeddings.test_adaptive import SIZES as SMALL
 from tests.shared_embeddings.test_adaptive import VOCABULARY, large, naive_log_prob
 from tests.shared_embeddings.test_adaptive import WIDTH as TABLE_WIDTH
-
-from .cases import by_name
-from .support import gradients
 
 WORDS, DIM, WIDTH, CUTOFFS = 37, 24, 10, [9, 20]
 SIZES: dict[str, Any] = {"num_embeddings": WORDS, "embedding_dim": DIM, "cutoffs": CUTOFFS}

@@ -1,8 +1,14 @@
-"""Rank correlation, word similarity and correlation maps, against numbers worked out by hand."""
+"""Rank correlation, word similarity and correlation maps; reading, compressing and exporting word vectors."""
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
+import json
 import math
+import pickle
+import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,12 +20,17 @@ from shared_embeddings.analysis.similarity import (
     CorrelationMap,
     WordPair,
     WordPairs,
+    read_pairs,
     spearman,
     word_similarity,
 )
+from shared_embeddings.analysis.vectors import WordVectors, read_vectors, write_vectors
 from shared_embeddings.checkpoints.adapter import WordEmbedding
+from shared_embeddings.checkpoints.compress import compress
+from shared_embeddings.cli.main import main
+from shared_embeddings.word_vectors.adapter import Adapter
 from tests.shared_embeddings.cases import PADDING, Case, by_name
-from tests.shared_embeddings.contract.checks import each_case
+from tests.shared_embeddings.support import each_case
 
 WORDS = ["cat", "dog", "car", "Paris", "zero"]
 VECTORS = np.array([[1.0, 0.0], [2.0, 2.0], [0.0, 3.0], [1.0, 1.0], [0.0, 0.0]], dtype=np.float32)
@@ -176,3 +187,195 @@ def test_plain_embedding_has_one_layer() -> None:
     module = torch.nn.Embedding(10, 3)
     (found,) = layer_correlations(WordEmbedding("words", list("abcdefghij"), None, module), False)
     assert found.layer == "output" and found.words == 10
+
+
+ROWS = {"the": [1.0, 2.5, -3.0], "é": [0.125, 0.0, 4.0], "a\u00a0b": [7.0, 8.0, 9.0]}
+LINES = [" ".join([word, *map(str, numbers)]) for word, numbers in ROWS.items()]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def write_binary(path: Path) -> Path:
+    """word2vec's format, byte by byte."""
+    body = b"".join(word.encode() + b" " + struct.pack("<3f", *row) + b"\n" for word, row in ROWS.items())
+    path.write_bytes(b"3 3\n" + body)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["lines", "header", "binary", "gzip"])
+def test_formats(tmp_path: Path, kind: str) -> None:
+    text = "\n".join(LINES) + "\n"
+    path = tmp_path / "vectors"
+    if kind == "binary":
+        write_binary(path)
+    elif kind == "gzip":
+        path = tmp_path / "vectors.gz"
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        write(path, text if kind == "lines" else f"3 3\n{text}")
+    found = read_vectors(path)
+    assert found.words == list(ROWS)
+    np.testing.assert_array_equal(found.vectors, np.array(list(ROWS.values()), dtype=np.float32))
+    assert read_vectors(path, limit=2).words == list(ROWS)[:2]
+
+
+def test_fasttext_model(tmp_path: Path) -> None:
+    fasttext = pytest.importorskip("gensim.models.fasttext")
+    sentences = [["sun", "moon"], ["sun", "star"]] * 5
+    model = fasttext.FastText(sentences, vector_size=4, min_count=1, workers=1, seed=1, bucket=20)
+    path = tmp_path / "model.bin"
+    fasttext.save_facebook_model(model, str(path))
+    found = read_vectors(path)
+    assert sorted(found.words) == ["moon", "star", "sun"]
+    np.testing.assert_allclose(found.vectors[found.words.index("moon")], model.wv["moon"], rtol=1e-5)
+
+
+def test_first_vector_of_a_repeated_word_counts(tmp_path: Path) -> None:
+    found = read_vectors(write(tmp_path / "v", "a 1 2\nb 3 4\na 5 6\n"))
+    assert found.words == ["a", "b"] and found.vectors.tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a 1 2\nb 3\nc 5 6\n", "line 2 has 1 numbers after its word, expected 2"),
+        ("3 2\na 1 2\nb 3 4\nc 5 6 7\n", "line 4 has 3 numbers"),
+        ("3 2\na 1 2\nb 3 4\n", "announces 3 words, but there are 2; it is truncated"),
+        ("2 2\na 1 2\nb 3 4\nc 5 6\n", "announces 2 words, but there are 3; correct the header"),
+        ("a 1 2\n 3 4\n", "line 2 starts with a space"),
+        ("a 1 2\nb 3 x\n", "could not convert"),
+        ("a 1 2\nb nan 3\n", "'b' contains NaN or infinity"),
+        ("word\n", "line 1 has 0 numbers"),
+        ("", "is empty"),
+    ],
+)
+def test_malformed_vectors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    path = write(tmp_path / "vectors", text)
+    pairs = write(tmp_path / "pairs", "a b 1\n")
+    assert main(["similarity", "--vectors", str(path), "--pairs", str(pairs)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and message in err and str(path) in err
+
+
+def test_binary_that_is_cut_short(tmp_path: Path) -> None:
+    path = write_binary(tmp_path / "vectors")
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(ValueError, match="binary vectors"):
+        read_vectors(path)
+    path.write_bytes((793712314).to_bytes(4, "little") + b"\0" * 40)
+    with pytest.raises(ValueError, match="a fastText model"):
+        read_vectors(path)
+    with pytest.raises(ValueError, match="no such file"):
+        read_vectors(tmp_path / "none")
+    with pytest.raises(ValueError, match="limit is 0"):
+        read_vectors(path, limit=0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "old\tnew\t1.58\nOld man\tbad\t2\n",
+        "\ufeffWord 1,Word 2,Human (mean)\r\nold,new,1.58\r\n\r\nOld man,bad,2.0\r\n",
+        "word1\tword2\tPOS\tSimLex999\tconc(w1)\nold\tnew\tA\t1.58\t2.72\nOld man\tbad\tA\t2\t3\n",
+        '# comment\nold;new;1.58\n"Old man";bad;2\n',
+    ],
+)
+def test_pairs(tmp_path: Path, text: str) -> None:
+    found = read_pairs(write(tmp_path / "set.csv", text))
+    assert found == ("set", [("old", "new", 1.58), ("Old man", "bad", 2.0)])
+
+
+def test_pairs_between_spaces(tmp_path: Path) -> None:
+    assert read_pairs(write(tmp_path / "set", "old  new 1.5\n")).pairs == [("old", "new", 1.5)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a\tb\t1\na\tb\n", "line 2"),
+        ("one\ttwo\tscore\na\tb\tmany\n", "line 2"),
+        ("a\tb\t1\na\tb\tinf\n", "line 2"),
+        ("a\tb\t1\n\tb\t2\n", "line 2"),
+        ("one\ttwo\tscore\n", "no lines with two words and a score"),
+        ("", "no lines with two words and a score"),
+        ("a\tb\t1\n" + 140_000 * "a" + "\tb\t1\n", "line 2"),
+    ],
+)
+def test_malformed_pairs(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_pairs(write(tmp_path / "set", text))
+
+
+def test_similarity_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vectors = write(tmp_path / "v.txt", "a 1 0\nb 1 1\nc 0 1\n")
+    first = write(tmp_path / "first.tsv", "a\tb\t3\na\tc\t1\nA\tA\t5\na\td\t4\n")
+    second = write(tmp_path / "second.csv", "one,two,score\na,d,1\n")
+    asked = ["similarity", "--vectors", str(vectors), "--pairs", str(first), str(second)]
+    assert main(asked) == 0
+    text = capsys.readouterr().out
+    assert "v.txt: 3 words in 2 dimensions" in text and "1.0000" in text and "3 of 4 (75%)" in text
+    assert "undefined" in text and "1 in lower case" in text
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["tables"]["v.txt"]
+    assert (found["words"], found["dimensions"]) == (3, 2)
+    assert [entry["coverage"] for entry in found["sets"]] == [0.75, 0.0]
+    assert found["sets"][0]["rho"] == pytest.approx(1.0) and found["sets"][1]["rho"] is None
+    assert main([*asked, "--limit", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tables"]["v.txt"]["words"] == 2
+
+
+NAMES, DIM = 200, 16
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """Vectors near a subspace of four dimensions, as text."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((NAMES, 4)) @ rng.standard_normal((4, DIM))
+    rows += 0.01 * rng.standard_normal((NAMES, DIM))
+    path = tmp_path / "vectors.vec"
+    write_vectors(path, WordVectors([f"w{word}" for word in range(NAMES)], rows.astype(np.float32)))
+    return path
+
+
+@pytest.mark.parametrize("method", ["quantized", "standard"])
+def test_the_loader_reads_what_the_library_reads(text: Path, tmp_path: Path, method: str) -> None:
+    """The file beside the vectors needs no other module of the project."""
+    small = tmp_path / "small.safetensors"
+    options = {"bits": 2.0, "codec": "principal"} if method == "quantized" else {}
+    report = compress(text, method, small, options=options, store="fp16")
+    assert report.kept.share is not None and report.kept.share > 0.5
+    spec = importlib.util.spec_from_file_location("loader", tmp_path / "load_vectors.py")
+    assert spec is not None and spec.loader is not None
+    loader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loader)
+    found = loader.load(small)
+    model = Adapter().read(small)
+    np.testing.assert_allclose(found.vectors, model.module.table().detach().numpy(), atol=1e-4)
+    original = read_vectors(text).vectors
+    error = np.linalg.norm(found.vectors - original) / np.linalg.norm(original)
+    assert error < (0.3 if method == "quantized" else 0.001)
+    assert np.array_equal(found["w7"], found.vectors[7])
+
+
+def test_bits_go_to_directions_with_large_variance(text: Path, tmp_path: Path) -> None:
+    """Rotations that know nothing of the table need more bits for the same error."""
+    errors = {}
+    for codec in ("principal", "lloyd_max"):
+        report = compress(
+            text, "quantized", tmp_path / f"{codec}.safetensors", options={"bits": 2.0, "codec": codec}
+        )
+        errors[codec] = report.tables[0].fit.relative_error
+    assert errors["principal"] < 0.5 * errors["lloyd_max"]
+
+
+def test_pickles_are_not_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.kv"
+    path.write_bytes(pickle.dumps({"class": "gensim.models.keyedvectors KeyedVectors"}))
+    with pytest.raises(ValueError, match="save_word2vec_format"):
+        read_vectors(path)

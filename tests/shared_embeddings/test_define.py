@@ -13,12 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import shared_embeddings as se
+from tests.shared_embeddings.cases import CASES, Case
+from tests.shared_embeddings.references import (
+    GroupLayer,
+    GroupWeights,
+    define_layers,
+    define_unit,
+    mixed,
+    normalized,
+    zero_row,
+)
+from tests.shared_embeddings.support import assert_same_gradients, each_of, gradients
 from tests.shared_embeddings.test_formulas import millions
-
-from .cases import CASES, Case
-from .contract.checks import each_of
-from .references import GroupLayer, GroupWeights, define_layers, define_unit, mixed, normalized, zero_row
-from .support import assert_same_gradients, gradients
 
 
 class Sizes(NamedTuple):

@@ -13,10 +13,8 @@ import shared_embeddings as se
 from shared_embeddings.losses import blockwise
 from shared_embeddings.losses.blockwise import pad_to_multiple
 from tests.helpers import in_turn
-
-from .cases import Case, by_name
-from .contract.checks import each_output_case
-from .support import MemoryMeter, assert_same_gradients, gradients
+from tests.shared_embeddings.cases import Case, by_name
+from tests.shared_embeddings.support import MemoryMeter, assert_same_gradients, each_output_case, gradients
 
 
 class Dense(nn.Module):

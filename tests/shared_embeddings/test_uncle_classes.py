@@ -16,9 +16,8 @@ from torch import Tensor
 import shared_embeddings as se
 from shared_embeddings.classes import WordClasses
 from shared_embeddings.methods.uncle import UncleEmbedding
+from tests.shared_embeddings.cases import Case
 from tests.shared_embeddings.test_uncle import build, each_uncle, message
-
-from .cases import Case
 
 # Where classes come from
 

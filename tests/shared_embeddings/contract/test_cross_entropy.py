@@ -9,13 +9,14 @@ import torch
 
 from tests.helpers import in_turn
 from tests.shared_embeddings.cases import PADDING, VOCABULARY, Case
-from tests.shared_embeddings.contract.checks import (
+from tests.shared_embeddings.support import (
+    assert_same_gradients,
     dense_loss,
     each_output_case,
     each_softmax_case,
+    gradients,
     some_targets,
 )
-from tests.shared_embeddings.support import assert_same_gradients, gradients
 
 
 @each_softmax_case

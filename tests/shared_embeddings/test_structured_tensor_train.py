@@ -1,22 +1,24 @@
-"""Structured embeddings and compositional code, by hand, by loops, and by published sizes."""
+"""Structured embeddings, compositional code and tensor train, by hand, by loops, and by published sizes."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import shared_embeddings as se
 
 from .cases import CASES, Case
 from .references import zero_row
-from .support import assert_same_gradients, gradients
+from .support import MemoryMeter, assert_same_gradients, gradients
 
 SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24, "num_groups": 6, "num_clusters": 9}
 
 
-def test_worked_example() -> None:
+def test_structured_worked_example() -> None:
     """Pieces of two: [1, 2] or [3, 4] in front, [5, 6] or [7, 8] behind."""
     emb = se.build("structured", num_embeddings=3, embedding_dim=4, num_groups=2, num_clusters=2)
     with torch.no_grad():
@@ -46,7 +48,7 @@ def test_equals_the_naive_pieces_in_value_and_gradient(case: Case) -> None:
     )
 
 
-def test_sizes_of_the_distilled_embedding_paper() -> None:
+def test_structured_sizes_of_the_distilled_embedding_paper() -> None:
     """Appendix A.1 and tables 1 to 3: K * D + V * G, so every place has centroids of its own."""
     from shared_embeddings.methods.structured import StructuredEmbedding, StructuredOptions
 
@@ -117,7 +119,7 @@ def test_codes_take_the_smallest_type_that_holds_them(clusters: int, dtype: torc
     ],
     ids=str,
 )
-def test_bad_options_are_named(changes: dict[str, Any], named: str) -> None:
+def test_bad_options_of_structured_are_named(changes: dict[str, Any], named: str) -> None:
     for call in (se.build, se.num_parameters):
         with pytest.raises(se.OptionError, match=named) as error:
             call("structured", **{**SIZES, **changes})
@@ -216,3 +218,180 @@ def test_bad_options_of_compositional_code_are_named(changes: dict[str, Any], na
         with pytest.raises(se.OptionError, match=named) as error:
             call("compositional_code", **{**CODE_SIZES, **changes})
         assert "\n" not in str(error.value)
+
+
+SMALL: dict[str, Any] = {"vocab_shape": [2, 4, 5], "dim_shape": [3, 2, 4], "rank": 4}
+
+
+def small(**changes: Any) -> se.SharedEmbedding:
+    """37 words in 24 dimensions."""
+    return se.build("tensor_train", **{"num_embeddings": 37, "embedding_dim": 24, **SMALL, **changes})
+
+
+def naive_table(cores: list[Tensor], words: int) -> Tensor:
+    """Entry by entry, a product of one matrix of each core; digits are counted row by row."""
+    vocab, widths = [core.shape[1] for core in cores], [core.shape[2] for core in cores]
+    rows = []
+    for word in itertools.islice(itertools.product(*map(range, vocab)), words):
+        entries = []
+        for place in itertools.product(*map(range, widths)):
+            matrix = torch.eye(1, dtype=cores[0].dtype)
+            for core, i, j in zip(cores, word, place):
+                matrix = matrix @ core[:, i, j, :]
+            entries.append(matrix.squeeze())
+        rows.append(torch.stack(entries))
+    return torch.stack(rows)
+
+
+def test_tensor_train_worked_example() -> None:
+    """Two cores of rank one are a Kronecker product: [[1, 2], [3, 4]] x [[1, 10], [0, 5]]."""
+    emb = se.build(
+        "tensor_train", num_embeddings=4, embedding_dim=4, vocab_shape=(2, 2), dim_shape=(2, 2), rank=1
+    )
+    with torch.no_grad():
+        emb.cores[0].copy_(torch.tensor([[1.0, 2], [3, 4]]).view(1, 2, 2, 1))
+        emb.cores[1].copy_(torch.tensor([[1.0, 10], [0, 5]]).view(1, 2, 2, 1))
+    expected = [[1.0, 10, 2, 20], [0, 5, 0, 10], [3, 30, 4, 40], [0, 15, 0, 20]]
+    assert emb.table().tolist() == expected
+    assert emb(torch.tensor([[3, 0], [3, 1]])).tolist() == [
+        [expected[3], expected[0]],
+        [expected[3], expected[1]],
+    ]
+    assert emb.logits(torch.tensor([1.0, 0, 0, 1])).tolist() == [21, 10, 43, 20]
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.method == "tensor_train"], ids=lambda case: case.name
+)
+def test_equals_the_naive_products_in_value_and_gradient(case: Case) -> None:
+    emb = case.build().double()
+    expected = zero_row(naive_table(list(emb.cores), case.num_embeddings), case.padding_idx)
+    weight = torch.randn_like(expected)
+    torch.testing.assert_close(emb.table(), expected)
+    wanted = gradients(emb, (expected * weight).sum())
+    assert_same_gradients(gradients(emb, (emb.table() * weight).sum()), wanted)
+    ids = torch.randperm(case.num_embeddings)
+    torch.testing.assert_close(emb(ids), expected[ids])
+    assert_same_gradients(gradients(emb, (emb(ids) * weight[ids]).sum()), wanted)
+
+
+def test_four_cores_with_their_own_ranks() -> None:
+    emb = se.build(
+        "tensor_train",
+        num_embeddings=23,
+        embedding_dim=12,
+        vocab_shape=[2, 3, 2, 2],
+        dim_shape=[1, 3, 2, 2],
+        rank=[2, 5, 3],
+    )
+    shapes = [(1, 2, 1, 2), (2, 3, 3, 5), (5, 2, 2, 3), (3, 2, 2, 1)]
+    assert [tuple(core.shape) for core in emb.cores] == shapes
+    torch.testing.assert_close(emb.table(), naive_table(list(emb.cores), 23))
+    ids = torch.tensor([22, 0, 7, 7, 11])
+    torch.testing.assert_close(emb(ids), emb.table()[ids])
+
+
+def test_tensor_train_sizes_of_the_distilled_embedding_paper() -> None:
+    """Appendix A.1 and tables 1 to 3.
+
+    Table 2 prints 2.40M beside a factor of 7.75, which is that of 2.44M: 37,000 * 512 / 2.44M = 7.75.
+    """
+    for words, vocab, dims, rank, size, factor in [
+        (32000, [25, 32, 40], [8, 8, 8], 90, 2.12, 7.72),
+        (37000, [25, 37, 40], [8, 8, 8], 90, 2.44, 7.75),
+        (32000, [25, 32, 40], [8, 4, 8], 125, 2.06, 3.96),
+    ]:
+        dim = dims[0] * dims[1] * dims[2]
+        count = se.num_parameters(
+            "tensor_train",
+            num_embeddings=words,
+            embedding_dim=dim,
+            vocab_shape=vocab,
+            dim_shape=dims,
+            rank=rank,
+        )
+        assert count / 1e6 == pytest.approx(size, abs=0.0051)
+        assert words * dim / count == pytest.approx(factor, abs=0.011)
+
+
+def test_count_worked_by_hand() -> None:
+    """1*2*3*4 + 4*4*2*6 + 6*5*4*1 = 24 + 192 + 120."""
+    assert small(rank=[4, 6]).counts()["total"] == 336
+
+
+def test_entries_start_with_the_common_spread() -> None:
+    emb = se.build(
+        "tensor_train",
+        num_embeddings=2000,
+        embedding_dim=64,
+        vocab_shape=[10, 10, 20],
+        dim_shape=[4, 4, 4],
+        rank=12,
+    )
+    assert emb.table().std().item() == pytest.approx(64**-0.5, rel=0.15)
+
+
+def test_a_look_up_expands_no_other_rows() -> None:
+    """Two words of a vocabulary of a million must not cost a table of a million."""
+    emb = se.build(
+        "tensor_train",
+        num_embeddings=10**6,
+        embedding_dim=64,
+        vocab_shape=[100, 100, 100],
+        dim_shape=[4, 4, 4],
+        rank=4,
+    )
+    ids = torch.tensor([3, 999_999, 3])
+    with MemoryMeter(ids, *emb.parameters()) as meter:
+        vectors = emb(ids)
+    assert meter.peak < 100_000
+    digits = [(0, 0, 3), (99, 99, 99), (0, 0, 3)]
+    for vector, (first, second, third) in zip(vectors, digits):
+        products = torch.einsum(
+            "xar,rbs,scy->xabcy", emb.cores[0][:, first], emb.cores[1][:, second], emb.cores[2][:, third]
+        )
+        torch.testing.assert_close(vector, products.flatten())
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused_although_its_cores_fit() -> None:
+    state = small(num_embeddings=40).state_dict()
+    with pytest.raises(RuntimeError, match="size mismatch.*40 words"):
+        small().load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"vocab_shape": [2, 4, 4]}, "vocab_shape' .*32 words.*37"),
+        ({"dim_shape": [3, 2, 5]}, "dim_shape' .*30.*24"),
+        ({"dim_shape": [6, 4]}, "dim_shape' has 2 .*has 3"),
+        ({"vocab_shape": [40], "dim_shape": [24]}, "vocab_shape"),
+        ({"vocab_shape": []}, "vocab_shape"),
+        ({"vocab_shape": [-5, -8, 1]}, "vocab_shape"),
+        ({"vocab_shape": [0, 4, 5]}, "vocab_shape"),
+        ({"dim_shape": [-3, -2, 4]}, "dim_shape"),
+        ({"rank": 0}, "rank"),
+        ({"rank": [4, 0]}, "rank"),
+        ({"rank": [4, 4, 4]}, "rank' has 3 .* 2"),
+        ({"rank": []}, "rank"),
+        ({"rank": "4"}, "rank"),
+        ({"rank": 4.5}, "rank"),
+        ({"vocab_shape": 40}, "vocab_shape"),
+        ({"vocab_shape": [2.5, 4, 5]}, "vocab_shape"),
+        ({"ranks": 4}, "ranks.*rank"),
+    ],
+    ids=str,
+)
+def test_bad_options_of_tensor_train_are_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(se.OptionError, match=named) as error:
+        small(**changes)
+    assert "\n" not in str(error.value)
+    with pytest.raises(se.OptionError, match=named):
+        se.num_parameters("tensor_train", **{"num_embeddings": 37, "embedding_dim": 24, **SMALL, **changes})
+
+
+@pytest.mark.parametrize("missing", ["vocab_shape", "dim_shape", "rank"])
+def test_no_option_may_be_left_out(missing: str) -> None:
+    options = {name: value for name, value in SMALL.items() if name != missing}
+    with pytest.raises(se.OptionError, match=missing):
+        se.build("tensor_train", num_embeddings=37, embedding_dim=24, **options)

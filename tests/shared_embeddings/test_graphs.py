@@ -1,0 +1,285 @@
+"""Every method in graphs of torch.compile, torch.export and ONNX Runtime, and without data on "meta"."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import shared_embeddings as se
+from benchmarks.layers import SETTINGS, Row, build, rows
+from shared_embeddings.checkpoints import onnx_file
+from shared_embeddings.checkpoints.adapter import WordEmbedding
+from shared_embeddings.checkpoints.onnx_file import Exported, export_embedding
+from shared_embeddings.checkpoints.storage import hold, pack
+from shared_embeddings.codecs import kernels, trellis
+from shared_embeddings.layers.caching import cache_tensor
+from shared_embeddings.layers.packed_tensor import install
+from shared_embeddings.registry import method_class
+from tests.helpers import in_turn
+from tests.shared_embeddings.cases import CASES, Case, by_name, example_cases
+from tests.shared_embeddings.support import assert_same_gradients, gradients
+
+EXAMPLES = [case for case in example_cases() if not case.options.get("output_bias")]
+DETAILS = ["adaptive-deep-map", "adaptive-untied", "define-delight", "uncle-sub-classes"]
+COMPILED_CASES = [*EXAMPLES, *(by_name(name) for name in [*DETAILS, "group-funneling-relu"])]
+
+each_case = pytest.mark.parametrize(
+    "case",
+    COMPILED_CASES,
+    ids=lambda case: case.name,
+)
+
+
+class Scores(nn.Module):
+    """The scores of an embedding as the forward pass of a module, which is what can be exported."""
+
+    def __init__(self, embedding: se.SharedEmbedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.embedding.logits(hidden)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Nothing captured before or after."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def some_ids(case: Case, *shape: int) -> Tensor:
+    """Random word ids."""
+    return torch.randint(0, case.num_embeddings, shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.slow_except("standard-example")
+@each_case
+def test_compiled_model_computes_the_same(case: Case) -> None:
+    embedding = case.build().train()
+    ids = some_ids(case, 3, 5)
+
+    def loss() -> Tensor:
+        vectors = embedding(ids)
+        hidden = vectors[..., : case.score_dim].tanh()
+        return vectors.square().sum() + embedding.cross_entropy(hidden, ids.roll(1), label_smoothing=0.1)
+
+    compiled = torch.compile(loss, backend="eager")
+    expected, found = loss(), compiled()
+    torch.testing.assert_close(found, expected)
+    assert_same_gradients(gradients(embedding, found), gradients(embedding, expected))
+    embedding.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(loss, backend="eager")(), loss())
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.slow_except("standard-example")
+@each_case
+def test_training_is_one_graph_or_has_a_fullgraph_limit(case: Case) -> None:
+    embedding = case.build().train()
+    ids, hidden = some_ids(case, 3, 5), case.hidden(3, 5)
+    targets = ids.roll(1).masked_fill(ids == 4, -100)
+
+    def inputs() -> Tensor:
+        return embedding(ids).square().sum() + embedding.logits(hidden).square().mean()
+
+    def loss() -> Tensor:
+        each = embedding.cross_entropy(hidden, targets, reduction="none")
+        return embedding.cross_entropy(hidden, targets, label_smoothing=0.1) + each.square().sum()
+
+    for function in (inputs, loss):
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        if function is loss and method_class(case.method).fullgraph_limit is not None:
+            with pytest.raises(Exception, match="data-dependent"):
+                compiled()
+            continue
+        expected, found = function(), compiled()
+        torch.testing.assert_close(found, expected)
+        wanted = gradients(embedding, expected, hidden)
+        assert_same_gradients(gradients(embedding, found, hidden), wanted)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.slow_except("standard-example*", "adaptive-example*")
+@each_case
+def test_vectors_and_scores_can_be_exported(case: Case) -> None:
+    embedding = case.build().eval()
+    batch, time = torch.export.Dim("batch"), torch.export.Dim("time")
+    shapes = ({0: batch, 1: time},)
+    with torch.no_grad():
+        ids, hidden = some_ids(case, 3, 5), case.hidden(3, 5).detach()
+        exported = torch.export.export(embedding, (ids,), dynamic_shapes=shapes).module()
+        longer = some_ids(case, 2, 9)
+        torch.testing.assert_close(exported(longer), embedding(longer), rtol=1e-4, atol=1e-6)
+        exported = torch.export.export(Scores(embedding), (hidden,), dynamic_shapes=shapes).module()
+        other = case.hidden(4, 7).detach()
+        torch.testing.assert_close(exported(other), embedding.logits(other), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_export_leaves_no_traced_tensors_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = cache_tensor(inspect.unwrap(trellis.successive_entries))
+    monkeypatch.setattr(trellis, "successive_entries", fresh)
+    monkeypatch.setattr(kernels, "usable", lambda *tensors: False)
+    embedding = se.build("quantized", num_embeddings=9, embedding_dim=8, bits=2.5).eval()
+    ids = torch.arange(9)
+    with torch.no_grad():
+        exported = torch.export.export(embedding, (ids,)).module()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(embedding(ids), FakeTensor)
+    vectors = embedding(ids)
+    assert type(vectors) is Tensor
+    torch.testing.assert_close(exported(ids), vectors)
+    assert fresh(2, ids.device) is fresh(2, ids.device)
+
+
+def test_fullgraph_limits_have_reasons() -> None:
+    limits = {method: method_class(method).fullgraph_limit for method in se.methods()}
+    assert {method for method, limit in limits.items() if limit is not None} == {"adaptive"}
+    assert all(limit is None or len(limit.split()) > 5 for limit in limits.values())
+
+
+TINY = SETTINGS["tiny"]
+# Methods whose lookup, or both sides, have sizes that depend on data: they end at the first such operation.
+DATA_DEPENDENT = {
+    "input": {"adaptive", "alone", "compositional_code", "define", "group_reduce", "tensor_train"},
+    "output": {"adaptive", "group_reduce"},
+}
+
+
+class OneDevice(TorchDispatchMode):
+    """Fails at an operation on tensors of several devices; copies and single numbers may differ."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [each for each in tree_leaves((args, kwargs or {})) if isinstance(each, torch.Tensor)]
+        devices = {tensor.device.type for tensor in tensors if tensor.dim() > 0}
+        assert len(devices) <= 1 or "copy" in str(func), f"{func} mixes {devices}"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def without_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no autocast on this device."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
+
+
+@pytest.mark.usefixtures("without_autocast")
+def test_the_check_notices_two_devices() -> None:
+    with pytest.raises(AssertionError, match="mixes"), OneDevice():
+        torch.empty(2, device="meta") + torch.ones(2)
+
+
+@pytest.mark.usefixtures("without_autocast")
+@pytest.mark.parametrize("side", ["input", "output"])
+@in_turn("row", rows(TINY, se.methods()))
+def test_forward_and_backward_pass_stay_on_the_device(side: str, row: Row) -> None:
+    module = build(row, TINY).to("meta")
+    ids = torch.empty(64, dtype=torch.long, device="meta")
+    try:
+        with OneDevice():
+            if side == "input":
+                result = module(ids)
+            else:
+                hidden = torch.empty(64, module.score_dim, device="meta", requires_grad=True)
+                result = module.cross_entropy(hidden, ids, ignore_index=1)
+            result.sum().backward()
+    except NotImplementedError:
+        assert row.method in DATA_DEPENDENT[side]
+    else:
+        assert row.method not in DATA_DEPENDENT[side]
+
+
+WORDS, DIM = 200, 64
+
+
+def exported(module: Any, output: Path) -> Exported:
+    pytest.importorskip("onnxruntime")
+    words = [f"w{number}" for number in range(module.num_embeddings)]
+    return export_embedding(WordEmbedding("words", words, module.padding_idx, module), output)
+
+
+def fitted(method: str, dim: int = DIM, **options: Any) -> se.SharedEmbedding:
+    table = torch.randn(WORDS, dim, generator=torch.Generator().manual_seed(1))
+    return se.fit(method, table, padding_idx=3, progress=False, **options)[0]
+
+
+def held(module: se.SharedEmbedding, store: str) -> se.SharedEmbedding:
+    """An embedding with the numbers of a checkpoint."""
+    state = module.state_dict()
+    module.load_state_dict(install(module, hold(pack(state, state, store))), strict=False)
+    return module
+
+
+@in_turn("case", CASES)
+def test_every_method(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_file, "_SECONDS", 0.0)
+    found = exported(case.build(), tmp_path / "embedding.onnx")
+    assert found.error < 2e-3 and found.bytes == (tmp_path / "embedding.onnx").stat().st_size
+
+
+def test_what_is_compact(tmp_path: Path) -> None:
+    output = tmp_path / "embedding.onnx"
+    for module, form, numbers in (
+        (
+            held(fitted("quantized", bits=4, codec="uniform"), "fp16"),
+            "4-bit blocks of 32",
+            WORDS * (32 + 2 * 2),
+        ),
+        (
+            held(fitted("quantized", bits=8, codec="uniform", group_size=64), "fp16"),
+            "8-bit blocks of 64",
+            WORDS * (64 + 2),
+        ),
+        # Smaller blocks than the groups, and rows that are filled up to whole blocks.
+        (
+            held(fitted("quantized", 40, bits=4, codec="uniform"), "fp16"),
+            "4-bit blocks of 16",
+            WORDS * (24 + 2 * 2),
+        ),
+        (held(fitted("standard"), "int8"), "8-bit blocks of 64 numbers table", WORDS * (64 + 2)),
+        (held(fitted("standard"), "int4"), "4-bit blocks of 32 numbers table", WORDS * (32 + 2 * 2)),
+        (
+            held(fitted("projective", rank=16), "int8"),
+            "two factors of rank 16 in 8-bit",
+            WORDS * (16 + 2) + 16 * 66,
+        ),
+        (
+            held(fitted("projective", rank=16), "int4"),
+            "two factors of rank 16 in 4-bit",
+            WORDS * (8 + 2) + 16 * 36,
+        ),
+        (fitted("projective", rank=8), "two factors of rank 8", 4 * 8 * (WORDS + DIM)),
+        (
+            held(fitted("structured", num_groups=8, num_clusters=16), "fp16"),
+            "codes of 8 centroids",
+            8 * WORDS + 2 * 16 * DIM,
+        ),
+        (fitted("standard"), "dense table", 4 * WORDS * DIM),
+        (nn.Embedding(WORDS, DIM), "dense table", 4 * WORDS * DIM),
+    ):
+        found = exported(module, output)
+        assert found.form.startswith(form)
+        assert numbers <= found.bytes <= 1.02 * numbers + 2700, form
+        assert (found.tokens_per_second is None) == isinstance(module, nn.Embedding)
+
+
+def test_a_file_that_differs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = fitted("standard")
+    monkeypatch.setattr(type(module), "forward", lambda self, ids: torch.ones(len(ids), DIM))
+    with pytest.raises(ValueError, match="ONNX Runtime differs from torch"):
+        exported(module, tmp_path / "embedding.onnx")
+    assert not list(tmp_path.iterdir())
