@@ -82,7 +82,7 @@ def test_the_tests_are_there_and_of_the_package_that_is_changed() -> None:
 
 
 def test_a_snippet_that_is_gone_is_named() -> None:
-    gone = Mutant("gone", "lm/train/optim.py", "no such line", "", ("tests/lm/test_optim.py",), "nothing")
+    gone = Mutant("gone", "lm/train/optim.py", "no such line", "", ("tests/lm/test_models.py",), "nothing")
     with pytest.raises(ValueError, match="gone: lm/train/optim.py has the snippet 0 times"):
         mutated("some text", gone)
 

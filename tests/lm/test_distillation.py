@@ -20,7 +20,7 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import OPTION, Reconstruction
 from shared_embeddings.options import OptionError
 from tests.lm.runs import TinyLSTM, log_lines, run, settings, small_corpus, without_dropout
-from tests.lm.test_distributed import torchrun
+from tests.lm.test_optim_and_distributed import torchrun
 
 STANDARD = {"method": "standard", "output_bias": True}
 PROJECTIVE = {"method": "projective", "rank": 4}

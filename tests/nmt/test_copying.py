@@ -26,7 +26,7 @@ from tests.nmt.conftest import FUNNEL, MODEL, WORDS, Host, Trained, run
 from tests.nmt.test_compression import UNTIED, compress
 from tests.nmt.test_output_embedding import built
 from tests.nmt.test_training import METHODS
-from tests.nmt.test_trim import SOURCE, TARGET, trim
+from tests.nmt.test_trim_and_export import SOURCE, TARGET, trim
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 

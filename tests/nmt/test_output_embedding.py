@@ -17,7 +17,7 @@ from shared_embeddings.checkpoints.storage import STORES
 from tests.nmt.conftest import FUNNEL, Host, Trained, run
 from tests.nmt.test_compression import UNTIED, compress, scores, spelled
 from tests.nmt.test_training import DEFINE_MAP, METHODS
-from tests.nmt.test_trim import SOURCE, TARGET, assert_same_scores, trim
+from tests.nmt.test_trim_and_export import SOURCE, TARGET, assert_same_scores, trim
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
-from tokenizers import models, pre_tokenizers, processors  # noqa: E402
+from tokenizers import models, pre_tokenizers, processors
 from torch import Tensor
 
 import shared_embeddings as se
@@ -242,9 +243,6 @@ def test_centroids_and_classes_without_words_go() -> None:
     assert structured.options.num_clusters <= 3
     uncle = by_name("uncle-sub-classes").build().select_rows(few)
     assert max(uncle.num_classes) <= 3
-
-
-tokenizers = pytest.importorskip("tokenizers")
 
 
 WORDS = "low lower lowest newer newest wide widest slow slower"

@@ -9,12 +9,35 @@ import torch
 from onmt.modules.embeddings import PositionalEncoding
 from torch import Tensor
 
+from nmt import cli
 from nmt.data.vocabulary import read_vocabulary, vocabulary_counts
 from nmt.summarization.characters import join_characters, split_text
 from nmt.summarization.length_control import LengthControlledPositions
 from nmt.summarization.rerank import best_hypothesis, content_words, stop_words
 from tests.nmt.conftest import Host
-from tests.nmt.summarization.running import refused, run
+
+MAINS = {
+    "onmt_characters": cli.characters,
+    "onmt_character_vocab": cli.character_vocab,
+    "onmt_rerank": cli.rerank,
+}
+
+
+def run(command: str, *arguments: str | Path) -> None:
+    """Run a command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", [command, *map(str, arguments)])
+        MAINS[command]()
+
+
+def refused(capsys: pytest.CaptureFixture[str], command: str, *arguments: str | Path) -> str:
+    """Run a command that must refuse with one line and exit code 2; returns the line."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        run(command, *arguments)
+    lines = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2 and len(lines) == 1 and lines[0].startswith(f"{command}: "), lines
+    return lines[0]
 
 
 def test_characters_by_hand() -> None:
