@@ -1,17 +1,18 @@
-"""Benchmarks of layers: every method can be measured, and the ratios are what they are called."""
+"""Benchmarks of layers and decoding, and the file of results and tables of the README."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import shared_embeddings as se
-from benchmarks import layers
+from benchmarks import compression, decoding, fitting, gpu, language_model, large_fits, layers, preprocessing
 from benchmarks.layers import PLAIN, PUBLISHED, SETTINGS, as_table, operations, rows, with_ratios, words
-from benchmarks.measuring import median_times, read_record
+from benchmarks.measuring import Record, median_times, read_record, read_records, save_record
 from recipes.common.tools import run_main
-from tests.helpers import in_turn
+from tests.helpers import check_each, in_turn
 
 TINY = SETTINGS["tiny"]
 ROWS = [PLAIN, *rows(TINY, se.methods())]
@@ -130,3 +131,56 @@ def test_invalid_arguments(asked: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         layers.main(["input", *asked])
     assert ended.value.code == 2
+
+
+def test_tables_are_measured_beside_plain_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = [table for table in decoding.TABLES if table.name in ("plain, bf16", "uniform, 4 bits")]
+    results = [decoding.measure(table, decoding.SIZES["tiny"], 1) for table in chosen]
+    assert [one["file_bytes"] for one in results] == [2000 * 64 * 2, 2000 * (32 + 2 * 2)]
+    assert [set(one["times"]) for one in results] == [{"look_up", "token"}, {"look_up", "token", "batch"}]
+    lines = decoding.as_table("tiny", results).splitlines()
+    assert lines[0] == "V = 2,000, D = 64" and len(lines) == 6
+    assert {line.count("|") for line in lines[2:]} == {8}
+
+
+def of_layers(record: Record) -> str:
+    """The tables of all settings."""
+    return "\n\n".join(map(layers.as_table, record["measured"]))
+
+
+def of_cases(record: Record) -> str:
+    """The tables of measurements on a GPU."""
+    return gpu.as_text({(case["slice"], case["case"]): case for case in record["cases"]})
+
+
+TABLES: dict[str, Callable[[Record], str]] = {
+    "input layer": of_layers,
+    "output layer": of_layers,
+    "language model": lambda record: language_model.as_table(record["measured"]),
+    "decoding": lambda record: "\n\n".join(decoding.as_table(*part) for part in record["measured"].items()),
+    "fitting": lambda record: fitting.as_table(record["fits"]),
+    "large fits": lambda record: large_fits.as_table(record["fits"]),
+    "preprocessing": preprocessing.as_table,
+    "compression ptb": compression.as_table,
+    "compression quickstart": compression.as_table,
+    "gpu": of_cases,
+}
+
+
+def test_tables_of_the_readme_are_those_of_the_results() -> None:
+    readme = gpu.README.read_text(encoding="utf-8")
+    records = {"gpu": {"cases": []}, **read_records(gpu.RESULTS)}
+
+    def check(name: str) -> None:
+        begin, end = f"<!-- BEGIN {name} -->", f"<!-- END {name} -->"
+        assert TABLES[name](records[name]) in readme[readme.index(begin) : readme.index(end)]
+
+    check_each(check, list(records))
+
+
+def test_records_of_other_benchmarks_stay(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.jsonl"
+    for name, number in (("b", 1), ("a", 2), ("b", 3)):
+        save_record(path, name, {"measured": number})
+    assert [read_record(path, name, "measured")["measured"] for name in "ab"] == [2, 3]
+    assert len(path.read_text().splitlines()) == 2

@@ -20,7 +20,7 @@ NO_DRILLS = ("__init__", "__main__", "runner")
 def names() -> list[str]:
     """Names of the modules with drills."""
     modules = [path.stem for path in Path(__file__).parent.glob("*.py")]
-    return sorted(name for name in modules if name not in NO_DRILLS and not name.startswith("test_"))
+    return sorted(name for name in modules if name not in NO_DRILLS)
 
 
 def main() -> int:

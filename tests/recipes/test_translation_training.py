@@ -1,21 +1,35 @@
-"""Checkpoints, and what is logged of a training run with ``onmt_train``."""
+"""Checkpoints, logs and resumption of training with ``onmt_train``, also on two machines."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import socket
+import subprocess
+import sys
 import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
 
+from nmt.checkpoint.checkpoint import read_weights
+from nmt.checkpoint.files import read_checkpoint
+from recipes.common.recipe import find_recipe
 from recipes.common.rows import Row
 from recipes.common.tools import option_value
-from recipes.translation import training
-from recipes.translation.training import complete_checkpoints
+from recipes.translation import train, training
+from recipes.translation.train import Machines
+from recipes.translation.training import Data, complete_checkpoints
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import locked
+from tests.nmt.conftest import Host, run
 
 
 def save(folder: Path, step: int, when: float | None = None) -> Path:
@@ -128,3 +142,120 @@ def test_option_value_takes_every_spelling() -> None:
     assert option_value(options, "train_steps") == "5"
     assert option_value(["--train_steps", "5", "-train_steps", "6"], "train_steps") == "6"
     assert option_value(options, "b") is None
+
+
+BATCH = {"tokens": 8, "per_gpu": 4}
+STEPS = 3
+# Nothing is drawn, and a bucket is a batch: so both ways see the same sentences in every step.
+SETTINGS: dict[str, Any] = {
+    "embedding": {"method": "funnel", "rank": 4},
+    "dropout": [0.0],
+    "bucket_size": 4,
+    "optim": "sgd",
+    "learning_rate": 0.02,
+    "max_grad_norm": 0,
+    "train_steps": STEPS,
+    "save_checkpoint_steps": STEPS,
+    "report_every": 1,
+}
+SECONDS = 300
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    """A fresh folder with a corpus."""
+    return Host(tmp_path)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def started(commands: Sequence[Sequence[str]], logs: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Commands that run at the same time; none outlives the block, nor do the processes that it starts."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for number, command in enumerate(commands):
+            with (logs / f"{number}.log").open("w") as log:
+                processes.append(
+                    subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+                )
+        yield processes
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, 9)
+            process.wait()
+
+
+def reports(log: str) -> list[tuple[str, ...]]:
+    """Step, perplexity and number of sentences of each line that ``onmt_train`` has logged."""
+    return re.findall(r"Step +(\d+)/ *\d+;.* ppl: +([\d.]+);.* sents: +(\d+);", log)
+
+
+@pytest.mark.slow
+def test_two_machines_are_one_process_with_the_batches_of_both(host: Host, tmp_path: Path) -> None:
+    """So neither reads the other's part, and both have the same parameters at every step."""
+    configs = [host.config(f"machine{number}", **SETTINGS, gpu_backend="gloo") for number in range(2)]
+    port = free_port()
+    onmt_train = str(Path(sys.executable).with_name("onmt_train"))
+    commands = [
+        [onmt_train, "-config", str(config), *Machines(1, 2, number, "127.0.0.1", port).options(BATCH)]
+        for number, config in enumerate(configs)
+    ]
+    with started(commands, tmp_path) as processes:
+        states = [process.wait(timeout=SECONDS) for process in processes]
+    logs = [(tmp_path / f"{number}.log").read_text() for number in range(2)]
+    assert states == [0, 0], logs
+    assert not list(tmp_path.glob("machine1_step_*"))
+
+    alone = host.config("alone", **SETTINGS, log_file=str(tmp_path / "alone.log"))
+    run("onmt_train", "-config", str(alone), *Machines(0).options(BATCH))
+    wanted, found = reports((tmp_path / "alone.log").read_text()), reports(logs[0])
+    assert [(step, sentences) for step, _, sentences in wanted] == [
+        (str(step + 1), str(BATCH["tokens"])) for step in range(STEPS)
+    ]
+    assert [(step, sentences) for step, _, sentences in found] == [
+        (step, sentences) for step, _, sentences in wanted
+    ]
+    for mine, other in zip(wanted, found, strict=True):
+        assert float(other[1]) == pytest.approx(float(mine[1]), rel=1e-3)
+    assert reports(logs[1]) == []
+
+    _, single, _ = read_weights(str(tmp_path / f"alone_step_{STEPS}.pt"))
+    saved = tmp_path / f"machine0_step_{STEPS}.pt"
+    _, double, _ = read_weights(str(saved))
+    assert single.keys() == double.keys()
+    for name, tensor in single.items():
+        torch.testing.assert_close(double[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
+    # Before the last bucket, of four.
+    drawn = [state["data"]["workers"][0]["drawn"] for state in read_checkpoint(saved)["resume"]]
+    assert drawn == [{"corpus": 4 * (STEPS - 1)}] * 2
+
+
+@pytest.mark.parametrize("finished", [None, 2, 4])
+def test_another_machine_joins_what_is_not_finished(
+    finished: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[list[str]] = []
+    monkeypatch.setenv("RUNS", str(tmp_path))
+    monkeypatch.setattr(train, "run_tool", lambda name, arguments: called.append([name, *arguments]))
+    recipe = find_recipe("iwslt_pten")
+    row = replace(recipe.row("distilled_table3_standard"), train={"train_steps": 4})
+    run = recipe.home / row.name
+    (run / "checkpoints").mkdir(parents=True)
+    newest = run / "checkpoints" / "model_step_2.pt"
+    zipfile.ZipFile(newest, "w").close()
+    (run / "training.json").write_text(json.dumps({"finished": finished}))
+    train.join_training(run, row, Data({"src_vocab": "v"}, "sum"), 1, ["-world_size", "2"])
+    if finished == 4:
+        assert called == []
+        return
+    config = run / "machine_1.yaml"
+    assert called == [["onmt_train", "-config", str(config), "-world_size", "2", "-train_from", str(newest)]]
+    assert yaml.safe_load(config.read_text())["save_model"] == str(run / "checkpoints" / "model")
+    assert json.loads((run / "training.json").read_text()) == {"finished": finished}
