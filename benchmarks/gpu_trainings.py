@@ -153,8 +153,7 @@ def train_translator(name: str, width: int, tiny: bool, seconds: float) -> Measu
         OutOfTime: it is not finished; the next call resumes it.
     """
     from recipes.translation.evaluate import evaluate
-    from recipes.translation.train import prepared_data
-    from recipes.translation.training import AVERAGED, fit_row, train_row
+    from recipes.translation.train import AVERAGED, fit_row, prepared_data, train_row
 
     deadline = time.monotonic() + seconds
     recipe = prepared("multi30k_ende", tiny)

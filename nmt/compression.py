@@ -163,7 +163,7 @@ class CheckpointModel:
                 f"model {self.path}: needs features of source words, which a validation text does not have; "
                 "leave --validation out"
             )
-        from nmt.translate.evaluation import bleu
+        from nmt.translate.translation import bleu
 
         source, target = validation.two_sides()
         return bleu(self.path, self.module, source, target, validation.subwords)
@@ -174,7 +174,7 @@ class CheckpointModel:
         Raises:
             UserError: the model does not read sentences, or knows too few words of the texts.
         """
-        from nmt.translate.evaluation import language_probe, translation_probe
+        from nmt.translate.translation import language_probe, translation_probe
 
         probe = language_probe if self.is_language_model else translation_probe
         return probe(self.module, self.vocabs, texts, seed)

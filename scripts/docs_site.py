@@ -130,7 +130,7 @@ def commands() -> str:
     parts += [(f"shared-embeddings {name}", help_of(main, name)) for name in names]
     modules = {"lm_prepare": prepare, "lm_train": train, "lm_eval": evaluate, "lm_generate": generate}
     parts += [(name, help_of(module.main)) for name, module in modules.items()]
-    return "\n\n".join(f"## {name}\n\n```text\n{text.rstrip()}\n```" for name, text in parts)
+    return "\n\n".join(f"### {name}\n\n```text\n{text.rstrip()}\n```" for name, text in parts)
 
 
 def help_of(main: Callable[[list[str]], Any], *arguments: str) -> str:

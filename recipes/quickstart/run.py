@@ -34,7 +34,7 @@ from recipes.quickstart.languages import Tokenizer
 from recipes.quickstart.prepare import CorpusSettings, Data, prepare
 from recipes.quickstart.report import scores
 from recipes.translation.evaluate import read_speed
-from recipes.translation.training import complete_checkpoints
+from recipes.translation.train import complete_checkpoints
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.files import locked

@@ -15,8 +15,7 @@ from recipes.common.results import write_result
 from recipes.common.rows import Row
 from recipes.common.tools import peak_memory_of_children, read_json, run_tool, with_overrides, write_yaml
 from recipes.translation.subwords import joiner
-from recipes.translation.train import data_folder
-from recipes.translation.training import AVERAGED
+from recipes.translation.train import AVERAGED, data_folder
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import replacing
 

@@ -1,4 +1,4 @@
-"""Cross entropy of linear scores, in blocks of tokens.
+"""Cross entropy of linear scores, in blocks of tokens; in evaluation, also of scores from a function.
 
 A vocabulary may consist of segments, each with codes and hidden states of its own width, whose scores are
 side by side under one softmax.
@@ -8,14 +8,20 @@ Axes: ``N`` tokens, ``V`` vocabulary, ``R`` width of the hidden states and of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.losses.blocks import Gradients, LossSettings, ScoreSource, sum_dtype
-from shared_embeddings.losses.blockwise import ScoreOptions, blockwise_cross_entropy
+from shared_embeddings.losses.blocks import Gradients, LossSettings, ScoreSource, sum_dtype, tokens_per_block
+from shared_embeddings.losses.blockwise import (
+    Reduction,
+    ScoreOptions,
+    blockwise_cross_entropy,
+    check_arguments,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11
@@ -213,3 +219,49 @@ class _Segment:
             total.copy_(self.low_sum)
         else:
             total.add_(self.low_sum)
+
+
+def scored_cross_entropy(
+    scores_of: Callable[[Tensor], Tensor],
+    num_words: int,
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: Reduction = "mean",
+    block_size: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``F.cross_entropy(scores_of(hidden), targets)`` in blocks of tokens, and the best word of every token.
+
+    Args:
+        scores_of: computes scores ``(n, V)`` for hidden states ``(n, S)``.
+        num_words: V.
+        hidden: ``(N, S)``.
+        targets: ``(N,)`` word ids.
+        ignore_index, label_smoothing, reduction, block_size: as in `SharedEmbedding.cross_entropy`.
+
+    Raises:
+        IndexError: a target is out of range (checked on a CPU).
+        ValueError: the reduction is unknown, the label smoothing is not in 0 to 1, or the block size below 1.
+    """
+    check_arguments(reduction, label_smoothing, block_size)
+    size = tokens_per_block(len(targets), num_words, block_size, hidden.device)
+    losses, predictions = [], []
+    for states, words in zip(hidden.split(size), targets.split(size)):
+        scores = scores_of(states).to(sum_dtype(hidden))
+        losses.append(
+            F.cross_entropy(
+                scores,
+                words.long(),
+                ignore_index=ignore_index,
+                label_smoothing=label_smoothing,
+                reduction="none",
+            )
+        )
+        predictions.append(scores.argmax(dim=-1))
+    loss, best = torch.cat(losses), torch.cat(predictions)
+    if reduction == "none":
+        return loss, best
+    total = loss.sum()
+    return (total / (targets != ignore_index).sum() if reduction == "mean" else total), best

@@ -26,7 +26,7 @@ from shared_embeddings.fitting.task import BAR_DELAY, FitTask
 from shared_embeddings.layers.initialization import entry_std
 from shared_embeddings.layers.packed_tensor import dense
 from shared_embeddings.layers.rotation import rotate, rotate_back
-from shared_embeddings.losses.scored import scored_cross_entropy
+from shared_embeddings.losses.chunked import scored_cross_entropy
 from shared_embeddings.method import Candidate, Options, OutputFactors, SearchGrid
 from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least, require_seed
 from shared_embeddings.registry import register

@@ -1,16 +1,25 @@
-"""The options of each method that fit into a budget of parameters."""
+"""The options of each method that fit into a budget of parameters, as text, JSON, or an HTML page."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import resources
 
+import torch
+from tqdm import tqdm
+
+from shared_embeddings.checkpoints.storage import STORES
 from shared_embeddings.method import Options, SearchGrid
-from shared_embeddings.registry import method_class, methods, search_size
+from shared_embeddings.registry import build, method_class, methods, num_parameters, search_size
+from shared_embeddings.sizing.accounting import stored_bits
 
 _MULTIPLIERS = {"": 1, "k": 10**3, "m": 10**6}
+# Steps of each search grid on an HTML page; the command `suggest` searches all of them.
+PAGE_STEPS = 100
+Point = list[str | int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,3 +176,56 @@ def _as_object(suggestion: Suggestion, dense: int) -> dict[str, object]:
         "compression": round(dense / max(suggestion.count or 1, 1), 2) if fits else None,
         "remark": suggestion.remark,
     }
+
+
+def suggestion_page(vocab_sizes: Sequence[int], dims: Sequence[int], budget: str | None = None) -> str:
+    """The page for all combinations of vocabulary sizes V and dimensions D.
+
+    Args:
+        vocab_sizes, dims: to choose from.
+        budget: number of parameters that the page starts with; an eighth of the plain table if not given.
+
+    Raises:
+        OptionError: V or D is impossible.
+        ValueError: the budget is not a number.
+    """
+    shapes = [(size, dim) for size in vocab_sizes for dim in dims]
+    for size, dim in shapes:
+        num_parameters("standard", num_embeddings=size, embedding_dim=dim)  # rejects impossible sizes
+    if budget is not None:
+        read_budget(budget)
+    tasks = [(size, dim, method) for size, dim in shapes for method in methods()]
+    grids: dict[str, dict[str, list[list[Point]]]] = {}
+    for size, dim, method in tqdm(tasks, "sizes", disable=None, leave=False):
+        found = [
+            list(points(method, size, dim, grid)) for grid in method_class(method).search_grids(size, dim)
+        ]
+        grids.setdefault(f"{size} {dim}", {})[method] = found
+    data = {
+        "vocab": vocab_sizes,
+        "dim": dims,
+        "stores": STORES,
+        "notes": {method: [method_class(method).summary, method_class(method).paper] for method in methods()},
+        "budget": budget,
+        "grids": grids,
+    }
+    template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    return template.replace("/*DATA*/", json.dumps(data, separators=(",", ":")).replace("</", "<\\/"))
+
+
+def points(method: str, num_embeddings: int, embedding_dim: int, grid: SearchGrid) -> Iterator[Point]:
+    """Options from small to large on a search grid: YAML, parameters, and bytes in each of `STORES`."""
+    sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
+    for step in spread(grid.steps):
+        options = grid.options_at(step)
+        with torch.device("meta"):
+            embedding = build(method, **sizes, **options)  # type: ignore[arg-type]
+        count = search_size(method, **sizes, **options)  # type: ignore[arg-type]
+        yield [as_yaml(method, options), count, *(-(-stored_bits(embedding, store) // 8) for store in STORES)]
+
+
+def spread(steps: int) -> list[int]:
+    """At most `PAGE_STEPS` of the numbers below `steps`, with first and last, closer together at first."""
+    return sorted(
+        {min(round(steps ** (number / (PAGE_STEPS - 1))), steps) - 1 for number in range(PAGE_STEPS)}
+    )

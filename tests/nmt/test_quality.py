@@ -11,7 +11,7 @@ import sacrebleu
 import torch
 
 from nmt.compression import CheckpointModel
-from nmt.translate.evaluation import joined
+from nmt.translate.translation import joined
 from shared_embeddings.cli.main import main
 from tests.nmt.conftest import Host, Trained
 from tests.nmt.test_compression import STANDARD, compress

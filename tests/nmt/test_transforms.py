@@ -18,7 +18,7 @@ from subword_nmt.learn_bpe import learn_bpe
 from nmt.checkpoint.files import read_checkpoint
 from nmt.checkpoint.models import build_from_checkpoint
 from nmt.train.training import data_share
-from nmt.translate.evaluation import bleu
+from nmt.translate.translation import bleu
 from shared_embeddings.cli.main import main
 from tests.nmt.conftest import FUNNEL, Host, Refusal, run
 

@@ -22,8 +22,7 @@ from recipes.common.table import markdown_table
 from recipes.common.tools import run_main
 from recipes.multi30k_ende import preprocess
 from recipes.translation.subwords import Tokenizer, join_bpe
-from recipes.translation.train import complete_row
-from recipes.translation.training import AVERAGED
+from recipes.translation.train import AVERAGED, complete_row
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils import download
 from shared_embeddings.utils.files import sha256

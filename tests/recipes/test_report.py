@@ -16,10 +16,9 @@ from recipes.common.recipe import RECIPES, Recipe, recipe_names
 from recipes.common.tools import run_main
 from recipes.papers.ledger import Figure
 from recipes.report import build as command
-from recipes.report import page as html
+from recipes.report.build import as_page
 from recipes.report.document import Block, Details, Heading, Paragraph, Table, as_markdown
 from recipes.report.lines import Line, chosen, collect, commands, flatten, lines_of, of_runs, spreads
-from recipes.report.page import as_page
 from tests.recipes.browser import Page, browser_page, find_browser
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -77,7 +76,7 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_vega(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without the library of the charts, which takes seconds to bundle, unless a browser shows them."""
     if "page" not in request.fixturenames:
-        monkeypatch.setattr(html, "vega", lambda: "")
+        monkeypatch.setattr(command, "vega", lambda: "")
         monkeypatch.setattr(command, "as_svg", lambda spec: "<svg></svg>")
 
 

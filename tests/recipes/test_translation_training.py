@@ -24,9 +24,8 @@ from nmt.checkpoint.files import read_checkpoint
 from recipes.common.recipe import find_recipe
 from recipes.common.rows import Row
 from recipes.common.tools import option_value
-from recipes.translation import train, training
-from recipes.translation.train import Machines
-from recipes.translation.training import Data, complete_checkpoints
+from recipes.translation import train
+from recipes.translation.train import Data, Machines, complete_checkpoints
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import locked
 from tests.nmt.conftest import Host, run
@@ -57,8 +56,8 @@ def test_time_after_the_last_checkpoint_is_not_counted() -> None:
         {"from_step": 0, "started": 100.0, "ended": None},
         {"from_step": 0, "started": 500.0, "ended": None},
     ]
-    assert training.kept_segments(segments, 300.0) == [{"from_step": 0, "started": 100.0, "ended": 300.0}]
-    assert [part["ended"] for part in training.kept_segments(segments, 900.0)] == [900.0, 900.0]
+    assert train.kept_segments(segments, 300.0) == [{"from_step": 0, "started": 100.0, "ended": 300.0}]
+    assert [part["ended"] for part in train.kept_segments(segments, 900.0)] == [900.0, 900.0]
 
 
 class Tools:
@@ -68,7 +67,7 @@ class Tools:
         self.calls: list[list[str]] = []
         self.fails = False
         self.run = run
-        monkeypatch.setattr(training, "run_tool", self)
+        monkeypatch.setattr(train, "run_tool", self)
 
     def __call__(self, name: str, arguments: list[Any], keep_open: list[int] | None = None) -> None:
         self.calls.append([name, *map(str, arguments)])
@@ -81,19 +80,19 @@ class Tools:
             raise UserError("failed")
 
 
-DATA = training.Data({"data": {}}, "checksum")
+DATA = train.Data({"data": {}}, "checksum")
 ROW = Row("row", {"method": "standard"}, {"train_steps": 8}, 2)
 
 
 def test_training_starts_averages_and_then_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = Tools(monkeypatch, tmp_path)
-    training.train_row(ROW, tmp_path, DATA, [], 2)
+    train.train_row(ROW, tmp_path, DATA, [], 2)
     assert "-train_from" not in tools.calls[0]
     assert tools.calls[1][2:4] == [str(tmp_path / f"checkpoints/model_step_{n}.pt") for n in (6, 8)]
     assert json.loads((tmp_path / "training.json").read_text())["seconds"] >= 0
-    training.train_row(ROW, tmp_path, DATA, [], 2)
+    train.train_row(ROW, tmp_path, DATA, [], 2)
     assert [call[0] for call in tools.calls].count("onmt_train") == 1
-    training.train_row(ROW, tmp_path, DATA, ["-train_steps", "12"], 2)
+    train.train_row(ROW, tmp_path, DATA, ["-train_steps", "12"], 2)
     assert tools.calls[-2][-4:-2] == ["-train_steps", "12"]
     assert tools.calls[-2][-1].endswith("model_step_8.pt")
 
@@ -102,25 +101,25 @@ def test_failed_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     tools = Tools(monkeypatch, tmp_path)
     tools.fails = True
     with pytest.raises(UserError):
-        training.train_row(ROW, tmp_path, DATA, [], 2)
+        train.train_row(ROW, tmp_path, DATA, [], 2)
     assert json.loads((tmp_path / "training.json").read_text())["finished"] is None
-    assert not (tmp_path / training.AVERAGED).exists()
+    assert not (tmp_path / train.AVERAGED).exists()
     tools.fails = False
-    training.train_row(ROW, tmp_path, DATA, [], 2)
+    train.train_row(ROW, tmp_path, DATA, [], 2)
     assert tools.calls[1][-1].endswith("model_step_8.pt")
-    assert (tmp_path / training.AVERAGED).read_text() == "averaged"
+    assert (tmp_path / train.AVERAGED).read_text() == "averaged"
 
 
 def test_changed_settings_are_not_mixed_into_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tools(monkeypatch, tmp_path)
-    training.train_row(ROW, tmp_path, DATA, [], 2)
+    train.train_row(ROW, tmp_path, DATA, [], 2)
     other = Row("row", {"method": "funnel"}, {"train_steps": 9}, 2)
     with pytest.raises(UserError, match="started with a different embedding;"):
-        training.train_row(other, tmp_path, DATA, [], 2)
+        train.train_row(other, tmp_path, DATA, [], 2)
     with pytest.raises(UserError, match="started with a different data;"):
-        training.train_row(ROW, tmp_path, DATA._replace(checksum="other"), [], 2)
+        train.train_row(ROW, tmp_path, DATA._replace(checksum="other"), [], 2)
     elsewhere = DATA._replace(options={"data": {"train": {}}})
-    training.train_row(ROW, tmp_path, elsewhere, [], 2)
+    train.train_row(ROW, tmp_path, elsewhere, [], 2)
 
 
 def test_only_one_process_trains_a_row(tmp_path: Path) -> None:
@@ -128,13 +127,13 @@ def test_only_one_process_trains_a_row(tmp_path: Path) -> None:
         locked(tmp_path / "lock"),
         pytest.raises(BlockingIOError, match="another process is running here"),
     ):
-        training.train_row(ROW, tmp_path, DATA, [], 2)
+        train.train_row(ROW, tmp_path, DATA, [], 2)
 
 
 def test_nonsense_steps_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tools(monkeypatch, tmp_path)
     with pytest.raises(UserError, match="train_steps is 'many'"):
-        training.train_row(ROW, tmp_path, DATA, ["-train_steps", "many"], 2)
+        train.train_row(ROW, tmp_path, DATA, ["-train_steps", "many"], 2)
 
 
 def test_option_value_takes_every_spelling() -> None:

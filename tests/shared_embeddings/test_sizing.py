@@ -16,7 +16,7 @@ import shared_embeddings as se
 from shared_embeddings.cli.main import main
 from shared_embeddings.methods import tensor_train
 from shared_embeddings.registry import method_class, search_size
-from shared_embeddings.sizing import accounting, page, suggest
+from shared_embeddings.sizing import accounting, suggest
 from shared_embeddings.sizing.breakdown import describe_storage, storage_breakdown
 from shared_embeddings.sizing.targets import stored_bytes
 from tests.recipes.browser import browser_page, find_browser
@@ -317,8 +317,8 @@ def page_data(text: str) -> dict[str, Any]:
 
 
 def test_page_has_the_sizes_of_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "STEPS", 6)
-    data = page_data(page.suggestion_page([500, 800], [32]))
+    monkeypatch.setattr(suggest, "PAGE_STEPS", 6)
+    data = page_data(suggest.suggestion_page([500, 800], [32]))
     assert data["grids"].keys() == {"500 32", "800 32"}
     grids = data["grids"]["800 32"]
     assert list(grids) == se.methods()
@@ -334,16 +334,16 @@ def test_page_has_the_sizes_of_all_methods(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_page_has_first_and_last_steps() -> None:
-    for steps in (1, 2, page.STEPS, 5000):
-        found = page.spread(steps)
-        assert found[0] == 0 and found[-1] == steps - 1 and len(found) <= page.STEPS
+    for steps in (1, 2, suggest.PAGE_STEPS, 5000):
+        found = suggest.spread(steps)
+        assert found[0] == 0 and found[-1] == steps - 1 and len(found) <= suggest.PAGE_STEPS
         assert found == sorted(set(found))
 
 
 def test_the_command_writes_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(page, "STEPS", 3)
+    monkeypatch.setattr(suggest, "PAGE_STEPS", 3)
     sizes = ["suggest", "--vocab-size", "100", "200", "--dim", "8"]
     file = tmp_path / "page.html"
     assert main([*sizes, "--html", str(file), "--budget", "500"]) == 0
@@ -367,7 +367,7 @@ def test_the_page_finds_options_within_a_budget(tmp_path: Path) -> None:
     program = find_browser()
     if program is None:
         pytest.skip("no Chromium found; install one, or name it in BROWSER_FOR_TESTS")
-    (tmp_path / "page.html").write_text(page.suggestion_page([500, 800], [64]))
+    (tmp_path / "page.html").write_text(suggest.suggestion_page([500, 800], [64]))
     with browser_page(program, tmp_path / "profile") as shown:
         shown.open(tmp_path / "page.html", width=1280, dark=False)
         cells = "[...row.cells].map(cell => cell.textContent)"
