@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.layers.packed_tensor import PackedTensor, dense, warn_of_frozen
+from shared_embeddings.layers.tracing import needs_fixed_shapes
 from shared_embeddings.losses.blockwise import LossOptions, Reduction, pad_to_multiple
 from shared_embeddings.losses.chunked import linear_cross_entropy
 from shared_embeddings.losses.fastest import fastest_cross_entropy
@@ -92,8 +93,8 @@ class SharedEmbedding(Method):
             vectors = self.without_padding(self.rows(flat), flat)
         elif self.cache_state() is not None:
             vectors = F.embedding(flat, self.table())
-        elif torch.compiler.is_compiling():
-            # Compilers need sizes that do not depend on data, so repeated words are transformed repeatedly.
+        elif needs_fixed_shapes(flat):
+            # The number of distinct words is unknown, so repeated words are transformed repeatedly.
             vectors = self.token_rows(flat, torch.arange(flat.size(0), device=flat.device))
         else:
             words, inverse = torch.unique(flat, return_inverse=True)

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.caching import CachingModule
+from shared_embeddings.layers.tracing import needs_fixed_shapes
 from shared_embeddings.options import OptionError, parse_options, plain_options
 
 Options = dict[str, object]
@@ -290,7 +291,7 @@ class Method(CachingModule):
 
     def check_ids(self, ids: Tensor) -> None:
         """Raise IndexError for an id out of range, unless checking would synchronize with a device."""
-        if ids.device.type != "cpu" or ids.numel() == 0 or torch.compiler.is_compiling():
+        if ids.device.type != "cpu" or ids.numel() == 0 or needs_fixed_shapes(ids):
             return
         for word in (int(ids.min()), int(ids.max())):
             if not 0 <= word < self.num_embeddings:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,24 +18,18 @@ from lm.data.vocabulary import Vocabulary
 from lm.models.interface import LanguageModel
 from lm.train.config import TrainingOptions
 from lm.train.distributed import Group
-from lm.train.loop import SoftTargets
 from shared_embeddings.checkpoints.adapter import copy_output_bias
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import (
     OPTION,
     Reconstruction,
+    SoftTargets,
+    TeacherLosses,
     copy_network,
     fit_line,
     freeze,
     parse_distillation,
 )
-
-
-class TeacherLosses(NamedTuple):
-    """The losses against a teacher; None for unused ones."""
-
-    reconstruction: Reconstruction | None = None
-    soft_targets: SoftTargets | None = None
 
 
 def prepare_student(
@@ -72,13 +66,11 @@ def prepare_student(
     freeze(model, [model.embedding], distillation.freeze)
     if teacher is None:
         return TeacherLosses(), lines
-    reconstruction = soft_targets = None
+    reconstruction = None
     if distillation.alpha > 0:
         table = _table(teacher).to(group.device)
         reconstruction = Reconstruction([(model.embedding, table)], distillation.alpha)
-    if distillation.soft_targets > 0:
-        frozen = teacher.model.requires_grad_(False).eval().to(group.device)
-        soft_targets = SoftTargets(frozen, distillation.soft_targets)
+    soft_targets = SoftTargets.of(teacher.model, distillation.soft_targets, group.device)
     return TeacherLosses(reconstruction, soft_targets), lines
 
 

@@ -9,7 +9,6 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,21 +24,9 @@ from lm.train.distributed import Group
 from lm.train.optim import Averages, Progress, draw_length, is_stalled
 from lm.train.progress import Report, Speed
 from shared_embeddings.errors import UserError
-from shared_embeddings.fitting.distillation import Reconstruction, softened
+from shared_embeddings.fitting.distillation import Reconstruction, SoftTargets, softened
 from shared_embeddings.layers.dropout import set_updates
 from shared_embeddings.utils.interrupts import Interrupted, Interrupts, signals_delayed
-
-
-class SoftTargets(NamedTuple):
-    """A teacher whose predictions are learned.
-
-    Attributes:
-        teacher: frozen, in evaluation mode.
-        share: of its predictions in the targets; the words of the text have the rest.
-    """
-
-    teacher: LanguageModel
-    share: float
 
 
 class Trainer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,15 @@ from shared_embeddings.checkpoints.token_counts import completed
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting import straight_through
-from shared_embeddings.fitting.distillation import OPTION, Reconstruction, copy_network, fit_line, freeze
+from shared_embeddings.fitting.distillation import (
+    OPTION,
+    Reconstruction,
+    SoftTargets,
+    TeacherLosses,
+    copy_network,
+    fit_line,
+    freeze,
+)
 from shared_embeddings.fitting.straight_through import OPTION as QUANTIZATION
 
 
@@ -137,14 +145,12 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
         _fit_embeddings(model, teacher, plan, opt, vocabs, distillation.fit_steps)
         freeze(model, shared_embeddings_of(model), distillation.freeze)
     place = next(model.parameters())
-    reconstruction = soft_targets = None
+    reconstruction = None
     if distillation.alpha > 0:
         tables = {side: teacher.tables[side].to(place.device) for side in plan.sides()}
         pairs: Any = [(words_module(model, side), table) for side, table in tables.items()]
         reconstruction = Reconstruction(pairs, distillation.alpha)
-    if distillation.soft_targets > 0:
-        frozen = teacher.model.requires_grad_(False).to(place)
-        soft_targets = SoftTargets(frozen, model.generator, distillation.soft_targets)
+    soft_targets = SoftTargets.of(teacher.model, distillation.soft_targets, place.device)
     return TeacherLosses(reconstruction, soft_targets)
 
 
@@ -244,39 +250,6 @@ def _store_options(opt: Namespace, plan: EmbeddingPlan, fitted: dict[str, se.Sha
     opt.output_embedding = resolved.get("output")
 
 
-class SoftTargets(NamedTuple):
-    """A teacher whose predictions are soft targets.
-
-    Attributes:
-        teacher: the frozen teacher in evaluation mode.
-        generator: output layer of the student.
-        share: weight of the cross entropy with the soft targets; that with the words has the rest.
-    """
-
-    teacher: Any
-    generator: nn.Module
-    share: float
-
-    def mixed_with(
-        self, cross_entropy: Tensor, batch: dict[str, Any], output: Tensor, padding: int
-    ) -> Tensor:
-        """Return the summed loss of a batch for decoder states ``(B, T, D)`` without padding."""
-        with torch.no_grad():
-            states, _ = self.teacher(batch["src"], batch["tgt"], batch["srclen"])
-            wanted = torch.softmax(self.teacher.generator(states.flatten(0, 1)).float(), dim=-1)  # (N, V)
-        scores = self.generator(output.flatten(0, 1)).float()
-        targets = batch["tgt"][:, -output.size(1) :, 0].flatten()
-        soft = F.cross_entropy(scores, wanted, reduction="none")[targets != padding].sum()
-        return (1 - self.share) * cross_entropy + self.share * soft
-
-
-class TeacherLosses(NamedTuple):
-    """The losses against a teacher; None for unused ones."""
-
-    reconstruction: Reconstruction | None = None
-    soft_targets: SoftTargets | None = None
-
-
 class DistillationLoss:
     """OpenNMT-py's loss of a batch, with soft targets, plus the reconstruction loss (Eq. 6).
 
@@ -285,12 +258,14 @@ class DistillationLoss:
 
     Args:
         loss: OpenNMT-py's loss.
-        teacher_losses: against the teacher of the student.
+        teacher_losses: losses against the teacher.
+        generator: the student's output layer.
     """
 
-    def __init__(self, loss: Any, teacher_losses: TeacherLosses) -> None:
+    def __init__(self, loss: Any, teacher_losses: TeacherLosses, generator: nn.Module) -> None:
         self.loss = loss
         self.teacher_losses = teacher_losses
+        self.generator = generator
         self.reported: Tensor | float = 0.0
         self.batches = 0
 
@@ -308,13 +283,24 @@ class DistillationLoss:
         loss, statistics = self.loss(*batch, **options)
         reconstruction, soft_targets = self.teacher_losses
         if soft_targets is not None:
-            loss = soft_targets.mixed_with(loss, batch[0], batch[1], self.padding_idx)
+            soft = self._soft_loss(soft_targets.teacher, batch[0], batch[1])
+            loss = (1 - soft_targets.share) * loss + soft_targets.share * soft
         if reconstruction is not None:
             distance = reconstruction.loss()
             self.reported = self.reported + distance.detach()
             self.batches += 1
             loss = reconstruction.mixed_with(loss, statistics.n_words * distance)
         return loss, statistics
+
+    def _soft_loss(self, teacher: Any, batch: dict[str, Any], output: Tensor) -> Tensor:
+        """The summed cross entropy of decoder states ``(B, T, D)`` with the teacher's predictions."""
+        with torch.no_grad():
+            states, _ = teacher(batch["src"], batch["tgt"], batch["srclen"])
+            wanted = torch.softmax(teacher.generator(states.flatten(0, 1)).float(), dim=-1)  # (N, V)
+        scores = self.generator(output.flatten(0, 1)).float()
+        targets = batch["tgt"][:, -output.size(1) :, 0].flatten()
+        losses = F.cross_entropy(scores, wanted, reduction="none")
+        return losses[targets != self.padding_idx].sum()
 
     def take_mean(self) -> float:
         """Return the mean reconstruction loss since the last call."""

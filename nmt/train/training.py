@@ -103,8 +103,9 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
     _count_checkpoints(saver, opt)
     trainer = _build_trainer(opt, device_id, model, vocabs, optim, saver)
     quantize_embeddings(model, opt, vocabs, trainer)
-    loss = DistillationLoss(trainer.train_loss, teacher_losses) if any(teacher_losses) else None
-    trainer.train_loss = loss or trainer.train_loss
+    loss = None
+    if any(teacher_losses):
+        loss = trainer.train_loss = DistillationLoss(trainer.train_loss, teacher_losses, model.generator)
     trainer.report_manager = _build_report(opt, trainer, first_step, loss)
     resume = _own_resume_state(checkpoint, opt.num_workers) if _continues(opt) else None
     del checkpoint

@@ -20,6 +20,7 @@ from shared_embeddings.codecs import kernels
 from shared_embeddings.codecs.bit_packing import bits_of, bytes_for, pack_bits, read_windows
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
 from shared_embeddings.layers.caching import cache_tensor
+from shared_embeddings.layers.tracing import has_values
 
 STATE_BITS = 12
 _STATES = 2**STATE_BITS
@@ -98,7 +99,7 @@ _CODEBOOK = _codebook()
 
 def codebook(device: torch.device) -> Tensor:
     """The entries ``(4096,)`` of all states: quantiles of the normal distribution in a scrambled order."""
-    return _CODEBOOK.to(device)
+    return (_CODEBOOK if has_values() else _codebook()).to(device)
 
 
 @cache_tensor

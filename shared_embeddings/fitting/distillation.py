@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.fit import FitReport
+from shared_embeddings.layers.tracing import without_autocast
 from shared_embeddings.options import OptionError
 
 OPTION = "embedding_distillation"
@@ -206,7 +207,7 @@ class Reconstruction(NamedTuple):
         """
         missed = []
         for student, table in self.pairs:
-            with torch.autocast(table.device.type, enabled=False):
+            with without_autocast(table.device):
                 distances = (student.table().float() - table).norm(dim=1)  # (V,)
             kept = torch.ones_like(distances, dtype=torch.bool)
             if student.padding_idx is not None:
@@ -228,3 +229,27 @@ class Reconstruction(NamedTuple):
         for (student, _), mode in zip(self.pairs, modes, strict=True):
             student.train(mode)
         return loss
+
+
+class SoftTargets(NamedTuple):
+    """A teacher whose predictions are soft targets.
+
+    Attributes:
+        teacher: the frozen teacher in evaluation mode.
+        share: the weight of its predictions; the words of the text have the rest.
+    """
+
+    teacher: Any
+    share: float
+
+    @classmethod
+    def of(cls, teacher: nn.Module, share: float, device: torch.device) -> SoftTargets | None:
+        """The soft targets of a teacher, which is frozen and moved; None for a share of 0."""
+        return cls(teacher.requires_grad_(False).eval().to(device), share) if share > 0 else None
+
+
+class TeacherLosses(NamedTuple):
+    """The losses against a teacher; None for unused ones."""
+
+    reconstruction: Reconstruction | None = None
+    soft_targets: SoftTargets | None = None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.layers.packed_tensor import inner_tensors
+from shared_embeddings.layers.tracing import autocast_dtype, has_values, needs_fixed_shapes
 
 Self = TypeVar("Self", bound="CachingModule")
 
@@ -17,19 +18,17 @@ Self = TypeVar("Self", bound="CachingModule")
 def cache_tensor(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Cache the tensors that a function returns, like ``functools.cache``.
 
-    Results of a tracer, such as fake tensors, are not kept: they cannot be used outside of the trace.
+    Not while a graph is captured or in ``FakeTensorMode``, whose tensors cannot be used elsewhere.
     """
     kept: dict[tuple[Hashable, ...], Tensor] = {}
 
     @functools.wraps(make)
     def cached(*arguments: Hashable) -> Tensor:
-        if torch.compiler.is_compiling():
+        if needs_fixed_shapes():
             return make(*arguments)
         result = kept.get(arguments)
         if result is None:
-            result = make(*arguments)
-            if type(result) is Tensor:
-                kept[arguments] = result
+            result = kept[arguments] = make(*arguments)
         return result
 
     return cached
@@ -93,11 +92,12 @@ class CachingModule(nn.Module):
             return None
         sources = tuple(self._sources())
         # torch does not count changes of tensors made in inference mode.
-        if any(source.is_inference() for source in sources):
+        if any(source.is_inference() for source in sources) or not has_values(*sources):
             return None
-        kind = sources[0].device.type
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        return (autocast, *((source.data_ptr(), source._version, source.dtype) for source in sources))
+        return (
+            autocast_dtype(sources[0].device),
+            *((source.data_ptr(), source._version, source.dtype) for source in sources),
+        )
 
     def _sources(self) -> Iterator[Tensor]:
         """All tensors that results can be derived from."""

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least
 
@@ -206,6 +207,7 @@ def _shuffled(vectors: Tensor, groups: int) -> Tensor:
     return vectors.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1)
 
 
+@unset_fake_temporarily()
 def rms_of_activations(gain: float, summands: int = 1) -> float:
     """Root mean square of the sum of `summands` independent values gelu(gain * x), x standard normal."""
     points = torch.linspace(-8.0, 8.0, 2001, dtype=torch.float64, device="cpu")

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.layers.tracing import has_values, true_positions, without_autocast
 from shared_embeddings.losses.blocks import sum_dtype
 from shared_embeddings.losses.blockwise import Reduction
 from shared_embeddings.losses.chunked import linear_cross_entropy
@@ -167,7 +168,7 @@ class AdaptiveSoftmax:
                 of a cluster can be more probable, and nothing more is computed.
         """
         words = best.clone()
-        for rows in (best >= self.cutoffs[0]).nonzero().squeeze(1).split(_BLOCK):
+        for rows in true_positions(best >= self.cutoffs[0]).split(_BLOCK):
             words[rows] = self._best_words(hidden.index_select(0, rows))
         return words
 
@@ -179,7 +180,7 @@ class AdaptiveSoftmax:
         for cluster, (tail, start) in enumerate(zip(self.tails, self.cutoffs, strict=True)):
             of_cluster = head[:, first + cluster]
             # Only a cluster that outweighs the best word so far can hold a better one.
-            rows = (of_cluster > highest).nonzero().squeeze(1)
+            rows = true_positions(of_cluster > highest)
             inner, entries = tail.log_prob(hidden.index_select(0, rows)).max(dim=1)
             found = inner + of_cluster[rows]
             better = found > highest[rows]
@@ -194,6 +195,8 @@ class AdaptiveSoftmax:
             IndexError: a target is out of range.
         """
         count = len(self.cutoffs) + 1
+        if not has_values(targets):  # any token may be in any band
+            return (torch.arange(targets.size(0), device=targets.device),) * count
         is_word = (targets >= 0) & (targets < self.vocabulary)
         groups = bands.masked_fill(~is_word, count + 1).masked_fill(~kept, count)
         *positions, _, wrong = positions_by_group(groups, count + 2)
@@ -217,7 +220,7 @@ class AdaptiveSoftmax:
         if self.head.masked_entry is not None:
             weights[self.head.masked_entry] = 0.0
         narrowed = self.head.narrowed(hidden)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with without_autocast(hidden.device):
             vector = weights @ self.head.codes.to(weights.dtype)
             loss = narrowed.to(weights.dtype) @ vector
             if self.head.bias is not None:

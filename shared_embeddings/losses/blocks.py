@@ -20,6 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shared_embeddings.layers.tracing import has_values, without_autocast
+
 Gradients = list[Tensor | None]
 
 # The index of a maximum is searched in chunks of this many scores.
@@ -157,7 +159,7 @@ def walk_over(
         ``(N,)`` losses (zero for ignored tokens), ``(N,)`` predictions, and the gradients of
         ``(weights * losses).sum()`` by the factors, or None if none is needed.
     """
-    with torch.autocast(targets.device.type, enabled=False):
+    with without_autocast(targets.device):
         walk = _Walk(source, factors, index, targets, settings)
         losses = torch.empty_like(weights)
         predictions = torch.empty_like(targets, dtype=torch.long)
@@ -282,7 +284,7 @@ class _Walk:
 
 def _check_targets(targets: Tensor, vocabulary: int, ignore_index: int) -> None:
     """Raise IndexError for a target out of range, unless checking would synchronize with a device."""
-    if targets.device.type != "cpu" or targets.numel() == 0:
+    if targets.device.type != "cpu" or targets.numel() == 0 or not has_values(targets):
         return
     words = targets[targets != ignore_index]
     if words.numel() and (int(words.min()) < 0 or int(words.max()) >= vocabulary):

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.layers.tracing import autocast_dtype
 from shared_embeddings.losses.blocks import (
     Gradients,
     LossSettings,
@@ -135,10 +136,8 @@ def pad_to_multiple(hidden: Tensor, targets: Tensor, ignore_index: int) -> tuple
 
 def product_dtype(hidden: Tensor) -> torch.dtype:
     """The type of matrix products with `hidden`: that of autocast if it is on."""
-    kind = hidden.device.type
-    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
-        return torch.get_autocast_dtype(kind)
-    return hidden.dtype
+    autocast = autocast_dtype(hidden.device)
+    return hidden.dtype if autocast is None or hidden.dtype == torch.float64 else autocast
 
 
 def _reduced(losses: Tensor, targets: Tensor, settings: LossSettings) -> Tensor:

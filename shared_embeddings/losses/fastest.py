@@ -37,12 +37,12 @@ def fastest_cross_entropy(
     codes: Tensor,
     targets: Tensor,
     *,
-    bias: Tensor | None = None,
-    masked_word: int | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: Reduction = "mean",
-    block_size: int | None = None,
+    bias: Tensor | None,
+    masked_word: int | None,
+    ignore_index: int,
+    label_smoothing: float,
+    reduction: Reduction,
+    block_size: int | None,
 ) -> Tensor:
     """The loss of `linear_cross_entropy`, without predictions, by the faster of two implementations.
 

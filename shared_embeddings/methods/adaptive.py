@@ -19,6 +19,7 @@ from shared_embeddings.fitting.factorization import truncated_svd
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.bands import BandOptions, new_matrices, projected
 from shared_embeddings.layers.initialization import entry_std, zero_padding_row
+from shared_embeddings.layers.tracing import needs_fixed_shapes
 from shared_embeddings.losses.adaptive import AdaptiveSoftmax, Part, bands_of, positions_by_group
 from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import option, require
@@ -128,15 +129,14 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``; each band computes only its own words."""
-        if torch.compiler.is_compiling():
-            return self._rows_of_fixed_shapes(ids)
+        if needs_fixed_shapes(ids):
+            return self._rows_of_fixed_shapes(ids, None if self.map is None else self.map.rows(ids))
         positions = self._positions(ids)
         return self._widened(self._codes_of(ids, positions), positions)
 
-    def _rows_of_fixed_shapes(self, ids: Tensor) -> Tensor:
-        """`rows` without shapes that depend on data: all bands for all words."""
+    def _rows_of_fixed_shapes(self, ids: Tensor, mapped: Tensor | None) -> Tensor:
+        """`rows` without shapes that depend on values: all bands for all words, which may be `mapped`."""
         bands, parts = bands_of(ids, self.options.cutoffs), []
-        mapped = None if self.map is None else self.map.rows(ids)
         for band, start in enumerate((0, *self.options.cutoffs)):
             is_other = bands != band
             inside = (ids - start).masked_fill(is_other, 0)
@@ -160,8 +160,10 @@ class AdaptiveEmbedding(SharedEmbedding):
         if self.map is None or not self.draws_per_token:
             return super().token_rows(words, inverse)
         tokens = words.index_select(0, inverse)
-        positions = self._positions(tokens)
         vectors = self.map.token_rows(words, inverse)
+        if needs_fixed_shapes(tokens):
+            return self.without_padding(self._rows_of_fixed_shapes(tokens, vectors), tokens)
+        positions = self._positions(tokens)
         codes = [vectors.index_select(0, inside) for inside in positions]
         return self.without_padding(self._widened(codes, positions), tokens)
 

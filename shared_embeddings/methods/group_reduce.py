@@ -19,6 +19,7 @@ from shared_embeddings.fitting.factorization import restore_scale, shrink_codes
 from shared_embeddings.fitting.groups import GroupLayout, frequency_groups, group_reduce, groups_within
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import code_bits, code_dtype, entry_std
+from shared_embeddings.layers.tracing import needs_fixed_shapes
 from shared_embeddings.losses.chunked import segmented_cross_entropy
 from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import (
@@ -210,7 +211,7 @@ class GroupReduceEmbedding(SharedEmbedding):
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``; every group computes its own words only."""
         places = self._ordered().places.index_select(0, ids)
-        if torch.compiler.is_compiling():
+        if needs_fixed_shapes(places):
             return self._rows_of_fixed_shapes(places)
         places, permutation = places.sort()
         starts = [0, *itertools.accumulate(self.layout.sizes)]
@@ -277,8 +278,8 @@ class GroupReduceEmbedding(SharedEmbedding):
         ignore_index = options.pop("ignore_index")
         bias, masked = self.output_bias(), None
         hiddens, codes = self._projected(hidden)
-        if self.padding_idx is not None and torch.compiler.is_compiling():
-            # A graph cannot depend on the place of the padding word, but on codes of zeros.
+        if self.padding_idx is not None and needs_fixed_shapes(targets):
+            # The place of the padding word is unknown, but its codes can be zeros.
             words = order.words.split(self.layout.sizes)
             paddings = ((part == self.padding_idx).unsqueeze(1) for part in words)
             codes = [part.masked_fill(padding, 0.0) for part, padding in zip(codes, paddings)]
@@ -299,7 +300,7 @@ class GroupReduceEmbedding(SharedEmbedding):
         """The places ``(N,)`` of target ids, and _IGNORED for those that do not count."""
         ignored = targets == ignore_index
         words = targets.masked_fill(ignored, 0)
-        if words.device.type == "cpu" and words.numel() and not torch.compiler.is_compiling():
+        if words.device.type == "cpu" and words.numel() and not needs_fixed_shapes(words):
             for word in (int(words.min()), int(words.max())):
                 if not 0 <= word < self.num_embeddings:
                     raise IndexError(
@@ -323,7 +324,7 @@ class GroupReduceEmbedding(SharedEmbedding):
     def _ordered(self) -> _Order:
         """The order of words in groups, derived again whenever the assignment has changed."""
         groups = self.groups
-        if torch.compiler.is_compiling():
+        if needs_fixed_shapes(groups):
             words = groups.long().argsort(stable=True)
             return _Order(groups, None, words, _inverse(words))
         # torch does not count changes of tensors made in inference mode.

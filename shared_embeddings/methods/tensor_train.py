@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.factorization import tt_svd
 from shared_embeddings.fitting.task import FitTask
+from shared_embeddings.layers.tracing import needs_fixed_shapes
 from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least
 from shared_embeddings.registry import register
@@ -96,8 +97,8 @@ class TensorTrainEmbedding(SharedEmbedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``; words with the same first digits share a product."""
-        if torch.compiler.is_compiling():
-            # Which products are needed depends on data; a graph has fixed shapes.
+        if needs_fixed_shapes(ids):
+            # Which products are needed depends on the ids.
             return F.embedding(ids, self.all_rows())
         self.check_ids(ids)
         products, beginning = deque(self._products(self._digits(ids)), maxlen=1).pop()

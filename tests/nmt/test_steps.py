@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from nmt.checkpoint.checkpoint import intact_steps, is_intact, read_weights, write_with_safetensors
 from nmt.checkpoint.files import read_checkpoint, remove_leftovers
 from nmt.checkpoint.models import build_from_checkpoint
-from nmt.train.embeddings import DistillationLoss, SoftTargets, TeacherLosses
+from nmt.train.embeddings import DistillationLoss
 from shared_embeddings.errors import UserError
-from shared_embeddings.fitting.distillation import Reconstruction
+from shared_embeddings.fitting.distillation import Reconstruction, SoftTargets, TeacherLosses
 from tests.helpers import offsets
 from tests.nmt.conftest import Host, Refusal, Trained
 
@@ -228,7 +228,7 @@ def test_the_loss_by_hand() -> None:
     """Distances 5 and 1 over two words, mean 3; 0.25 * 3 beside 0.75 * 12 / 3, for three words."""
     student = FixedTable()
     teacher = torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]])
-    loss = DistillationLoss(FixedLoss(), TeacherLosses(Reconstruction([(student, teacher)], 0.25)))
+    loss = DistillationLoss(FixedLoss(), TeacherLosses(Reconstruction([(student, teacher)], 0.25)), Mock())
     total, statistics = loss({}, None, None)
     assert total.item() == pytest.approx(3 * (0.25 * 3 + 0.75 * 4))
     assert statistics.n_words == 3 and loss.padding_idx == 1
@@ -246,7 +246,8 @@ def test_soft_targets_by_hand() -> None:
     layers = [torch.nn.Linear(4, 5) for _ in range(2)]
     teacher = Mock(return_value=(states, {}), generator=layers[0])
     batch = {"src": None, "tgt": torch.tensor([[2, 3, 4], [2, 4, 1]]).unsqueeze(-1), "srclen": None}
-    loss = DistillationLoss(FixedLoss(), TeacherLosses(soft_targets=SoftTargets(teacher, layers[1], 0.25)))
+    losses = TeacherLosses(soft_targets=SoftTargets(teacher, 0.25))
+    loss = DistillationLoss(FixedLoss(), losses, layers[1])
     total, _ = loss(batch, output, None, trunc_start=0)
     each = -(layers[0](states).softmax(-1) * layers[1](output).log_softmax(-1)).sum(-1)
     assert total.item() == pytest.approx(0.75 * 12 + 0.25 * (each[0].sum() + each[1, 0]).item(), rel=1e-5)
@@ -255,8 +256,7 @@ def test_soft_targets_by_hand() -> None:
 def test_an_exact_student_has_a_gradient() -> None:
     """The norm has none at zero, where it must not become NaN."""
     student = FixedTable()
-    loss = DistillationLoss(
-        FixedLoss(), TeacherLosses(Reconstruction([(student, student.rows.detach().clone())], 0.5))
-    )
+    losses = TeacherLosses(Reconstruction([(student, student.rows.detach().clone())], 0.5))
+    loss = DistillationLoss(FixedLoss(), losses, Mock())
     loss({}, None, None)[0].backward()
     assert torch.equal(student.rows.grad, torch.zeros(3, 2))

@@ -1,10 +1,9 @@
-"""Every method in graphs of torch.compile, torch.export and ONNX Runtime, and without data on "meta"."""
+"""Every method in graphs of torch.compile, torch.export and ONNX Runtime, and without values."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import shared_embeddings as se
-from benchmarks.layers import SETTINGS, Row, build, rows
 from shared_embeddings.checkpoints import onnx_file
 from shared_embeddings.checkpoints.adapter import WordEmbedding
 from shared_embeddings.checkpoints.onnx_file import Exported, export_embedding
@@ -28,6 +26,7 @@ from shared_embeddings.registry import method_class
 from tests.helpers import in_turn
 from tests.shared_embeddings.cases import CASES, Case, by_name, example_cases
 from tests.shared_embeddings.support import assert_same_gradients, gradients
+from tests.shared_embeddings.support import each_case as every_case
 
 EXAMPLES = [case for case in example_cases() if not case.options.get("output_bias")]
 DETAILS = ["adaptive-deep-map", "adaptive-untied", "define-delight", "uncle-sub-classes"]
@@ -152,14 +151,6 @@ def test_fullgraph_limits_have_reasons() -> None:
     assert all(limit is None or len(limit.split()) > 5 for limit in limits.values())
 
 
-TINY = SETTINGS["tiny"]
-# Methods whose lookup, or both sides, have sizes that depend on data: they end at the first such operation.
-DATA_DEPENDENT = {
-    "input": {"adaptive", "alone", "compositional_code", "define", "group_reduce", "tensor_train"},
-    "output": {"adaptive", "group_reduce"},
-}
-
-
 class OneDevice(TorchDispatchMode):
     """Fails at an operation on tensors of several devices; copies and single numbers may differ."""
 
@@ -170,37 +161,48 @@ class OneDevice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.fixture
-def without_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no autocast on this device."""
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
-
-
-@pytest.mark.usefixtures("without_autocast")
-def test_the_check_notices_two_devices() -> None:
+def test_one_device_rejects_two() -> None:
     with pytest.raises(AssertionError, match="mixes"), OneDevice():
         torch.empty(2, device="meta") + torch.ones(2)
 
 
-@pytest.mark.usefixtures("without_autocast")
-@pytest.mark.parametrize("side", ["input", "output"])
-@in_turn("row", rows(TINY, se.methods()))
-def test_forward_and_backward_pass_stay_on_the_device(side: str, row: Row) -> None:
-    module = build(row, TINY).to("meta")
-    ids = torch.empty(64, dtype=torch.long, device="meta")
-    try:
+@pytest.mark.parametrize("mode", [lambda: torch.device("meta"), FakeTensorMode], ids=["meta", "fake"])
+@every_case
+def test_computes_without_values(case: Case, mode: Any) -> None:
+    with mode():
+        emb = case.build()
+        ids, hidden = torch.ones(3, 5, dtype=torch.long), case.hidden(3, 5)
         with OneDevice():
-            if side == "input":
-                result = module(ids)
-            else:
-                hidden = torch.empty(64, module.score_dim, device="meta", requires_grad=True)
-                result = module.cross_entropy(hidden, ids, ignore_index=1)
-            result.sum().backward()
-    except NotImplementedError:
-        assert row.method in DATA_DEPENDENT[side]
-    else:
-        assert row.method not in DATA_DEPENDENT[side]
+            vectors = emb(ids)
+            loss = vectors.sum()
+            if case.output:
+                scores = emb.logits(hidden)
+                assert scores.shape == (3, 5, case.num_embeddings)
+                each = emb.cross_entropy(hidden, ids, reduction="none")
+                assert each.shape == (3, 5)
+                entropy = emb.cross_entropy(hidden, ids, label_smoothing=0.1)
+                loss = loss + scores.sum() + each.sum() + entropy
+            loss.backward()
+        assert vectors.shape == (3, 5, case.embedding_dim) and loss.shape == ()
+        for name, parameter in emb.named_parameters():
+            if parameter.requires_grad:
+                assert parameter.grad is not None and parameter.grad.shape == parameter.shape, name
+        assert not case.output or hidden.grad.shape == hidden.shape
+
+
+@pytest.mark.parametrize("mode", [lambda: torch.device("meta"), FakeTensorMode], ids=["meta", "fake"])
+@every_case
+def test_evaluates_without_values(case: Case, mode: Any) -> None:
+    with mode(), torch.no_grad():
+        emb = case.build().eval()
+        ids, hidden = torch.ones(3, 5, dtype=torch.long), case.hidden(3, 5)
+        assert emb(ids).shape == (3, 5, case.embedding_dim)
+        assert emb.table().shape == (case.num_embeddings, case.embedding_dim)
+        if case.output:
+            assert emb.log_prob(hidden).shape == (3, 5, case.num_embeddings)
+            assert emb.output_table().shape == (case.num_embeddings, case.score_dim)
+            loss, predictions = emb.cross_entropy_and_predictions(hidden, ids)
+            assert loss.shape == () and predictions.shape == (3, 5) and predictions.dtype == torch.long
 
 
 WORDS, DIM = 200, 64
