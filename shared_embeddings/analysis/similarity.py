@@ -61,7 +61,7 @@ class Similarity:
 
     @property
     def coverage(self) -> float:
-        """The fraction of pairs that is known."""
+        """The fraction of pairs that are known."""
         return self.known / self.pairs
 
 

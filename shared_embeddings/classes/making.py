@@ -179,7 +179,7 @@ def _check_settings(num_classes: int, seed: int) -> None:
 
 
 def _check_before_work(words: int, num_classes: int, seed: int) -> None:
-    """Raise before the long work what would fail after it."""
+    """Raise errors early that would otherwise appear after the long work."""
     require("sklearn.cluster")
     _check_settings(num_classes, seed)
     if num_classes > words:
@@ -296,7 +296,7 @@ def train_word_vectors(
     model = require("gensim.models").Word2Vec(
         vector_size=dim, window=window, sg=1, min_count=1, workers=1, seed=seed, epochs=epochs
     )
-    # In vocabulary order, so that ties between counts are always broken alike.
+    # In vocabulary order, so that ties between counts are always broken the same way.
     model.build_vocab_from_freq({word: counts[word] for word in vocabulary if word in counts})
     with _progress(number * epochs) as bar:
         sentences.bar = bar

@@ -166,7 +166,7 @@ class WordClasses:
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
             if int(arrays["format"]) != _FORMAT:
-                raise ValueError(f"of format {int(arrays['format'])}, this version reads {_FORMAT}")
+                raise ValueError(f"format {int(arrays['format'])}, but this version reads {_FORMAT}")
             found = cls(
                 tuple(arrays["words"].tobytes().decode("utf-8").split("\n")),
                 arrays["classes"],

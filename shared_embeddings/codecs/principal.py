@@ -122,7 +122,8 @@ class PrincipalCodec(Codec):
     def adapted(self, rows: Tensor, bits: float) -> Codec:
         """As in the base class: the principal directions that are worth their bytes at a mean of `bits`."""
         found = copy.copy(self)
-        mean, variances, basis = _principal(rows)
+        mean = _mean(rows)
+        variances, basis = principal_directions(rows, mean)
         gains = variances.unsqueeze(1) * _errors().diff().neg()
         least = gains.flatten().sort(descending=True).values[max(round(bits * self.dim), 1) - 1]
         # The net gain of a direction, against the same bits for others.
@@ -296,14 +297,19 @@ def _nearest(values: Tensor, levels: Tensor) -> Tensor:
     return torch.bucketize(values.contiguous(), (levels[1:] + levels[:-1]) / 2)
 
 
-def _principal(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean ``(D,)`` of rows ``(n, D)``; variances ``(D,)`` and directions ``(D, D)``, largest first."""
+def _mean(rows: Tensor) -> Tensor:
+    """The mean ``(D,)`` of rows ``(n, D)`` in float64."""
     mean = rows.new_zeros(rows.size(1), dtype=torch.float64)
     for part in rows.split(_BLOCK):
         mean += part.sum(dim=0, dtype=torch.float64) / len(rows)
+    return mean.cpu()
+
+
+def principal_directions(rows: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """Variances ``(D,)`` of rows ``(n, D)`` around `mean`, and directions ``(D, D)``, largest first."""
     products = torch.zeros(len(mean), len(mean), dtype=torch.float64, device=rows.device)
     for part in rows.split(_BLOCK):
         centered = part - mean.to(part)
         products += (centered.t() @ centered).double()
     variances, basis = torch.linalg.eigh(products.cpu() / len(rows))
-    return mean.cpu(), variances.flip(0).clamp(min=0), basis.flip(1).t()
+    return variances.flip(0).clamp(min=0), basis.flip(1).t()

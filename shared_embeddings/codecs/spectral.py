@@ -17,13 +17,13 @@ from torch import Tensor
 from shared_embeddings.codecs.allocation import direction_bits
 from shared_embeddings.codecs.bit_packing import bytes_for
 from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
+from shared_embeddings.codecs.principal import principal_directions
 from shared_embeddings.codecs.trellis import START_BITS, codebook, nearest_states, packed_states, read_states
 
 _MOST_BITS = 8
 # The bits of a number of a reflection as stored, and the share of all bits that reflections may take.
 _AXIS_BITS = 16
 _SHARE = 0.03
-_BLOCK = 4096
 
 
 class SpectralCodec(Codec):
@@ -94,14 +94,10 @@ class SpectralCodec(Codec):
 
     def _spectrum(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Variances ``(D,)`` of rows with a variance of one, equal but for K; the K directions ``(D, K)``."""
-        products = torch.zeros(self.dim, self.dim, dtype=torch.float64, device=rows.device)
-        for part in rows.split(_BLOCK):
-            products += (part.t() @ part).double()
-        variances, basis = torch.linalg.eigh(products.cpu())
-        variances = variances.flip(0).clamp(min=0)
+        variances, basis = principal_directions(rows, torch.zeros(self.dim))
         variances = variances / variances.mean().clamp(min=1e-30)
         variances[self.num_axes :] = variances[self.num_axes :].mean()
-        return variances, basis.flip(1)[:, : self.num_axes].contiguous()
+        return variances, basis[: self.num_axes].t().contiguous()
 
     # Coding.
 

@@ -1,9 +1,9 @@
-"""Embedding distillation: the part that all hosts share.
+"""Embedding distillation: code that all hosts share.
 
-The three steps of Distilled Embedding (Lioutas et al., 2020, Algorithm 1): a model is trained with the full
-table, the teacher; the small embedding is fitted to that table (`shared_embeddings.fit`, Eq. 5); the whole
-model, whose other parameters start from the teacher, is trained further with the reconstruction loss in
-addition to the cross entropy (Eq. 6). Hosts take the option ``embedding_distillation`` for it.
+The three steps of Distilled Embedding (Lioutas et al., 2020, Algorithm 1): train a model with the full table,
+the teacher; fit the small embedding to that table (`shared_embeddings.fit`, Eq. 5); train the whole model,
+whose other parameters start from the teacher, with the reconstruction loss in addition to the cross entropy
+(Eq. 6). The option of hosts is ``embedding_distillation``.
 
 Axes: ``V`` vocabulary, ``D`` model dimension.
 """
@@ -43,8 +43,8 @@ class Distillation:
         network_start: every other parameter from the ``teacher``, or ``random``.
         freeze: what is not trained: ``none``, ``embedding``, or ``network`` (all but the embedding).
         fit_steps: steps of gradient descent, for methods that use it; by default as in `fit`.
-        soft_targets: the share of the teacher's predictions in what the model learns to predict (Hinton et
-            al., 2015); the words of the text have the rest. 0 for the text only, without running the teacher.
+        soft_targets: the weight of the teacher's predictions in the targets (Hinton et al., 2015); the words
+            of the text have the rest. With 0, the teacher is not run.
     """
 
     teacher: str
@@ -97,7 +97,7 @@ def _is_number(value: object) -> bool:
 
 
 def _check_effects(distillation: Distillation) -> None:
-    """Refuse keys that together have no effect.
+    """Reject keys that have no effect together.
 
     Raises:
         OptionError: names them.
@@ -120,7 +120,7 @@ def _check_effects(distillation: Distillation) -> None:
 
 
 def check_seed(distillation: Distillation, embedding: Mapping[str, Any]) -> None:
-    """Refuse an embedding's own ``seed`` where the fit draws by the seed of the training.
+    """Reject an embedding's own ``seed``, because the fit uses the seed of the training.
 
     Raises:
         OptionError: the embedding has a seed.
@@ -178,12 +178,12 @@ def freeze(model: nn.Module, embeddings: Iterable[nn.Module], what: Freeze) -> N
 
 
 def softened(targets: Tensor, teacher_scores: Tensor, share: float) -> Tensor:
-    """What a student learns to predict ``(n, V)``: the teacher's predictions, and the words of the text.
+    """The targets of a student ``(n, V)``: a mixture of the teacher's predictions and the words of the text.
 
     Args:
         targets: word ids ``(n,)``.
         teacher_scores: ``(n, V)``.
-        share: of the teacher's predictions.
+        share: the weight of the teacher's predictions.
     """
     wanted = torch.softmax(teacher_scores.float(), dim=-1) * share
     return wanted.scatter_add_(1, targets.unsqueeze(1), wanted.new_full((len(targets), 1), 1 - share))

@@ -87,7 +87,7 @@ def check_counts(counts: Tensor, words: int) -> None:
             word = int(wrong.nonzero()[0])
             raise ValueError(f"the count of word {word} is {counts[word].item()}, which is {what}")
     if not (counts > 0).any():
-        raise ValueError("all counts are zero: at least one word must have been seen")
+        raise ValueError("all counts are zero: at least one word must have a count above zero")
 
 
 def check_rank(rank: int, dim: int) -> None:
@@ -164,7 +164,7 @@ def _split(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def _balanced(cores: list[Tensor]) -> list[Tensor]:
-    """The same train with the same scale in all cores; TT-SVD has all of it in the last one."""
+    """The same tensor train with equal scales of all cores; TT-SVD puts the whole scale into the last one."""
     sizes = [float(core.square().mean().sqrt()) for core in cores]
     if min(sizes) == 0.0:
         return cores
@@ -172,7 +172,7 @@ def _balanced(cores: list[Tensor]) -> list[Tensor]:
     return [core * (common / size) for core, size in zip(cores, sizes)]
 
 
-# Activations with f(a x) = a f(x) for all a > 0; None is no activation.
+# Activations with f(a x) = a f(x) for all a > 0; None means no activation.
 _HOMOGENEOUS = (None, "relu")
 
 

@@ -55,7 +55,7 @@ class FitReport:
     seconds: float
 
 
-# A fit needs gradients, even if the caller has turned them off.
+# A fit needs gradients even if the caller has disabled them.
 @torch.inference_mode(False)
 @torch.enable_grad()
 def fit(
@@ -183,7 +183,7 @@ def _checked_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
     # `build` rejects an index that is out of range.
     if isinstance(padding_idx, Integral) and 0 <= padding_idx < len(table):
         table[padding_idx] = 0.0
-    # In blocks, because torch would hold a second table for this.
+    # In blocks, because torch would allocate a second table.
     broken = torch.cat([~rows.isfinite().all(dim=1) for rows in table.split(BATCH)]).nonzero().flatten()
     if len(broken):
         raise ValueError(

@@ -75,7 +75,7 @@ def groups_within(
     ranks = list(_ranks(sizes, averages, low, max_rank, dim))
     limits = _ranks(sizes, averages, dim, max_rank or dim, dim)
     left = num_parameters - GroupLayout(sizes, tuple(ranks)).parameters(dim)
-    # The remaining parameters go to single groups, largest first, even beyond D / 2.
+    # Individual groups get the remaining parameters, the largest first, even beyond D / 2.
     by_size = sorted(range(num_groups), key=lambda group: -sizes[group])
     while open_groups := [g for g in by_size if ranks[g] < limits[g] and sizes[g] + dim <= left]:
         ranks[open_groups[0]] += 1
@@ -257,7 +257,7 @@ def _reassigned(losses: Tensor, groups: Tensor, ranks: list[int], min_rank: int)
     def is_affordable(chosen: Tensor) -> bool:
         return float(sizes[chosen].sum()) <= budget
 
-    # At the upper price every word that may move is in an open group of the smallest rank.
+    # With the highest penalty, every word that may move is in an open group of the smallest rank.
     low, high = 0.0, float(losses.max()) + 1.0
     for _ in range(100):
         price = (low * high) ** 0.5 if low > 0.0 else high * 2.0**-10

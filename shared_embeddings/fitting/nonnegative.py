@@ -1,9 +1,10 @@
 """Low-rank factors with nonnegative codes, which a ReLU does not change.
 
-With a ReLU, codes and basis cannot approximate a table better than without. They are as good if one direction
-has an acute angle with all codes: adding a multiple of the coordinate along it to the other coordinates makes
-them nonnegative, and the basis subtracts it again (Gillis & Kumar, 2015, on semi-nonnegative matrix
-factorization). The rows of trained tables often share a mean, which provides such a direction.
+With a ReLU, codes and basis cannot approximate a table better than without it. They are equally good if one
+direction has an acute angle with all codes: adding a multiple of the coordinate along it to the other
+coordinates makes them nonnegative, and the basis subtracts it again (Gillis & Kumar, 2015, on
+semi-nonnegative matrix factorization). The rows of trained tables often share a mean, which provides such a
+direction.
 
 Axes: ``V`` words, ``D`` dimensions, ``R`` rank.
 """
@@ -101,7 +102,7 @@ def without_negatives(codes: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def common_direction(codes: Tensor) -> Tensor | None:
-    """A unit vector ``(R,)`` that has an acute angle with all codes ``(V, R)`` but tiny ones.
+    """A unit vector ``(R,)`` at an acute angle with all codes ``(V, R)`` except tiny ones.
 
     Gilbert's algorithm, which finds the point closest to zero in the convex hull of the codes' directions.
     None if zero is in the hull or too close to it.

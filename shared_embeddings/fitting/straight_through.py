@@ -1,8 +1,8 @@
 """Quantization-aware training of a plain table: the model uses rounded rows, gradients skip the rounding.
 
 The straight-through estimator (Bengio et al., 2013) with the codes of `quantized`. With a `share` below one,
-a random part of the words is rounded in each step, as in Quant-Noise (Fan et al., 2020). Hosts take the
-option ``embedding_quantization`` for it. The trained model has a plain table, which ``shared-embeddings
+a random part of the words is rounded in each step, as in Quant-Noise (Fan et al., 2020). The option
+of hosts is ``embedding_quantization``. The trained model has a plain table, which ``shared-embeddings
 compress --method quantized`` with the same options then stores in few bits.
 
 Axes: ``V`` vocabulary, ``D`` dimensions.

@@ -93,8 +93,8 @@ class BandOptions(EmbeddingOptions):
         )
         require(
             self.width is None or self.width < embedding_dim,
-            f"option 'width' is {self.width}, but the dimension is {embedding_dim}; choose less, or leave it "
-            "out",
+            f"option 'width' is {self.width}, but the dimension is {embedding_dim}; choose a smaller width, "
+            "or leave it out",
         )
         require(
             self.score_dim != embedding_dim,

@@ -18,7 +18,7 @@ Self = TypeVar("Self", bound="CachingModule")
 def cache_tensor(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Cache the tensors that a function returns, like ``functools.cache``.
 
-    Not while a graph is captured or in ``FakeTensorMode``, whose tensors cannot be used elsewhere.
+    Nothing is cached while a graph is captured or in ``FakeTensorMode``: those tensors are invalid elsewhere.
     """
     kept: dict[tuple[Hashable, ...], Tensor] = {}
 

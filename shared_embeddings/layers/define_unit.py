@@ -31,9 +31,9 @@ class LayerPlan(NamedTuple):
     """The sizes of one group linear transform.
 
     Attributes:
-        groups: g, into how many the inputs and outputs are cut.
-        inputs: their number.
-        outputs: their number.
+        groups: g, the number of groups of inputs and outputs.
+        inputs: the number of inputs.
+        outputs: the number of outputs.
         norm_width: how many neighboring outputs are normalized together; all runs of outputs of this width
             share one gain and one shift.
     """
@@ -86,7 +86,7 @@ def plan_delight_groups(max_groups: int, depth: int) -> list[int]:
 
 
 def plan_delight_layers(embedding_dim: int, expand_dim: int, depth: int, max_groups: int) -> list[LayerPlan]:
-    """The sizes of all layers behind the first one in the authors' later code, for inputs of D / 2.
+    """The sizes of all layers after the first in the authors' later code, for inputs of D / 2.
 
     Output widths are spaced linearly from D / 2 to k = `expand_dim`, without the first of them. Fractions are
     dropped, and the rest is rounded up to a multiple of 8 and of the groups on both sides. The last group
@@ -117,9 +117,9 @@ class GroupLinear(nn.Module):
     """A group linear transform (appendix A.1), then layer normalization and GELU.
 
     The input is cut into g chunks, chunk i is multiplied by its own matrix ``(inputs / g, outputs / g)``, and
-    the results are concatenated; every output has a bias. Appendix A.1 writes one such matrix W for all
-    chunks; the groups have one each in the group transform of Mehta et al. (2018) that Eq. 1 refers to, and
-    in the authors' later code.
+    the results are concatenated; every output has a bias. Appendix A.1 uses one matrix W for all chunks; in
+    the group transform of Mehta et al. (2018) that Eq. 1 refers to, and in the authors' later code, each
+    group has its own.
 
     Args:
         plan: the sizes.
@@ -164,11 +164,11 @@ class Expansion(nn.Module):
         self.connection = connection
         self.shuffle = shuffle
         has_first_link = plans[0].inputs == plans[0].outputs
-        # How many activations are added up in the output.
+        # The number of activations that are summed in the output.
         self.summands = len(plans) + has_first_link if connection == "residual" else 1
 
     def reset_parameters(self, gain: float) -> None:
-        """Reset all layers, the normalization of those that the output is read from to std `gain`."""
+        """Reset all layers; those whose outputs are used are normalized to std `gain`."""
         for layer in self.layers:
             is_read = layer is self.layers[-1] or self.connection == "residual"
             assert isinstance(layer, GroupLinear)
@@ -176,11 +176,11 @@ class Expansion(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """``(n, input_dim)`` -> ``(n, width of the last layer)``."""
-        # Only the last one is kept while they come.
+        # Keeps only the latest output in memory.
         return deque(self.outputs(inputs), maxlen=1).pop()
 
     def outputs(self, inputs: Tensor) -> Iterator[Tensor]:
-        """The outputs ``(n, width)`` of all layers for inputs ``(n, input_dim)``, one after the other."""
+        """The outputs ``(n, width)`` of all layers for inputs ``(n, input_dim)``, in order."""
         output = inputs
         for position, layer in enumerate(self.layers):
             previous = output
@@ -193,7 +193,7 @@ class Expansion(nn.Module):
             yield output
 
     def _linked(self, inputs: Tensor, previous: Tensor, groups: int) -> Tensor:
-        """What a layer of `groups` groups sees: the previous output, with the stack's input where linked."""
+        """The input of a layer with `groups` groups: the previous output, and the stack's input if linked."""
         if self.connection == "mixer":
             chunks = (inputs.unflatten(1, (groups, -1)), previous.unflatten(1, (groups, -1)))
             return torch.cat(chunks, dim=2).flatten(1)
@@ -349,6 +349,6 @@ class UnitOptions(EmbeddingOptions):
         )
         require(
             self.expand_dim >= entry_width,
-            f"option 'expand_dim' is {self.expand_dim}, less than the half of the dimension, {entry_width}, "
-            "that unit 'delight' expands; raise it",
+            f"option 'expand_dim' is {self.expand_dim}, less than half of the dimension, {entry_width}, "
+            "which unit 'delight' expands; raise it",
         )

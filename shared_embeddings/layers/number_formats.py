@@ -215,7 +215,7 @@ class Int4(NumberFormat):
         return kernels.uniform_scores(hidden, packed.codes, _WIDTH, packed.scales)
 
     def _halves(self, packed: Packed) -> Tensor:
-        """Rows with the values of even positions before those of odd ones, maybe with more at both ends.
+        """Rows with the values of even positions before those of odd ones, possibly padded at both ends.
 
         The first value of a byte is in its upper half. A code with its first bit inverted is a signed integer
         of 4 bits, which shifts extend to 8 bits.
@@ -254,4 +254,4 @@ def _expect_scales(scales: Tensor | None, shape: tuple[int, ...]) -> None:
 def expect(condition: bool) -> None:
     """Raise ValueError unless `condition` is true."""
     if not condition:
-        raise ValueError("not as described")
+        raise ValueError("unexpected type or shape")

@@ -1,4 +1,4 @@
-"""A tensor that stays in few bits while it is used (`PackedTensor`), and modules with such tensors.
+"""A tensor that stays compressed in memory (`PackedTensor`), and modules with such tensors.
 
 Axes: ``V`` rows of a matrix, ``R`` width of a matrix, ``N`` hidden states or ids.
 """
@@ -25,14 +25,14 @@ _aten = torch.ops.aten
 class PackedTensor(Tensor):
     """A frozen tensor of real numbers in the codes of a `NumberFormat`; it behaves like the decoded tensor.
 
-    Looking up rows decodes these rows only, and products with the transposed matrix decode one block of rows
-    after the other. Other operations decode the whole tensor. There are no gradients, and nothing but another
-    packed tensor can be copied into it.
+    Looking up rows decodes only these rows, and products with the transposed matrix decode one block of rows
+    at a time. Other operations decode the whole tensor. There are no gradients, and only another packed
+    tensor can be copied into it.
 
     Args:
         form: of the codes.
         packed: the codes and scales, see `NumberFormat.check`.
-        dtype: the type that the tensor has for others; codes and scales do not depend on it.
+        dtype: the dtype that the tensor reports; codes and scales do not depend on it.
         is_transposed: whether the tensor is the transposed matrix.
     """
 
@@ -145,7 +145,7 @@ class PackedTensor(Tensor):
         codes, scales = self.packed
         return self.like(Packed(change(codes), None if scales is None else change(scales)), dtype)
 
-    # What torch wants to know.
+    # torch's protocol for tensor subclasses.
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

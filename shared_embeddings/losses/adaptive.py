@@ -1,4 +1,4 @@
-"""The adaptive softmax of Grave et al. (2017): frequent words in a head, rare ones in clusters behind it.
+"""The adaptive softmax of Grave et al. (2017): frequent words in a head, rare words in clusters.
 
 The probability of a frequent word is its share in the head; that of a word in cluster i is the share of the
 cluster in the head, times the word's share in the cluster. The loss computes a cluster only for the tokens
@@ -92,7 +92,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveSoftmax:
-    """A head and the clusters behind it.
+    """A head and its clusters.
 
     Attributes:
         head: the words below the first cutoff, then one entry per cluster.
@@ -189,7 +189,7 @@ class AdaptiveSoftmax:
         return words
 
     def _positions_by_band(self, targets: Tensor, bands: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
-        """The positions of the tokens that count whose target is in each band; checks the targets.
+        """The positions of the tokens with a target in each band that is not ignored; checks the targets.
 
         Raises:
             IndexError: a target is out of range.
@@ -208,7 +208,7 @@ class AdaptiveSoftmax:
     def _smoothing(
         self, hidden: Tensor, kept: Tensor, reduction: Reduction, block_size: int | None
     ) -> Tensor:
-        """The loss of the uniform part of smoothed targets, minus that which the head already includes.
+        """The loss of the uniform part of smoothed targets, minus the part that the head already includes.
 
         The uniform distribution over V words gives a cluster of n words the weight n / V in the head, and
         each of its words the weight 1 / n inside. The smoothing of the head gave each of its K entries 1 / K.

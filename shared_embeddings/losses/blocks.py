@@ -1,8 +1,8 @@
-"""Walking over the tokens of a loss in blocks: scores, losses, predictions and gradients.
+"""Losses in blocks of tokens: scores, losses, predictions and gradients.
 
 The scores of a block are in one buffer that every block reuses. Since the softmax of a block is known when
-its loss is computed, its gradients are added up right then, so that the extra memory is a block of scores and
-the gradients themselves.
+its loss is computed, its gradients are accumulated right away, so that the extra memory is a block of scores
+and the gradients themselves.
 
 How scores are computed from factors, and gradients of the factors from errors of the scores, is defined by a
 `ScoreSource`: `chunked.py` has that of linear scores, `class_factored.py` that of words with shared parts.

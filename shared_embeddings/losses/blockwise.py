@@ -1,7 +1,7 @@
-"""The cross entropy that holds the scores of a block of tokens at a time, as an autograd function.
+"""Cross entropy with the scores of only one block of tokens in memory, as an autograd function.
 
 Gradients are computed in the forward pass, see `shared_embeddings.losses.blocks`. ``torch.compile`` cannot
-look into such a function, so the loss is also an operator that is compiled as a whole.
+trace such a function, so the loss is also a custom operator.
 
 Axes: ``N`` tokens, ``V`` vocabulary.
 """
@@ -27,7 +27,7 @@ from shared_embeddings.losses.blocks import (
 
 Reduction = Literal["mean", "sum", "none"]
 
-# On a CPU, 16-bit products are compiled for every new shape, which takes longer than the product itself.
+# On a CPU, 16-bit products are compiled for every new shape, which takes longer than the product.
 _CPU_EVEN_TOKENS = 64
 
 

@@ -1,7 +1,7 @@
 """Cross entropy of linear scores, in blocks of tokens; in evaluation, also of scores from a function.
 
 A vocabulary may consist of segments, each with codes and hidden states of its own width, whose scores are
-side by side under one softmax.
+concatenated in one softmax.
 
 Axes: ``N`` tokens, ``V`` vocabulary, ``R`` width of the hidden states and of the codes.
 """
@@ -71,9 +71,9 @@ def segmented_cross_entropy(
     Args:
         hiddens: for each segment ``(N, R_g)``, all of one type.
         codes: for each segment ``(V_g, R_g)``; V is the sum of all V_g, and a word's number is its position
-            in the row of all segments.
+            in the concatenated segments.
         targets: ``(N,)`` word ids.
-        options: see `ScoreOptions`; the bias is that of the whole row.
+        options: see `ScoreOptions`; the bias covers all segments.
     """
     return blockwise_cross_entropy(
         _Segments,

@@ -1,8 +1,8 @@
-"""The loss of linear scores in training on a GPU: torch's ``linear_cross_entropy`` or the own one.
+"""The loss of linear scores in training on a GPU: torch's ``linear_cross_entropy`` or ours.
 
-``torch.nn.functional.linear_cross_entropy`` works in blocks of tokens, too. It is used where it is faster and
-gives the same loss and gradients: not with label smoothing, and not with 16-bit products, because torch sums
-the loss and the gradients in that type. Which one is faster is measured at the first loss of a shape.
+``torch.nn.functional.linear_cross_entropy`` also works in blocks of tokens. It is used where it is faster
+and gives the same loss and gradients: not with label smoothing, and not with 16-bit products, because torch
+sums the loss and the gradients in that type. The first loss of each shape measures which one is faster.
 
 Axes: ``N`` tokens, ``V`` vocabulary, ``R`` width of the hidden states and of the codes.
 """
@@ -25,7 +25,7 @@ from shared_embeddings.losses.blockwise import (
 )
 from shared_embeddings.losses.chunked import linear_cross_entropy
 
-# The types of devices on which times are compared; on others, the own loss is used.
+# The device types on which times are compared; others use our loss.
 DEVICES = ("cuda",)
 _RUNS = 3
 # Whether torch's loss is faster, by shape.
@@ -46,7 +46,7 @@ def fastest_cross_entropy(
 ) -> Tensor:
     """The loss of `linear_cross_entropy`, without predictions, by the faster of two implementations.
 
-    Deterministic algorithms of torch, and a given block size, always choose the own implementation.
+    With torch's deterministic algorithms or a given block size, it is always ours.
 
     Args:
         hidden, codes, targets, bias, masked_word, ignore_index, label_smoothing, reduction, block_size: as in
@@ -149,7 +149,7 @@ def _is_faster(one: Callable[..., Tensor], other: Callable[..., Tensor], factors
 
 
 def seconds(loss: Callable[..., Tensor], factors: Sequence[Tensor]) -> float:
-    """The shortest time of a forward and backward pass, after one that is not counted."""
+    """The shortest time of a forward and backward pass, after a warm-up."""
     learned = [factor for factor in factors if factor.requires_grad]
     taken = []
     for _ in range(1 + _RUNS):

@@ -64,7 +64,7 @@ def _begin_fork() -> None:
 
 
 def _end_fork() -> None:
-    """Send a signal that waited again, after a short delay."""
+    """Send a delayed signal again, after a short pause."""
     global _forking
     _forking = False
     if _waiting:
@@ -185,7 +185,7 @@ def _restore(previous: Mapping[int, Any]) -> None:
 
 
 def leave_to_parent() -> None:
-    """Leave reporting signals to the parent process.
+    """Let the parent process report signals.
 
     SIGTERM ends this process silently. SIGINT, which a terminal sends to both, is ignored: the parent passes
     it on.

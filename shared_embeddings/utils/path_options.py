@@ -1,4 +1,4 @@
-"""Option types for paths: how a command uses each path, and the checks of it before any work."""
+"""Option types for paths: how a command uses each path, and checks before any work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shared_embeddings.utils.files import (
     remove_leftovers,
 )
 
-# The value of an option or of a key of a table: nothing, a path, or several.
+# The value of an option or of a key of a table: None, a path, or several.
 Given = AnyPath | Sequence[AnyPath] | None
 
 

@@ -1,4 +1,4 @@
-"""What is derived from the registered methods: ``shared_embeddings/__init__.pyi`` and the table in README.md.
+"""Files generated from the registered methods: ``shared_embeddings/__init__.pyi`` and the table in README.md.
 
 ``make stubs`` runs this module. The stubs give editors and type checkers the options of every method.
 """

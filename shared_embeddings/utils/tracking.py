@@ -10,7 +10,7 @@ from shared_embeddings.utils.extras import require
 
 
 class Writer(Protocol):
-    """What trainings use of ``torch.utils.tensorboard.SummaryWriter``."""
+    """The part of ``torch.utils.tensorboard.SummaryWriter`` that trainings use."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
         """Record a value at a step."""
@@ -22,7 +22,7 @@ class Writer(Protocol):
 class WandbWriter:
     """Sends scalars to a project of Weights & Biases.
 
-    A resumed training is another run of the same group, which is called like its folder. The environment
+    A resumed training is another run of the same group, which is named after its folder. The environment
     variables of wandb apply, such as ``WANDB_MODE=offline``.
 
     Args:
@@ -45,7 +45,7 @@ class WandbWriter:
         self._run.log({tag: scalar_value}, step=global_step)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining values."""
         self._run.finish()
 
 

@@ -34,7 +34,7 @@ NAME = "words"
 _WORDS = "words"
 # Bytes at the beginning of a safetensors file that contain its format.
 _SEARCHED_BYTES = 2**16
-# Words whose neighbors are found together.
+# The number of words whose neighbors are searched at a time.
 _ROWS = 64
 
 
@@ -112,14 +112,14 @@ class VectorsModel:
         )
 
     def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
-        """The nearest neighbor by cosine of some words."""
+        """Compares the nearest neighbors of some words by cosine similarity."""
         count = min(PREDICTIONS, len(self.words))
         order = torch.randperm(len(self.words), generator=torch.Generator().manual_seed(seed))
         ids = order[:count].sort().values
         return Probe(f"the nearest of {count:,} words", lambda: _neighbors(self.module, ids), of=NEIGHBORS)
 
     def onnx_body(self) -> NoReturn:
-        """Fails: word vectors are no model."""
+        """Fails: word vectors are not a model."""
         raise UserError(
             f"model {self.path}: word vectors have no layers; use --format onnx-embeddings, or vec"
         )
@@ -138,7 +138,7 @@ class VectorsModel:
         return [self.path]
 
     def files(self, output: Path) -> list[Path]:
-        """The file, and the module that reads it with numpy unless it is there."""
+        """The file, and the module that reads it with numpy unless it exists."""
         loader = output.with_name(Path(load_vectors.__file__).name)
         is_there = loader.is_file() and loader.read_bytes() == _loader()
         return [output] if is_there else [output, loader]
@@ -166,7 +166,7 @@ class VectorsModel:
         return [Vocabulary(NAME, self.original, frozenset(), None)]
 
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        """The ids of the words of each line; words without a vector are left out."""
+        """The ids of the words of each line; words without a vector are skipped."""
         return _encoded(self.original, lines)
 
     def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
@@ -178,7 +178,7 @@ class VectorsModel:
         return ids
 
     def characters(self, vocabulary: str) -> set[int]:
-        """No ids: words are not spelled."""
+        """No ids: words are not composed of other words."""
         return set()
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
@@ -249,7 +249,7 @@ def _standard(vectors: np.ndarray) -> SharedEmbedding:
 
 @torch.no_grad()
 def _neighbors(embedding: SharedEmbedding, ids: Tensor) -> Predictions:
-    """The nearest other word of words ``(n,)``; all count the same."""
+    """The nearest other word of each of the words ``(n,)``."""
     table = F.normalize(embedding.table().float())
     found = []
     for words in ids.split(_ROWS):
