@@ -107,8 +107,8 @@ def common_direction(codes: Tensor) -> Tensor | None:
     Gilbert's algorithm, which finds the point closest to zero in the convex hull of the codes' directions.
     None if zero is in the hull or too close to it.
     """
-    counted = codes[_counted(codes)].double()
-    units = counted / counted.norm(dim=1, keepdim=True)
+    units = codes[_counted(codes)].double()
+    units /= units.norm(dim=1, keepdim=True)
     point = units.mean(dim=0)
     for _ in range(_STEPS):
         length = float(point.norm())
@@ -136,13 +136,19 @@ def lifted(codes: Tensor, basis: Tensor, direction: Tensor) -> tuple[Tensor, Ten
         direction: ``(R,)`` as from `common_direction`.
     """
     axes = torch.linalg.qr(direction.double().unsqueeze(1), mode="complete").Q[:, 1:]
-    along, others = codes.double() @ direction.double(), codes.double() @ axes
-    counted = _counted(codes)
-    slopes = (-others[counted] / along[counted].unsqueeze(1)).amax(dim=0).clamp(min=0.0)
+    turned = torch.cat((direction.double().unsqueeze(1), axes), dim=1)
+    slopes = turned.new_zeros(axes.size(1))
+    for part in codes[_counted(codes)].split(BLOCK):
+        along, others = (part.double() @ turned).tensor_split([1], dim=1)
+        slopes = torch.maximum(slopes, (-others / along).amax(dim=0))
     of_others = axes.t() @ basis.double()
     first = direction.double() @ basis.double() - slopes @ of_others
-    positive = torch.cat((along.unsqueeze(1), others + along.unsqueeze(1) * slopes), dim=1).clamp(min=0.0)
-    return positive.to(codes.dtype), torch.cat((first.unsqueeze(0), of_others)).to(basis.dtype)
+    positive = torch.empty_like(codes)
+    for part, lifted_part in zip(codes.split(BLOCK), positive.split(BLOCK)):
+        coordinates = part.double() @ turned
+        coordinates[:, 1:] += coordinates[:, :1] * slopes
+        lifted_part.copy_(coordinates.clamp_(min=0.0))
+    return positive, torch.cat((first.unsqueeze(0), of_others)).to(basis.dtype)
 
 
 def shifted(codes: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:

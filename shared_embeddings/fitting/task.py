@@ -80,7 +80,9 @@ class FitTask:
 
         Steps of gradient descent then have the same effect for teachers of any scale.
         """
-        scale = float(self.teacher.square().mean().sqrt()) or 1.0
+        # In blocks, because torch would hold a second table for the squares.
+        squares = sum(float(rows.square().sum()) for rows in self.teacher.split(BATCH))
+        scale = math.sqrt(squares / self.teacher.numel()) or 1.0
         return dataclasses.replace(self, teacher=self.teacher / scale), scale
 
 
