@@ -1,10 +1,11 @@
 """Measures what trained models keep when their tables are compressed to the same numbers of bytes.
 
 At every ratio, all candidates of `compress` and some other methods are fitted, and nothing is trained
-afterwards; the plain table in 16, 8 and 4 bits is there for comparison. Trials that the ``--output`` file
-already has are skipped, so an interrupted command can be run again to resume.
+afterwards; the plain table in 16, 8 and 4 bits is there for comparison. The share of predictions in the texts
+that a model keeps is measured, too: without validation data, `compress` chooses by it. Trials that the
+``--output`` file already has are skipped, so an interrupted command can be run again to resume.
 
-    python -m benchmarks.compression --model last.pt --validation ptb.test.txt --text ptb.train.txt \
+    python -m benchmarks.compression --model best.pt --validation ptb.test.txt --text ptb.train.txt \
         --output benchmarks/results.jsonl --marker 'compression ptb'
 """
 
@@ -19,8 +20,11 @@ from typing import Any
 
 from benchmarks.measuring import Record, earlier_record, parser_of, publish, save_record
 from recipes.common.tools import run_main
+from shared_embeddings.checkpoints.adapter import find_host
+from shared_embeddings.checkpoints.agreement import agreement
 from shared_embeddings.checkpoints.choosing import Trial, candidates, tried
 from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
+from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.method import Candidate
 from shared_embeddings.sizing.targets import Target
 from shared_embeddings.utils.path_options import PathOption
@@ -28,7 +32,12 @@ from shared_embeddings.utils.path_options import PathOption
 RATIOS = (4.0, 8.0, 16.0, 32.0)
 PLAIN = [("standard", Candidate({}, store)) for store in ("fp16", "int8", "int4")]
 # Methods that `compress` does not try by itself.
-OTHERS = [("structured", Candidate({}, "fp16")), ("group_reduce", Candidate({}, "int8"))]
+OTHERS = [
+    ("structured", Candidate({}, "fp16")),
+    ("compositional_code", Candidate({}, "fp16")),
+    ("group_reduce", Candidate({}, "int8")),
+    ("projective", Candidate({}, "int4")),
+]
 
 
 def trials(ratios: Sequence[float]) -> Iterator[tuple[str, Candidate, float | None]]:
@@ -43,8 +52,19 @@ def key_of(method: str, candidate: Candidate, ratio: float | None) -> dict[str, 
     return {"method": method, "options": dict(candidate.options), "store": candidate.store, "ratio": ratio}
 
 
-def measured(trial: Trial) -> dict[str, Any]:
-    """The numbers of a trial."""
+def kept_predictions(model: Path, compressed: Path, texts: Sequence[Path]) -> float:
+    """The share of a model's predictions that it keeps with the embedding of a compressed model."""
+    trained = find_host(model)[1].read(model)
+    probe = trained.probe(texts, seed=0)
+    before = probe.predict()
+    ((table,), (new,)) = trained.tables(), find_host(compressed)[1].read(compressed).embeddings()
+    assert isinstance(new.module, SharedEmbedding)
+    trained.place({table.name: new.module.inner_embedding()})
+    return agreement(before, probe.predict())
+
+
+def measured(trial: Trial, model: Path, texts: Sequence[Path]) -> dict[str, Any]:
+    """The numbers of a trial of a model."""
     if trial.report is None:
         return {"impossible": trial.reason}
     quality, tables = trial.report.quality, trial.report.tables
@@ -60,27 +80,53 @@ def measured(trial: Trial) -> dict[str, Any]:
         "before": quality.before,
         "after": quality.after,
         "kept": trial.share,
+        "predictions": kept_predictions(model, Path(trial.report.output), texts),
     }
 
 
 def as_table(record: Record) -> str:
-    """Format the trials as a Markdown table, by size and quality."""
+    """Format the trials as a Markdown table, by size and quality, with what `compress` chooses below."""
     found = [one for one in record["trials"] if "kept" in one]
     measure, before = found[0]["measure"], found[0]["before"]
     lines = [
-        f"{record['title']}: {measure} {before:.2f} before compression.",
+        f"{record['title']}: {measure} {before:.2f} before compression. "
+        f"Words are counted in {' and '.join(record['texts'])}.",
         "",
-        f"| method | numbers in | asked | smaller | bits per weight | relative error | {measure} | kept |",
-        "| --- | --- " + "| --: " * 6 + "|",
+        "| method | numbers in | asked | smaller | bits per weight | relative error "
+        f"| {measure} | kept | predictions kept |",
+        "| --- | --- " + "| --: " * 7 + "|",
     ]
     for one in sorted(found, key=lambda one: (one["ratio"] or 0, -one["kept"])):
-        options = "".join(f", {value}" for value in one["options"].values())
         asked = "–" if one["ratio"] is None else f"{one['ratio']:g}x"
         lines.append(
-            f"| {one['method']}{options} | {one['store']} | {asked} | {one['smaller']:.1f}x "
-            f"| {one['bits']:.2f} | {one['error']:.3f} | {one['after']:.2f} | {100 * one['kept']:.1f}% |"
+            f"| {name_of(one)} | {one['store']} | {asked} | {one['smaller']:.1f}x "
+            f"| {one['bits']:.2f} | {one['error']:.3f} | {one['after']:.2f} | {100 * one['kept']:.1f}% "
+            f"| {100 * one['predictions']:.1f}% |"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *choices(found)])
+
+
+def name_of(one: Record) -> str:
+    """The method of a trial and its options."""
+    codec = {"codec": "trellis"} if one["method"] == "quantized" else {}
+    return ", ".join([one["method"], *map(str, {**codec, **one["options"]}.values())])
+
+
+def choices(found: Sequence[Record]) -> Iterator[str]:
+    """For every ratio, what `compress` chooses by quality and by predictions, and the best trial."""
+    tried_ones = [(method, dict(options), store) for method, (options, store) in candidates()]
+    for ratio in sorted({one["ratio"] for one in found} - {None}):
+        trials = [one for one in found if one["ratio"] == ratio]
+        possible = [one for one in trials if (one["method"], one["options"], one["store"]) in tried_ones]
+        chosen = [max(possible, key=lambda one: (one[key], -one["bytes"])) for key in ("kept", "predictions")]
+        best = max(trials, key=lambda one: one["kept"])
+        by_quality, by_predictions, of_all = (
+            f"{name_of(one)} ({100 * one['kept']:.1f}%)" for one in (*chosen, best)
+        )
+        yield (
+            f"- At {ratio:g}x, `compress` chooses {by_quality} by quality and {by_predictions} by "
+            f"predictions; the best row is {of_all}."
+        )
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -92,7 +138,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = parser_of("benchmarks.compression", __doc__)
     parser.add_argument("--model", type=PathOption.SOURCE, required=True)
     parser.add_argument("--title", help="what the model is, for the table")
-    parser.add_argument("--text", type=PathOption.FILE, nargs="+", help="texts to count words in")
+    parser.add_argument("--text", type=PathOption.FILE, nargs="+", required=True, help="to count words in")
     parser.add_argument("--validation", type=PathOption.SOURCE)
     parser.add_argument("--validation-source", type=PathOption.FILE)
     parser.add_argument("--validation-target", type=PathOption.FILE)
@@ -106,7 +152,8 @@ def main(arguments: Sequence[str]) -> None:
         "validation": Validation(options.validation, *sides),
         "progress": sys.stderr.isatty(),
     }
-    new: Record = {"title": options.title or options.model.name, "trials": []}
+    texts = [path.name for path in options.text]
+    new: Record = {"title": options.title or options.model.name, "texts": texts, "trials": []}
     record = earlier_record(options.output, options.marker) or new
     for method, candidate, ratio in trials(options.ratios):
         key = key_of(method, candidate, ratio)
@@ -117,7 +164,7 @@ def main(arguments: Sequence[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder, "trial", options.model.name)
             found = tried(options.model, place, method, candidate, target, settings)
-        record["trials"].append({**key, **measured(found)})
+            record["trials"].append({**key, **measured(found, options.model, options.text)})
         if options.output is not None:
             save_record(options.output, options.marker, record)
     publish(record, as_table(record), options.marker, options)

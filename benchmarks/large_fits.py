@@ -1,7 +1,8 @@
 """Measures the time and the memory of fits to a large table, each fit in a process of its own.
 
 The table is drawn: normal numbers with a decaying spectrum and rows of different lengths; words have counts
-by Zipf's law. Options are those that `compress --target-ratio` finds. `benchmarks.fitting --size` runs this.
+by Zipf's law. Options of `quantized` are in the name of a fit, those of other methods are found by
+`compress --target-ratio`. `benchmarks.fitting --size` runs this.
 
 Axes: ``V`` words, ``D`` dimensions.
 """
@@ -24,8 +25,20 @@ from shared_embeddings.options import OptionError
 from shared_embeddings.registry import method_class
 from shared_embeddings.sizing.targets import options_within
 
-# What is fitted: methods with their default options, and `quantized` with other codecs.
-NAMES = [*se.methods(), *(f"quantized, {codec}" for codec in ("uniform", "lloyd_max", "residual"))]
+_QUANTIZED = "quantized"
+_CODECS = {
+    "uniform": (4,),
+    "lloyd_max": (4,),
+    "residual": (4, 2, 1),
+    "trellis": (4, 2, 1),
+    "spectral": (4, 2, 1),
+    "principal": (2,),
+}
+# What is fitted: methods with their default options, and `quantized` with a codec and a number of bits.
+NAMES = [
+    *(method for method in se.methods() if method != _QUANTIZED),
+    *(f"{_QUANTIZED}, {codec}, {bits} bits" for codec, widths in _CODECS.items() for bits in widths),
+]
 _BLOCK = 8192
 _DECAY = 0.35
 
@@ -87,16 +100,16 @@ def fit_one(name: str, size: Size, compression: int) -> dict[str, Any]:
 
 
 def _options(name: str, size: Size, compression: int) -> tuple[str, dict[str, Any]]:
-    """The method and its options at a size in bytes, in its own storage.
+    """The method and its options: those in its name, or those at a size in bytes, in its own storage.
 
     Raises:
         OptionError: the method is impossible at this size.
     """
-    method, _, codec = name.partition(", ")
+    method, *named = name.split(", ")
+    if named:
+        return method, {"codec": named[0], "bits": float(named[1].removesuffix(" bits"))}
     limit = 4 * size.words * size.dim // compression
-    fixed: dict[str, object] = {"codec": codec} if codec else {}
-    store = method_class(method).default_store
-    return method, options_within(method, size.words, size.dim, limit, store, fixed=fixed)
+    return method, dict(options_within(method, *size, limit, method_class(method).default_store))
 
 
 def fit_apart(name: str, size: Size, compression: int) -> dict[str, Any] | None:
