@@ -1,4 +1,4 @@
-"""Write the table of the README and plot ALONE's Figure 3 from results."""
+"""Write the tables of the README, plot ALONE's Figure 3, and compare all rows at the same bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.common.plot import new_figure, style, write_png
+from recipes.common.plot import (
+    PLAIN,
+    best_of_each_size,
+    draw_lines,
+    draw_points,
+    finish,
+    format_name,
+    new_figure,
+    shown_method,
+    style,
+    write_png,
+)
 from recipes.common.recipe import Recipe
 from recipes.common.results import Record, read_results
 from recipes.common.smoke import SMOKE
@@ -19,27 +30,27 @@ from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.path_options import PathOption
 
-FIGURE = "figure3.png"
-MARKER = "results"
+FIGURE, COMPARED = "figure3.png", "compressed.png"
+MARKER, COMPARISON = "results", "comparison"
+# Sets with fewer known pairs are not compared: their rho means little.
+_LEAST_PAIRS = 100
 
 
 def summaries(grid: Grid, records: Sequence[Record]) -> list[Record]:
     """Return one record per row and width with means over seeds; without metrics if there are no results."""
     found = []
-    for row in grid.rows():
-        for hidden in grid.hidden:
-            cells = [
-                one for one in records if (one["config"]["row"], one["config"]["hidden"]) == (row, hidden)
-            ]
-            found.append(_summary(row, hidden, cells))
+    for row, hidden in grid.sizes():
+        cells = [one for one in records if (one["config"]["row"], one["config"]["hidden"]) == (row, hidden)]
+        found.append(_summary(row, hidden, cells))
     return found
 
 
-def _summary(row: str, hidden: int, cells: Sequence[Record]) -> Record:
+def _summary(row: str, hidden: int | None, cells: Sequence[Record]) -> Record:
     """Return the means and standard deviations of the cells of one row and width."""
-    record = {"row": f"{row}-{hidden}", "config": {"row": row, "hidden": hidden}}
+    record: Record = {"row": f"{row}-{hidden}", "config": {"row": row, "hidden": hidden}}
     if not cells:
         return {**record, "counts": {}, "metrics": {}}
+    record["config"] = cells[0]["config"]
     metrics: Record = {"seeds": len(cells)}
     for name in ("squared_loss", "relative_error", "training_seconds"):
         metrics[name] = statistics.mean(cell["metrics"][name] for cell in cells)
@@ -62,9 +73,10 @@ def table(summary: Sequence[Record], source: Mapping[str, Any], dimensions: int)
     """Return the Markdown table of the source vectors and all rows."""
     columns = [
         Column("vectors", lambda r: r["config"]["row"], always=True),
-        Column("hidden", lambda r: str(r["config"]["hidden"]), always=True),
+        Column("hidden", lambda r: str(r["config"]["hidden"] or "–"), always=True),
         Column("parameters", lambda r: f"{r['counts']['embedding']:,}"),
         Column("kB stored", lambda r: f"{r['counts']['stored_bits'] / 8000:,.0f}"),
+        Column("bits per weight", lambda r: f"{r['counts']['stored_bits'] / r['counts']['table']:.2f}"),
         Column("seeds", lambda r: str(r["metrics"]["seeds"])),
         Column("squared loss", lambda r: f"{r['metrics']['squared_loss']:.3f}"),
         Column("relative error", lambda r: f"{r['metrics']['relative_error']:.3f}"),
@@ -93,8 +105,8 @@ def _source_record(source: Mapping[str, Any], summary: Sequence[Record], dimensi
     similarity = {name: _spread([found["rho"]]) for name, found in source.items()}
     return {
         "row": "source",
-        "config": {"row": f"source, {dimensions} dimensions", "hidden": "–"},
-        "counts": {"embedding": size, "stored_bits": 32 * size},
+        "config": {"row": f"source, {dimensions} dimensions", "hidden": None},
+        "counts": {"embedding": size, "stored_bits": 32 * size, "table": size},
         "metrics": {
             "seeds": 1,
             "squared_loss": 0.0,
@@ -162,29 +174,86 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     if options.smoke:
         recipe = recipe.smoke()
         options.results, options.readme = recipe.home, recipe.home / "README.md"
-        write_text(options.readme, f"<!-- BEGIN {MARKER} -->\n<!-- END {MARKER} -->\n")
+        markers = (f"<!-- BEGIN {name} -->\n<!-- END {name} -->\n" for name in (MARKER, COMPARISON))
+        write_text(options.readme, "".join(markers))
     write_report(read_grid(recipe, options.grid), options.results, options.readme)
 
 
 def write_report(grid: Grid, results: Path, readme: Path) -> None:
-    """Write the results of a grid into a README, and plot the figure next to it.
+    """Write the results of a grid into a README, and plot the figures next to it.
+
+    The vectors with the most results are those of ALONE's figure, and the vectors with the most rows of one
+    size those of the comparison; they may be different ones.
 
     Raises:
-        UserError: there are no results of this grid, or they have different source vectors.
+        UserError: there are no results of this grid.
     """
     records = read_results(results)
     if not records:
         raise UserError(f"{results}: no results; run train.sh first")
-    if len({record["data_checksum"] for record in records}) > 1:
-        raise UserError(f"{results}: has results of different source vectors; move them to separate files")
-    source = records[0]["metrics"]["source_similarity"]
-    summary = summaries(grid, records)
-    if not any(record["metrics"] for record in summary):
+    by_vectors: dict[str, list[Record]] = {}
+    for record in records:
+        by_vectors.setdefault(record["data_checksum"], []).append(record)
+    measured = {record["row"] for found in by_vectors.values() for record in _measured(grid, found)}
+    if not measured:
         raise UserError(f"{results}: has no results of this grid; select another one with --grid")
-    dimensions = records[0]["counts"]["table"] // grid.words
-    text = table(summary, source, dimensions)
+    most = max(by_vectors.values(), key=len)
+    summary = [one for one in summaries(grid, most) if one["metrics"] or one["row"] not in measured]
+    source = most[0]["metrics"]["source_similarity"]
+    text = table(summary, source, _dimensions(grid, most))
     if any(record["metrics"] and record["config"]["row"] in grid.alone for record in summary):
         draw_figure(summary, source, grid, readme.parent / FIGURE)
         text += f"\n![Spearman's rho against the width]({FIGURE})\n"
     update_readme(readme, MARKER, text)
+    compared = max(by_vectors.values(), key=lambda found: sum(_is_fixed(one) for one in found))
+    if any(map(_is_fixed, compared)):
+        update_readme(readme, COMPARISON, comparison(grid, compared, readme.parent / COMPARED))
     print(f"wrote the results into {readme}")
+
+
+def comparison(grid: Grid, records: Sequence[Record], picture: Path) -> str:
+    """Return the table of the results of one set of vectors by stored bytes, and draw them."""
+    source = records[0]["metrics"]["source_similarity"]
+    found = sorted(_measured(grid, records), key=lambda one: one["counts"]["stored_bits"])
+    draw_comparison(found, source, picture)
+    shown = table(found, source, _dimensions(grid, records))
+    return f"{shown}\n![Error and Spearman's rho against the stored bytes]({picture.name})\n"
+
+
+def draw_comparison(summary: Sequence[Record], source: Mapping[str, Any], path: Path) -> None:
+    """Plot the relative error and rho against the stored bytes: the best row of each method and size."""
+    sets = [name for name, found in source.items() if found["known"] >= _LEAST_PAIRS]
+    plain = [one for one in summary if shown_method(one) == PLAIN]
+    best = best_of_each_size(summary, "relative_error", plain)
+    figure, panels = new_figure(1 + len(sets), "word vectors in few bytes", shared=False)
+    for axes, name in zip(panels, ("", *sets), strict=True):
+        points = [{**one, "metrics": {"shown": _shown(one, name)}} for one in best]
+        draw_lines(axes, points, "shown")
+        draw_points(axes, points, "shown", lambda one: format_name(one) if shown_method(one) == PLAIN else "")
+        axes.set_title(name or "relative error", fontsize=9)
+        if name:
+            axes.axhline(source[name]["rho"], color="#333333", linewidth=1, zorder=1)
+        else:
+            axes.set_yscale("log")
+    finish(figure, panels, path)
+
+
+def _shown(record: Record, name: str) -> float:
+    """Return rho of one set, or the relative error if the name is empty."""
+    metrics = record["metrics"]
+    return float(metrics["similarity"][name]["mean"] if name else metrics["relative_error"])
+
+
+def _measured(grid: Grid, records: Sequence[Record]) -> list[Record]:
+    """Return the summaries of rows with results."""
+    return [record for record in summaries(grid, records) if record["metrics"]]
+
+
+def _is_fixed(record: Record) -> bool:
+    """Return whether a result is of a row of one size."""
+    return record["config"]["hidden"] is None
+
+
+def _dimensions(grid: Grid, records: Sequence[Record]) -> int:
+    """Return D of the source vectors."""
+    return int(records[0]["counts"]["table"] // grid.words)

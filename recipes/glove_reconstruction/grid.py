@@ -20,7 +20,7 @@ DEFAULT = "full"
 CHOSEN = 60
 FIT_STEPS = "fit_steps"
 # Optional parts of a grid.
-_OPTIONAL = {FIT_STEPS, "learning_rates"}
+_OPTIONAL = {FIT_STEPS, "learning_rates", "fixed"}
 # Options of ALONE that are set per cell.
 _OF_THE_CELL = ("hidden_dim", "seed")
 SCHEDULES = ("constant", "cosine")
@@ -34,19 +34,19 @@ class Cell:
     """One embedding to fit to the source vectors.
 
     Attributes:
-        row: row of the table: a row of ALONE, or another method.
-        hidden: D_inter of ALONE, which determines the size of other methods.
+        row: row of the table: a row of ALONE, another method, or a row of one size.
+        hidden: D_inter of ALONE, which determines the size of other methods; None for rows of one size.
         seed: random seed.
     """
 
     row: str
-    hidden: int
+    hidden: int | None
     seed: int
 
     @property
     def name(self) -> str:
         """The name on the command line."""
-        return f"{self.row}-{self.hidden}-{self.seed}"
+        return self.row if self.hidden is None else f"{self.row}-{self.hidden}-{self.seed}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Grid:
     """A grid of ``rows.yaml``, which explains each part.
 
     Optional parts are ``fit_steps`` for methods that are fitted by gradient descent (default: the method's),
-    and ``learning_rates`` of rows of ALONE that differ from ``training``.
+    ``learning_rates`` of rows of ALONE that differ from ``training``, and ``fixed``, rows of one size.
     """
 
     words: int
@@ -64,6 +64,7 @@ class Grid:
     training: dict[str, Any]
     fit_steps: int | None = None
     learning_rates: dict[str, float] = dataclasses.field(default_factory=dict)
+    fixed: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def training_of(self, row: str) -> dict[str, Any]:
         """Return the training settings of a row of ALONE."""
@@ -71,15 +72,19 @@ class Grid:
         return {**self.training, "learning_rate": rate}
 
     def rows(self) -> list[str]:
-        """Return the rows of the table: those of ALONE, then the other methods."""
+        """Return the rows of the table with several widths: those of ALONE, then the other methods."""
         return [*self.alone, *(method for method in se.methods() if method not in _NOT_COMPARED)]
+
+    def sizes(self) -> list[tuple[str, int | None]]:
+        """Return all rows and widths."""
+        several = [(row, hidden) for row in self.rows() for hidden in self.hidden]
+        return [*several, *((row, None) for row in self.fixed)]
 
     def cells(self) -> list[Cell]:
         """Return all cells by row, smallest first."""
         return [
             Cell(row, hidden, seed)
-            for row in self.rows()
-            for hidden in self.hidden
+            for row, hidden in self.sizes()
             for seed in (self.seeds if row in self.alone else self.seeds[:1])
         ]
 
@@ -107,6 +112,8 @@ class Grid:
         Raises:
             UserError: the method cannot be that small.
         """
+        if cell.hidden is None:
+            return {name: value for name, value in self.fixed[cell.row].items() if name != "store"}
         if cell.row in self.alone:
             return {"method": "alone", "hidden_dim": cell.hidden, **self.alone[cell.row], "seed": cell.seed}
         limit = 4 * se.num_parameters(
@@ -156,7 +163,10 @@ def parse_grid(where: str, content: dict[str, Any]) -> Grid:
     steps = content.get(FIT_STEPS, 1)
     if type(steps) is not int or steps < 1:
         raise UserError(f"{where}: {FIT_STEPS} is {steps!r}; it must be an integer of at least 1")
-    _check_rows(where, content["alone"])
+    _check_rows(where, "alone", content["alone"])
+    _check_alone(where, content["alone"])
+    _check_rows(where, "fixed", content.get("fixed", {}))
+    _check_fixed(where, content.get("fixed", {}))
     _check_training(f"{where}: training", content["training"])
     rates = content.get("learning_rates", {})
     if not isinstance(rates, dict) or not set(rates) <= set(content["alone"]):
@@ -166,12 +176,16 @@ def parse_grid(where: str, content: dict[str, Any]) -> Grid:
     return Grid(**content)
 
 
-def _check_rows(where: str, rows: Any) -> None:
-    """Check the rows of ALONE."""
+def _check_rows(where: str, part: str, rows: Any) -> None:
+    """Check the rows of ALONE, or those of one size."""
     if not isinstance(rows, dict) or any(not isinstance(row, dict) for row in rows.values()):
-        raise UserError(f"{where}: alone is {rows!r}; it must be options by row")
+        raise UserError(f"{where}: {part} is {rows!r}; it must be options by row")
     if clash := sorted(set(rows) & set(se.methods())):
-        raise UserError(f"{where}: alone has a row {clash[0]!r}, which is a method; give it another name")
+        raise UserError(f"{where}: {part} has a row {clash[0]!r}, which is a method; give it another name")
+
+
+def _check_alone(where: str, rows: dict[str, dict[str, Any]]) -> None:
+    """Check the options of ALONE's rows."""
     for row, options in rows.items():
         for name in options:
             if name in _OF_THE_CELL:
@@ -179,6 +193,16 @@ def _check_rows(where: str, rows: Any) -> None:
                     f"{where}: alone: {row}: {name!r} is set per cell; rows set options of alone except "
                     f"{' and '.join(_OF_THE_CELL)}"
                 )
+
+
+def _check_fixed(where: str, rows: dict[str, dict[str, Any]]) -> None:
+    """Check the methods of rows of one size."""
+    for row, options in rows.items():
+        if options.get("method") not in se.methods():
+            methods = ", ".join(se.methods())
+            raise UserError(
+                f"{where}: fixed: {row}: method is {options.get('method')!r}; choose one of {methods}"
+            )
 
 
 def _check_training(where: str, training: Any) -> None:

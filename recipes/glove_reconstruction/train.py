@@ -21,8 +21,11 @@ from recipes.glove_reconstruction.grid import FIT_STEPS, Cell, Grid, add_grid_op
 from recipes.glove_reconstruction.source import SMOKE_GRID_HELP, read_source, score
 from shared_embeddings.analysis.similarity import read_pairs
 from shared_embeddings.analysis.vectors import WordVectors
+from shared_embeddings.checkpoints.storage import hold, pack
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.fit import report
+from shared_embeddings.layers.packed_tensor import install
+from shared_embeddings.sizing.accounting import distinct_state
 from shared_embeddings.utils.command_line import Parser
 
 
@@ -86,6 +89,9 @@ def run_cell(home: Path, grid: Grid, cell: Cell, words: WordVectors, data: Mappi
     else:
         embedding, _ = se.fit(method, teacher, seed=cell.seed, steps=grid.fit_steps, **options)
         embedding.eval()
+        if store := config.get("fit", {}).get("store"):
+            state = distinct_state(embedding)
+            embedding.load_state_dict(install(embedding, hold(pack(state, state, store))), strict=False)
     found = report(embedding, teacher, seconds=time.perf_counter() - started)
     with torch.no_grad():
         reconstructed = WordVectors(words.words, embedding.table().numpy())
@@ -111,6 +117,8 @@ def wanted_config(grid: Grid, cell: Cell, teacher: Tensor) -> dict[str, Any]:
     config = {**vars(cell), "embedding": grid.embedding(cell, *teacher.shape)}
     if cell.row in grid.alone:
         return {**config, "training": grid.training_of(cell.row)}
+    if store := grid.fixed.get(cell.row, {}).get("store"):
+        config["fit"] = {"store": store}
     return config if grid.fit_steps is None else {**config, FIT_STEPS: grid.fit_steps}
 
 

@@ -30,6 +30,7 @@ RECIPE = find_recipe("glove_reconstruction")
 GRID: dict[str, Any] = {
     "words": 60,
     "alone": {"alone_real": {"filter": "real"}, "alone_fixed": {"filter": "binary", "train_base": False}},
+    "fixed": {"half": {"method": "standard", "store": "fp16"}, "two": {"method": "quantized", "bits": 2}},
     "hidden": [16, 40],
     "seeds": [0, 1],
     "training": {"epochs": 3, "batch_size": 20, "learning_rate": 0.01, "schedule": "cosine"},
@@ -129,6 +130,30 @@ def test_a_row_of_alone_may_have_a_learning_rate_of_its_own(setting: Setting) ->
     assert rates == {"alone_real": 0.01, "alone_fixed": 0.02}
 
 
+def test_vectors_with_rows_of_one_size_are_compared(setting: Setting) -> None:
+    assert setting.prepare() == 0
+    assert setting.run(train, "alone_real-*", "projective-16-0", "two") == 0
+    first = (setting.home / "results.jsonl").read_text()
+    (setting.home / "results.jsonl").unlink()
+    setting.vectors.write_text(setting.vectors.read_text().replace(" 0.", " 1."))
+    assert setting.prepare() == 0
+    assert setting.run(train, "half", "two", "alone_real-16-0") == 0
+    half = setting.result("half")
+    assert half["counts"]["stored_bits"] == 16 * 60 * 12 and half["metrics"]["relative_error"] < 1e-3
+    with (setting.home / "results.jsonl").open("a") as file:
+        file.write(first)
+    readme = setting.folder / "README.md"
+    markers = (f"<!-- BEGIN {name} -->\n<!-- END {name} -->\n" for name in ("results", "comparison"))
+    readme.write_text("".join(markers))
+    assert setting.run(evaluate, "--readme", readme) == 0
+    of_figure, compared = readme.read_text().split("<!-- END results -->")
+    assert "| projective | 16 |" in of_figure and "| half " not in of_figure
+    rows = [line.split(" | ") for line in compared.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows[2:]] == ["| source, 12 dimensions", "| two", "| half", "| alone_real"]
+    assert [float(row[3]) for row in rows[3:]] == sorted(float(row[3]) for row in rows[3:])
+    assert (setting.folder / "compressed.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.slow
 def test_fit_of_alone_is_seeded_and_lowers_the_loss() -> None:
     teacher = torch.randn(30, 8)
@@ -177,7 +202,8 @@ def test_glove_is_unpacked_from_a_verified_archive(setting: Setting) -> None:
 def test_methods_get_the_bytes_of_alone() -> None:
     grid = read_grid(RECIPE)
     assert list(grid.hidden) == [600, 1200, 1800, 2400] and len(grid.seeds) == 5
-    assert {cell.row for cell in grid.cells()} == {*grid.alone, *se.methods()} - {"alone", "standard"}
+    compared = {*grid.alone, *se.methods()} - {"alone", "standard"}
+    assert {cell.row for cell in grid.cells()} == compared | set(grid.fixed)
     for row in ("projective", "structured", "compositional_code", "uncle"):
         options = grid.embedding(Cell(row, 600, 0), 5000, 300)
         assert options.pop("method") == row and "random_classes" not in options
@@ -201,6 +227,7 @@ def test_methods_get_the_bytes_of_alone() -> None:
         ({"learning_rates": {"none": 0.1}}, "learning_rates is {'none': 0.1}"),
         ({"learning_rates": [0.1]}, "learning_rates is [0.1]"),
         ({"fit_steps": 0}, "fit_steps is 0"),
+        ({"fixed": {"half": {"method": "none"}}}, "fixed: half: method is 'none'"),
         ({"more": 1}, "and nothing else"),
     ],
 )
