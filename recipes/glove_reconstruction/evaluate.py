@@ -229,13 +229,20 @@ def draw_comparison(summary: Sequence[Record], source: Mapping[str, Any], path: 
     for axes, name in zip(panels, ("", *sets), strict=True):
         points = [{**one, "metrics": {"shown": _shown(one, name)}} for one in best]
         draw_lines(axes, points, "shown")
-        draw_points(axes, points, "shown", lambda one: format_name(one) if shown_method(one) == PLAIN else "")
-        axes.set_title(name or "relative error", fontsize=9)
+        draw_points(axes, points, "shown", _note)
+        axes.set_title(f"Spearman's rho, {name}" if name else "relative error", fontsize=9)
         if name:
             axes.axhline(source[name]["rho"], color="#333333", linewidth=1, zorder=1)
         else:
             axes.set_yscale("log")
     finish(figure, panels, path)
+
+
+def _note(record: Record) -> str:
+    """Return the format of a plain table, or the codec of a quantized one."""
+    if shown_method(record) == PLAIN:
+        return format_name(record)
+    return str(record["config"]["embedding"].get("codec", ""))
 
 
 def _shown(record: Record, name: str) -> float:
