@@ -241,7 +241,7 @@ def draw_comparison(summary: Sequence[Record], source: Mapping[str, Any], path: 
 def _note(record: Record) -> str:
     """Return the format of a plain table, or the codec of a quantized one."""
     if shown_method(record) == PLAIN:
-        return format_name(record)
+        return str(record["config"].get("store") or format_name(record))
     return str(record["config"]["embedding"].get("codec", ""))
 
 

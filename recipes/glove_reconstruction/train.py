@@ -89,7 +89,7 @@ def run_cell(home: Path, grid: Grid, cell: Cell, words: WordVectors, data: Mappi
     else:
         embedding, _ = se.fit(method, teacher, seed=cell.seed, steps=grid.fit_steps, **options)
         embedding.eval()
-        if store := config.get("fit", {}).get("store"):
+        if store := config.get("store"):
             state = distinct_state(embedding)
             embedding.load_state_dict(install(embedding, hold(pack(state, state, store))), strict=False)
     found = report(embedding, teacher, seconds=time.perf_counter() - started)
@@ -118,7 +118,7 @@ def wanted_config(grid: Grid, cell: Cell, teacher: Tensor) -> dict[str, Any]:
     if cell.row in grid.alone:
         return {**config, "training": grid.training_of(cell.row)}
     if store := grid.fixed.get(cell.row, {}).get("store"):
-        config["fit"] = {"store": store}
+        config["store"] = store
     return config if grid.fit_steps is None else {**config, FIT_STEPS: grid.fit_steps}
 
 

@@ -399,13 +399,13 @@ def _teacher(config: Mapping[str, Any]) -> str | None:
 
 
 def _is_cell(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is that of a cell of a grid, whose name ends in its seed."""
+    """Whether a configuration is that of a cell of a grid."""
     return "row" in config and "hidden" in config
 
 
 def _name(line: Line, config: Mapping[str, Any]) -> str:
-    """What the scripts call a run."""
-    return f"{line.row}-{config['seed']}" if _is_cell(config) and "seed" in config else line.row
+    """What the scripts call a run; the name of a cell with a width ends in its seed."""
+    return line.row if config.get("hidden") is None else f"{line.row}-{config['seed']}"
 
 
 def _command(script: str, name: str, options: Any) -> str:
