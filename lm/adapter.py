@@ -197,12 +197,12 @@ class CheckpointModel:
         return ids
 
     def characters(self, vocabulary: str) -> set[int]:
-        """No ids: words are not spelled."""
+        """No ids: words are not composed of other words."""
         del vocabulary
         return set()
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
-        """Remove all words except those ``(n,)``; texts that contain others then read ``<unk>``.
+        """Remove all words except those ``(n,)``; in texts, the others become ``<unk>``.
 
         Raises:
             ValueError: the embedding cannot drop words.

@@ -160,7 +160,7 @@ def read_checkpoint(
 
     Args:
         path: the file.
-        opened: what becomes of packed weights, see `shared_embeddings.checkpoints.storage`.
+        opened: how packed weights are loaded, see `shared_embeddings.checkpoints.storage`.
 
     Raises:
         UserError: the file is missing, truncated or unsupported.

@@ -49,7 +49,7 @@ class TransformerXLOptions:
         "M, number of positions of earlier segments in the memory of each layer.", 150
     )
     same_length: bool = option(
-        "let every position attend to the `memory_length` positions before it only; otherwise, later "
+        "limit every position to the `memory_length` positions before it; otherwise, later "
         "positions of a segment have a longer context than earlier ones.",
         False,
     )

@@ -24,7 +24,7 @@ from shared_embeddings.fitting.straight_through import parse_quantization
 from shared_embeddings.options import option, parse_options, require, require_at_least
 from shared_embeddings.utils.reading import parse_yaml, read_yaml
 
-# Seeds must be below this. torch allows twice as many; the rest is for seeds derived by counting up.
+# Seeds must be below this. torch allows twice as many; the upper half is for derived seeds.
 SEEDS = 2**63
 # Keys that may change when a run resumes: none of them affects the result of a step.
 FREE_TO_CHANGE = (
@@ -82,8 +82,8 @@ class TrainingOptions:
         None,
     )
     embedding_quantization: Mapping[str, Any] | None = option(
-        "{bits: 2, codec: lloyd_max} rounds the table of method standard in training, with gradients "
-        "straight to the table; 'shared-embeddings compress' stores it with these options. Also "
+        "{bits: 2, codec: lloyd_max} rounds the table of method standard in training, with straight-through "
+        "gradients; 'shared-embeddings compress' stores it with these options. Also "
         "quantize_from_step, refresh_every, share.",
         None,
     )
@@ -103,9 +103,7 @@ class TrainingOptions:
         "steps between saves of last.pt; null saves only after validations.", None
     )
     log_every: int = option("steps between log lines.", 100)
-    wandb: str | None = option(
-        "project of Weights & Biases that gets the progress, too; null disables it.", None
-    )
+    wandb: str | None = option("Weights & Biases project for logging; null disables it.", None)
 
     def __post_init__(self) -> None:
         """Check ranges and combinations."""

@@ -1,4 +1,4 @@
-"""Fitting an embedding to a trained table, so that a model can be compressed instead of trained again.
+"""Fitting an embedding to a trained table, so that a model can be compressed instead of retrained.
 
 Each method has its own `fit`, with a closed form or an algorithm of `shared_embeddings.fitting.fit`; the
 default is gradient descent on the reconstruction loss of Distilled Embedding (Eq. 5).
