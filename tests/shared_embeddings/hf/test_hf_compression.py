@@ -1,4 +1,4 @@
-"""Models of Hugging Face go through the command, and compute, speak, train and load as they should."""
+"""Compressing models of Hugging Face with the command: decoders, encoders, and without naming a method."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 from torch import Tensor
 
-pytest.importorskip("transformers")
-
-import transformers  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-
-from shared_embeddings import hf  # noqa: E402
-from shared_embeddings.cli.main import main  # noqa: E402
-from shared_embeddings.hf.entry import find_entry  # noqa: E402
-from tests.shared_embeddings.hf.models import DIM, IDS, KINDS, WORDS, compress, scores, spoken, write  # noqa: E402
+from shared_embeddings import hf
+from shared_embeddings.cli.main import main
+from shared_embeddings.hf.entry import find_entry
+from shared_embeddings.hf.sides import InputSide
+from tests.shared_embeddings.hf.models import DIM, IDS, KINDS, WORDS, compress, scores, spoken, write
+from tests.shared_embeddings.hf.test_hf_from_pretrained import hidden
+from tests.shared_embeddings.hf.trimming import save, sentences, trim
 
 # Every architecture once, with a table or at full rank by turns.
 FULL_SIZE = {
@@ -208,3 +208,94 @@ def test_both_sides_give_gradients_to_the_one_table(tmp_path: Path, kind: str) -
     hidden = model.get_input_embeddings()(IDS)
     hidden.sum().backward()
     assert codes.grad[never_read].abs().sum() == 0 and codes.grad[IDS[0, 1]].abs().sum() > 0
+
+
+BODIES = {
+    "BertModel": "bert",
+    "BertForSequenceClassification": "bert",
+    "LlamaModel": "llama",
+    "T5EncoderModel": "t5",
+    "BartModel": "bart",
+}
+README = "---\nlicense: mit\n---\n\n# Sentences\n\nAn encoder.\n"
+
+
+def sentence_encoder(folder: Path) -> Path:
+    """A folder as sentence-transformers writes it."""
+    save(folder, "bert")
+    encoder = transformers.BertModel.from_pretrained(folder)
+    encoder.save_pretrained(folder)
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"word_embedding_dimension": 16}')
+    (folder / "1_Pooling" / "own.py").write_text("raise SystemExit")
+    (folder / "modules.json").write_text(
+        json.dumps([{"idx": 0, "name": "0", "path": ""}, {"idx": 1, "name": "1", "path": "1_Pooling"}])
+    )
+    (folder / "README.md").write_text(README)
+    return folder
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_input_alone(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = getattr(transformers, name)
+    torch.manual_seed(3)
+    model = chosen(chosen.config_class(**KINDS[BODIES[name]][1])).eval()
+    model.save_pretrained(tmp_path / "model")
+    assert compress(tmp_path / "model", "projective", tmp_path / "same", "--rank", DIM) == 0
+    printed = capsys.readouterr().out
+    assert "look-up on this CPU, one token at a time" in printed
+    decoder = name == "BartModel"
+    assert ("a BartModel cannot be probed" in printed) == decoder
+    assert ("kept 100% of the predictions of the original (nearest neighbors of 250" in printed) != decoder
+    for same in (hf.load(tmp_path / "same"), chosen.from_pretrained(tmp_path / "same")):
+        assert type(same) is chosen and isinstance(same.get_input_embeddings(), InputSide)
+        if "Classification" in name:
+            assert torch.allclose(same(input_ids=IDS).logits, model(input_ids=IDS).logits, atol=1e-4)
+        elif name == "T5EncoderModel":
+            found = (one(input_ids=IDS).last_hidden_state for one in (same, model))
+            torch.testing.assert_close(*found, atol=1e-4, rtol=0)
+        else:
+            torch.testing.assert_close(hidden(same), hidden(model), atol=1e-4, rtol=0)
+
+
+def test_a_sentence_encoder(tmp_path: Path, text: Path) -> None:
+    """Trimmed and compressed, with its other layers and its card; it can be replaced by ``--force``."""
+    model, small, trimmed = sentence_encoder(tmp_path / "model"), tmp_path / "small", tmp_path / "trimmed"
+    assert trim("--model", model, "--text", text, "--output", trimmed) == 0
+    asked: list[Any] = ["--target-ratio", 4, "--text", text, "--force"]
+    for _ in range(2):
+        assert compress(trimmed, "projective", small, *asked) == 0
+    for folder in (trimmed, small):
+        assert [file.name for file in (folder / "1_Pooling").iterdir()] == ["config.json"]
+        assert (folder / "modules.json").read_bytes() == (model / "modules.json").read_bytes()
+    card = (small / "README.md").read_text()
+    assert card.startswith("---\nlicense: mit\n---\n") and card.endswith("# Sentences\n\nAn encoder.\n")
+    for expected in (
+        "import shared_embeddings.hf\nfrom transformers import BertModel\n",
+        "| bytes of table words (embeddings.word_embeddings) | ",
+        "table words: `{method: projective, rank: ",
+        "numbers are stored as fp32",
+        f"nearest neighbors of {len(sentences(30, 1))} lines of text",
+    ):
+        assert expected in card
+    tokenizer = transformers.AutoTokenizer.from_pretrained(small)
+    encoder = transformers.AutoModel.from_pretrained(small)
+    given = tokenizer(sentences(3, 1), return_tensors="pt", padding=True)
+    assert encoder(**given).last_hidden_state.isfinite().all()
+
+
+@pytest.mark.slow_except("llama")
+@pytest.mark.parametrize("kind", ["llama", "t5_untied"])
+def test_the_best_candidate_is_a_folder_that_loads(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(kind, tmp_path / "model")
+    small = tmp_path / "small"
+    arguments = ["compress", "--model", str(tmp_path / "model"), "--bits", "8", "--output", str(small)]
+    assert main(arguments) == 0
+    assert "kept" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "text.txt") == ["model", "small"]
+    assert hf.load(str(small)) is not None
+    assert main(arguments) == 2  # it is there already
+    assert "--force" in capsys.readouterr().err
+    assert main([*arguments, "--force"]) == 0

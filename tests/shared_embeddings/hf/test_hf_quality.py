@@ -1,4 +1,4 @@
-"""The perplexity of models of Hugging Face, before and after they are compressed."""
+"""What compressed models keep: perplexity, predictions, and their storage."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
 
-pytest.importorskip("transformers")
-
-import tokenizers  # noqa: E402
-import transformers  # noqa: E402
-
-from shared_embeddings import hf  # noqa: E402
-from tests.shared_embeddings.hf.models import WORDS, compress, write  # noqa: E402
+from shared_embeddings import hf
+from shared_embeddings.checkpoints.storage import HEADER
+from shared_embeddings.hf.adapter import FolderModel
+from shared_embeddings.hf.agreement import probe
+from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, build, compress, scores, write
 
 
 def add_tokenizer(folder: Path) -> None:
@@ -105,3 +107,209 @@ def test_a_tokenizer_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixt
     asked = ["--validation", tmp_path / "text"]
     assert compress(tmp_path / "model", "standard", tmp_path / "small", *asked) == 2
     assert f"token 'w{WORDS - 1}' has the id {WORDS - 1}, but the model has" in capsys.readouterr().err
+
+
+SAID = {
+    "gpt2": ("that it generated", "50 tokens of text"),
+    "bert": ("drawn at random", "50 tokens of text"),
+    "t5": ("of its outputs for random tokens", "of its outputs of text"),
+    "marian": ("of its outputs for random tokens", "of its outputs of text"),
+}
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    """Five lines of ten words."""
+    draw = random.Random(1)
+    lines = [" ".join(f"w{draw.randrange(WORDS)}" for _ in range(10)) for _ in range(5)]
+    (tmp_path / "text").write_text("\n".join(lines) + "\n")
+    return tmp_path / "text"
+
+
+def kept(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str, dict[str, Any]]:
+    """The last line, and what the report has about it."""
+    report = folder / "report.json"
+    capsys.readouterr()
+    asked = [*arguments, "--report", report, "--force"]
+    assert compress(folder / "model", "projective", folder / "small", *asked) == 0
+    return capsys.readouterr().out.splitlines()[-1], json.loads(report.read_text())["kept"]
+
+
+@pytest.mark.slow_except("gpt2")
+@pytest.mark.parametrize("kind", SAID)
+def test_damaged_models_are_reported(
+    tmp_path: Path, words: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    write(kind, tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    for source, said in zip(([], ["--text", words]), SAID[kind]):
+        line, found = kept(tmp_path, capsys, "--rank", 16, *source)
+        assert line.startswith(("kept 100%", "kept 99%")) and said in line and not found["needs_training"]
+        line, found = kept(tmp_path, capsys, "--rank", 1, *source)
+        assert line.startswith("warning: kept ") and found["share"] < 0.7
+        assert line.endswith("): train this model before using it")
+
+
+@pytest.mark.slow_except("bert")
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_asked_the_same_twice(tmp_path: Path, kind: str) -> None:
+    write(kind, tmp_path / "model")
+    model = FolderModel(tmp_path / "model")
+    first, again = model.probe(None, 1), model.probe(None, 1)
+    assert first.how == again.how
+    found = [one.predict() for one in (first, first, again)]
+    assert all(torch.equal(one.words, found[0].words) for one in found) and len(found[0].words) >= 900
+
+
+@torch.no_grad()
+def test_share_is_that_of_the_next_tokens(
+    tmp_path: Path, words: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one line of 20 tokens."""
+    before = write("gpt2", tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    ids = random.Random(4).choices(range(WORDS), k=20)
+    words.write_text(" ".join(f"w{number}" for number in ids))
+    _, found = kept(tmp_path, capsys, "--rank", 6, "--text", words)
+    first, second = (
+        model(input_ids=torch.tensor([ids])).logits[0].softmax(dim=-1).max(dim=-1)
+        for model in (before, hf.load(tmp_path / "small"))
+    )
+    wanted = first.values[first.indices == second.indices].sum() / first.values.sum()
+    assert 0 < found["share"] < 1 and found["share"] == pytest.approx(float(wanted), abs=1e-5)
+
+
+def test_answers_are_greedy_and_end_with_their_mark(tmp_path: Path, words: Path) -> None:
+    """What a translator predicts after every word of its answer is that answer."""
+    model = write("marian", tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    words.write_text("w5 w9 w2\n")
+    found = FolderModel(tmp_path / "model").probe([words], 1).predict().words.tolist()
+    ids = torch.tensor([[5, 9, 2]])
+    said = model.generate(ids, do_sample=False, num_beams=1, max_new_tokens=9)[0].tolist()[1:]
+    end = said.index(1) + 1 if 1 in said else len(said)
+    # The last token is not free where it is forced to be the mark of the end.
+    assert found[: end - 1] == said[: end - 1] and len(found) == end
+
+
+def test_masked_words_are_predicted_where_there_is_a_mask(tmp_path: Path, words: Path) -> None:
+    model = write("bert", tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    vocabulary = FolderModel(tmp_path / "model").vocabulary
+    vocabulary._tokenizer.mask_token = "w7"
+    asked = probe(model, vocabulary, [words], 1)
+    number = int(asked.how.split()[0])
+    assert 1 <= number < 30 and asked.how == f"{number} tokens masked of text"
+    assert len(asked.predict().words) == number
+
+
+def test_a_model_that_takes_more_than_tokens_was_not_shown_to_work(tmp_path: Path) -> None:
+    class Strange(transformers.GPT2LMHeadModel):  # type: ignore[misc]
+        def forward(self, input_ids: torch.Tensor, picture: torch.Tensor) -> None:
+            raise AssertionError("it has no picture")
+
+    folder = FolderModel((write("gpt2", tmp_path / "model"), tmp_path / "model")[1])
+    folder.module.__class__ = Strange
+    with pytest.raises(ValueError, match="a Strange cannot be probed: "):
+        folder.probe(None, 1).predict()
+
+
+# Kind, method with its options, storage, and the type that a tensor of words has on the disk.
+STORED = [
+    ("gemma", ["projective", "--rank", 4], "int8", torch.int8),
+    ("llama", ["projective", "--rank", 4], "int4", torch.uint8),
+    ("t5_untied", ["projective", "--rank", 4], "fp16", torch.float16),
+    ("marian", ["compositional_code", "--num-codebooks", 4, "--codebook-size", 8], "fp32", torch.uint8),
+]
+
+
+@pytest.fixture
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
+    """The scores of models as they are written, by the name of the folder."""
+    found: dict[str, Tensor] = {}
+    write_folder = FolderModel.write
+
+    def remembering(self: FolderModel, path: Path, weights: dict[str, Tensor], card: str) -> None:
+        found[path.name] = scores(self.module)
+        write_folder(self, path, weights, card)
+
+    monkeypatch.setattr(FolderModel, "write", remembering)
+    return found
+
+
+def tensor_bytes(file: Path) -> int:
+    """The bytes of a safetensors file without its header."""
+    with file.open("rb") as opened:
+        return file.stat().st_size - 8 - int.from_bytes(opened.read(8), "little")
+
+
+@pytest.mark.slow_except("gemma-method0-int8-stored_type0")
+@pytest.mark.parametrize(("kind", "method", "store", "stored_type"), STORED)
+def test_packed_on_the_disk(
+    tmp_path: Path,
+    in_memory: dict[str, Tensor],
+    kind: str,
+    method: list[Any],
+    store: str,
+    stored_type: torch.dtype,
+) -> None:
+    write(kind, tmp_path / "model")
+    small, report_file = tmp_path / "small", tmp_path / "report.json"
+    asked = [*method[1:], "--store", store, "--fit-steps", 5, "--report", report_file]
+    assert compress(tmp_path / "model", method[0], small, *asked) == 0
+    state = load_file(small / "model.safetensors")
+    assert HEADER in state
+    assert stored_type in {t.dtype for name, t in state.items() if name.startswith("shared_embeddings.")}
+    weights = json.loads(report_file.read_text())["bytes_of_weights"]["after"]
+    assert abs(tensor_bytes(small / "model.safetensors") - weights) < 0.02 * weights
+    model = hf.load(small)
+    torch.testing.assert_close(scores(model), in_memory["small"], rtol=0, atol=0)
+    assert model.name_or_path == str(small)
+    if model.can_generate():
+        stored = json.loads((small / "generation_config.json").read_text())
+        assert model.generation_config.pad_token_id == stored.get("pad_token_id")
+    # What is written later has the same bytes, unless it was loaded to be trained.
+    for trainable in (False, True):
+        again = tmp_path / f"again_{trainable}"
+        opened = hf.load(small, trainable=trainable)
+        assert all(parameter.requires_grad for parameter in opened.shared_embeddings.parameters()) == (
+            trainable or store == "fp32"
+        )
+        opened.save_pretrained(again)
+        found = load_file(again / "model.safetensors")
+        if trainable or store == "fp32":
+            assert HEADER not in found
+        else:
+            assert found.keys() == state.keys()
+            assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+        torch.testing.assert_close(scores(hf.load(again)), scores(model), rtol=1e-5, atol=1e-6)
+
+
+def test_damaged_packed_tensors_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    write("qwen2", tmp_path / "model")
+    small = tmp_path / "small"
+    assert compress(tmp_path / "model", "projective", small, "--rank", 4, "--store", "int8") == 0
+    state = load_file(small / "model.safetensors")
+    del state["shared_embeddings.words.codes.scale"]
+    save_file(state, small / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="shared_embeddings.words.codes does not match its description"):
+        hf.load(small)
+
+
+def test_models_in_16_bits(tmp_path: Path, in_memory: dict[str, Tensor]) -> None:
+    model = build("llama").to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    assert compress(tmp_path / "model", "standard", tmp_path / "same") == 0
+    same = hf.load(tmp_path / "same")
+    assert {parameter.dtype for parameter in same.parameters()} == {torch.bfloat16}
+    torch.testing.assert_close(scores(same), scores(model))
+    torch.testing.assert_close(scores(same), in_memory["same"], rtol=0, atol=0)
+    asked = ["--target-ratio", 4, "--report", tmp_path / "report.json"]
+    assert compress(tmp_path / "model", "projective", tmp_path / "small", *asked) == 0
+    for table in json.loads((tmp_path / "report.json").read_text())["tables"]:
+        before = 2 * WORDS * DIM
+        # A rank more would be (300 + 16) * 4 numbers, and 2,528 bytes.
+        assert table["stored_bytes"] == {"before": before, "after": 2 * (WORDS + DIM) * 3}
+    torch.testing.assert_close(scores(hf.load(tmp_path / "small")), in_memory["small"], rtol=0, atol=0)
