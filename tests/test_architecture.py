@@ -167,12 +167,12 @@ def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "parameters instead of" in capsys.readouterr().out
 
 
-def test_it_stays_short() -> None:
+def test_documents_are_short() -> None:
     assert len(README.split()) <= 1500
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_links_lead_somewhere(document: str) -> None:
+def test_links_are_valid(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     paths = set(re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text))
     assert [path for path in sorted(paths) if not ((ROOT / document).parent / path).exists()] == []

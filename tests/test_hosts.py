@@ -107,14 +107,14 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return status, *capsys.readouterr()
 
 
-def test_every_host_has_a_maker_and_an_entry_point() -> None:
+def test_every_host_has_an_example_and_an_entry_point() -> None:
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     points = {name: f"{module}:Adapter" for name, module in HOSTS.items()}
     assert project["entry-points"][adapters.GROUP] == points and HOSTS.keys() == MAKERS.keys()
 
 
-def test_each_model_is_recognized_by_its_own_adapter_alone(trained: Trained) -> None:
+def test_each_model_is_recognized_only_by_its_adapter(trained: Trained) -> None:
     assert [host for host in HOSTS if opened(host).sniff(trained.model)] == [trained.host]
     assert adapters.find_host(trained.model)[0] == trained.host
 
@@ -267,7 +267,7 @@ def test_a_language_model_sends_training_and_validation(tmp_path: Path, runs: li
 
 
 @pytest.mark.slow
-def test_a_translator_sends_what_tensorboard_gets(tmp_path: Path, runs: list[FakeRun]) -> None:
+def test_a_translator_sends_the_values_of_tensorboard(tmp_path: Path, runs: list[FakeRun]) -> None:
     config = Host(tmp_path).config("model", valid_steps=6)
     run_nmt("onmt_train", "-config", str(config), "-wandb", "project")
     [run] = runs

@@ -69,7 +69,7 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trap]:
     assert not found.mark.exists()
 
 
-def test_traps_are_sprung_by_what_they_are_for(trap: Trap) -> None:
+def test_traps_detect_code_execution(trap: Trap) -> None:
     for spring in (
         lambda: eval(trap.python),
         lambda: yaml.unsafe_load(f"a: {trap.yaml}"),
@@ -240,7 +240,7 @@ def test_options_in_checkpoints(host: Host, model: Path, trap: Trap, tmp_path: P
             run("onmt_translate", "-model", str(path), "-src", source, "-output", "out")
 
 
-def test_pickles_in_place_of_checkpoints(host: Host, model: Path, trap: Trap, tmp_path: Path) -> None:
+def test_pickles_instead_of_checkpoints(host: Host, model: Path, trap: Trap, tmp_path: Path) -> None:
     """In every command that reads one, whole or as a part of one that is right elsewhere."""
     saved, bomb = read_checkpoint(model), tmp_path / "bomb.pt"
     source = str(host.folder / "test.src")

@@ -162,14 +162,14 @@ def test_tested_versions() -> None:
     assert SpecifierSet(">=2.6").contains(metadata.version("torch"))
 
 
-def test_supported_pythons() -> None:
+def test_supported_python_versions() -> None:
     supported = SpecifierSet(PYPROJECT["project"]["requires-python"])
     assert all(supported.contains(python) for python in PYTHONS)
     assert not supported.contains("3.9.18")
     assert not supported.contains("3.14.0")
 
 
-def test_set_up_names_no_package_index() -> None:
+def test_setup_names_no_package_index() -> None:
     files = [
         ROOT / "Makefile",
         ROOT / "pyproject.toml",
@@ -185,13 +185,13 @@ def test_commands_are_declared() -> None:
     assert PYPROJECT["project"]["scripts"] == COMMANDS
 
 
-def test_installed_commands_are_this_projects() -> None:
+def test_installed_commands_belong_to_this_project() -> None:
     entry_points = metadata.distribution("shared-embeddings").entry_points
     assert {e.name: e.value for e in entry_points.select(group="console_scripts")} == COMMANDS
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_command_runs_this_projects_function(command: str) -> None:
+def test_commands_run_functions_of_this_project(command: str) -> None:
     entry_point = metadata.distribution("shared-embeddings").entry_points[command]
     assert callable(entry_point.load())
     # OpenNMT-py installs commands of the same names: the file on disk tells whose was written last.
@@ -237,7 +237,7 @@ def fake_python(directory: Path, version: tuple[int, int], failing_import: str =
 
 
 @pytest.mark.parametrize("version", [(3, 9), (3, 14)])
-def test_set_up_refuses_an_unsupported_python(tmp_path: Path, version: tuple[int, int]) -> None:
+def test_setup_rejects_unsupported_python(tmp_path: Path, version: tuple[int, int]) -> None:
     result = run_setup(fake_python(tmp_path, version), tmp_path)
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
@@ -245,14 +245,14 @@ def test_set_up_refuses_an_unsupported_python(tmp_path: Path, version: tuple[int
     assert not (tmp_path / ".venv").exists()
 
 
-def test_set_up_names_the_missing_debian_package(tmp_path: Path) -> None:
+def test_setup_names_the_missing_debian_package(tmp_path: Path) -> None:
     result = run_setup(fake_python(tmp_path, (3, 12), failing_import="ensurepip"), tmp_path)
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
     assert "apt install python3.12-venv" in result.stderr
 
 
-def test_set_up_names_a_missing_interpreter(tmp_path: Path) -> None:
+def test_setup_names_a_missing_interpreter(tmp_path: Path) -> None:
     result = run_setup(tmp_path / "nowhere", tmp_path)
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
@@ -303,7 +303,7 @@ def test_the_import_is_light() -> None:
 
 
 @pytest.mark.slow
-def test_without_extras_a_command_runs_or_names_what_to_install(tmp_path: Path) -> None:
+def test_commands_without_extras_run_or_name_the_extra(tmp_path: Path) -> None:
     hidden = [*sum(extras.EXTRAS.values(), ()), "onmt", "recipes"]
     light = {"shared-embeddings", "lm_train", "lm_eval", "lm_generate", "lm_prepare"}
     for command in sorted(COMMANDS):
@@ -320,7 +320,7 @@ def test_without_extras_a_command_runs_or_names_what_to_install(tmp_path: Path) 
     assert found.returncode == 2 and found.stderr.endswith("pip install 'shared-embeddings[classes]'\n")
 
 
-def test_every_module_of_an_extra_is_a_package_of_it() -> None:
+def test_modules_of_extras_are_their_packages() -> None:
     given = PYPROJECT["project"]["optional-dependencies"]
     packages = {
         "ahocorasick": "pyahocorasick",
@@ -347,7 +347,7 @@ def test_every_command_prints_its_version(
     assert PYPROJECT["project"]["version"] == se.__version__
 
 
-def test_names_are_tidy() -> None:
+def test_public_names_are_tidy() -> None:
     names = dir(se)
     assert set(se.__all__) <= set(names) and "FunnelOptions" in names
     assert not any(name.startswith("_") and name != "__version__" for name in names)

@@ -29,7 +29,7 @@ from tests.mutants import REPOSITORY, Mutant, mutated, read_mutants
 
 
 @pytest.mark.parametrize("fails", [[], [2], [1, 3]], ids=str)
-def test_a_failure_names_all_values_that_fail_and_has_the_first_as_its_cause(fails: list[int]) -> None:
+def test_a_failure_names_all_failed_values(fails: list[int]) -> None:
     seen = []
 
     @in_turn("value", [1, 2, 3])
@@ -47,7 +47,7 @@ def test_a_failure_names_all_values_that_fail_and_has_the_first_as_its_cause(fai
     assert len({tuple(rest) for _, *rest in seen}) == 1, "every value starts from the same random state"
 
 
-def test_an_exception_that_was_expected_counts() -> None:
+def test_missing_expected_exceptions_count() -> None:
     @in_turn("value", [1])
     def check(value: int) -> None:
         with pytest.raises(ValueError):
@@ -70,21 +70,21 @@ def test_a_loop_without_values_fails() -> None:
 MUTANTS = read_mutants()
 
 
-def test_there_are_sixty_or_more_in_all_packages() -> None:
+def test_mutants_cover_all_packages() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 60
     for package in ("shared_embeddings", "nmt", "lm"):
         assert sum(mutant.file.startswith(f"{package}/") for mutant in MUTANTS) >= 12
     assert sum(bool(mutant.explained) for mutant in MUTANTS) <= 5
 
 
-def test_every_snippet_is_in_its_file_once_and_python_after_the_change() -> None:
+def test_mutated_snippets_are_unique_and_valid_python() -> None:
     for mutant in MUTANTS:
         changed = mutated((REPOSITORY / mutant.file).read_text(encoding="utf-8"), mutant)
         assert mutant.new != mutant.old
         ast.parse(changed)
 
 
-def test_the_tests_are_there_and_of_the_package_that_is_changed() -> None:
+def test_mutant_tests_exist_in_the_mutated_package() -> None:
     for mutant in MUTANTS:
         package = mutant.file.split("/")[0]
         assert mutant.tests and mutant.why
@@ -96,7 +96,7 @@ def test_the_tests_are_there_and_of_the_package_that_is_changed() -> None:
             assert not name or f"def {function}(" in text, (mutant.name, name)
 
 
-def test_a_snippet_that_is_gone_is_named() -> None:
+def test_missing_snippets_are_named() -> None:
     gone = Mutant("gone", "lm/train/optim.py", "no such line", "", ("tests/lm/test_models.py",), "nothing")
     with pytest.raises(ValueError, match="gone: lm/train/optim.py has the snippet 0 times"):
         mutated("some text", gone)
@@ -105,7 +105,7 @@ def test_a_snippet_that_is_gone_is_named() -> None:
 @pytest.mark.parametrize(
     ("status", "outcome"), [(0, "missed"), (1, "caught"), (None, "timed out"), (4, "broken")]
 )
-def test_only_tests_that_ran_and_failed_count_and_the_file_comes_back(
+def test_only_failed_tests_count_and_files_are_restored(
     status: int | None, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "code.py").write_text("a = 1\n")
@@ -132,7 +132,7 @@ def test_signal_reaches_a_process_after_its_first_line(tmp_path: Path) -> None:
         assert running.end() == -signal.SIGTERM
 
 
-def test_nothing_outlives_its_context(tmp_path: Path) -> None:
+def test_contexts_clean_up(tmp_path: Path) -> None:
     parent = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"
     with Running([sys.executable, "-c", parent, *SLEEPER], tmp_path / "log") as running:
         assert running.wait_for("^ready$")
@@ -140,7 +140,7 @@ def test_nothing_outlives_its_context(tmp_path: Path) -> None:
     assert running.members() == []
 
 
-def test_a_full_disk_is_a_write_that_fails(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_failed_write(tmp_path: Path) -> None:
     writer = [sys.executable, "-c", f"with open({str(tmp_path / 'file')!r}, 'wb') as f: f.write(bytes(100))"]
     with Running(writer, tmp_path / "log", largest_file=10) as running:
         assert running.end() == 1
@@ -164,14 +164,14 @@ def test_outcomes_are_counted(tmp_path: Path) -> None:
     assert drawn == [*first, *first] and len(set(first)) == 3
 
 
-def test_a_section_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
+def test_only_one_section_is_replaced(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     for title, text in (("One", "a"), ("Two", "b"), ("One", "c")):
         write_section(title, text, readme)
     assert readme.read_text() == "# Drills\n\n## One\n\nc\n\n## Two\n\nb\n"
 
 
-def test_rows_of_drills_that_were_not_run_stay(tmp_path: Path) -> None:
+def test_rows_of_skipped_drills_are_kept(tmp_path: Path) -> None:
     def result(name: str, tries: int) -> Result:
         return Result(Drill(name, "good", lambda given: "good", 1), Counter(good=tries))
 
@@ -183,7 +183,7 @@ def test_rows_of_drills_that_were_not_run_stay(tmp_path: Path) -> None:
     assert text.count("| b |") == 1 and text.count("drill |") == 1
 
 
-def test_what_tries_share_is_made_in_the_main_thread(tmp_path: Path) -> None:
+def test_shared_setup_runs_in_the_main_thread(tmp_path: Path) -> None:
     """Commands that run inside of this process handle signals, which Python allows there alone."""
     places: list[bool] = []
 

@@ -36,7 +36,7 @@ def fits(asked: list[str]) -> dict[str, dict]:
     return {fit["method"]: fit for fit in read_record(Path(asked[-1]), "fitting", "fits")["fits"]}
 
 
-def test_options_meet_the_budget_for_every_method_that_can() -> None:
+def test_options_meet_the_budget_where_possible() -> None:
     table = torch.randn(2000, 64)
     found = fitting.suggested(table, 2000 * 64 // 8, se.methods())
     assert set(found) == set(se.methods()) - {"standard"}
@@ -47,7 +47,7 @@ def test_options_meet_the_budget_for_every_method_that_can() -> None:
         assert count <= 2000 * 64 // 8
 
 
-def test_fits_are_kept_and_not_done_again(asked: list[str], monkeypatch, capsys) -> None:
+def test_fits_are_cached(asked: list[str], monkeypatch, capsys) -> None:
     fitting.main([*asked[:-2], "--methods", "projective", *asked[-2:]])
     first = fits(asked)["projective"]
 
@@ -75,7 +75,7 @@ def test_fits_are_kept_and_not_done_again(asked: list[str], monkeypatch, capsys)
     assert losses == sorted(losses)
 
 
-def test_fits_of_other_sizes_are_not_mixed(asked: list[str], capsys) -> None:
+def test_fits_of_other_sizes_are_separate(asked: list[str], capsys) -> None:
     fitting.main([*asked[:-2], "--methods", "projective", *asked[-2:]])
     before = Path(asked[-1]).read_text()
     asked[asked.index("--compression") + 1] = "5"
@@ -99,7 +99,7 @@ def test_the_table_shows_sizes_in_bits_of_eight() -> None:
     )
 
 
-def test_fits_to_a_drawn_table_are_measured_apart(tmp_path: Path, capsys) -> None:
+def test_fits_to_a_random_table_are_measured_separately(tmp_path: Path, capsys) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("<!-- BEGIN large fits -->\n<!-- END large fits -->\n")
     output = tmp_path / "large.jsonl"
@@ -118,7 +118,7 @@ def test_fits_to_a_drawn_table_are_measured_apart(tmp_path: Path, capsys) -> Non
 
 
 @pytest.mark.parametrize("wrong", ["640", "0x640", "axb", "1x2x3"])
-def test_what_is_no_size_is_refused(wrong: str, capsys) -> None:
+def test_invalid_sizes_fail(wrong: str, capsys) -> None:
     with pytest.raises(SystemExit) as error:
         fitting.main(["--size", wrong])
     assert error.value.code == 2 and "--size" in capsys.readouterr().err
@@ -132,7 +132,7 @@ def small(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_both_models_are_of_one_shape_and_learn(small) -> None:
+def test_both_models_have_one_shape_and_learn(small) -> None:
     regularized, plain = language_model.models("cpu")
     hidden = [part.shape for part in regularized.initial_state(2)]
     assert [part.shape for part in plain.initial_state(2)] == hidden
@@ -167,7 +167,7 @@ def test_the_table_shows_tokens_and_ratios() -> None:
     assert cuda_line == "| CUDA | not run | not run | not run | not run |"
 
 
-def test_hardly_two_ranks_have_the_same_word() -> None:
+def test_almost_all_ranks_have_different_words() -> None:
     language = Language(0, 5000, 6, seed=1)
     assert len({language.word(rank) for rank in range(5000)}) > 4950
     # Frequent words are short: one syllable, then two.
@@ -177,7 +177,7 @@ def test_hardly_two_ranks_have_the_same_word() -> None:
     assert language.word(2 * size + 3) == language.syllables[1] + language.syllables[3]
 
 
-def test_sentences_follow_zipf_and_have_the_wanted_length() -> None:
+def test_sentences_follow_zipf_and_have_the_requested_length() -> None:
     language = Language(1, 1000, 6, seed=1)
     sentences = [line.rstrip(".").split() for line in islice(language.sentences(), 4000)]
     assert sum(map(len, sentences)) / 4000 == pytest.approx(6, abs=0.2)
@@ -192,13 +192,13 @@ def test_the_same_seed_makes_the_same_text() -> None:
     assert first == again != other
 
 
-def test_parts_of_the_preprocessing() -> None:
+def test_preprocessing_steps() -> None:
     assert part_of("bpe32k-learn") == "bpe32k-learn"
     assert part_of("bpe32k-train-00000.en") == "bpe32k"
     assert part_of("text") == "text"
 
 
-def test_memory_is_seen_in_each_part() -> None:
+def test_memory_is_measured_in_each_step() -> None:
     program = "\n".join(
         [
             "import time",
@@ -211,13 +211,13 @@ def test_memory_is_seen_in_each_part() -> None:
     assert seen["large"] - seen["small"] > 2**25
 
 
-def test_a_preprocessing_that_fails_is_an_error() -> None:
+def test_failed_preprocessing_is_an_error() -> None:
     with pytest.raises(UserError, match="failed with exit code 3"):
         watch([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ))
 
 
 @pytest.mark.slow
-def test_the_program_takes_a_text_the_whole_way(tmp_path: Path) -> None:
+def test_program_runs_end_to_end(tmp_path: Path) -> None:
     numbers = tmp_path / "numbers.jsonl"
     text = ["--pairs", "400", "--vocab-size", "3000", "--words", "6", "--pieces", "bpe32k"]
     preprocessing.main([*text, "--folder", str(tmp_path), "--output", str(numbers)])

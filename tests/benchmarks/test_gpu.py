@@ -48,7 +48,7 @@ def raising(error: BaseException) -> Run:
     return fail
 
 
-def test_failures_are_recorded_and_the_rest_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_recorded_and_other_cases_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = {
         "large": raising(torch.OutOfMemoryError("CUDA out of memory")),
         "wrong": raising(ValueError("no such\nthing")),
@@ -68,9 +68,7 @@ def test_failures_are_recorded_and_the_rest_runs(tmp_path: Path, monkeypatch: py
     assert [name for name, record in found.items() if record["done"]] == ["large", "good"]
 
 
-def test_a_new_run_does_what_is_left_with_failures_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_run_continues_with_failures_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
     def noting(name: str, result: dict[str, Any] | None) -> Run:
@@ -97,7 +95,7 @@ def test_a_new_run_does_what_is_left_with_failures_last(
     assert order[4:] == ["b"]
 
 
-def test_time_is_shared_or_ends_a_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_shared_or_a_slice_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
 
     def note(seconds: float) -> dict[str, Any]:
@@ -112,7 +110,7 @@ def test_time_is_shared_or_ends_a_slice(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(given) == 3
 
 
-def test_a_process_that_dies_is_followed_by_another_for_the_cases_behind(
+def test_remaining_cases_run_in_a_new_process_after_a_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases = ("a", "b", "c")
@@ -142,7 +140,7 @@ def test_a_process_that_dies_is_followed_by_another_for_the_cases_behind(
     assert len(started) == 3 and "--here" in started[0]
 
 
-def test_out_of_time_is_raised_where_the_code_is() -> None:
+def test_timeout_is_raised_inside_the_running_code() -> None:
     with pytest.raises(gpu_trainings.OutOfTime), gpu_trainings.time_limit(0.01):
         time.sleep(60)
     with gpu_trainings.time_limit(60):
@@ -168,7 +166,7 @@ def test_tables_show_ratios_to_the_first_case_and_what_is_missing(monkeypatch: p
     assert gpu.as_text({}) == "- Title: not run"
 
 
-def test_progress_is_read_from_the_log_of_a_training() -> None:
+def test_progress_is_read_from_training_logs() -> None:
     log = """step 10 epoch 0.50 loss 6.1 ppl 446.00 lr 30 | 1,200 tokens/s, 01:00 left
 step 20 epoch 1.00 loss 5.1 ppl 164.02 lr 30 | 1,400 tokens/s, 01:00 left
 step 20 valid loss 5.000000 ppl 148.41 (the best so far)
@@ -218,7 +216,9 @@ def test_everything_runs_on_the_cpu(tmp_path: Path) -> None:
     ("asked", "told"),
     [(["--slices", "ptb"], "no CUDA device"), (["--tiny", "--publish"], "remove --tiny")],
 )
-def test_what_needs_a_gpu_says_so(asked: list[str], told: str, monkeypatch, capsys, tmp_path: Path) -> None:
+def test_cases_that_need_a_gpu_report_it(
+    asked: list[str], told: str, monkeypatch, capsys, tmp_path: Path
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     status = gpu.run_main("gpu", gpu.main, [*asked, "--folder", str(tmp_path)])
     assert status == 2 and told in capsys.readouterr().err

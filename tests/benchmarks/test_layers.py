@@ -41,13 +41,13 @@ def test_words_follow_zipf() -> None:
     assert share[1] == pytest.approx(0.5 / total, abs=0.02)
 
 
-def test_the_first_run_is_not_counted_and_runs_take_turns() -> None:
+def test_warm_up_is_not_counted_and_runs_alternate() -> None:
     order: list[str] = []
     times = median_times([lambda: order.append("a"), lambda: order.append("b")], repeats=2)
     assert "".join(order) == "ababab" and len(times) == 2
 
 
-def test_operations_of_an_output_layer_are_those_of_its_three_products() -> None:
+def test_output_layer_flops_are_three_products() -> None:
     plain = operations(layers.output_step(PLAIN, TINY))
     assert plain == 3 * 2 * TINY.tokens * TINY.vocab_size * TINY.dim
 
@@ -70,14 +70,14 @@ def measured(plain_seconds: list[float]) -> dict:
     return {"setting": TINY._asdict(), "product_speed": 1e9, "results": results}
 
 
-def test_ratios_are_to_the_plain_layer_that_took_turns() -> None:
+def test_ratios_are_relative_to_the_alternating_plain_layer() -> None:
     plain, small = with_ratios(measured([2.0, 2.5]))
     assert (plain["time_ratio"], small["time_ratio"]) == (1.0, 0.4)
     assert (plain["limit_ratio"], small["limit_ratio"]) == (0.5, 0.2)
     assert (small["peak_mib"], small["peak_ratio"]) == (25.0, 0.25)
 
 
-def test_a_plain_layer_that_is_now_quick_now_slow_is_replaced_by_its_median() -> None:
+def test_noisy_plain_layer_times_are_replaced_by_their_median() -> None:
     plain, small = with_ratios(measured([2.0, 6.0]))
     assert (plain["time_ratio"], small["time_ratio"]) == (0.5, 0.25)
 
@@ -133,7 +133,7 @@ def test_invalid_arguments(asked: list[str]) -> None:
     assert ended.value.code == 2
 
 
-def test_tables_are_measured_beside_plain_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_are_measured_next_to_plain_ones(capsys: pytest.CaptureFixture[str]) -> None:
     chosen = [table for table in decoding.TABLES if table.name in ("plain, bf16", "uniform, 4 bits")]
     results = [decoding.measure(table, decoding.SIZES["tiny"], 1) for table in chosen]
     assert [one["file_bytes"] for one in results] == [2000 * 64 * 2, 2000 * (32 + 2 * 2)]
@@ -167,7 +167,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
 }
 
 
-def test_tables_of_the_readme_are_those_of_the_results() -> None:
+def test_readme_tables_match_the_results() -> None:
     readme = gpu.README.read_text(encoding="utf-8")
     records = {"gpu": {"cases": []}, **read_records(gpu.RESULTS)}
 
@@ -178,7 +178,7 @@ def test_tables_of_the_readme_are_those_of_the_results() -> None:
     check_each(check, list(records))
 
 
-def test_records_of_other_benchmarks_stay(tmp_path: Path) -> None:
+def test_records_of_other_benchmarks_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "numbers.jsonl"
     for name, number in (("b", 1), ("a", 2), ("b", 3)):
         save_record(path, name, {"measured": number})

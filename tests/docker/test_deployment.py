@@ -63,7 +63,7 @@ def submit(environment: dict[str, str], *arguments: str) -> subprocess.Completed
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-def test_slurm_runs_the_same_line_on_every_machine(cluster: dict[str, str]) -> None:
+def test_slurm_runs_the_same_command_on_every_machine(cluster: dict[str, str]) -> None:
     result = submit(cluster, "onmt_train", "-embedding", "{method: funnel, rank: 64}")
     assert result.returncode == 0, result.stderr
     first, line, second, same = result.stdout.splitlines()
@@ -78,12 +78,12 @@ def test_slurm_runs_the_same_line_on_every_machine(cluster: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize("image", ["/images/a.sif", "docker-daemon://a:latest"])
-def test_slurm_takes_files_and_addresses_as_they_are(cluster: dict[str, str], image: str) -> None:
+def test_slurm_passes_files_and_addresses_unchanged(cluster: dict[str, str], image: str) -> None:
     assert f"[{image}][distributed]" in submit({**cluster, "IMAGE": image}, "lm_train").stdout
 
 
 @pytest.mark.parametrize("name", ["DATA_DIR", "RUNS", "SLURM_GPUS_ON_NODE"])
-def test_slurm_says_what_is_missing(cluster: dict[str, str], name: str) -> None:
+def test_slurm_names_missing_settings(cluster: dict[str, str], name: str) -> None:
     del cluster[name]
     result = submit(cluster, "lm_train")
     assert result.returncode != 0 and result.stdout == ""
@@ -91,7 +91,7 @@ def test_slurm_says_what_is_missing(cluster: dict[str, str], name: str) -> None:
     assert name in line
 
 
-def test_slurm_wants_a_command(cluster: dict[str, str]) -> None:
+def test_slurm_requires_a_command(cluster: dict[str, str]) -> None:
     result = submit(cluster)
     assert result.returncode == 2
     assert "no command" in result.stderr
@@ -103,7 +103,7 @@ def test_slurm_starts_one_task_on_each_machine() -> None:
     assert "srun --ntasks-per-node=1 --kill-on-bad-exit=1" in text
 
 
-def test_one_image_everywhere() -> None:
+def test_all_files_use_one_image() -> None:
     services = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))["services"]
     (name,) = {container["image"] for container in containers()}
     assert name == IMAGE
@@ -113,7 +113,7 @@ def test_one_image_everywhere() -> None:
     assert services["server"]["image"] == f"${{SERVER_IMAGE:-{name}-server}}"
 
 
-def test_every_mention_of_the_image_has_its_version() -> None:
+def test_image_references_have_a_version() -> None:
     for path in [*DOCKER.iterdir(), ROOT / "README.md"]:
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         assert ":latest" not in text, path
@@ -140,7 +140,7 @@ def test_pytorchjob_uses_the_port_of_the_entry_point() -> None:
         assert container["ports"] == [{"name": "pytorchjob-port", "containerPort": int(default.group(1))}]
 
 
-def test_pytorchjob_has_volumes_shared_memory_and_no_rights_but_those_of_an_ordinary_user() -> None:
+def test_pytorchjob_has_volumes_shared_memory_and_no_privileges() -> None:
     (user,) = stages()["base"].all("USER")
     for replica in REPLICAS.values():
         pod = replica["template"]["spec"]
@@ -181,14 +181,14 @@ def test_services(services: dict[str, Any]) -> None:
     assert list(services) == ["train", "server", "tensorboard"]
 
 
-def test_services_have_no_rights_but_those_of_an_ordinary_user(services: dict[str, Any]) -> None:
+def test_services_have_no_privileges(services: dict[str, Any]) -> None:
     for service in services.values():
         assert service["cap_drop"] == ["ALL"] and "cap_add" not in service
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert service["user"] and not service.get("privileged", False)
 
 
-def test_training_has_all_gpus_and_what_nccl_needs(services: dict[str, Any]) -> None:
+def test_training_has_all_gpus_and_the_settings_of_nccl(services: dict[str, Any]) -> None:
     train = services["train"]
     (device,) = train["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
@@ -291,7 +291,7 @@ def test_healthy_server() -> None:
         (b"<html>", "Expecting value"),
     ],
 )
-def test_a_server_that_answers_something_else(answer: bytes, words: str) -> None:
+def test_unhealthy_server(answer: bytes, words: str) -> None:
     with server(answer) as address:
         result = check(address)
     assert result.returncode == 1

@@ -30,11 +30,11 @@ def test_base_image_is_pinned_and_can_be_chosen() -> None:
     assert set(bases) == {"${BASE_IMAGE}", "base"}
 
 
-def test_the_default_is_the_stage_to_train_with() -> None:
+def test_training_is_the_default_stage() -> None:
     assert list(stages()) == ["build", "base", "server", "train"]
 
 
-def test_steps_are_those_of_the_set_up_in_order() -> None:
+def test_steps_match_the_setup_in_order() -> None:
     taken: list[str] = []
     for command in stages()["build"].all("RUN"):
         for call in re.findall(r"scripts/install\.sh /opt/venv/bin/python((?: [a-z]+)+)", command):
@@ -59,7 +59,7 @@ def test_every_pin_file_is_installed_by_some_step() -> None:
 
 
 @pytest.mark.parametrize("name", FINAL)
-def test_user_is_an_ordinary_one_by_number(name: str) -> None:
+def test_user_is_numeric_and_unprivileged(name: str) -> None:
     users = [user for stage in ancestry(name) for user in stage.all("USER")]
     assert users
     for number in users[-1].split(":"):
@@ -106,7 +106,7 @@ def test_entry_point_is_a_program_of_this_repository(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FINAL)
-def test_data_and_runs_are_volumes_that_the_recipes_know(name: str) -> None:
+def test_data_and_runs_are_volumes_of_the_recipes(name: str) -> None:
     (environment,) = [text for stage in ancestry(name) for text in stage.all("ENV")]
     (volumes,) = [text for stage in ancestry(name) for text in stage.all("VOLUME")]
     assert "DATA_DIR=/data" in environment.split()
@@ -124,7 +124,7 @@ def test_labels() -> None:
     assert labels["org.opencontainers.image.revision"] == "${REVISION}"
 
 
-def test_what_is_copied_is_not_ignored() -> None:
+def test_copied_files_are_not_ignored() -> None:
     allowed = {
         line[1:]
         for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
@@ -138,7 +138,7 @@ def test_what_is_copied_is_not_ignored() -> None:
         assert source == "." or source.split("/")[0] in allowed
 
 
-def test_build_of_torch_can_be_chosen() -> None:
+def test_torch_build_is_configurable() -> None:
     """An ARG is in the environment of the steps after it, where scripts/install.sh reads it."""
     text = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
     assert text.index("ARG TORCH_BUILD=") < text.index("install.sh /opt/venv/bin/python torch opennmt")
@@ -147,7 +147,7 @@ def test_build_of_torch_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("built_for", "base"), [("13.0", "13.0.2"), ("12.8", "12.6.3"), (None, None)], ids=str
 )
-def test_torch_of_the_same_line_passes(built_for: str | None, base: str | None) -> None:
+def test_torch_of_the_same_minor_version_passes(built_for: str | None, base: str | None) -> None:
     assert disagreement(built_for, base) is None
 
 
@@ -159,7 +159,7 @@ def test_torch_of_the_same_line_passes(built_for: str | None, base: str | None) 
         ("13.0", None, "torch is built for CUDA 13.0, the base image has no CUDA"),
     ],
 )
-def test_torch_of_another_line_fails(built_for: str | None, base: str | None, words: str) -> None:
+def test_torch_of_another_minor_version_fails(built_for: str | None, base: str | None, words: str) -> None:
     problem = disagreement(built_for, base)
     assert problem is not None and problem.startswith(words)
     assert "TORCH_BUILD" in problem
@@ -207,7 +207,7 @@ def test_one_step(tmp_path: Path, step: str) -> None:
     assert install(tmp_path, step) == ([CALLS[step]], 0, "")
 
 
-def test_torch_that_is_there_is_checked_quietly(tmp_path: Path) -> None:
+def test_installed_torch_is_checked_silently(tmp_path: Path) -> None:
     calls, status, _ = install(tmp_path, "torch", failing="nothing")
     assert (calls, status) == ([CALLS["torch"].replace("install", "install --quiet", 1)], 0)
 
@@ -218,7 +218,7 @@ def test_install_script_chooses_the_build_of_torch(tmp_path: Path) -> None:
     assert install(tmp_path, "torch", build="cu128") == ([wanted], 0, "")
 
 
-def test_nothing_follows_a_step_that_failed(tmp_path: Path) -> None:
+def test_a_failed_step_stops_the_setup(tmp_path: Path) -> None:
     calls, status, _ = install(tmp_path, failing="requirements/opennmt.txt")
     assert status == 1
     assert calls[3:] == [CALLS["opennmt"]]
@@ -318,7 +318,7 @@ def test_versions_are_the_pins(built: tuple[Path, Path]) -> None:
         (["tensorboard", "--version"], "2."),
     ],
 )
-def test_entry_point_runs_what_was_installed(
+def test_entry_point_runs_the_installed_package(
     built: tuple[Path, Path], tmp_path: Path, arguments: list[str], words: str
 ) -> None:
     project, venv = built
@@ -336,5 +336,5 @@ def test_entry_point_runs_what_was_installed(
 
 @needs_image_steps
 @pytest.mark.slow
-def test_commands_are_this_projects(built: tuple[Path, Path]) -> None:
+def test_commands_belong_to_this_project(built: tuple[Path, Path]) -> None:
     assert "from nmt.cli import train" in (built[1] / "bin" / "onmt_train").read_text(encoding="utf-8")

@@ -42,12 +42,12 @@ def enter(commands: Path, *arguments: str, **variables: str) -> subprocess.Compl
     )
 
 
-def test_command_gets_its_arguments_and_its_exit_code_comes_back(commands: Path) -> None:
+def test_command_gets_arguments_and_returns_its_exit_code(commands: Path) -> None:
     result = enter(commands, "onmt_translate", "-src", "two words", "*")
     assert (result.stdout, result.returncode) == ("onmt_translate -src two words *\n", 3)
 
 
-def test_command_takes_the_place_of_the_shell(commands: Path) -> None:
+def test_command_replaces_the_shell(commands: Path) -> None:
     """A signal to the container must reach the program: no shell may stay in between."""
     write(commands / "show", "echo $$")
     shell = subprocess.Popen(
@@ -82,7 +82,7 @@ def test_help(commands: Path, arguments: list[str]) -> None:
         (["distributed", "recipes/ptb/train.sh"], "there is no recipes/ptb/train.sh"),
     ],
 )
-def test_mistakes_get_one_line(commands: Path, arguments: list[str], words: str) -> None:
+def test_user_errors_are_one_line(commands: Path, arguments: list[str], words: str) -> None:
     result = enter(commands, *arguments)
     assert result.returncode == 2
     assert result.stdout == ""
@@ -98,7 +98,7 @@ def test_all_gpus_of_one_machine(commands: Path) -> None:
     )
 
 
-def test_each_machine_has_ranks_of_its_own(commands: Path) -> None:
+def test_each_machine_has_its_own_ranks(commands: Path) -> None:
     seen: list[int] = []
     for node in range(3):
         where = {"NODES": "3", "NODE_RANK": str(node), "GPUS_PER_NODE": "2", "MASTER_ADDR": "a"}
@@ -110,7 +110,7 @@ def test_each_machine_has_ranks_of_its_own(commands: Path) -> None:
     assert seen == list(range(6))
 
 
-def test_language_models_go_through_torchrun(commands: Path) -> None:
+def test_language_models_use_torchrun(commands: Path) -> None:
     where = {"NODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "7"}
     launcher = (
         "python -m torch.distributed.run --nnodes 2 --node-rank 1 --nproc-per-node 4 "
@@ -155,14 +155,14 @@ def test_recipe_of_a_translation_model(commands: Path) -> None:
         ({"MASTER_PORT": "70000"}, "MASTER_PORT is '70000'"),
     ],
 )
-def test_impossible_numbers_are_refused(commands: Path, variables: dict[str, str], words: str) -> None:
+def test_invalid_numbers_fail(commands: Path, variables: dict[str, str], words: str) -> None:
     result = enter(commands, "distributed", "onmt_train", **variables)
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert words in line
 
 
-def test_language_model_recipes_know_torchrun() -> None:
+def test_language_model_recipes_support_torchrun() -> None:
     """`distributed` tells the recipes apart by this word."""
     scripts = [
         path

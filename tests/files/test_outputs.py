@@ -82,7 +82,7 @@ def reading_pipe(path: Path) -> Iterator[list[bytes]]:
 
 @pytest.mark.slow_except("onmt_character_vocab")
 @pytest.mark.parametrize("name", TO_FILES)
-def test_pipes_are_written_to_and_links_stay(name: str, inputs: Path, tmp_path: Path) -> None:
+def test_pipes_are_written_and_links_kept(name: str, inputs: Path, tmp_path: Path) -> None:
     plain, odd = tmp_path / "plain", tmp_path / "odd"
     assert write(name, inputs, plain).status == 0
     wanted = content(plain)
@@ -137,7 +137,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 @pytest.mark.slow_except(*QUICK)
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_full_disk_leaves_what_was_there(name: str, inputs: Path, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_existing_files(name: str, inputs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "outputs"
     folder.mkdir()
     for is_there in (False, True):
@@ -159,7 +159,7 @@ def test_a_full_disk_leaves_what_was_there(name: str, inputs: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_at_the_weights_is_one_line(inputs: Path, tmp_path: Path) -> None:
+def test_a_full_disk_while_writing_weights_is_one_line(inputs: Path, tmp_path: Path) -> None:
     """The safetensors library writes them, with its own errors."""
     with largest_file(5000):
         ended = write("compress a folder", inputs, tmp_path / "outputs")
@@ -171,7 +171,7 @@ def test_a_disk_that_is_full_at_the_weights_is_one_line(inputs: Path, tmp_path: 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.slow_except(*(f"{name}-*" for name in QUICK))
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_signal_ends_it_with_one_line(
+def test_a_signal_ends_a_command_with_one_line(
     name: str, inputs: Path, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The signal comes during writing; nothing is left behind."""
@@ -213,7 +213,7 @@ def kill_at(name: str, inputs: Path, folder: Path, moment: int) -> bool:
 
 @pytest.mark.slow_except(*QUICK)
 @pytest.mark.parametrize("name", WRITERS)
-def test_next_run_completes_a_killed_one(name: str, inputs: Path, tmp_path: Path) -> None:
+def test_next_run_completes_a_killed_run(name: str, inputs: Path, tmp_path: Path) -> None:
     """It may be killed at any rename."""
     assert write(name, inputs, tmp_path / "whole").status == 0
     wanted = content(tmp_path / "whole").keys()
@@ -229,7 +229,7 @@ def test_next_run_completes_a_killed_one(name: str, inputs: Path, tmp_path: Path
 
 @pytest.mark.slow_except(*QUICK)
 @pytest.mark.parametrize("name", WRITERS)
-def test_tokens_are_no_text(name: str, inputs: Path, tmp_path: Path) -> None:
+def test_token_files_are_not_text(name: str, inputs: Path, tmp_path: Path) -> None:
     """Each input text is replaced by a token file of ``lm_prepare``."""
     tokens, folder = tmp_path / "train.npy", tmp_path / "outputs"
     np.save(tokens, np.arange(50, dtype=np.int32))
@@ -245,7 +245,7 @@ def test_tokens_are_no_text(name: str, inputs: Path, tmp_path: Path) -> None:
         assert not [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_tokens_are_no_corpus(inputs: Path, tmp_path: Path) -> None:
+def test_token_files_are_not_a_corpus(inputs: Path, tmp_path: Path) -> None:
     """Worker processes read the corpus."""
     np.save(tmp_path / "train.npy", np.arange(50, dtype=np.int32))
     data = f"{{corpus: {{path_src: {tmp_path}/train.npy, path_tgt: {tmp_path}/train.npy}}}}"
@@ -299,7 +299,7 @@ def test_no_two_outputs_are_one_file(call: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", KEEPING)
-def test_what_is_there_is_replaced_on_demand_only(call: str, tmp_path: Path) -> None:
+def test_existing_files_are_replaced_only_on_request(call: str, tmp_path: Path) -> None:
     for place in places(call):
         if place.kind == ">":
             given = arguments(call, tmp_path, {})
@@ -340,11 +340,11 @@ def test_outputs_that_cannot_be_written_fail_before_any_work(call: str, tmp_path
             refused(call, arguments(call, tmp_path, {place.name: file / "below"}), tmp_path)
 
 
-def test_every_command_is_here() -> None:
+def test_every_command_is_covered() -> None:
     assert {call.split()[0] for call in CALLS} == set(COMMANDS) - set(OF_TRAINING)
 
 
-def test_every_option_that_names_a_file_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_path_option_is_covered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every path option of every command is used in some call."""
     options: dict[str, set[str]] = {}
     given: dict[str, set[str]] = {}
@@ -373,7 +373,7 @@ def test_a_path_option_without_a_role_is_a_bug() -> None:
 
 
 @pytest.mark.parametrize("command", ["translate", "build_vocab", "train"])
-def test_options_of_upstream_that_speak_of_files_are_known(command: str) -> None:
+def test_upstream_path_options_are_known(command: str) -> None:
     """A new release of OpenNMT may add some."""
     import importlib
 

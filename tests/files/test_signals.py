@@ -49,13 +49,13 @@ def test_signals_during_imports_are_reported(module: str, tmp_path: Path) -> Non
     assert ended.returncode == 128 + signal.SIGTERM
 
 
-def test_interrupts_are_reported_as_such(tmp_path: Path) -> None:
+def test_interrupts_are_reported(tmp_path: Path) -> None:
     ended = stopped(tmp_path, "SIGINT", "-m", "lm.data.prepare")
     assert ended.stderr == "lm.data.prepare: interrupted during startup; nothing was changed\n"
     assert ended.returncode == 128 + signal.SIGINT
 
 
-def test_programs_that_import_the_library_keep_their_signals(tmp_path: Path) -> None:
+def test_programs_that_import_the_library_keep_their_signal_handlers(tmp_path: Path) -> None:
     ended = stopped(tmp_path, "SIGTERM", "-c", "import shared_embeddings")
     assert ended.returncode == -signal.SIGTERM and ended.stderr == ""
 
@@ -78,7 +78,7 @@ def test_commands_are_recognized(line: str, command: str | None) -> None:
     assert command_of(line.split()) == command
 
 
-def test_nothing_is_reported_once_all_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_reported_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the interpreter shuts down, which takes long after so many imports."""
     at_the_end: list[Callable[[], None]] = []
     monkeypatch.setattr(early_signals.atexit, "register", at_the_end.append)
@@ -127,7 +127,7 @@ def test_forked_processes_end_silently(number: signal.Signals, capfd: pytest.Cap
     assert capfd.readouterr().err == ""
 
 
-def test_signals_that_come_during_a_fork_are_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
+def test_signals_during_a_fork_are_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
     """Python only prints exceptions raised in functions that modules register for a fork."""
     stop = threading.Event()
     with interrupts.signals_raised():

@@ -109,7 +109,7 @@ def test_all_regularization_is_off_in_evaluation() -> None:
     assert out.penalty == 0
 
 
-def test_state_carries_over_from_segment_to_segment() -> None:
+def test_state_is_carried_between_segments() -> None:
     model, ids = small_model().eval(), some_ids(time=9)
     whole = model(ids, model.initial_state(4))
     state, parts = model.initial_state(4), []
@@ -138,7 +138,7 @@ def test_a_state_of_another_batch_size_fails() -> None:
         model(ids, model.initial_state(3))
 
 
-def test_no_gradient_flows_into_the_segment_before() -> None:
+def test_no_gradient_flows_into_the_previous_segment() -> None:
     model, ids = small_model(), some_ids()
     first = model(ids, model.initial_state(4))
     assert not any(part.requires_grad for part in first.state)
@@ -155,7 +155,7 @@ def test_later_words_do_not_change_earlier_states() -> None:
     assert not torch.equal(before[:, 4:], after[:, 4:])
 
 
-def test_gradients_are_there_in_evaluation_too() -> None:
+def test_gradients_exist_in_evaluation() -> None:
     model = small_model().eval()
     model(some_ids(), model.initial_state(4)).hidden.sum().backward()
     assert all(layer.weight_hh_l0.grad is not None for layer in model.layers)
@@ -164,7 +164,7 @@ def test_gradients_are_there_in_evaluation_too() -> None:
 # Weight drop
 
 
-def test_dropped_recurrent_matrices_are_what_the_kernel_computes_with(kernel: Kernel) -> None:
+def test_kernel_uses_the_dropped_recurrent_matrices(kernel: Kernel) -> None:
     """One mask per layer and segment: the loop with the same matrices gives the same hidden states."""
     model, ids = small_model(weight_drop=0.5), some_ids()
     out = model(ids, model.initial_state(4))
@@ -184,7 +184,7 @@ def test_an_entry_is_dropped_to_zero_or_scaled(kernel: Kernel) -> None:
         assert 1 - kept.float().mean() == pytest.approx(0.25, abs=0.1)
 
 
-def test_every_segment_has_masks_of_its_own(kernel: Kernel) -> None:
+def test_every_segment_has_its_own_masks(kernel: Kernel) -> None:
     model, ids = small_model(weight_drop=0.5), some_ids()
     first, second = (model(ids, model.initial_state(4)).hidden for _ in range(2))
     assert not torch.equal(first, second)
@@ -194,7 +194,7 @@ def test_every_segment_has_masks_of_its_own(kernel: Kernel) -> None:
     assert torch.equal(model(ids, model.initial_state(4)).hidden, model(ids, model.initial_state(4)).hidden)
 
 
-def test_gradients_reach_the_full_matrices_but_for_dropped_entries(kernel: Kernel) -> None:
+def test_dropped_entries_get_no_gradient(kernel: Kernel) -> None:
     """The chain rule: the gradient of an entry is that of the dropped matrix times 2 or times 0."""
     model, ids = small_model(weight_drop=0.5), some_ids()
     out = model(ids, model.initial_state(4))
@@ -244,7 +244,7 @@ def test_locked_dropout_has_one_mask_for_all_time_steps() -> None:
     assert not torch.equal(dropped[0, 0], dropped[0, 1])
 
 
-def test_embedding_dropout_drops_a_word_wherever_it_stands() -> None:
+def test_embedding_dropout_drops_all_occurrences_of_a_word() -> None:
     torch.manual_seed(0)
     ids = torch.arange(200).repeat(3, 2)
     dropped = embedding_dropout(torch.ones(3, 400, 5), ids, 200, 0.4, training=True)
@@ -255,7 +255,7 @@ def test_embedding_dropout_drops_a_word_wherever_it_stands() -> None:
     assert counts[0] / 200 == pytest.approx(0.4, abs=0.1)
 
 
-def test_dropout_leaves_evaluation_alone() -> None:
+def test_dropout_does_not_affect_evaluation() -> None:
     vectors, ids = torch.randn(3, 4, 5), torch.zeros(3, 4, dtype=torch.long)
     assert locked_dropout(vectors, 0.5, training=False) is vectors
     assert locked_dropout(vectors, 0.0, training=True) is vectors
@@ -275,7 +275,7 @@ def test_dropped_words_get_no_gradient_from_the_input() -> None:
 
 
 @pytest.mark.parametrize("place", ["input", "hidden", "output"])
-def test_each_dropout_acts_in_its_place(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_dropout_acts_on_its_layer(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locked dropout comes four times: on vectors, twice between layers, on outputs."""
     rates = []
 
@@ -299,7 +299,7 @@ def test_each_dropout_acts_in_its_place(place: str, monkeypatch: pytest.MonkeyPa
 # Penalties
 
 
-def test_penalties_worked_by_hand() -> None:
+def test_penalties_by_hand() -> None:
     """Outputs (1, 2), (3, 2), (3, -2): squares 1 4 9 4 9 4; steps (2, 0), (0, -4)."""
     outputs = torch.tensor([[[1.0, 2.0]], [[3.0, 2.0]], [[3.0, -2.0]]])
     assert activation_regularization(outputs) == pytest.approx(31 / 6)
@@ -328,7 +328,7 @@ def test_penalty_of_a_single_step_is_finite() -> None:
 # Seeds, types, checkpoints
 
 
-def test_a_seed_decides_everything() -> None:
+def test_a_seed_determines_everything() -> None:
     rates = dict.fromkeys(QUIET, 0.3)
 
     def losses() -> list[float]:
@@ -363,7 +363,7 @@ def test_bf16_autocast_is_close_to_float32() -> None:
     torch.testing.assert_close(rough.float(), exact, rtol=0.05, atol=0.01)
 
 
-def test_state_dict_makes_the_same_model() -> None:
+def test_state_dict_restores_the_model() -> None:
     model, ids = small_model().eval(), some_ids()
     other = small_model()
     other.reset_parameters()
@@ -374,7 +374,7 @@ def test_state_dict_makes_the_same_model() -> None:
     assert torch.equal(other(ids, state).hidden, model(ids, state).hidden)
 
 
-def test_layers_start_as_torch_starts_them() -> None:
+def test_layers_are_initialized_like_torch() -> None:
     model = small_model(hidden_dim=100)
     for layer in model.layers:
         bound = layer.hidden_size**-0.5

@@ -76,7 +76,7 @@ def test_a_loaded_model_computes_the_same(tmp_path: Path, embedding: dict[str, A
     assert trained.training == {"step": 3}
 
 
-def test_a_checkpoint_needs_no_other_file(tmp_path: Path) -> None:
+def test_a_checkpoint_is_self_contained(tmp_path: Path) -> None:
     classes = np.arange(len(WORDS)) % 3
     vectors = np.zeros((len(WORDS), 2), dtype=np.float32)
     file = tmp_path / "classes.npz"
@@ -125,7 +125,7 @@ def test_tied_tensors_are_stored_once_and_loaded_into_both(tmp_path: Path) -> No
         (lambda path: torch.save({"opt": argparse.Namespace()}, path), "could run code"),
     ],
 )
-def test_files_that_are_no_checkpoint_are_named(
+def test_invalid_checkpoints_are_named(
     tmp_path: Path, damage: Any, word: str, recwarn: pytest.WarningsRecorder
 ) -> None:
     path = tmp_path / "model.pt"
@@ -166,7 +166,7 @@ def test_code_in_a_file_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"embedding": {"method": "standard", "rank": 3}}, "rank"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_itself(tmp_path: Path, change: dict[str, Any], word: str) -> None:
+def test_an_inconsistent_checkpoint_fails(tmp_path: Path, change: dict[str, Any], word: str) -> None:
     path = tmp_path / "model.pt"
     save_model(path, built(EMBEDDINGS[0]), WORDS, config(EMBEDDINGS[0]), None)
     alter(path, lambda content: content["config"].update(change))
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_does_not_fit_itself(tmp_path: Path, change: dict[str,
         load_model(path)
 
 
-def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.pt"
     model = built(EMBEDDINGS[0])
     save_model(path, model, WORDS, config(EMBEDDINGS[0]), None)
@@ -215,7 +215,7 @@ def assert_same_run(first: Path, second: Path) -> None:
 
 @pytest.mark.slow_except("8")
 @pytest.mark.parametrize("first_end", [3, 8, 13])
-def test_a_run_in_two_parts_is_the_same_run(data: Path, tmp_path: Path, first_end: int) -> None:
+def test_a_resumed_run_is_the_same_run(data: Path, tmp_path: Path, first_end: int) -> None:
     """Dropout, lengths, averages, memory and what the log says go on where they stopped."""
     common = {"nonmono": 0, "evaluate_every": 2, "save_every": 1, "grad_accum_steps": 2}
     run(settings(data, tmp_path / "whole", **common))
@@ -293,7 +293,7 @@ def test_an_interrupted_run_is_saved_after_its_step(
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_a_finished_run_has_nothing_to_do_and_may_be_made_longer(data: Path, tmp_path: Path) -> None:
+def test_a_finished_run_does_nothing_and_can_be_extended(data: Path, tmp_path: Path) -> None:
     values = settings(data, tmp_path / "run", steps=4, evaluate_every=2)
     run(values)
     before = log_lines(tmp_path / "run")
@@ -312,7 +312,7 @@ def test_a_finished_run_has_nothing_to_do_and_may_be_made_longer(data: Path, tmp
         ({"embedding": {"method": "funnel", "rank": 3}}, ["embedding"]),
     ],
 )
-def test_other_settings_are_refused_by_name(
+def test_changed_settings_fail_by_name(
     data: Path, tmp_path: Path, changes: dict[str, Any], words: list[str]
 ) -> None:
     run(settings(data, tmp_path / "run", steps=2))
@@ -324,7 +324,7 @@ def test_other_settings_are_refused_by_name(
     assert (tmp_path / "run/last.pt").read_bytes() == before
 
 
-def test_other_text_is_refused(data: Path, tmp_path: Path) -> None:
+def test_changed_text_fails(data: Path, tmp_path: Path) -> None:
     run(settings(data, tmp_path / "run", steps=2))
     (tmp_path / "other").mkdir()
     other = small_corpus(tmp_path / "other", seed=8)
@@ -355,14 +355,14 @@ def test_training_starts_from_another_run(data: Path, tmp_path: Path) -> None:
     run({**values, "steps": 2})
 
 
-def test_a_start_of_another_shape_is_refused(data: Path, tmp_path: Path) -> None:
+def test_initialization_with_another_shape_fails(data: Path, tmp_path: Path) -> None:
     run(settings(data, tmp_path / "first", steps=1))
     changes = {"init_from": str(tmp_path / "first/best.pt"), "hidden_dim": 9}
     with pytest.raises(UserError, match="belongs to another model"):
         run(settings(data, tmp_path / "second", steps=1, **changes))
 
 
-def test_a_start_with_other_words_is_refused(data: Path, tmp_path: Path) -> None:
+def test_initialization_with_other_words_fails(data: Path, tmp_path: Path) -> None:
     run(settings(data, tmp_path / "first", steps=1))
     first = tmp_path / "first/best.pt"
     alter(first, lambda content: content["words"].reverse())
@@ -370,7 +370,7 @@ def test_a_start_with_other_words_is_refused(data: Path, tmp_path: Path) -> None
         run(settings(data, tmp_path / "second", steps=1, init_from=str(first)))
 
 
-def test_what_killed_processes_have_left_is_cleared_away(data: Path, tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_are_deleted(data: Path, tmp_path: Path) -> None:
     values = settings(data, tmp_path / "run", steps=1)
     run(values)
     before = {path.name for path in (tmp_path / "run").iterdir()}
@@ -380,14 +380,14 @@ def test_what_killed_processes_have_left_is_cleared_away(data: Path, tmp_path: P
     assert {path.name for path in (tmp_path / "run").iterdir()} == before | {"notes.tmp"}
 
 
-def test_a_run_in_a_file_is_refused(data: Path, tmp_path: Path) -> None:
+def test_an_output_folder_that_is_a_file_fails(data: Path, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("notes")
     with pytest.raises(UserError, match="run: is a file; choose another path"):
         run(settings(data, tmp_path / "run"))
     assert (tmp_path / "run").read_text() == "notes"
 
 
-def test_full_disk_is_reported_and_saved_files_stay(
+def test_full_disk_is_reported_and_saved_files_are_kept(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = settings(data, tmp_path / "run", steps=5)

@@ -82,7 +82,9 @@ def test_full_size_keeps_the_scores(tmp_path: Path, kind: str, method: str, argu
 
 
 @pytest.mark.slow
-def test_trained_model_is_evaluated_and_trains_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compressed_model_can_be_evaluated_and_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = small_corpus(tmp_path)
     plain = {"method": "standard", "output_bias": True}
     train(settings(data, tmp_path / "run", embedding=plain, steps=5))
@@ -135,7 +137,7 @@ def wide_model(path: Path, words: int = WORDS, dimension: int = DIMENSION) -> Pa
 
 
 @pytest.mark.slow
-def test_a_new_process_computes_what_was_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_process_computes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, folder = wide_model(tmp_path / "model.pt"), tmp_path / "small"
     kept: dict[str, torch.Tensor] = {}
     write = CheckpointModel.write
@@ -191,7 +193,7 @@ def _check_ties(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bytes_on_disk_are_those_of_the_account(tmp_path: Path) -> None:
+def test_bytes_on_disk_match_the_report(tmp_path: Path) -> None:
     model = wide_model(tmp_path / "model.pt", words=8000, dimension=24)
     report = tmp_path / "report.json"
     table = 8000 * 16
@@ -241,7 +243,7 @@ def test_packed_models_are_evaluated_and_trained(tmp_path: Path, capsys: pytest.
     torch.testing.assert_close(scores(tmp_path / "again.pt"), scores(small), atol=1e-4, rtol=0)
 
 
-def test_files_of_later_versions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_newer_versions_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, small = wide_model(tmp_path / "model.pt"), tmp_path / "small.pt"
     assert compress(model, "projective", small, "--rank", 4, "--store", "int8") == 0
     header = torch.tensor(list(b'{"version":2,"tensors":{}}'), dtype=torch.uint8)
@@ -254,7 +256,7 @@ def test_files_of_later_versions_are_refused(tmp_path: Path, capsys: pytest.Capt
     assert "packed in version 2, but this program supports 1" in line and line.count("\n") == 1
 
 
-def test_what_cannot_be_stored_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_storage_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = wide_model(tmp_path / "model.pt")
     alter(model, lambda content: content["model"]["embedding.weight"].mul_(1e6))
     assert compress(model, "standard", tmp_path / "small.pt", "--store", "fp16") == 2
@@ -311,7 +313,7 @@ def test_pickles_do_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert not sprung.exists() and not (tmp_path / "small.pt").exists()
 
 
-def test_files_that_options_name_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_named_by_options_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"))
     classes = tmp_path / "classes.npz"
     (tmp_path / "text").write_text("a b c d\nc d e f\n" * 9)
@@ -350,7 +352,7 @@ def define_model(path: Path) -> Path:
     return path
 
 
-def test_the_map_becomes_codes_and_the_rest_stays(tmp_path: Path) -> None:
+def test_only_the_map_is_replaced_by_codes(tmp_path: Path) -> None:
     model, small, report = define_model(tmp_path / "model.pt"), tmp_path / "small.pt", tmp_path / "report"
     codes = ["--num-codebooks", 4, "--codebook-size", 16, "--fit-steps", 20, "--seed", 5, "--store", "fp32"]
     assert compress(model, "compositional_code", small, *codes, "--report", report) == 0

@@ -88,7 +88,7 @@ def test_flat_settings_survive_yaml(changes: dict[str, Any]) -> None:
         ({"schedule": "step"}, ["decay_epochs", "missing"]),
     ],
 )
-def test_mistakes_are_refused_by_name(changes: dict[str, Any], words: list[str]) -> None:
+def test_invalid_keys_fail_by_name(changes: dict[str, Any], words: list[str]) -> None:
     with pytest.raises((UserError, OptionError)) as refusal:
         parse({**GIVEN, **changes})
     for word in words:
@@ -101,7 +101,7 @@ def test_missing_keys_are_named(key: str) -> None:
         parse({name: value for name, value in GIVEN.items() if name != key})
 
 
-def test_no_key_has_two_meanings_in_one_run() -> None:
+def test_keys_are_unambiguous() -> None:
     groups = {
         title: {field.name for field in dataclasses.fields(options)}
         for title, options in all_groups().items()
@@ -126,7 +126,7 @@ def test_help_explains_every_key_with_its_default() -> None:
 # Files and arguments
 
 
-def test_arguments_go_before_the_file(tmp_path: Path) -> None:
+def test_arguments_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("learning_rate: 1e-3\nsteps: 5\nembedding: {method: standard}\n", encoding="utf-8")
     given = from_arguments(
@@ -144,7 +144,7 @@ def test_arguments_go_before_the_file(tmp_path: Path) -> None:
     ("text", "number"),
     [("1e-3", 0.001), ("1E5", 1e5), ("-2e1", -20.0), ("1.2e-6", 1.2e-6), ("30", 30), ("0.5", 0.5)],
 )
-def test_numbers_are_numbers(text: str, number: float) -> None:
+def test_numbers_are_parsed(text: str, number: float) -> None:
     assert from_arguments(["-x", text]) == {"x": number}
 
 
@@ -172,7 +172,7 @@ def test_unreadable_files_are_named(tmp_path: Path, content: bytes | None, word:
     ("arguments", "word"),
     [(["steps", "3"], "'steps'"), (["-steps"], "'steps' has no value"), (["-steps", "[1"], "-steps")],
 )
-def test_arguments_that_are_no_settings(arguments: list[str], word: str) -> None:
+def test_arguments_that_are_not_settings(arguments: list[str], word: str) -> None:
     with pytest.raises(UserError, match=word):
         from_arguments(arguments)
 
@@ -208,7 +208,7 @@ NO_COMPILER = BackendCompilerFailed(print, RuntimeError("No working C++ compiler
         ),
     ],
 )
-def test_what_a_user_can_put_right_is_one_line(
+def test_user_errors_are_one_line(
     error: BaseException, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:

@@ -33,7 +33,7 @@ def decoded(tokens: np.ndarray, words: list[str]) -> str:
     return " ".join(words[token] for token in tokens)
 
 
-def test_tokens_stand_for_the_text(texts: dict[str, list[Path]], tmp_path: Path) -> None:
+def test_tokens_represent_the_text(texts: dict[str, list[Path]], tmp_path: Path) -> None:
     prepare(texts, tmp_path / "data", "cats")
     found = load_corpus(tmp_path / "data")
     words = found.vocabulary.words
@@ -51,7 +51,7 @@ def test_tokens_stand_for_the_text(texts: dict[str, list[Path]], tmp_path: Path)
     assert description["files"]["test.npy"] == sha256(tmp_path / "data" / "test.npy")
 
 
-def test_several_texts_follow_each_other(texts: dict[str, list[Path]], tmp_path: Path) -> None:
+def test_several_texts_are_concatenated(texts: dict[str, list[Path]], tmp_path: Path) -> None:
     prepare({**texts, "train": texts["train"] + texts["valid"]}, tmp_path / "data")
     found = load_corpus(tmp_path / "data")
     expected = "the cat sat <eos> <eos> on the mat <eos> the dog sat <eos>"
@@ -77,7 +77,7 @@ class Counting:
         return self._read(*arguments)
 
 
-def test_second_run_reads_no_text(
+def test_second_run_does_not_read_the_text(
     texts: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading = Counting(monkeypatch)
@@ -88,7 +88,7 @@ def test_second_run_reads_no_text(
 
 
 @pytest.mark.parametrize("change", ["text", "limits", "lower", "tokens", "description"])
-def test_any_change_rebuilds_it(
+def test_any_change_rebuilds_the_corpus(
     texts: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     folder = tmp_path / "data"
@@ -116,7 +116,7 @@ def test_any_change_rebuilds_it(
     assert load_corpus(folder).description == description
 
 
-def test_interrupted_run_leaves_the_old_corpus_and_the_next_one_clears_up(
+def test_interrupted_run_keeps_the_old_corpus_and_the_next_one_cleans_up(
     texts: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "data"
@@ -136,7 +136,7 @@ def test_interrupted_run_leaves_the_old_corpus_and_the_next_one_clears_up(
     assert sorted(path.name for path in folder.iterdir()) == sorted([*corpus._files(), "data.json"])
 
 
-def test_text_that_changes_under_way_is_refused(
+def test_text_that_changes_during_preparation_fails(
     texts: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = corpus._count
@@ -161,7 +161,7 @@ def test_text_that_changes_under_way_is_refused(
         ("valid", None, "-valid: no such file: .*valid.txt"),
     ],
 )
-def test_unusable_texts_are_refused(
+def test_unusable_texts_fail(
     texts: dict[str, list[Path]], tmp_path: Path, split: str, content: bytes | None, said: str
 ) -> None:
     if content is None:
@@ -195,16 +195,14 @@ def damage(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "truncated", "flipped", "other dtype"])
-def test_damaged_corpus_is_refused_in_one_line(
-    texts: dict[str, list[Path]], tmp_path: Path, kind: str
-) -> None:
+def test_damaged_corpus_fails_in_one_line(texts: dict[str, list[Path]], tmp_path: Path, kind: str) -> None:
     prepare(texts, tmp_path / "data")
     damage(tmp_path / "data" / "train.npy", kind)
     with pytest.raises(UserError, match="train.npy .*run lm_prepare again"):
         load_corpus(tmp_path / "data")
 
 
-def test_vocabulary_without_unk_is_refused(texts: dict[str, list[Path]], tmp_path: Path) -> None:
+def test_vocabulary_without_unk_fails(texts: dict[str, list[Path]], tmp_path: Path) -> None:
     folder = tmp_path / "data"
     description = prepare(texts, folder)
     kept = [line for line in (folder / "vocabulary.tsv").read_text().splitlines() if "<unk>" not in line]
@@ -217,7 +215,7 @@ def test_vocabulary_without_unk_is_refused(texts: dict[str, list[Path]], tmp_pat
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"format": "other"}', '{"files": {}}'])
-def test_folder_of_something_else_is_refused(tmp_path: Path, content: str | None) -> None:
+def test_folder_without_a_corpus_fails(tmp_path: Path, content: str | None) -> None:
     folder = tmp_path / "data"
     with pytest.raises(UserError, match="no such folder; create it with lm_prepare"):
         load_corpus(folder)
@@ -228,7 +226,7 @@ def test_folder_of_something_else_is_refused(tmp_path: Path, content: str | None
         load_corpus(folder)
 
 
-def test_corpus_of_another_version_is_refused(texts: dict[str, list[Path]], tmp_path: Path) -> None:
+def test_corpus_of_another_version_fails(texts: dict[str, list[Path]], tmp_path: Path) -> None:
     description = prepare(texts, tmp_path / "data")
     write_text(tmp_path / "data" / "data.json", json.dumps({**description, "version": 99}))
     with pytest.raises(UserError, match="of this version"):
@@ -244,20 +242,20 @@ def test_corpus_of_another_version_is_refused(texts: dict[str, list[Path]], tmp_
         (np.array([{}], dtype=object), "not a token file"),
     ],
 )
-def test_arrays_of_another_kind_are_refused(tmp_path: Path, array: np.ndarray, said: str) -> None:
+def test_arrays_of_another_type_fail(tmp_path: Path, array: np.ndarray, said: str) -> None:
     np.save(tmp_path / "tokens.npy", array)
     with pytest.raises(UserError, match=said):
         read_tokens(tmp_path / "tokens.npy")
 
 
 @pytest.mark.parametrize("content", [b"", b"not an array", b"\x93NUMPY\x01\x00"])
-def test_files_without_an_array_are_refused(tmp_path: Path, content: bytes) -> None:
+def test_files_without_an_array_fail(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokens.npy").write_bytes(content)
     with pytest.raises(UserError, match="tokens.npy: not a token file"):
         read_tokens(tmp_path / "tokens.npy")
 
 
-def test_archives_are_refused(tmp_path: Path) -> None:
+def test_archives_fail(tmp_path: Path) -> None:
     with (tmp_path / "tokens.npy").open("wb") as file:
         np.savez(file, tokens=np.zeros(3, np.int32))
     with pytest.raises(UserError, match="an archive"):
@@ -296,9 +294,7 @@ ODD_DESCRIPTIONS = [
 
 
 @pytest.mark.parametrize("change", ODD_DESCRIPTIONS, ids=str)
-def test_a_description_that_is_not_complete(
-    texts: dict[str, list[Path]], tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_incomplete_description(texts: dict[str, list[Path]], tmp_path: Path, change: dict[str, Any]) -> None:
     prepare(texts, tmp_path / "data")
     described(tmp_path / "data", change)
     with pytest.raises(UserError, match=r"data.json.*run lm_prepare"):

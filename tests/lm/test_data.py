@@ -80,7 +80,7 @@ def test_corpus_is_downloaded_once(server: Server, tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("folder", ["wikitext-2", "wikitext-2/wikitext-2", "."])
-def test_data_dir_comes_first_and_is_not_written_to(server: Server, tmp_path: Path, folder: str) -> None:
+def test_data_dir_is_searched_first_and_never_written(server: Server, tmp_path: Path, folder: str) -> None:
     data_dir = tmp_path / "given"
     fill(data_dir / folder, SOURCES["wikitext2"])
     found = locate("wikitext2", data_dir, tmp_path / "downloads")
@@ -89,7 +89,7 @@ def test_data_dir_comes_first_and_is_not_written_to(server: Server, tmp_path: Pa
     assert not (tmp_path / "downloads").exists()
 
 
-def test_incomplete_data_dir_is_passed_over(server: Server, tmp_path: Path) -> None:
+def test_incomplete_data_dir_is_skipped(server: Server, tmp_path: Path) -> None:
     data_dir = tmp_path / "given"
     fill(data_dir / "ptb", SOURCES["ptb"])
     (data_dir / "ptb" / "ptb.test.txt").unlink()
@@ -109,7 +109,7 @@ def test_interrupted_download_keeps_complete_files_only(
     assert server.asked == ["ptb.valid.txt", "ptb.test.txt"]
 
 
-def test_another_content_is_refused_wherever_it_is(server: Server, tmp_path: Path) -> None:
+def test_wrong_content_fails_anywhere(server: Server, tmp_path: Path) -> None:
     downloads = tmp_path / "downloads"
     [path] = locate("ptb", None, downloads)["train"]
     path.write_text("changed")
@@ -129,7 +129,7 @@ ADVICE = r"to skip the download, put wiki.train.tokens, .* \$DATA_DIR/wikitext-2
 
 
 @pytest.mark.parametrize("content", ["html", "other archive", "damaged"])
-def test_answers_of_another_checksum_are_refused_and_not_kept(
+def test_downloads_with_a_wrong_checksum_fail_and_are_deleted(
     server: Server, tmp_path: Path, content: str
 ) -> None:
     path = server.folder / "wikitext-2-v1.zip"
@@ -142,9 +142,7 @@ def test_answers_of_another_checksum_are_refused_and_not_kept(
 
 
 @pytest.mark.parametrize("content", ["html", "other archive", "damaged"])
-def test_an_archive_that_a_killed_run_left_is_replaced_where_it_is_none(
-    server: Server, tmp_path: Path, content: str
-) -> None:
+def test_an_invalid_archive_of_a_killed_run_is_replaced(server: Server, tmp_path: Path, content: str) -> None:
     left = tmp_path / "downloads" / ".wikitext-2.partial" / "wikitext-2" / "wikitext-2-v1.zip"
     left.parent.mkdir(parents=True)
     left.write_bytes(wrong_archives((server.folder / "wikitext-2-v1.zip").read_bytes())[content])
@@ -159,14 +157,14 @@ def test_every_download_has_a_checksum() -> None:
             assert re.fullmatch("[0-9a-f]{64}", source.sha256[url.rsplit("/", 1)[-1]])
 
 
-def test_mistakes_are_reported(tmp_path: Path) -> None:
+def test_user_errors_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'wikitext' is unknown; choose one of ptb, wikitext2, wikitext103"):
         locate("wikitext", None, tmp_path)
     with pytest.raises(UserError, match="DATA_DIR is .*absent: no such folder"):
         locate("ptb", tmp_path / "absent", tmp_path)
 
 
-def test_other_sizes_than_the_published_ones_are_refused(tmp_path: Path) -> None:
+def test_sizes_other_than_the_published_ones_fail(tmp_path: Path) -> None:
     source = SOURCES["wikitext103"]
     fill(tmp_path / "wikitext-103", source)
     texts = locate("wikitext103", tmp_path, tmp_path)
@@ -217,7 +215,7 @@ def test_words_and_line_ends(
 
 
 @pytest.mark.parametrize("block_bytes", [1, 5, 1 << 20])
-def test_lower_case_does_not_depend_on_the_blocks(
+def test_lowercasing_does_not_depend_on_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
     monkeypatch.setattr(texts, "BLOCK_BYTES", block_bytes)
@@ -300,24 +298,24 @@ def test_segments_are_copies_of_the_tokens() -> None:
         (0, 1, "0 tokens"),
     ],
 )
-def test_too_little_text_is_refused(tokens: int, batch_size: int, said: str) -> None:
+def test_too_short_texts_fail(tokens: int, batch_size: int, said: str) -> None:
     with pytest.raises(UserError, match=said):
         Columns(TOKENS[:tokens], batch_size)
 
 
-def test_segments_of_no_length_are_refused() -> None:
+def test_empty_segments_fail() -> None:
     with pytest.raises(UserError, match="sequence_length is 0; it must be at least 1"):
         Columns(TOKENS, 1).segment(0, 0)
 
 
 @pytest.mark.parametrize("position", [-1, 22, 23])
-def test_positions_outside_are_refused(position: int) -> None:
+def test_positions_out_of_range_fail(position: int) -> None:
     with pytest.raises(ValueError, match="from 0 to 21"):
         Columns(TOKENS, 1).segment(position, 2)
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2)])
-def test_ranks_outside_are_refused(rank: int, world_size: int) -> None:
+def test_ranks_out_of_range_fail(rank: int, world_size: int) -> None:
     with pytest.raises(ValueError, match="rank"):
         Columns(TOKENS, 1, rank, world_size)
 
@@ -329,7 +327,7 @@ def pairs(vocabulary: Vocabulary) -> list[tuple[str, int]]:
     return list(zip(vocabulary.words, vocabulary.counts))
 
 
-def test_most_frequent_first_and_equal_ones_by_code_point() -> None:
+def test_words_are_sorted_by_count_then_code_point() -> None:
     vocabulary = Vocabulary.from_counts(COUNTS)
     assert pairs(vocabulary) == [
         ("a", 5),
@@ -352,11 +350,11 @@ def test_most_frequent_first_and_equal_ones_by_code_point() -> None:
         (Limits(min_frequency=4, max_size=5), [("<unk>", 10), ("a", 5), ("<eos>", 4)]),
     ],
 )
-def test_what_limits_leave_out_is_counted_for_unk(limits: Limits, kept: list[tuple[str, int]]) -> None:
+def test_words_beyond_limits_count_as_unk(limits: Limits, kept: list[tuple[str, int]]) -> None:
     assert pairs(Vocabulary.from_counts(COUNTS, limits)) == kept
 
 
-def test_unk_of_the_text_keeps_its_count_under_any_limit() -> None:
+def test_unk_in_the_text_is_counted_with_any_limit() -> None:
     vocabulary = Vocabulary.from_counts({"<unk>": 2, "a": 9, "b": 1}, Limits(min_frequency=3))
     assert pairs(vocabulary) == [("a", 9), ("<unk>", 3), ("<eos>", 0)]
 
@@ -367,7 +365,7 @@ def test_line_is_encoded_with_eos_and_unk() -> None:
     assert vocabulary.encode("") == [2]
 
 
-def test_saved_vocabulary_comes_back(tmp_path: Path) -> None:
+def test_vocabulary_round_trip(tmp_path: Path) -> None:
     vocabulary = Vocabulary.from_counts({**COUNTS, "Straße": 2, "\\n": 1})
     vocabulary.save(tmp_path / "vocabulary.tsv")
     assert (tmp_path / "vocabulary.tsv").read_bytes().startswith(b"a\t5\n<eos>\t4\n")
@@ -388,7 +386,7 @@ def test_saved_vocabulary_comes_back(tmp_path: Path) -> None:
         (b"a\xff\t1\n", "not UTF-8 at byte 1"),
     ],
 )
-def test_other_files_are_refused_by_name(tmp_path: Path, content: bytes, said: str) -> None:
+def test_invalid_files_fail_by_name(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "vocabulary.tsv"
     path.write_bytes(content)
     with pytest.raises(UserError, match=said) as refusal:

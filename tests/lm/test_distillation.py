@@ -114,7 +114,7 @@ def test_student_starts_from_the_teacher(student: Student, teacher: Path, tmp_pa
     assert f" reconstruction {told.group(1)} |" in step
 
 
-def test_fitted_sizes_are_stored_and_the_teacher_is_not(
+def test_fitted_sizes_are_stored_without_the_teacher(
     student: Student, teacher: Path, data: Path, tmp_path: Path
 ) -> None:
     begun, full = student(GROUPS, **STILL), load_model(teacher)
@@ -130,7 +130,7 @@ def test_fitted_sizes_are_stored_and_the_teacher_is_not(
     assert begun.config["embedding"] == {"method": "group_reduce", **wanted.stored_options()}
 
 
-def test_length_of_the_fit_is_handed_on(student: Student, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_steps_are_passed_on(student: Student, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     fit = se.fit
 
@@ -233,7 +233,7 @@ def test_soft_targets_by_hand() -> None:
 
 
 @pytest.mark.slow
-def test_reconstruction_keeps_the_student_near(student: Student, teacher: Path, tmp_path: Path) -> None:
+def test_reconstruction_loss_keeps_the_student_close(student: Student, teacher: Path, tmp_path: Path) -> None:
     """With nearly all weight on the reconstruction loss, a random table moves towards the teacher's."""
     full, distances = table(load_model(teacher)), {}
     for alpha in (0.0, 0.99):
@@ -244,7 +244,7 @@ def test_reconstruction_keeps_the_student_near(student: Student, teacher: Path, 
 
 
 @pytest.mark.slow
-def test_two_processes_are_one_with_the_doubled_batch(data: Path, teacher: Path, tmp_path: Path) -> None:
+def test_two_processes_equal_one_with_twice_the_batch(data: Path, teacher: Path, tmp_path: Path) -> None:
     values = without_dropout(**changes(teacher, GROUPS, d_alpha=0.3), nonmono=0, steps=6, evaluate_every=3)
     run(settings(data, tmp_path / "one", batch_size=4, **values))
     result = torchrun(settings(data, tmp_path / "two", batch_size=2, **values))
@@ -267,12 +267,12 @@ def test_two_processes_are_one_with_the_doubled_batch(data: Path, teacher: Path,
         ({"teacher": "x", "fit_steps": 2, "embedding_start": "random"}, "fit_steps: 2 has no effect"),
     ],
 )
-def test_wrong_options_are_refused(option: dict[str, Any], said: str) -> None:
+def test_wrong_options_fail(option: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         parse(settings(Path("data"), Path("output_dir"), **{OPTION: option}))
 
 
-def test_what_would_have_no_effect_is_refused() -> None:
+def test_options_without_effect_fail() -> None:
     with pytest.raises(OptionError, match="'init_from' has no effect together with 'embedding_distillation'"):
         parse(settings(Path("d"), Path("s"), init_from="b.pt", **{OPTION: {"teacher": "x"}}))
     seeded = {"method": "alone", "hidden_dim": 8, "seed": 3}
@@ -313,9 +313,7 @@ def rounding(data: Path, save: Path, **changes: Any) -> dict[str, Any]:
     return settings(data, save, optimizer="sgd", nonmono=None, **changes)
 
 
-def test_the_stored_model_is_the_one_that_was_evaluated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_stored_model_is_the_evaluated_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = small_corpus(tmp_path)
     run(rounding(data, tmp_path / "plain", embedding_quantization=None))
     run(rounding(data, tmp_path / "whole"))
@@ -340,7 +338,7 @@ def test_the_stored_model_is_the_one_that_was_evaluated(
     assert after == pytest.approx(validated, abs=0.011) and before != after
 
 
-def test_wrong_settings(tmp_path: Path) -> None:
+def test_invalid_settings(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="embedding_quantization: unknown option 'bitz'"):
         parse(rounding(tmp_path, tmp_path, embedding_quantization={"bitz": 1}))
     with pytest.raises(OptionError, match="'compile' cannot include the code search"):

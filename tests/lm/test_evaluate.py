@@ -63,7 +63,7 @@ def test_results(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"perplexity {score.perplexity:.2f}" in printed and "59 targets" in printed
 
 
-def test_other_split_and_raw_text_are_the_same_tokens(home: Path, tmp_path: Path) -> None:
+def test_another_split_and_raw_text_have_the_same_tokens(home: Path, tmp_path: Path) -> None:
     split = results(home, tmp_path, "-split", "valid")
     raw = results(home, tmp_path, data=home / "corpus" / "valid.txt")
     assert raw["metrics"]["nats"] == pytest.approx(split["metrics"]["nats"])
@@ -131,7 +131,7 @@ def test_memory_of_a_transformer(tmp_path: Path) -> None:
         (["-reference", "absent"], "absent"),
     ],
 )
-def test_settings_that_cannot_be(
+def test_invalid_settings(
     home: Path, arguments: list[object], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = home / "corpus" / "data"
@@ -183,7 +183,9 @@ def test_invalid_data(name: str, home: Path, tmp_path: Path, capsys: pytest.Capt
     assert message in one_line(capsys.readouterr().err, "lm_eval")
 
 
-def test_results_are_no_folder(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_file_cannot_be_a_folder(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, data = home / "model.pt", home / "corpus" / "data"
     assert run_command("lm_eval", "-model", model, "-data", data, "-output", tmp_path) == 2
     captured = capsys.readouterr()
@@ -191,13 +193,13 @@ def test_results_are_no_folder(home: Path, tmp_path: Path, capsys: pytest.Captur
     assert not captured.out, "the text was read before"
 
 
-def test_a_split_of_a_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_split_of_a_file_fails(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = home / "corpus" / "test.txt"
     assert run_command("lm_eval", "-model", home / "model.pt", "-data", data, "-split", "test") == 2
     assert "remove -split" in one_line(capsys.readouterr().err, "lm_eval")
 
 
-def test_a_model_that_diverged(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diverged_models_fail(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # A finite model whose scores overflow.
     alter(
         home / "model.pt",
@@ -234,7 +236,7 @@ def brute_force(model: torch.nn.Module, ids: torch.Tensor, context: int, chunk: 
 
 @pytest.mark.slow_except("0-7")
 @pytest.mark.parametrize(("context", "chunk"), [(0, None), (0, 7), (5, 7), (9, 4), (40, 1), (3, 31), (3, 32)])
-def test_every_target_once_with_its_context(context: int, chunk: int | None) -> None:
+def test_every_target_is_scored_once_with_its_context(context: int, chunk: int | None) -> None:
     model = TinyLSTM()
     expected = brute_force(model, text(33), context, chunk or 32)
     for target_length, batch_size in itertools.product([1, 4, 70], [1, 3, 50]):
@@ -255,7 +257,7 @@ def test_other_softmaxes(method: str) -> None:
 
 
 @pytest.mark.parametrize(("context", "chunk"), [(0, 7), (5, 7), (9, 4)])
-def test_batch_size_does_not_matter_to_a_model_with_a_short_memory(context: int, chunk: int) -> None:
+def test_batch_size_does_not_affect_a_model_with_a_short_memory(context: int, chunk: int) -> None:
     model = TinyMemory()
     scores = [evaluate(model, tokens(61), 3, context, chunk, size, progress=False) for size in (1, 2, 5, 90)]
     assert [score.tokens for score in scores] == [60] * 4
@@ -263,7 +265,7 @@ def test_batch_size_does_not_matter_to_a_model_with_a_short_memory(context: int,
     assert scores[0].nats != pytest.approx(evaluate(model, tokens(61), 4, progress=False).nats, rel=1e-4)
 
 
-def test_segments_within_the_memory_are_one_long_segment() -> None:
+def test_segments_within_the_memory_equal_one_long_segment() -> None:
     model = TinyMemory(memory=100)
     whole = evaluate(model, tokens(50), 100, progress=False)
     assert evaluate(model, tokens(50), 7, progress=False).nats == pytest.approx(whole.nats, rel=1e-6)
@@ -288,14 +290,14 @@ class UniformLSTM(TinyLSTM):
         return output._replace(hidden=torch.zeros_like(output.hidden))
 
 
-def test_a_model_that_knows_nothing_has_the_perplexity_of_the_vocabulary() -> None:
+def test_uniform_model_has_the_perplexity_of_the_vocabulary() -> None:
     assert evaluate(UniformLSTM(), tokens(40), chunk_length=6, progress=False).perplexity == pytest.approx(
         11.0
     )
 
 
 @pytest.mark.parametrize("mode", [True, False])
-def test_the_mode_of_the_model_comes_back(mode: bool) -> None:
+def test_the_mode_of_the_model_is_restored(mode: bool) -> None:
     model = TinyLSTM().train(mode)
     evaluate(model, tokens(5), progress=False)
     assert model.training is mode
@@ -305,7 +307,7 @@ def test_the_mode_of_the_model_comes_back(mode: bool) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1])
-def test_too_short_a_text(length: int) -> None:
+def test_a_text_that_is_too_short_fails(length: int) -> None:
     with pytest.raises(UserError, match=f"has {length} tokens"):
         evaluate(TinyLSTM(), tokens(length), progress=False)
 
@@ -313,7 +315,7 @@ def test_too_short_a_text(length: int) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("target_length", 0), ("context_length", -1), ("chunk_length", 0), ("batch_size", 0)]
 )
-def test_impossible_lengths(name: str, value: int) -> None:
+def test_invalid_lengths(name: str, value: int) -> None:
     with pytest.raises(UserError, match=f"{name} is {value}"):
         evaluate(TinyLSTM(), tokens(5), progress=False, **{name: value})
 
@@ -343,7 +345,7 @@ def pointer_by_loops(
 @pytest.mark.parametrize("target_length", [1, 7, 100])
 @pytest.mark.parametrize("window", [1, 5, 200])
 @pytest.mark.parametrize(("theta", "weight"), [(0.7, 0.13), (0.0, 0.5), (3.0, 0.9)])
-def test_against_the_loop(theta: float, weight: float, window: int, target_length: int) -> None:
+def test_equals_a_plain_loop(theta: float, weight: float, window: int, target_length: int) -> None:
     model, ids, options = TinyLSTM(), text(45), PointerOptions(window, theta, weight)
     plain, mixed = evaluate_with_pointer(model, ids.numpy(), options, Reading(target_length), progress=False)
     assert mixed.tokens == plain.tokens == 44
@@ -352,7 +354,7 @@ def test_against_the_loop(theta: float, weight: float, window: int, target_lengt
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 8])
-def test_each_chunk_has_a_cache_of_its_own_which_its_context_fills(batch_size: int) -> None:
+def test_each_chunk_has_its_own_cache_filled_by_its_context(batch_size: int) -> None:
     model, ids, options = TinyLSTM(), text(41), PointerOptions(9, 0.5, 0.3)
     reading = Reading(4, context_length=6, chunk_length=10, batch_size=batch_size)
     expected = 0.0
@@ -366,7 +368,9 @@ def test_each_chunk_has_a_cache_of_its_own_which_its_context_fills(batch_size: i
 
 
 @pytest.mark.parametrize(("queries", "scores"), [(3, 2**24), (256, 1)])
-def test_blocks_of_any_size_give_the_same(queries: int, scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_size_does_not_affect_the_result(
+    queries: int, scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, ids, options = TinyLSTM(), text(60), PointerOptions(7, 0.5, 0.3)
     whole = evaluate_with_pointer(model, ids.numpy(), options, progress=False)[1]
     monkeypatch.setattr(pointer, "_QUERIES", queries)
@@ -386,7 +390,7 @@ def test_by_hand() -> None:
     assert losses.exp().reciprocal().tolist() == pytest.approx([0.5, 0.75 * 0.5 + 0.25 * 0.75])
 
 
-def test_no_more_than_the_window_is_kept() -> None:
+def test_only_the_window_is_kept() -> None:
     cache = CachePointer(PointerOptions(3, 1.0, 0.5))
     cache.log_probabilities(torch.randn(2, 50, 4), torch.zeros(2, 50, dtype=torch.int64))
     assert cache._hidden is not None and cache._hidden.untyped_storage().nbytes() == 2 * 3 * 4 * 4
@@ -413,12 +417,12 @@ def test_settings_from_a_mapping() -> None:
         ({"bptt": 5}, "unknown key 'bptt'"),
     ],
 )
-def test_impossible_settings(changed: dict[str, Any], message: str) -> None:
+def test_invalid_pointer_settings(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         PointerOptions.parse({"window": 5, "theta": 1.0, "lambda": 0.1, **changed})
 
 
 @pytest.mark.parametrize("given", [None, 3, [1, 2, 3]])
-def test_no_mapping(given: Any) -> None:
+def test_settings_that_are_not_a_mapping(given: Any) -> None:
     with pytest.raises(UserError, match="pointer is"):
         PointerOptions.parse(given)

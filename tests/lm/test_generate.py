@@ -38,7 +38,7 @@ def test_a_seed_gives_the_same_text(model: Path, capsys: pytest.CaptureFixture[s
     assert first.endswith("\n") and "<eos>" not in first
 
 
-def test_prompt_is_gone_on_from(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generation_continues_the_prompt(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = written(model, capsys, "-prompt", "a b\nc", "-length", 3, "-temperature", 0)
     assert text.startswith("a b\nc")
     assert len(words(text)) - words(text).count("<eos>") <= 6
@@ -46,7 +46,7 @@ def test_prompt_is_gone_on_from(model: Path, capsys: pytest.CaptureFixture[str])
     assert longer.startswith(text.rstrip("\n"))
 
 
-def test_a_transformer_whose_memory_is_shorter_than_the_text(
+def test_transformer_with_a_memory_shorter_than_the_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"), "transformer_xl")
@@ -55,7 +55,7 @@ def test_a_transformer_whose_memory_is_shorter_than_the_text(
     assert text.startswith(prompt) and 30 <= len(words(text)) <= 31
 
 
-def test_samples_are_several(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_samples(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = written(model, capsys, "-samples", 3, "-length", 40, "-seed", 5)
     parts = text.split("---\n")
     assert len(set(parts)) == 3
@@ -69,7 +69,7 @@ def test_unknown_words_of_a_prompt(model: Path, capsys: pytest.CaptureFixture[st
     assert captured.out.startswith("a zebra b zebra")
 
 
-def test_unknown_is_written_only_when_allowed(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unk_is_generated_only_if_allowed(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "<unk>" not in written(model, capsys, "-length", 400, "-temperature", 3)
     assert "<unk>" in written(model, capsys, "-length", 400, "-temperature", 3, "-allow_unknown")
 
@@ -102,7 +102,7 @@ def test_lines(parts: tuple[list[str], list[str]], expected: str, capsys: pytest
         (["-topk", 2], "-topk"),
     ],
 )
-def test_settings_that_cannot_be(
+def test_invalid_settings(
     model: Path, arguments: list[object], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -117,7 +117,7 @@ def sampled(
     return list(generate(model, prompt, length, Sampling(**how), seed))
 
 
-def test_greedy_is_the_best_word_after_all_that_came_before() -> None:
+def test_greedy_takes_the_best_word_given_the_whole_prefix() -> None:
     model = TinyLSTM()
     ids = [3, 1, 4]
     for _ in range(12):
@@ -167,7 +167,7 @@ def frequencies(number: int = 2000, **how: Any) -> list[float]:
         ({"forbidden": (0, 1), "temperature": 0.0}, [0, 0, 1, 0]),
     ],
 )
-def test_how_often_each_word_is_chosen(how: dict[str, Any], expected: list[float]) -> None:
+def test_sampling_frequencies(how: dict[str, Any], expected: list[float]) -> None:
     found = frequencies(**how)
     assert found == pytest.approx(expected, abs=0.04)
     assert [frequency > 0 for frequency in found] == [share > 0 for share in expected]
@@ -184,17 +184,17 @@ def test_how_often_each_word_is_chosen(how: dict[str, Any], expected: list[float
         ({"forbidden": tuple(range(11))}, "no word can be generated"),
     ],
 )
-def test_what_cannot_be(how: dict[str, Any], message: str) -> None:
+def test_invalid_options(how: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         sampled(TinyLSTM(), [0], **how)
 
 
-def test_no_length() -> None:
+def test_invalid_length() -> None:
     with pytest.raises(UserError, match="length is 0"):
         sampled(TinyLSTM(), [0], 0)
 
 
-def test_a_model_that_diverged() -> None:
+def test_diverged_models_fail() -> None:
     model = TinyLSTM()
     torch.nn.init.constant_(model.lstm.weight_hh_l0, math.nan)
     with pytest.raises(UserError, match="not finite"):

@@ -151,7 +151,7 @@ USES: dict[str, tuple[str, Callable[[Path, Path, Path], list[object]]]] = {
 
 @pytest.mark.slow_except("generate")
 @pytest.mark.parametrize("use", USES)
-def test_every_command_says_what_is_wrong(
+def test_every_command_reports_damage(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], use: str
 ) -> None:
     command, arguments = USES[use]
@@ -197,7 +197,9 @@ HARMLESS = {("averages", "None"), ("step", "a number"), ("epoch", "a number"), (
 
 
 @pytest.mark.slow
-def test_a_run_that_cannot_be_resumed(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_runs_cannot_be_resumed(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     failures = []
     for kind, model in odd_runs(home, tmp_path):
         status, error = outcome("lm_train", resume(home, model, tmp_path), capsys)
@@ -207,7 +209,7 @@ def test_a_run_that_cannot_be_resumed(home: Path, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("store", [None, "int8", "fp16"])
-def test_every_flipped_byte_shows(home: Path, tmp_path: Path, store: str | None) -> None:
+def test_every_flipped_byte_is_detected(home: Path, tmp_path: Path, store: str | None) -> None:
     """In a run's last checkpoint, the optimizer included, and in compressed ones."""
     path = tmp_path / "model.pt"
     if store is None:
@@ -226,7 +228,7 @@ def test_every_flipped_byte_shows(home: Path, tmp_path: Path, store: str | None)
 
 
 @pytest.mark.parametrize("use", USES)
-def test_every_command_notices_a_flipped_byte(
+def test_every_command_detects_a_flipped_byte(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], use: str
 ) -> None:
     model = tmp_path / "model.pt"

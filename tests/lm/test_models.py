@@ -45,7 +45,7 @@ def millions(kind: str, vocabulary: int, embedding: dict[str, Any], **options: A
     return se.accounting.count_parameters(meta(kind, vocabulary, embedding, **options)) / 1e6
 
 
-def test_kinds_are_found_without_a_list() -> None:
+def test_models_are_discovered() -> None:
     assert {"awd_lstm", "lstm"} <= set(kinds())
     assert options_class("lstm")().num_layers == 4
 
@@ -66,7 +66,7 @@ def test_every_embedding_trains_on_both_sides(kind: str, embedding: dict[str, An
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_the_last_layer_is_as_wide_as_the_scores() -> None:
+def test_last_layer_has_the_width_of_the_scores() -> None:
     """A unit tied to its map scores n dimensions, whatever D is; "map" is the default."""
     unit = {"method": "define", "map_dim": 4, "expand_dim": 16, "depth": 2, "max_groups": 2}
     model = build("awd_lstm", words(20), unit, SMALL)
@@ -76,7 +76,7 @@ def test_the_last_layer_is_as_wide_as_the_scores() -> None:
     assert whole.embedding.score_dim == 8
 
 
-def test_the_embedding_is_initialized_by_its_own_rule_and_last() -> None:
+def test_embedding_is_initialized_last_by_its_own_rule() -> None:
     model = build("awd_lstm", words(50), {"method": "standard"}, SMALL)
     torch.manual_seed(3)
     model.reset_parameters()
@@ -88,7 +88,7 @@ def test_the_embedding_is_initialized_by_its_own_rule_and_last() -> None:
     assert torch.equal(drawn, model.embedding.table())
 
 
-def test_a_seed_decides_the_parameters() -> None:
+def test_a_seed_determines_the_parameters() -> None:
     drawn = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -100,7 +100,7 @@ def test_a_seed_decides_the_parameters() -> None:
 
 
 @pytest.mark.parametrize(("vocabulary", "total"), [(10000, 24_221_600), (33278, 33_556_078)])
-def test_awd_lstm_of_the_penn_treebank_and_wikitext_2(vocabulary: int, total: int) -> None:
+def test_awd_lstm_sizes_for_penn_treebank_and_wikitext_2(vocabulary: int, total: int) -> None:
     """Merity et al. (2018) print 24M and 33M, rounded down; their output layer has a bias."""
     model = meta("awd_lstm", vocabulary, {"method": "standard", "output_bias": True})
     assert se.accounting.count_parameters(model) == total
@@ -109,7 +109,7 @@ def test_awd_lstm_of_the_penn_treebank_and_wikitext_2(vocabulary: int, total: in
 @pytest.mark.parametrize(
     ("dim", "context", "input_output"), [(256, 23.36, 9.25), (384, 24.73, 13.90), (512, 26.24, 18.55)]
 )
-def test_lstm_of_wikitext_103(dim: int, context: float, input_output: float) -> None:
+def test_lstm_sizes_for_wikitext_103(dim: int, context: float, input_output: float) -> None:
     """DeFINE, Table 1a: the context model and the tied adaptive layers in millions."""
     model = meta("lstm", 267735, {"method": "adaptive", **BANDS}, embedding_dim=dim)
     embedding = model.embedding.counts()["total"]
@@ -118,7 +118,7 @@ def test_lstm_of_wikitext_103(dim: int, context: float, input_output: float) -> 
     assert embedding / 1e6 == pytest.approx(input_output, abs=0.006)
 
 
-def test_totals_of_wikitext_103() -> None:
+def test_parameter_totals_for_wikitext_103() -> None:
     """DeFINE, Table 1a, R1 and R2."""
     standard = {"method": "standard", "output_bias": True}
     assert millions("lstm", 267735, standard) == pytest.approx(92.17, abs=0.005)
@@ -129,7 +129,7 @@ def test_totals_of_wikitext_103() -> None:
 @pytest.mark.parametrize(
     ("dim", "depth", "groups", "total"), [(256, 3, 128, 33.02), (384, 7, 128, 40.46), (512, 11, 512, 48.69)]
 )
-def test_totals_of_define_on_wikitext_103(dim: int, depth: int, groups: int, total: float) -> None:
+def test_parameter_totals_of_define_for_wikitext_103(dim: int, depth: int, groups: int, total: float) -> None:
     """DeFINE, Table 1a, R3 to R5, where the paper's own tables disagree by 2 %."""
     unit = {"map": "adaptive", "map_dim": dim, "expand_dim": 1024, "depth": depth, "max_groups": groups}
     size = millions("lstm", 267735, {"method": "define", **unit, **BANDS}, embedding_dim=dim)
@@ -167,7 +167,7 @@ def test_define_makes_the_penn_treebank_model_four_million_smaller() -> None:
         ("lstm", {"method": "adaptive", "cutoffs": [5], "output": "none"}, {}, "no output side"),
     ],
 )
-def test_mistakes_are_named(
+def test_user_errors_are_named(
     kind: str, embedding: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((UserError, se.OptionError), match=message) as raised:
@@ -175,7 +175,7 @@ def test_mistakes_are_named(
     assert "\n" not in str(raised.value)
 
 
-def test_an_empty_vocabulary_is_refused() -> None:
+def test_an_empty_vocabulary_fails() -> None:
     with pytest.raises(se.OptionError, match="'num_embeddings' is 0"):
         build("awd_lstm", [], {"method": "standard"}, {})
 
@@ -235,7 +235,7 @@ def setting():
 
 @pytest.mark.parametrize("memory", [0, 3, 6])
 @pytest.mark.parametrize("limits", [{}, {"reach": 2}, {"clamp": 2}, {"reach": 3, "clamp": 1}, {"reach": 0}])
-def test_attention_is_the_four_terms(setting, memory, limits):
+def test_attention_has_four_terms(setting, memory, limits):
     attention, context, u, v = setting
     hidden = context[:, memory:]
     places = geometry(hidden.size(1), memory, 6, CPU, **limits)
@@ -245,7 +245,7 @@ def test_attention_is_the_four_terms(setting, memory, limits):
     torch.testing.assert_close(attention(hidden, context, places, u, v), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_are_those_of_the_loops(setting):
+def test_gradients_equal_those_of_loops(setting):
     attention, context, u, v = setting
     u.requires_grad_()
     v.requires_grad_()
@@ -279,7 +279,7 @@ def test_flex_attention_has_the_same_values_and_gradients(setting, reach, monkey
     torch.testing.assert_close(results[1], results[0])
 
 
-def test_by_key_moves_scores_to_the_distances():
+def test_by_key_shifts_scores_to_distances():
     # Two queries after one remembered position: K = 3, columns are the distances 2, 1, 0, -1.
     scores = torch.tensor([[12.0, 11.0, 10.0, -1.0], [22.0, 21.0, 20.0, -1.0]])
     aligned = by_key(scores)
@@ -289,7 +289,7 @@ def test_by_key_moves_scores_to_the_distances():
     assert aligned.data_ptr() == scores[0, 1:].data_ptr()
 
 
-def test_geometry_hides_the_future_and_what_is_out_of_reach():
+def test_geometry_masks_the_future_and_distant_keys():
     assert geometry(2, 1, 4, CPU).hidden_keys.tolist() == [[False, False, True], [False, False, False]]
     reach_one = geometry(3, 1, 4, CPU, reach=1).hidden_keys
     assert reach_one.tolist() == [
@@ -299,7 +299,7 @@ def test_geometry_hides_the_future_and_what_is_out_of_reach():
     ]
 
 
-def test_clamped_distances_look_the_same():
+def test_clamped_distances_have_equal_encodings():
     encodings = geometry(3, 2, 4, CPU, clamp=2).encodings
     assert torch.equal(encodings[0], encodings[2])
     assert not torch.equal(encodings[2], encodings[3])

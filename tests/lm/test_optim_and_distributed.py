@@ -81,7 +81,7 @@ def test_first_step_of_adam_is_the_learning_rate() -> None:
         (lambda: AdamOptions(learning_rate=1.0, eps=0.0), "eps"),
     ],
 )
-def test_values_out_of_range_are_refused_by_name(make: object, name: str) -> None:
+def test_values_out_of_range_fail_by_name(make: object, name: str) -> None:
     with pytest.raises(OptionError, match=f"'{name}'"):
         make()  # type: ignore[operator]
 
@@ -101,7 +101,7 @@ def test_values_out_of_range_are_refused_by_name(make: object, name: str) -> Non
         ([1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0], 5, True),
     ],
 )
-def test_when_validation_has_stalled(scores: list[float], nonmono: int, stalled: bool) -> None:
+def test_validation_stall_criterion(scores: list[float], nonmono: int, stalled: bool) -> None:
     assert is_stalled(scores, nonmono) is stalled
     assert NTASGDOptions(learning_rate=1.0, nonmono=nonmono).starts_averaging(scores) is stalled
 
@@ -112,7 +112,7 @@ def test_only_asgd_averages_from_the_start() -> None:
     assert not AdamOptions(learning_rate=1.0).starts_averaging([1.0, 2.0, 3.0])
 
 
-def test_averages_are_means_over_the_steps_since_they_began() -> None:
+def test_averages_cover_the_steps_since_their_start() -> None:
     first, second = parameter(9.0, 9.0), parameter(1.0)
     averages = Averages([first, second])
     for value in (1.0, 2.0, 6.0):
@@ -126,7 +126,7 @@ def test_averages_are_means_over_the_steps_since_they_began() -> None:
     assert first.tolist() == [6.0, 6.0] and second.tolist() == [-6.0]
 
 
-def test_averages_before_the_first_step_leave_the_parameters() -> None:
+def test_averages_before_the_first_step_are_the_parameters() -> None:
     weight = parameter(4.0)
     averages = Averages([weight])
     with torch.no_grad():
@@ -135,7 +135,7 @@ def test_averages_before_the_first_step_leave_the_parameters() -> None:
         assert weight.item() == 5.0
 
 
-def test_parameters_come_back_after_an_error() -> None:
+def test_parameters_are_restored_after_an_error() -> None:
     weight = parameter(4.0)
     averages = Averages([weight])
     averages.update()
@@ -171,7 +171,7 @@ def test_loaded_averages_continue_exactly() -> None:
         assert torch.equal(weight, whole_weight)
 
 
-def test_lengths_are_drawn_as_published() -> None:
+def test_segment_lengths_have_the_published_distribution() -> None:
     generator = random.Random(0)
     lengths = [draw_length(70, generator) for _ in range(20000)]
     long = [length for length in lengths if length > 52]
@@ -183,7 +183,7 @@ def test_lengths_are_drawn_as_published() -> None:
     assert spread == pytest.approx(5.0, abs=0.2)
 
 
-def test_lengths_are_never_below_five_or_a_short_base() -> None:
+def test_segment_lengths_have_a_minimum() -> None:
     generator = random.Random(0)
     assert min(draw_length(8, generator) for _ in range(500)) == 5
     assert min(draw_length(2, generator) for _ in range(500)) == 2
@@ -193,7 +193,7 @@ def at(done: float = 0.0, epochs: float = 0.0, scores: tuple[float, ...] = ()) -
     return Progress(done, epochs, scores)
 
 
-def test_constant() -> None:
+def test_constant_schedule() -> None:
     assert ConstantOptions().factor(at(0.9, 3, (1.0, 2.0))) == 1.0
 
 
@@ -261,7 +261,7 @@ def losses(save: Path) -> list[tuple[str, str, float]]:
 
 
 @pytest.mark.slow
-def test_two_processes_are_one_with_the_doubled_batch(tmp_path: Path) -> None:
+def test_two_processes_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
     """Also where only one of them has words of a band in its segment, in parts, and after going on."""
     data = small_corpus(tmp_path)
     embedding = {"method": "adaptive", "cutoffs": [5, 18], "factor": 2}
@@ -320,7 +320,7 @@ def test_two_processes_save_the_same_step_when_they_are_stopped(everybody: bool,
         assert torch.equal(mine, other)
 
 
-def test_one_process_alone_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with joined("cpu") as group:
         assert group.is_first and group.world_size == 1
@@ -329,7 +329,7 @@ def test_one_process_alone_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
         assert group.largest(15)() == 15
 
 
-def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_devices_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", str(max(1, torch.cuda.device_count())))
     with pytest.raises(UserError, match="device is cuda"), joined("cuda"):
         pass

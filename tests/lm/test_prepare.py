@@ -33,7 +33,7 @@ def run(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     return 0
 
 
-def test_corpus_is_made_and_described(
+def test_corpus_is_written_and_described(
     arguments: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -46,7 +46,7 @@ def test_corpus_is_made_and_described(
     assert "vocabulary: 4 words" in printed
 
 
-def test_mistakes_give_one_line_and_status_2(
+def test_user_errors_are_one_line_with_status_2(
     arguments: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -82,7 +82,7 @@ def split(folder: Path, text: bytes, *options: str, monkeypatch: pytest.MonkeyPa
     return {name: (folder / "data" / "texts" / f"{name}.txt").read_bytes() for name in SPLITS}
 
 
-def test_a_single_text_is_divided_by_lines(
+def test_a_single_text_is_split_by_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [f"line {number}".encode() for number in range(200)]
@@ -121,12 +121,12 @@ def test_a_single_text_is_divided_by_lines(
         ("0.6,0.3,0.1", 1001, (601, 300, 100)),
     ],
 )
-def test_every_part_of_a_text_has_a_line(fractions: str, lines: int, wanted: tuple[int, ...]) -> None:
+def test_every_split_has_a_line(fractions: str, lines: int, wanted: tuple[int, ...]) -> None:
     counts = Fractions.parse(fractions).lines(lines)
     assert tuple(counts[name] for name in SPLITS) == wanted
 
 
-def test_what_cannot_be_divided_gives_one_line(
+def test_invalid_splits_fail_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text, short, latin = tmp_path / "one.txt", tmp_path / "short.txt", tmp_path / "latin.txt"

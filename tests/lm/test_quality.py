@@ -65,7 +65,7 @@ def test_perplexity_is_that_of_lm_eval(
     assert found["before"] == found["after"] == pytest.approx(wanted, rel=1e-6)
 
 
-def test_mistakes_are_one_line_before_the_fit(
+def test_user_errors_are_one_line_before_the_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write_corpus(tmp_path / "corpus")
@@ -133,7 +133,7 @@ def test_damaged_models_are_reported(model: Path, capsys: pytest.CaptureFixture[
 
 
 @torch.no_grad()
-def test_share_is_that_of_the_words_after_the_same_words(
+def test_agreement_compares_next_words_after_equal_words(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line, whose 40 tokens are read two at a time: 20 beginnings, and 20 words after them."""
@@ -157,7 +157,7 @@ def test_share_is_that_of_the_words_after_the_same_words(
     assert found["share"] == pytest.approx(agreed / asked, abs=1e-4)
 
 
-def test_validation_is_measured_instead(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validation_replaces_agreement(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = model.parent / "corpus" / "test.txt"
     report = model.parent / "report.json"
     line, found = kept(model, capsys, "projective", "--rank", 1, "--validation", text)
@@ -177,9 +177,7 @@ def test_generated_text_depends_on_the_seed(tmp_path: Path, kind: str) -> None:
     assert model.training == load_model(path).model.training
 
 
-def test_a_model_that_diverged_was_not_shown_to_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_diverged_models_have_no_quality(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_corpus(tmp_path / "corpus", WORDS)
     model, words, *_ = load_model(write_model(tmp_path / "model.pt", data))
     for parameter in model.parameters():

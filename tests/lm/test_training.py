@@ -56,7 +56,7 @@ def parameters(subject: Trainer) -> list[torch.Tensor]:
 # A step
 
 
-def test_steps_are_those_of_a_plain_loop(data: Path) -> None:
+def test_steps_equal_a_plain_loop(data: Path) -> None:
     """Clipped gradient descent over consecutive segments with the state carried over and begun anew."""
     changes = without_dropout(optimizer="sgd", nonmono=None, steps=18, evaluate_every=18, max_grad_norm=0.5)
     subject = train(trainer(data, **changes))
@@ -81,7 +81,7 @@ def test_steps_are_those_of_a_plain_loop(data: Path) -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_batch_in_parts_is_the_same_batch(data: Path) -> None:
+def test_accumulated_batches_equal_one_batch(data: Path) -> None:
     changes = without_dropout(optimizer="sgd", nonmono=None, steps=18)
     whole, parts = train(trainer(data, **changes)), train(trainer(data, **changes, grad_accum_steps=2))
     assert parts.scores == pytest.approx(whole.scores, rel=1e-5)
@@ -139,7 +139,7 @@ def test_the_loss_is_the_cross_entropy_and_the_penalty(data: Path) -> None:
 # Validation and the end
 
 
-def test_training_learns_what_can_be_learned(data: Path) -> None:
+def test_training_learns_a_learnable_text(data: Path) -> None:
     changes = without_dropout(
         optimizer="adam", nonmono=None, learning_rate=0.02, weight_decay=None, steps=None, epochs=12,
         embedding_dim=16, hidden_dim=24, embedding={"method": "standard"},
@@ -151,21 +151,21 @@ def test_training_learns_what_can_be_learned(data: Path) -> None:
     assert subject.scores[-1] < 2.0 < 2.5 < subject.scores[0]
 
 
-def test_validation_comes_when_asked_for_and_at_the_end(data: Path) -> None:
+def test_validation_runs_at_its_interval_and_at_the_end(data: Path) -> None:
     subject = trainer(data, **without_dropout(steps=12, evaluate_every=5))
     seen: list[int] = []
     subject.run(NoReport(), lambda: seen.append(subject.step), lambda: None)
     assert seen == [5, 10, 12] and len(subject.scores) == 3
 
 
-def test_validation_comes_after_every_epoch(data: Path) -> None:
+def test_validation_runs_after_every_epoch(data: Path) -> None:
     subject = trainer(data, **without_dropout(steps=None, epochs=2, evaluate_every=None))
     seen: list[tuple[int, int]] = []
     subject.run(NoReport(), lambda: seen.append((subject.epoch, subject.position)), lambda: None)
     assert seen == [(1, 0), (2, 0)]
 
 
-def test_averages_begin_when_validation_stalls_and_are_what_is_scored(
+def test_averages_start_when_validation_stalls_and_are_scored(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = trainer(data, **without_dropout(steps=12, evaluate_every=3, nonmono=1))
@@ -199,7 +199,7 @@ def test_averages_begin_when_validation_stalls_and_are_what_is_scored(
         assert torch.equal(actual, expected)
 
 
-def test_the_best_model_is_the_one_that_scored_best(data: Path, tmp_path: Path) -> None:
+def test_best_checkpoint_has_the_best_score(data: Path, tmp_path: Path) -> None:
     run(settings(data, tmp_path / "run", nonmono=0, evaluate_every=2))
     last, best = load_model(tmp_path / "run/last.pt"), load_model(tmp_path / "run/best.pt")
     assert last.training is not None and best.training is None
@@ -246,7 +246,7 @@ def test_training_stops_when_the_loss_is_not_finite(data: Path, tmp_path: Path) 
 # The command
 
 
-def test_the_command_trains_and_says_what(
+def test_command_trains_and_reports(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = settings(data, tmp_path / "run", steps=2)
@@ -280,7 +280,7 @@ def test_the_command_trains_and_says_what(
         ({"hidden_dim": 10**8}, "not enough memory"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_user_errors_are_one_line(
     data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -311,7 +311,7 @@ def test_a_damaged_checkpoint_is_named(data: Path, tmp_path: Path) -> None:
         run(values)
 
 
-def test_a_folder_has_one_training_at_a_time(data: Path, tmp_path: Path) -> None:
+def test_one_training_per_folder(data: Path, tmp_path: Path) -> None:
     values = settings(data, tmp_path / "run", steps=1)
     with (
         locked(tmp_path / "run" / ".lock"),
@@ -335,7 +335,7 @@ def test_columns_of_two_processes_are_those_of_one(data: Path) -> None:
     assert torch.equal(torch.cat(parts), whole)
 
 
-def test_training_notes_that_bf16_is_slow_here(
+def test_training_warns_if_bf16_is_slow(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for has_bf16 in (True, False):

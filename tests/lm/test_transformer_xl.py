@@ -50,7 +50,7 @@ def run(model, ids, lengths):
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("lengths", [[4, 4, 4], [1] * 12, [5, 1, 6], [11, 1]])
-def test_segments_with_memory_are_one_long_segment(norm, lengths):
+def test_segments_with_memory_equal_one_long_segment(norm, lengths):
     model = small_model(norm=norm, memory_length=12)
     ids = some_ids(12)
     whole, _ = run(model, ids, [12])
@@ -59,7 +59,7 @@ def test_segments_with_memory_are_one_long_segment(norm, lengths):
 
 
 @pytest.mark.parametrize("lengths", [[4, 4, 4, 4], [1] * 16, [3, 7, 2, 4]])
-def test_same_length_makes_segments_of_no_account(lengths):
+def test_with_same_length_segments_do_not_matter(lengths):
     # Positions see no more than the memory holds, so that even far beyond it nothing depends on the segments.
     model = small_model(same_length=True, memory_length=3, clamp_length=2)
     ids = some_ids(16)
@@ -69,7 +69,7 @@ def test_same_length_makes_segments_of_no_account(lengths):
 
 
 @pytest.mark.parametrize("lengths", [[9], [4, 5], [8, 1]])
-def test_same_length_shows_the_word_itself_and_as_many_before_as_the_memory_holds(lengths):
+def test_same_length_attends_to_the_word_and_the_memory_length_before_it(lengths):
     # With one layer no word reaches further through others.
     model = small_model(same_length=True, memory_length=3, num_layers=1)
     ids = some_ids(9)
@@ -83,7 +83,7 @@ def test_same_length_shows_the_word_itself_and_as_many_before_as_the_memory_hold
     assert seen == [False] * 5 + [True] * 4
 
 
-def test_dropout_falls_on_the_last_hidden_states():
+def test_dropout_applies_to_the_last_hidden_states():
     model = small_model(dropout=0.5).train()
     state = model.initial_state(3)
     torch.manual_seed(5)
@@ -142,7 +142,7 @@ def test_memory_length_can_be_set_for_evaluation():
     assert state[0].size(0) == 6
 
 
-def test_no_word_sees_a_later_one():
+def test_attention_is_causal():
     model = small_model()
     ids = some_ids(8)
     changed = ids.clone()
@@ -163,7 +163,7 @@ def test_no_gradient_flows_into_the_memory():
     assert used == (None,)
 
 
-def test_columns_of_a_batch_do_not_meet():
+def test_columns_of_a_batch_are_independent():
     model = small_model()
     ids = some_ids(8)
     together, _ = run(model, ids, [4, 4])
@@ -214,7 +214,7 @@ def test_the_same_seed_gives_the_same_model():
     assert not torch.equal(states[0]["content_bias"], states[2]["content_bias"])
 
 
-def test_initialization_is_the_published_one():
+def test_initialization_is_as_published():
     torch.manual_seed(1)
     options = {**SMALL, "embedding_dim": 128, "feed_forward_dim": 256}
     model = models.build("transformer_xl", WORDS, {"method": "standard"}, options)
@@ -288,12 +288,12 @@ def test_shared_embeddings_fit(embedding):
         ({"hidden_dim": 4}, "hidden_dim"),
     ],
 )
-def test_bad_options_are_refused(options, message):
+def test_invalid_options_fail(options, message):
     with pytest.raises(se.OptionError, match=message):
         small_model(**options)
 
 
-def test_an_embedding_that_scores_another_width_is_refused():
+def test_an_embedding_with_another_score_dim_fails():
     embedding = {"method": "define", "map_dim": 4, "expand_dim": 8, "depth": 2, "max_groups": 2}
     with pytest.raises(se.OptionError, match="output_projection: true"):
         small_model(embedding)
@@ -314,7 +314,7 @@ def test_context_model_has_the_size_of_table_2(dim, inner, millions):
     assert round(total / 1e6, 2) == millions
 
 
-def test_flex_attention_is_refused_with_dropout_and_left_to_gpus():
+def test_flex_attention_rejects_dropout_and_needs_a_gpu():
     with pytest.raises(se.OptionError, match="'attention_dropout' is 0.1, but flex attention has none"):
         small_model(attention="flex", attention_dropout=0.1)
     ids = some_ids(8)

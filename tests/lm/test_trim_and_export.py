@@ -59,7 +59,7 @@ def log_probabilities(model: Path, lines: str) -> dict[str, torch.Tensor]:
     return {word: found[:, number] for word, number in index.items()}
 
 
-def test_trimmed_and_compressed_in_one_go(
+def test_trimmed_and_compressed_in_one_step(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS), "awd_lstm")
@@ -123,7 +123,7 @@ def test_ids_report_and_evaluation(tmp_path: Path, text: Path, capsys: pytest.Ca
     assert "<unk>: 1 tokens (9.09%)" in capsys.readouterr().out
 
 
-def test_refusals(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_errors(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS))
     output, empty, binary = tmp_path / "trimmed.pt", tmp_path / "empty", tmp_path / "binary"
     empty.write_text("\n\nzzz\n")
@@ -152,9 +152,7 @@ def test_refusals(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
     assert "would replace the file of --model" in refused(capsys, *onto)
 
 
-def test_methods_without_rows_are_refused(
-    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_methods_without_rows_fail(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS))
     small, output = tmp_path / "small.pt", tmp_path / "trimmed.pt"
     options = ["--vocab-shape", "3,4", "--dim-shape", "2,4", "--rank", "2", "--fit-steps", "2"]
@@ -166,7 +164,7 @@ def test_methods_without_rows_are_refused(
     assert not output.exists()
 
 
-def test_a_full_disk_leaves_nothing(
+def test_a_full_disk_leaves_no_partial_files(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS))

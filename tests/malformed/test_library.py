@@ -224,9 +224,7 @@ def test_rows_of_recipes(head: list[str], tmp_path: Path, capsys: pytest.Capture
     assert not wrong(command, tmp_path, [Case(row[:20], [*head, row]) for row in rows], capsys)
 
 
-def test_tasks_steps_and_commands_that_are_not_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_tasks_steps_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = Command("recipes", entry(), {})
     heads = (["none"], ["a\0b", "train"], ["../lm", "train"], ["x" * 5000], ["common", "train"], ["--no"])
     heads += (["ptb_awd_lstm"], ["ptb_awd_lstm", "fly"], ["ptb_awd_lstm", ""], ["quickstart", "train"], [""])

@@ -131,7 +131,7 @@ def test_messy_text_trains(host: Host) -> None:
     ],
     ids=lambda value: "-".join(map(str, value))[:40] if isinstance(value, (dict, list)) else str(value),
 )
-def test_training_is_refused(options: dict[str, Any], words: list[str], host: Host, refusal: Refusal) -> None:
+def test_training_fails(options: dict[str, Any], words: list[str], host: Host, refusal: Refusal) -> None:
     if "gpu_ranks" in options and torch.cuda.is_available():
         pytest.skip("a GPU is there")
     config = host.config("model", **{"embedding": FUNNEL, **options})
@@ -140,7 +140,7 @@ def test_training_is_refused(options: dict[str, Any], words: list[str], host: Ho
     assert not list(host.folder.glob("*.pt"))
 
 
-def test_update_vocab_is_refused(trained: Trained, refusal: Refusal) -> None:
+def test_update_vocab_fails(trained: Trained, refusal: Refusal) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     config = host.config(
         "updated", embedding=FUNNEL, update_vocab=True, reset_optim="all", train_from=str(checkpoint)
@@ -260,7 +260,7 @@ def test_kill_and_resume(host: Host) -> None:
     assert (host.folder / f"model_step_{steps[-1] + 2}.pt").is_file()
 
 
-def test_remains_of_a_killed_save_go(host: Host) -> None:
+def test_leftovers_of_a_killed_save_are_removed(host: Host) -> None:
     """Those of this run's checkpoints, at its next start; those of another run stay."""
     for name in ("model", "other"):
         path = host.folder / f"{name}_step_3.pt"

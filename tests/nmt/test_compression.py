@@ -94,7 +94,7 @@ def test_full_size_keeps_the_scores(
     assert not weights.exists() or weights.stat().st_mode == output.stat().st_mode
 
 
-def test_a_small_model_beside_its_large_one_is_another(trained: Trained, tmp_path: Path) -> None:
+def test_output_next_to_the_input_is_a_separate_model(trained: Trained, tmp_path: Path) -> None:
     """`model.small.safetensors` is no part of `model.pt`, though it is called as a shard of it might be."""
     _, model = trained(embedding=STANDARD, save_format="safetensors")
     for file in (model, model.with_suffix(".safetensors")):
@@ -126,7 +126,7 @@ def test_result_resumes_with_the_options_of_the_run(
     assert torch.equal(scores(after), scores(small))
 
 
-def test_result_translates_trains_on_and_stays_tied(trained: Trained, tmp_path: Path) -> None:
+def test_result_translates_trains_and_stays_tied(trained: Trained, tmp_path: Path) -> None:
     host, model = trained(embedding=STANDARD)
     output, report = tmp_path / "small.pt", tmp_path / "report.json"
     before = model.read_bytes()
@@ -151,7 +151,7 @@ def test_result_translates_trains_on_and_stays_tied(trained: Trained, tmp_path: 
 
 @pytest.mark.slow_except("quantized")
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "standard"])
-def test_every_method_is_loaded_as_it_was_fitted(method: str, trained: Trained, tmp_path: Path) -> None:
+def test_every_method_is_loaded_as_fitted(method: str, trained: Trained, tmp_path: Path) -> None:
     _, model = trained(embedding=STANDARD)
     output = tmp_path / "small.pt"
     options = {name: value for name, value in METHODS[method].items() if name != "method"}
@@ -251,7 +251,7 @@ def without_weights(path: Path) -> int:
 
 
 @pytest.mark.slow
-def test_bytes_on_disk_are_those_of_the_account(host: Host, tmp_path: Path) -> None:
+def test_bytes_on_disk_match_the_report(host: Host, tmp_path: Path) -> None:
     host.write("vocab", [f"w{number}\t9" for number in range(9000)])
     model = host.train("wide", word_vec_size=32, hidden_size=32, train_steps=1, save_checkpoint_steps=1)
     table = 9000 * 24
@@ -272,7 +272,7 @@ def test_bytes_on_disk_are_those_of_the_account(host: Host, tmp_path: Path) -> N
         assert written["bytes_on_disk"]["before"] > 3 * written["bytes_of_weights"]["before"]
 
 
-def test_target_is_met_in_the_storage_asked_for(trained: Trained, tmp_path: Path) -> None:
+def test_target_is_met_in_the_requested_storage(trained: Trained, tmp_path: Path) -> None:
     _, model = trained(embedding=STANDARD)
     report, ranks = tmp_path / "report.json", []
     for store in STORES:
@@ -285,7 +285,7 @@ def test_target_is_met_in_the_storage_asked_for(trained: Trained, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_new_process_computes_what_was_in_memory(
+def test_a_new_process_computes_the_same(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, model = trained(embedding=STANDARD)
@@ -333,7 +333,7 @@ def _check_ties(path: Path) -> None:
         assert all(bool(gradient.any()) for gradient in gradients)
 
 
-def test_packed_models_go_through_every_command(trained: Trained, tmp_path: Path) -> None:
+def test_packed_models_work_in_every_command(trained: Trained, tmp_path: Path) -> None:
     host, model = trained(embedding=STANDARD, save_format="safetensors")
     small, report = tmp_path / "small.pt", tmp_path / "report.json"
     compress(model, "projective", small, "--rank", 8, "--store", "int8", "--report", report)
@@ -360,7 +360,7 @@ def test_packed_models_go_through_every_command(trained: Trained, tmp_path: Path
     assert all(tensor.dtype == torch.float32 for name, tensor in written.items() if "emb_luts" in name)
 
 
-def test_refusals(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_errors(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, model = trained(embedding=STANDARD)
     output = tmp_path / "small.pt"
     asked = ["--method", "projective", "--output", output]
@@ -397,7 +397,7 @@ def test_refusals(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
-def test_a_full_disk_leaves_nothing(
+def test_a_full_disk_leaves_no_partial_files(
     trained: Trained, tmp_path: Path, capfd: pytest.CaptureFixture[str], save_format: str
 ) -> None:
     _, model = trained(embedding=STANDARD, save_format=save_format)

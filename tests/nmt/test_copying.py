@@ -70,7 +70,7 @@ def test_each_sentence_copies_from_its_own_source() -> None:
     torch.testing.assert_close(together.sum(dim=2), torch.ones(3, 4))
 
 
-def test_copies_of_known_words_count_as_these() -> None:
+def test_copies_of_known_words_count_as_the_words() -> None:
     vocabulary = Vocab(["<unk>", "<blank>", "a", "b"])
     sources = [Vocab(["<unk>", "a", "x"]), Vocab(["<unk>", "b", "a"])]
     found = torch.tensor([[[0.1, 0.0, 0.2, 0.1, 0.0, 0.4, 0.2]], [[0.1, 0.0, 0.2, 0.1, 0.0, 0.4, 0.2]]])
@@ -80,7 +80,7 @@ def test_copies_of_known_words_count_as_these() -> None:
     torch.testing.assert_close(found, torch.tensor(wanted), atol=1e-9, rtol=0)
 
 
-def test_coverage_is_what_earlier_words_attended_to() -> None:
+def test_coverage_is_the_sum_of_earlier_attention() -> None:
     attention = torch.tensor([[[0.7, 0.3], [0.4, 0.6], [0.5, 0.5]]])
     is_word = torch.tensor([[True, True, False]])
     # The first word has none before it; min(0.4, 0.7) + min(0.6, 0.3) for the second, the third is padding.
@@ -157,7 +157,7 @@ def test_batch_equals_single_sentences(kind: str, search: str, learned: Any) -> 
 
 
 @pytest.mark.parametrize("kind", ["transformer", "rnn"])
-def test_given_translations_are_scored_in_batches_as_alone(
+def test_gold_scores_do_not_depend_on_the_batch(
     kind: str, learned: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     host, model = learned(kind)
@@ -221,7 +221,7 @@ def by_hand(generator: Any, hidden: Tensor, attention: Tensor, source: Tensor) -
 
 @pytest.mark.slow_except("standard")
 @pytest.mark.parametrize("method", METHODS)
-def test_words_are_mixed_as_the_equation_says(method: str, trained: Trained) -> None:
+def test_copy_mixture_follows_the_equation(method: str, trained: Trained) -> None:
     host, path = trained(embedding=METHODS[method], copy_attn=True)
     model = built(path)
     generator, embedding = model.generator, model.decoder.embeddings.emb_luts[0]
@@ -261,7 +261,7 @@ def test_tensors_and_counts(is_tied: bool, trained: Trained) -> None:
     assert counts["dense_total"] == tables * 88 * 16 + gate + counts["rest"]
 
 
-def test_training_goes_on_from_a_checkpoint(host: Host) -> None:
+def test_training_resumes_from_a_checkpoint(host: Host) -> None:
     options = {"embedding": FUNNEL, "copy_attn": True}
     whole = read_weights(str(host.train("whole", **options)))[1:]
     half = host.folder / "whole_step_3.pt"
@@ -281,7 +281,7 @@ def test_half_precision_trains(host: Host) -> None:
 @pytest.mark.slow_except("pytorch-tied")
 @pytest.mark.parametrize("options", [{}, UNTIED], ids=["tied", "untied"])
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
-def test_upstreams_own_model_is_compressed(
+def test_upstream_model_is_compressed(
     options: dict[str, Any], save_format: str, trained: Trained, tmp_path: Path
 ) -> None:
     host, path = trained(copy_attn=True, save_format=save_format, **options)
@@ -344,7 +344,7 @@ def test_distilled_from_a_copying_teacher(options: dict[str, Any], trained: Trai
     torch.testing.assert_close(fitted.table(), nearest, rtol=1e-4, atol=1e-5)
 
 
-def test_ctranslate2_is_refused(trained: Trained, tmp_path: Path, refusal: Any) -> None:
+def test_ctranslate2_fails(trained: Trained, tmp_path: Path, refusal: Any) -> None:
     _, path = trained(embedding=FUNNEL, copy_attn=True)
     output = str(tmp_path / "model")
     message = refusal("onmt_release_model", "-model", str(path), "-output", output, "-format", "ctranslate2")

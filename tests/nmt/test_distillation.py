@@ -111,7 +111,7 @@ def test_every_method(method: str, trained: Trained, host: Host) -> None:
     assert not [name for name in checkpoint["model"] if "teacher" in name]
 
 
-def test_standard_student_is_its_teacher(trained: Trained, host: Host) -> None:
+def test_standard_student_equals_its_teacher(trained: Trained, host: Host) -> None:
     _, teacher = trained(embedding=STANDARD)
     student = distilled(host, teacher, STANDARD, **STILL)
     assert torch.equal(table(student)[2:], table(teacher)[2:])
@@ -133,9 +133,7 @@ def test_each_side_is_fitted_to_its_own_table(trained: Trained, host: Host) -> N
     assert torch.equal(weights(student)["generator.bias"], weights(teacher)["generator.bias"])
 
 
-def test_length_of_the_fit_is_handed_on(
-    trained: Trained, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_steps_are_passed_on(trained: Trained, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     fit = se.fit
 
@@ -186,7 +184,7 @@ def test_frozen_parameters_stay_frozen_after_resume(what: str, trained: Trained,
 
 
 @pytest.mark.slow
-def test_reconstruction_keeps_the_student_near(trained: Trained, host: Host) -> None:
+def test_reconstruction_loss_keeps_the_student_close(trained: Trained, host: Host) -> None:
     """With nearly all weight on the reconstruction loss, a random table moves towards the teacher's."""
     _, teacher = trained(embedding=STANDARD)
     distances = {}
@@ -198,7 +196,7 @@ def test_reconstruction_keeps_the_student_near(trained: Trained, host: Host) -> 
     assert distances[0.99] < 0.8 * distances[0.0]
 
 
-def test_start_and_reports_tell_the_loss(trained: Trained, host: Host) -> None:
+def test_start_and_progress_report_the_loss(trained: Trained, host: Host) -> None:
     _, teacher = trained(embedding=STANDARD)
     log = host.folder / "log"
     distilled(host, teacher, PROJECTIVE, log_file=str(log), learning_rate=0.0)
@@ -234,7 +232,7 @@ def test_resume_is_exact(embedding: dict[str, Any], trained: Trained, host: Host
     assert read_checkpoint(resumed)["opt"].embedding_distillation == given
 
 
-def test_resume_without_the_option_keeps_it(
+def test_resume_without_the_option_keeps_its_value(
     trained: Trained, host: Host, refusal: Callable[..., str]
 ) -> None:
     _, teacher = trained(embedding=STANDARD)
@@ -308,7 +306,7 @@ def test_words_are_counted(host: Host) -> None:
         ),
     ],
 )
-def test_wrong_options_are_refused(option: str, said: str) -> None:
+def test_wrong_options_fail(option: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         parse_distillation(option)
 
@@ -353,7 +351,7 @@ def test_unsuitable_teachers_are_rejected(trained: Trained, host: Host, refusal:
 
 
 @pytest.mark.slow
-def test_other_words_of_as_many_are_refused(host: Host, refusal: Callable[..., str]) -> None:
+def test_another_vocabulary_of_the_same_size_fails(host: Host, refusal: Callable[..., str]) -> None:
     """On a side that keeps a plain table, too, and when training goes on."""
     for side in ("src", "tgt"):
         host.write(f"{side}.vocab", (host.folder / "vocab").read_text().splitlines())
@@ -386,7 +384,7 @@ def test_numbers_with_an_exponent() -> None:
     assert parse_distillation("{'teacher': 'teacher.pt', 'alpha': '1e-3'}") == asked
 
 
-def test_a_released_student_does_without_its_teacher(trained: Trained, host: Host) -> None:
+def test_a_released_student_needs_no_teacher(trained: Trained, host: Host) -> None:
     _, teacher = trained(embedding=STANDARD)
     own = host.folder / "teacher.pt"
     own.write_bytes(teacher.read_bytes())

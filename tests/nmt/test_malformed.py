@@ -151,7 +151,7 @@ UNBUILT = ("tensor: longer", "tensor: one axis", "tensor: empty", "tensor: left"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
-def test_parts_of_another_type(
+def test_checkpoint_parts_of_another_type(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], use: str
 ) -> None:
     allow_checkpoint_types()
@@ -201,7 +201,7 @@ def test_every_named_option_exists() -> None:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e300, -1e300])
-def test_no_option_takes_what_is_no_size(number: float) -> None:
+def test_size_options_reject_invalid_values(number: float) -> None:
     for name in RANGES:
         if number == 1e300 and RANGES[name].most == math.inf:
             continue  # a weight or a rate
@@ -282,7 +282,7 @@ def sized(**changed: Any) -> Namespace:
         ({"hidden_size": -1, "decay_method": "noam", "enc_hid_size": 16, "dec_hid_size": 16}, "hidden_size"),
     ],
 )
-def test_sizes_that_do_not_fit(changed: dict[str, Any], said: str) -> None:
+def test_inconsistent_sizes(changed: dict[str, Any], said: str) -> None:
     check_model_sizes(sized())
     if "word_vec_size" in changed and changed["word_vec_size"] < 0:
         changed = {"tgt_word_vec_size": 16, **changed}
@@ -292,7 +292,7 @@ def test_sizes_that_do_not_fit(changed: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"hidden_size": 65536, "word_vec_size": 65536, "layers": 9}])
-def test_a_model_beyond_memory(changed: dict[str, Any], host: Host) -> None:
+def test_a_model_that_exceeds_memory(changed: dict[str, Any], host: Host) -> None:
     opt = sized(**changed, heads=1)
     words = {"src": Words(100), "tgt": Words(100)}
     with pytest.raises(UserError, match=r"the model has .* GiB; reduce hidden_size"):
@@ -339,7 +339,7 @@ def test_training_fails_in_one_line(options: dict[str, Any], said: str, host: Ho
     assert not list(host.folder.glob("*.pt"))
 
 
-def test_an_option_that_is_given_twice(host: Host, refusal: Refusal, tmp_path: Path) -> None:
+def test_repeated_option(host: Host, refusal: Refusal, tmp_path: Path) -> None:
     config = str(host.config("model"))
     line = refusal("onmt_train", "-config", config, "-batch_size", "3", "-batch_size", "4")
     assert "option -batch_size is given twice" in line
@@ -379,7 +379,7 @@ def test_translation_fails_in_one_line(
     assert not (host.folder / "none").exists()
 
 
-def test_words_for_truth_are_read(host: Host) -> None:
+def test_boolean_words_are_parsed(host: Host) -> None:
     from nmt.options.arguments import parse
 
     with pytest.MonkeyPatch.context() as patch:

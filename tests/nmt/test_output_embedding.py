@@ -53,7 +53,7 @@ def test_every_method_scores_words_of_a_plain_model(method: str, host: Host) -> 
     assert len(host.translate(last)) == 7
 
 
-def test_each_side_has_an_embedding_of_its_own(host: Host, capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_side_has_its_own_embedding(host: Host, capfd: pytest.CaptureFixture[str]) -> None:
     checkpoint = host.train(
         "model",
         src_embedding=METHODS["projective"],
@@ -79,7 +79,7 @@ def test_each_side_has_an_embedding_of_its_own(host: Host, capfd: pytest.Capture
         ({**UNTIED, "output_embedding": {"method": "funnel"}}, ["rank"]),
     ],
 )
-def test_refusals(options: dict[str, Any], words: list[str], host: Host, refusal: Any) -> None:
+def test_user_errors(options: dict[str, Any], words: list[str], host: Host, refusal: Any) -> None:
     config = host.config("model", **{"output_embedding": FUNNEL, **options})
     message = refusal("onmt_train", "-config", str(config))
     assert all(word in message for word in words), message
@@ -87,7 +87,7 @@ def test_refusals(options: dict[str, Any], words: list[str], host: Host, refusal
 
 @pytest.mark.slow_except("pytorch")
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
-def test_upstreams_own_model_keeps_its_scores(trained: Trained, tmp_path: Path, save_format: str) -> None:
+def test_upstream_model_keeps_its_scores(trained: Trained, tmp_path: Path, save_format: str) -> None:
     """Its output layer, with its bias, becomes an embedding as its two tables do."""
     host, model = trained(save_format=save_format, **UNTIED)
     same, small = tmp_path / "same.pt", tmp_path / "small.pt"
@@ -101,7 +101,7 @@ def test_upstreams_own_model_keeps_its_scores(trained: Trained, tmp_path: Path, 
 
 @pytest.mark.slow_except("standard")
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_is_loaded_as_it_was_fitted(method: str, trained: Trained, tmp_path: Path) -> None:
+def test_every_method_is_loaded_as_fitted(method: str, trained: Trained, tmp_path: Path) -> None:
     host, model = trained(**UNTIED)
     layer = built(model).generator
     options = {name: value for name, value in METHODS[method].items() if name != "method"}

@@ -20,7 +20,7 @@ from tests.nmt.test_training import DEFINE_MAP
 pytestmark = pytest.mark.usefixtures("installed_host")
 
 
-def test_joined() -> None:
+def test_subwords_are_joined() -> None:
     assert joined("An@@ trie@@ b und Str@@", "bpe") == "Antrieb und Str"
     assert joined("▁An trieb ▁und ▁S tr", "sentencepiece") == "Antrieb und Str"
     assert joined("An@@ trieb ▁und", "none") == "An@@ trieb ▁und"
@@ -28,7 +28,7 @@ def test_joined() -> None:
 
 @pytest.mark.slow_except("none-none")
 @pytest.mark.parametrize(("subwords", "tokenize"), [("none", "none"), ("bpe", "13a")])
-def test_bleu_is_that_of_the_commands(
+def test_bleu_equals_that_of_the_commands(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], subwords: str, tokenize: str
 ) -> None:
     host, model = trained(embedding=STANDARD, train_steps=60, save_checkpoint_steps=60)
@@ -52,7 +52,7 @@ def test_bleu_is_that_of_the_commands(
     assert ["BLEU", *(f"{value:.2f}" for value in wanted)] in [line.split() for line in shown.splitlines()]
 
 
-def test_mistakes_are_one_line_before_the_fit(
+def test_user_errors_are_one_line_before_the_fit(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, model = trained(embedding=STANDARD)
@@ -120,7 +120,7 @@ def test_damaged_models_are_reported(
         assert ("translations of valid.src" if source else "translations of random words") in line
 
 
-def test_validation_is_measured_instead(
+def test_validation_replaces_agreement(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host, model = trained(embedding=STANDARD, **LONG)
@@ -134,7 +134,7 @@ def test_validation_is_measured_instead(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_models_of_other_kinds_are_asked(
+def test_models_of_other_kinds_are_compared(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     _, model = trained(embedding=STANDARD, **KINDS[kind])
@@ -142,7 +142,7 @@ def test_models_of_other_kinds_are_asked(
     assert line.startswith("kept 100% of the predictions") and found["share"] == pytest.approx(1)
 
 
-def test_models_with_features_of_words_are_asked(
+def test_models_with_word_features_are_compared(
     host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Features that are not in a text are unknown."""
@@ -174,7 +174,7 @@ def test_predictions_follow_the_greedy_translation(trained: Trained) -> None:
     assert len(first.words) != len(other.words) or not torch.equal(first.words, other.words)
 
 
-def test_lines_of_another_language_are_left_out(
+def test_lines_of_another_language_are_skipped(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host, model = trained(embedding=STANDARD)
@@ -186,7 +186,7 @@ def test_lines_of_another_language_are_left_out(
     assert line.startswith("warning: could not verify that this model still works (the vocabulary has less")
 
 
-def test_language_models_read_or_write(
+def test_language_models_score_or_generate(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {"model_task": "lm", "encoder_type": "transformer_lm", "decoder_type": "transformer_lm"}

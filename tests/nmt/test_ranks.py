@@ -77,7 +77,7 @@ def test_a_killed_rank_is_named_in_one_line(place: int, host: Host) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_without_a_parent_save_and_end_and_hold_the_lock_until_then(host: Host) -> None:
+def test_orphaned_ranks_save_before_they_exit_and_release_the_lock(host: Host) -> None:
     config = endless(host)
     with Running(train(config), host.folder / "log") as running:
         assert running.wait_for(r"Step +2/")
@@ -161,7 +161,7 @@ BUG = ranks.Failure(4, None, "Traceback: KeyError", is_lost=False)
         ([1, 1], [BUG, LOST], [], RuntimeError, "Traceback: KeyError"),
     ],
 )
-def test_the_first_cause_is_what_is_reported(
+def test_the_first_cause_is_reported(
     codes: list[int], told: list[ranks.Failure], received: list[int], kind: type, words: str
 ) -> None:
     found = outcome(codes, told, received)
@@ -198,7 +198,7 @@ def test_ranks_with_different_first_steps_are_reported() -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_and_one_process_with_accum_count_2_take_the_same_steps(host: Host) -> None:
+def test_two_ranks_equal_one_process_with_accum_count_2(host: Host) -> None:
     """Fed equal batches (a bucket is one batch here), they reach the same parameters."""
     names = [f"w{number}" for number in range(40)]
     lines = [[names[place % 40], names[place // 40], names[place % 7]] for place in range(160)]
@@ -254,7 +254,7 @@ def train_two(host: Host, folder: Path, **options: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_two_processes_stay_equal(host: Host, tmp_path: Path) -> None:
+def test_two_processes_stay_in_sync(host: Host, tmp_path: Path) -> None:
     one, other = train_two(host, tmp_path, train_steps=3)
     assert torch.equal(one, other)
     states = read_checkpoint(host.folder / "model_step_3.pt")["resume"]
@@ -262,7 +262,7 @@ def test_two_processes_stay_equal(host: Host, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_learn_what_one_learns_from_all_their_examples(host: Host, tmp_path: Path) -> None:
+def test_two_processes_equal_one_with_all_examples(host: Host, tmp_path: Path) -> None:
     """A step of gradient descent on a whole corpus of 88 examples, no two of them the same."""
     names = sorted(WORDS)
     lines = [[names[place % 20], names[place // 20], names[place % 7]] for place in range(88)]

@@ -34,9 +34,7 @@ def corpora(host: Host, **changed: Any) -> dict[str, Any]:
         ({"quant_layers": ["w_1"], "quant_type": "bnb_8bit"}, "bitsandbytes"),
     ],
 )
-def test_options_that_cannot_be_used_here(
-    options: dict[str, Any], said: str, host: Host, refusal: Refusal
-) -> None:
+def test_unsupported_options(options: dict[str, Any], said: str, host: Host, refusal: Refusal) -> None:
     config = host.config("model", embedding=FUNNEL, **options)
     assert said in refusal("onmt_train", "-config", str(config))
 
@@ -65,12 +63,12 @@ def test_a_language_model_has_no_targets(host: Host, refusal: Refusal) -> None:
         ({"transforms": ["clean"], "src_tgt_ratio": 0.5}, "src_tgt_ratio: 0.5 is too small"),
     ],
 )
-def test_a_corpus_is_refused(changed: dict[str, Any], said: str, host: Host, refusal: Refusal) -> None:
+def test_a_corpus_fails(changed: dict[str, Any], said: str, host: Host, refusal: Refusal) -> None:
     config = host.config("model", embedding=FUNNEL, data=corpora(host, **changed))
     assert said in refusal("onmt_train", "-config", str(config))
 
 
-def test_data_without_a_training_corpus_are_refused(host: Host, refusal: Refusal) -> None:
+def test_data_without_a_training_corpus_fails(host: Host, refusal: Refusal) -> None:
     for data in ({}, {"valid": host._corpus("valid")}):
         config = host.config("model", embedding=FUNNEL, data=data)
         assert "there is no training corpus" in refusal("onmt_train", "-config", str(config))
@@ -88,7 +86,7 @@ def test_a_line_that_is_not_utf8_is_found(workers: int, host: Host, refusal: Ref
     assert line.endswith(f"data: corpus: {path}: line 5 is not UTF-8 (invalid start byte); convert it")
 
 
-def test_any_mistake_in_a_worker_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_in_workers_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     text = (
         "Caught FileNotFoundError in DataLoader worker process 0.\n"
         "Original Traceback (most recent call last):\n"
@@ -107,7 +105,7 @@ def test_any_mistake_in_a_worker_is_one_line(capsys: pytest.CaptureFixture[str])
     assert told.endswith(": [Errno 2] No such file or directory: 'train.src'\n") and "Traceback" not in told
 
 
-def test_the_mark_of_features_is_text_where_there_are_none(host: Host) -> None:
+def test_feature_separator_is_text_without_features(host: Host) -> None:
     text = ["w1￨w2 w3"] * 90
     for name in ("train.src", "train.tgt", "test.src"):
         host.write(name, text)
@@ -120,7 +118,7 @@ def test_the_mark_of_features_is_text_where_there_are_none(host: Host) -> None:
     assert len(host.translate(host.folder / "model_step_2.pt")) == 90
 
 
-def test_a_byte_order_mark_is_no_text(trained: Trained) -> None:
+def test_byte_order_marks_are_not_text(trained: Trained) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     plain, marked = "w1 w2\n", "\ufeffw1 w2\n"
     for name, text in (("plain", plain), ("marked", marked)):
@@ -155,15 +153,13 @@ def test_a_byte_order_mark_is_no_text(trained: Trained) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_training_is_refused(options: dict[str, Any], said: str, host: Host, refusal: Refusal) -> None:
+def test_training_fails(options: dict[str, Any], said: str, host: Host, refusal: Refusal) -> None:
     config = host.config("model", **{"embedding": FUNNEL, **options})
     assert said in refusal("onmt_train", "-config", str(config))
     assert not list(host.folder.glob("*.pt"))
 
 
-def test_more_processes_than_gpus_are_refused(
-    host: Host, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
-) -> None:
+def test_more_processes_than_gpus_fail(host: Host, monkeypatch: pytest.MonkeyPatch, refusal: Refusal) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     config = host.config("model", embedding=FUNNEL, world_size=2, gpu_ranks=[0, 1])
@@ -178,7 +174,7 @@ def test_a_vocabulary_that_is_not_utf8_is_named(host: Host, refusal: Refusal) ->
     assert f"vocabulary {path}: is not UTF-8 at byte 5" in line
 
 
-def test_resuming_with_another_vocabulary_is_refused(trained: Trained, host: Host, refusal: Refusal) -> None:
+def test_resuming_with_another_vocabulary_fails(trained: Trained, host: Host, refusal: Refusal) -> None:
     _, checkpoint = trained(embedding=FUNNEL)
     words = (host.folder / "vocab").read_text().splitlines()
     other = host.write("other", [*words[1:], "x1\t2"])
@@ -219,13 +215,13 @@ def test_unwritable_output_fails_before_any_work(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_permission_fails(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     with pytest.raises(ValueError, match="cannot be written to; choose another one"):
         check_output("output", tmp_path / "file")
 
 
-def test_a_file_is_no_place_for_ctranslate2(trained: Trained, refusal: Refusal) -> None:
+def test_ctranslate2_output_cannot_be_a_file(trained: Trained, refusal: Refusal) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     output = host.write("taken", ["kept"])
     arguments = ["-model", str(checkpoint), "-output", str(output), "-format", "ctranslate2"]
@@ -234,7 +230,7 @@ def test_a_file_is_no_place_for_ctranslate2(trained: Trained, refusal: Refusal) 
     assert output.read_text() == "kept\n"
 
 
-def test_no_log_is_written_into_a_text(host: Host, refusal: Refusal) -> None:
+def test_logs_never_overwrite_texts(host: Host, refusal: Refusal) -> None:
     """Nor are the options of a run."""
     config = host.config("model", embedding=FUNNEL)
     for option in ("-log_file", "-save_config"):
@@ -260,7 +256,7 @@ def test_a_log_that_cannot_be_written_ends_a_translation(trained: Trained, refus
 # Vocabularies
 
 
-def test_a_vocabulary_with_brackets_in_its_name_is_written(host: Host) -> None:
+def test_vocabulary_file_name_may_have_brackets(host: Host) -> None:
     config = host.config("model", src_vocab=str(host.folder / "vocab[1]"))
     samples = str(host.folder / "samples")
     run("onmt_build_vocab", "-config", str(config), "-n_sample", "-1", "-save_data", samples)
@@ -268,7 +264,7 @@ def test_a_vocabulary_with_brackets_in_its_name_is_written(host: Host) -> None:
     assert not list(host.folder.glob("*incomplete*"))
 
 
-def test_one_file_for_two_vocabularies_is_refused(host: Host, refusal: Refusal) -> None:
+def test_one_file_for_two_vocabularies_fails(host: Host, refusal: Refusal) -> None:
     path = str(host.folder / "new")
     config = host.config("model", share_vocab=False, src_vocab=path, tgt_vocab=path)
     line = refusal("onmt_build_vocab", "-config", str(config), "-save_data", str(host.folder / "samples"))
@@ -289,7 +285,7 @@ def test_an_empty_vocabulary_is_not_written(host: Host, refusal: Refusal) -> Non
 
 
 @pytest.mark.parametrize("option", ["beam_size", "n_best", "max_length", "batch_size"])
-def test_a_search_for_nothing_is_refused(option: str, trained: Trained, refusal: Refusal) -> None:
+def test_an_empty_search_fails(option: str, trained: Trained, refusal: Refusal) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     arguments = ["-model", str(checkpoint), "-src", str(host.folder / "test.src"), f"-{option}", "0"]
     line = refusal("onmt_translate", *arguments, "-output", str(host.folder / "none"))
@@ -297,7 +293,7 @@ def test_a_search_for_nothing_is_refused(option: str, trained: Trained, refusal:
 
 
 @pytest.mark.parametrize("name", ["onmt_train", "onmt_build_vocab", "onmt_translate"])
-def test_a_subword_model_that_is_not_there_is_named(name: str, trained: Trained, refusal: Refusal) -> None:
+def test_missing_subword_models_are_named(name: str, trained: Trained, refusal: Refusal) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     arguments = ["-config", str(host.config("new", embedding=FUNNEL))]
     if name == "onmt_translate":
@@ -308,7 +304,7 @@ def test_a_subword_model_that_is_not_there_is_named(name: str, trained: Trained,
     assert "src_subword_model: no such file: /nowhere.model" in refusal(name, *arguments, *options)
 
 
-def test_a_gpu_that_is_not_there_is_refused(trained: Trained, refusal: Refusal) -> None:
+def test_a_missing_gpu_fails(trained: Trained, refusal: Refusal) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     number = torch.cuda.device_count()
     arguments = ["-model", str(checkpoint), "-src", str(host.folder / "test.src"), "-gpu", str(number)]
@@ -316,9 +312,7 @@ def test_a_gpu_that_is_not_there_is_refused(trained: Trained, refusal: Refusal) 
     assert f"gpu: {number}, but torch finds {number} CUDA devices" in line
 
 
-def test_models_of_different_vocabularies_have_no_mean(
-    trained: Trained, tmp_path: Path, refusal: Refusal
-) -> None:
+def test_averaging_needs_equal_vocabularies(trained: Trained, tmp_path: Path, refusal: Refusal) -> None:
     _, checkpoint = trained(embedding=FUNNEL)
     saved = read_checkpoint(checkpoint)
     words = saved["vocab"]["src"]
@@ -343,7 +337,7 @@ def test_models_of_different_vocabularies_have_no_mean(
         ("{a", "cannot be read as JSON"),
     ],
 )
-def test_a_configuration_of_the_server_is_refused(
+def test_invalid_server_configurations_fail(
     content: str, said: str, tmp_path: Path, refusal: Refusal
 ) -> None:
     path = tmp_path / "server.json"
@@ -352,7 +346,7 @@ def test_a_configuration_of_the_server_is_refused(
     assert "model_config" in line and f"{path}: " in line and said in line
 
 
-def test_a_gpu_that_the_server_lacks_is_refused(trained: Trained, tmp_path: Path, refusal: Refusal) -> None:
+def test_a_server_gpu_that_is_missing_fails(trained: Trained, tmp_path: Path, refusal: Refusal) -> None:
     _, checkpoint = trained(embedding=FUNNEL)
     shutil.copy(checkpoint, tmp_path / "model.pt")
     number = torch.cuda.device_count()

@@ -102,7 +102,7 @@ def _repeats(line: str, size: int) -> bool:
     return len(set(runs)) < len(runs)
 
 
-def test_attention_is_as_long_as_the_source_of_its_sentence() -> None:
+def test_attention_has_the_length_of_the_source() -> None:
     """The second of two sentences, of two hypotheses each, whose sources have 3 and 9 words."""
     apply_patches()
     search = SimpleNamespace(
@@ -121,7 +121,7 @@ def test_attention_is_as_long_as_the_source_of_its_sentence() -> None:
     assert search.src_len.tolist() == [3, 3, 9, 9]
 
 
-def test_padding_wants_no_coverage() -> None:
+def test_padding_needs_no_coverage() -> None:
     apply_patches()
     penalty = PenaltyBuilder("wu", "none").coverage_penalty
     coverage = torch.tensor([[0.5, 0.25, 2.0, 0.0]])
@@ -129,7 +129,7 @@ def test_padding_wants_no_coverage() -> None:
     assert float(penalty(coverage, 0.5)) == pytest.approx(0.5 * torch.log(torch.tensor(8.0)).item())
 
 
-def test_alignments_of_a_model_that_has_them(host: Host) -> None:
+def test_alignments(host: Host) -> None:
     model = host.train("model", embedding=FUNNEL, alignment_heads=1, alignment_layer=0)
     for line in host.translate(model, "-report_align"):
         words, _, pairs = line.partition(" ||| ")
@@ -147,7 +147,7 @@ def test_alignments_of_a_model_that_has_them(host: Host) -> None:
         ("transformer", ["-dump_beam", "beams.json"], ["dump_beam", "remove it"]),
     ],
 )
-def test_what_cannot_be_reported_is_refused(
+def test_unsupported_reports_fail(
     kind: str, asked: list[str], words: list[str], learned: Learned, refusal: Any
 ) -> None:
     host, model = learned(kind)
@@ -168,7 +168,7 @@ SAMPLED = ("-min_length", "4", "-random_sampling_topk", "-1")
         (("-seed", str(2**63)), "seed"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_unsupported_options_are_one_line(
     arguments: tuple[str, ...], said: str, trained: Trained, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, checkpoint = trained(train_steps=1)
@@ -182,14 +182,14 @@ def test_what_cannot_be_done_is_one_line(
     assert not output.exists()
 
 
-def test_without_temperature_the_best_word_is_taken(trained: Trained) -> None:
+def test_zero_temperature_is_greedy(trained: Trained) -> None:
     host, checkpoint = trained(train_steps=1)
     best = host.translate(checkpoint, "-min_length", "4", "-beam_size", "1")
     for seed in ("1", "2"):
         assert host.translate(checkpoint, *SAMPLED, "-random_sampling_temp", "0", "-seed", seed) == best
 
 
-def test_a_seed_repeats_and_none_does_not(trained: Trained) -> None:
+def test_a_seed_makes_sampling_repeatable(trained: Trained) -> None:
     host, checkpoint = trained(train_steps=1)
 
     def drawn(seed: str) -> list[str]:

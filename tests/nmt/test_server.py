@@ -78,7 +78,7 @@ def ask(client: FlaskClient, items: Any) -> Any:
     return answer.json
 
 
-def test_texts_are_translated_as_the_command_does(
+def test_server_translates_like_the_command(
     subwords: Subwords, checkpoint: Path, client: FlaskClient
 ) -> None:
     """Through the transforms of the checkpoint, in batches, with odd spaces and empty texts."""
@@ -92,14 +92,14 @@ def test_texts_are_translated_as_the_command_does(
     assert all(one["n_best"] == 1 and one["pred_score"] <= 0 for one in answer)
 
 
-def test_references_are_beginnings(subwords: Subwords, checkpoint: Path, tmp_path: Path) -> None:
+def test_references_are_prefixes(subwords: Subwords, checkpoint: Path, tmp_path: Path) -> None:
     config = configure(tmp_path, checkpoint, opt={**SEARCH, "tgt_file_prefix": True, "n_best": 2})
     with make_app(read_models(str(config), False), ROOT).test_client() as client:
         answer = ask(client, [{"id": 7, "src": "w1", "ref": "v3 v1"}])
     assert [one["tgt"].split()[:2] for (one,) in answer] == [["v3", "v1"]] * 2
 
 
-def test_a_configured_tokenizer_takes_the_place_of_the_transforms(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_configured_tokenizer_replaces_the_transforms(checkpoint: Path, tmp_path: Path) -> None:
     tokens = {"type": "pyonmttok", "mode": "space", "params": {"joiner_annotate": True}}
     config = configure(tmp_path, checkpoint, tokenizer=tokens)
     (model,) = read_models(str(config), False).values()
@@ -160,7 +160,7 @@ def test_malformed_requests_are_answered_in_json(body: Any, status: int, client:
 
 
 @pytest.mark.parametrize("kind", ["multipart/form-data", "image/png", "text/html", "application/x-pickle"])
-def test_other_types_than_json_are_malformed(kind: str, client: FlaskClient) -> None:
+def test_content_types_other_than_json_fail(kind: str, client: FlaskClient) -> None:
     answer = client.post(f"{ROOT}/translate", data=json.dumps([GOOD]), content_type=kind)
     assert answer.status_code == 400 and kind in answer.json["error"]
 
@@ -178,7 +178,7 @@ def test_other_types_than_json_are_malformed(kind: str, client: FlaskClient) -> 
         ("POST", "/clone_model/../../x", 403),
     ],
 )
-def test_clients_manage_no_models(
+def test_clients_cannot_manage_models(
     method: str, address: str, status: int, client: FlaskClient, tmp_path: Path
 ) -> None:
     target = tmp_path / "target"
@@ -192,7 +192,7 @@ def test_clients_manage_no_models(
     assert str(tmp_path.parent) not in client.get(f"{ROOT}/models").text  # no paths
 
 
-def test_a_failure_is_json_and_not_the_last_answer(
+def test_failures_are_json_without_earlier_answers(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from nmt.translate.server_models import Model
@@ -204,7 +204,7 @@ def test_a_failure_is_json_and_not_the_last_answer(
     assert ask(client, [GOOD])
 
 
-def test_a_token_is_asked_for(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_token_is_required(checkpoint: Path, tmp_path: Path) -> None:
     app = make_app(read_models(str(configure(tmp_path, checkpoint)), False), ROOT, token="se cret")
     with app.test_client() as client:
         for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic se cret"}):
@@ -249,7 +249,7 @@ CONFIGURATIONS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "said"), CONFIGURATIONS, ids=range(len(CONFIGURATIONS)))
-def test_a_wrong_configuration_is_one_line(
+def test_invalid_configurations_are_one_line(
     settings: dict[str, Any], said: str, checkpoint: Path, tmp_path: Path, refusal: Refusal, unserved: None
 ) -> None:
     config = configure(tmp_path, checkpoint, **{"load": True, **settings})
@@ -259,7 +259,7 @@ def test_a_wrong_configuration_is_one_line(
     assert (tmp_path / "model.pt").read_bytes() == before
 
 
-def test_functions_are_imported_with_permission_only(checkpoint: Path, tmp_path: Path) -> None:
+def test_functions_are_imported_only_with_permission(checkpoint: Path, tmp_path: Path) -> None:
     config = configure(tmp_path, checkpoint, postprocess=["tests.nmt.test_server.shouting"])
     with make_app(read_models(str(config), True), ROOT).test_client() as client:
         ((one,),) = ask(client, [GOOD])
@@ -284,7 +284,7 @@ def shouting(sequence: dict[str, Any], model: Any) -> str:
         (("--prot", "0"), "port"),
     ],
 )
-def test_a_wrong_command_line_is_one_line(
+def test_invalid_command_lines_are_one_line(
     arguments: tuple[str, ...],
     said: str,
     checkpoint: Path,
@@ -296,7 +296,7 @@ def test_a_wrong_command_line_is_one_line(
     assert said in refusal("onmt_server", "--model_config", str(config), *arguments)
 
 
-def test_a_taken_port_is_one_line(checkpoint: Path, tmp_path: Path, refusal: Refusal) -> None:
+def test_a_port_in_use_is_one_line(checkpoint: Path, tmp_path: Path, refusal: Refusal) -> None:
     config = configure(tmp_path, checkpoint, load=True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -331,7 +331,7 @@ def test_a_served_model(checkpoint: Path, tmp_path: Path) -> None:
         process.wait()
 
 
-def test_what_a_checkpoint_needs_is_missed_at_the_start(
+def test_missing_dependencies_of_a_checkpoint_fail_at_start(
     checkpoint: Path, subwords: Subwords, tmp_path: Path, refusal: Refusal
 ) -> None:
     import torch

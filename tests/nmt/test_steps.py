@@ -49,7 +49,7 @@ def commands(host: Host, model: Path, folder: Path) -> dict[str, list[str]]:
     }
 
 
-def test_the_weights_of_another_run_are_noticed(trained: Trained, tmp_path: Path, refusal: Refusal) -> None:
+def test_weights_of_another_run_are_detected(trained: Trained, tmp_path: Path, refusal: Refusal) -> None:
     """What a kill between the two files of a step leaves, where another run has written before."""
     host, one = trained(**APART)
     _, other = trained(**APART, learning_rate=0.02)
@@ -62,7 +62,7 @@ def test_the_weights_of_another_run_are_noticed(trained: Trained, tmp_path: Path
         assert "weights of another checkpoint" in line
 
 
-def test_weights_beside_an_older_checkpoint_are_noticed(trained: Trained, tmp_path: Path) -> None:
+def test_weights_of_another_step_are_detected(trained: Trained, tmp_path: Path) -> None:
     _, model = trained(**APART)
     mixed = copied(model, tmp_path)
     content = torch.load(mixed, weights_only=True)
@@ -97,7 +97,7 @@ def test_whole_steps_of_one_file(trained: Trained, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kill_at", [1, 2, 3, 4])
-def test_a_kill_between_the_files_of_a_step(tmp_path: Path, kill_at: int) -> None:
+def test_a_kill_between_two_files_of_a_step(tmp_path: Path, kill_at: int) -> None:
     """The process ends before its first, second, … renaming; the journal is renamed, too."""
     base = str(tmp_path / "run_step_3")
     write_with_safetensors({"a": torch.full((4,), 1.0)}, {"opt": None, "vocab": None, "run": 1}, base)
@@ -124,7 +124,7 @@ def test_a_kill_between_the_files_of_a_step(tmp_path: Path, kill_at: int) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, APART], ids=["one file", "apart"])
-def test_every_flipped_byte_shows(trained: Trained, tmp_path: Path, options: dict[str, object]) -> None:
+def test_every_flipped_byte_is_detected(trained: Trained, tmp_path: Path, options: dict[str, object]) -> None:
     _, model = trained(**options)
     path = copied(model, tmp_path)
     for file in sorted(tmp_path.iterdir()):
@@ -144,7 +144,7 @@ def test_every_flipped_byte_shows(trained: Trained, tmp_path: Path, options: dic
 
 
 @pytest.mark.parametrize("options", [{"embedding": STANDARD}, APART], ids=["one file", "apart"])
-def test_every_command_notices_a_flipped_byte(
+def test_every_command_detects_a_flipped_byte(
     trained: Trained, tmp_path: Path, refusal: Refusal, options: dict[str, object]
 ) -> None:
     host, model = trained(**options)
@@ -163,7 +163,7 @@ def test_every_command_notices_a_flipped_byte(
         )
 
 
-def test_verification_can_be_switched_off(
+def test_verification_can_be_disabled(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, model = trained(embedding=STANDARD)
@@ -175,7 +175,7 @@ def test_verification_can_be_switched_off(
     build_from_checkpoint(str(path))
 
 
-def test_a_checkpoint_of_upstream_has_no_checksum_and_loads(trained: Trained, tmp_path: Path) -> None:
+def test_upstream_checkpoints_without_checksum_load(trained: Trained, tmp_path: Path) -> None:
     _, model = trained(embedding=STANDARD)
     content = torch.load(model, weights_only=True)
     assert len(content.pop("checksum")) == 64

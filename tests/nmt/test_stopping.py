@@ -70,7 +70,7 @@ def after(calls: int, action: Callable[[], None], original: Any) -> Any:
 @pytest.mark.slow_except("safetensors-15")
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
-def test_a_signal_in_a_step_saves_that_step(
+def test_a_signal_during_a_step_saves_that_step(
     number: int,
     save_format: str,
     host: Host,
@@ -90,7 +90,7 @@ def test_a_signal_in_a_step_saves_that_step(
     assert_same_model(host, "whole", "model", 6)
 
 
-def test_a_signal_while_batches_are_awaited_forgets_those_of_the_next_step(
+def test_a_signal_while_waiting_for_batches_discards_the_next_step(
     host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the two batches of step 3, one is there already."""
@@ -127,7 +127,7 @@ def test_a_signal_before_the_first_step_saves_nothing(
 
 @pytest.mark.slow_except("0")
 @pytest.mark.parametrize("early_stopping", [0, 5])
-def test_a_signal_in_a_validation_saves_its_step(
+def test_a_signal_during_validation_saves_its_step(
     early_stopping: int, host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What early stopping goes by is validated to the end; else the wait for it ends."""
@@ -176,7 +176,7 @@ def test_a_second_signal_does_not_lose_the_save(
 # The same line again
 
 
-def test_the_same_line_resumes_and_ends(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_command_resumes_and_finishes(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     """From the last whole step; a longer run is the same run, one that is finished says so."""
     options = {"embedding": FUNNEL, "save_checkpoint_steps": 2}
     host.train("whole", **options)
@@ -192,7 +192,7 @@ def test_the_same_line_resumes_and_ends(host: Host, caplog: pytest.LogCaptureFix
     assert (host.folder / "model_step_6.pt").stat().st_mtime_ns == before
 
 
-def test_a_run_of_other_settings_is_refused_by_name(host: Host, refusal: Refusal) -> None:
+def test_changed_settings_of_a_run_fail_by_name(host: Host, refusal: Refusal) -> None:
     host.train("model", embedding=FUNNEL, train_steps=2, save_checkpoint_steps=2)
     other = {"embedding": {"method": "funnel", "rank": 5}, "learning_rate": 0.02}
     line = refusal("onmt_train", "-config", str(host.config("model", **other)))
@@ -255,7 +255,7 @@ def test_only_settings_that_matter_are_compared() -> None:
     assert differences({**before, "train_from": "x"}, {**before, "train_from": ""}) == []
 
 
-def test_a_run_that_stopped_early_is_finished(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_early_stopped_run_is_finished(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     unchanged = {"learning_rate": 1e-30, "early_stopping": 1, "valid_steps": 2, "train_steps": 50}
     options = {"embedding": FUNNEL, **unchanged, "save_checkpoint_steps": 50}
     host.train("model", **options)
@@ -284,7 +284,7 @@ def test_one_training_at_a_time(host: Host, refusal: Refusal) -> None:
     assert steps(host) == [] and steps(host, "beside") == [1]
 
 
-def test_what_killed_processes_have_left_goes(host: Host) -> None:
+def test_leftovers_of_killed_processes_are_removed(host: Host) -> None:
     for name in (
         ".model_step_3.pt.4999999.tmp",
         ".model_step_3.safetensors.4999999.tmp",
@@ -300,7 +300,7 @@ def test_what_killed_processes_have_left_goes(host: Host) -> None:
 
 @pytest.mark.slow_except("save")
 @pytest.mark.parametrize("found_by", ["report", "save"])
-def test_training_that_diverges_ends_with_its_last_good_checkpoint(
+def test_diverging_training_keeps_the_last_good_checkpoint(
     found_by: str, host: Host, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = {"report": {"report_every": 1}, "save": {"report_every": 100}}[found_by]
@@ -327,12 +327,12 @@ def test_training_that_diverges_ends_with_its_last_good_checkpoint(
     assert steps(host) == [2, 4, 6]
 
 
-def test_a_rate_that_is_far_too_high(host: Host, refusal: Refusal) -> None:
+def test_an_extreme_learning_rate(host: Host, refusal: Refusal) -> None:
     config = host.config("model", embedding=FUNNEL, optim="sgd", learning_rate=1e30, train_steps=50)
     assert "lower learning_rate" in refusal("onmt_train", "-config", str(config))
 
 
-def test_full_disk_is_reported_and_saved_files_stay(
+def test_full_disk_is_reported_and_saved_files_are_kept(
     host: Host, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from nmt.patches import checkpoints

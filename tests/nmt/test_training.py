@@ -85,7 +85,7 @@ def test_adaptive_bands_on_the_command_line(options: str, host: Host) -> None:
     assert len(host.translate(checkpoint)) == 7
 
 
-def test_checkpoint_holds_each_tensor_once(trained: Callable[..., tuple[Host, Path]]) -> None:
+def test_checkpoint_has_each_tensor_once(trained: Callable[..., tuple[Host, Path]]) -> None:
     _, checkpoint = trained(embedding=FUNNEL)
     saved, body, head = read_weights(str(checkpoint))
     assert head == {}
@@ -148,7 +148,7 @@ def test_other_models(options: dict[str, Any], host: Host) -> None:
     assert len(host.translate(checkpoint)) == 7
 
 
-def test_word_features_stay_beside_a_shared_source(host: Host, refusal: Callable[..., str]) -> None:
+def test_word_features_work_with_a_shared_source(host: Host, refusal: Callable[..., str]) -> None:
     for split in ("train", "valid", "test"):
         path = host.folder / f"{split}.src"
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -197,7 +197,7 @@ def test_loss_equals_the_dense_one(trained: Callable[..., tuple[Host, Path]]) ->
     assert statistics.n_correct == int(is_right[:5].sum())
 
 
-def test_own_initialization_survives_param_init(host: Host) -> None:
+def test_embedding_initialization_survives_param_init(host: Host) -> None:
     checkpoint = host.train("model", embedding=FUNNEL, param_init=0.9, train_steps=1, learning_rate=0.0)
     model, *_ = build_from_checkpoint(str(checkpoint))
     spread = float(shared_embeddings_of(model)[0].table()[4:].detach().std())
@@ -208,7 +208,7 @@ def test_own_initialization_survives_param_init(host: Host) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"encoder_type": "rnn", "decoder_type": "rnn", "position_encoding": False}]
 )
-def test_all_layers_drop_from_quick_masks(options: dict[str, Any], host: Host) -> None:
+def test_all_layers_use_fast_dropout_masks(options: dict[str, Any], host: Host) -> None:
     checkpoint = host.train("model", embedding=FUNNEL, train_steps=1, dropout=[0.3], **options)
     model, *_ = build_from_checkpoint(str(checkpoint))
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
@@ -254,7 +254,7 @@ def test_resume_is_exact(save_format: str, embedding: Any, host: Host) -> None:
 
 
 @pytest.mark.parametrize(("step", "reached"), [(0, []), (1, []), (2, [(0.3, 0.2)]), (5, [(0.4, 0.1)])])
-def test_a_run_resumes_with_the_dropout_that_its_step_has_reached(
+def test_resumed_runs_restore_the_dropout_of_their_step(
     step: int, reached: list[tuple[float, float]]
 ) -> None:
     """The third stage begins with its step; what a model is built with need not be set again."""
@@ -266,9 +266,7 @@ def test_a_run_resumes_with_the_dropout_that_its_step_has_reached(
 
 
 @pytest.mark.slow
-def test_dropout_inside_of_an_embedding_ends_after_its_updates(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropout_in_an_embedding_ends_after_its_updates(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that are accumulated count once, and a run that resumes goes on counting."""
     seen: list[bool] = []
     token_rows = AloneEmbedding.token_rows
@@ -328,7 +326,7 @@ def test_resume_with_loader_workers(host: Host) -> None:
     assert states[0]["last_worker"] == states[1]["last_worker"]
 
 
-def test_nothing_left_to_train(host: Host) -> None:
+def test_finished_training_does_nothing(host: Host) -> None:
     checkpoint = host.train("model", embedding=FUNNEL)
     before = checkpoint.read_bytes()
     run("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)), "-train_from", str(checkpoint))
@@ -399,7 +397,7 @@ def test_tables_are_rounded_in_training_and_resumed(host: Host) -> None:
     assert any(not torch.equal(tensor, bodies[2][name]) for name, tensor in bodies[0].items())
 
 
-def test_wrong_settings(host: Host, refusal: Refusal) -> None:
+def test_invalid_settings(host: Host, refusal: Refusal) -> None:
     for given, embedding, reason in (
         ("[1]", STANDARD, "embedding_quantization: '[1]' is not a mapping; write it like {bits: 2"),
         ("{bitz: 1}", STANDARD, "embedding_quantization: unknown option 'bitz'"),

@@ -78,7 +78,7 @@ def model(subwords: Subwords) -> Path:
     return subwords.train()
 
 
-def test_plain_text_is_translated_as_its_tokens_are(
+def test_plain_text_is_translated_like_its_tokens(
     subwords: Subwords, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wanted = subwords.by_hand(model)
@@ -92,7 +92,7 @@ def test_plain_text_is_translated_as_its_tokens_are(
     assert subwords.host.translate(model, "-n_best", "2", "-with_score")[0].split("\t")[0] == wanted[0]
 
 
-def test_a_model_without_transforms_takes_text_as_it_is(
+def test_a_model_without_transforms_takes_tokenized_text(
     host: Host, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = host.train("model", train_steps=1)
@@ -104,7 +104,7 @@ def test_a_model_without_transforms_takes_text_as_it_is(
 
 
 @pytest.mark.usefixtures("installed_host")
-def test_codes_travel_with_the_checkpoint(
+def test_bpe_codes_are_stored_in_the_checkpoint(
     subwords: Subwords, model: Path, tmp_path: Path, refusal: Refusal
 ) -> None:
     """Through averaging, release and compression as well; else they are looked for, and missed by name."""
@@ -134,7 +134,7 @@ def test_codes_travel_with_the_checkpoint(
     assert subwords.host.translate(bare) == wanted  # where they were in the training
 
 
-def test_lines_that_transforms_empty_keep_their_places(host: Host) -> None:
+def test_lines_emptied_by_transforms_keep_their_position(host: Host) -> None:
     checkpoint = host.train("model", transforms=["normalize"], train_steps=1)
     host.write("odd", ["w1 w2", "\u200b", "w3"])
     lines = host.translate(checkpoint, "-post_remove_control_chars", "true", "-min_length", "1", source="odd")
@@ -176,7 +176,7 @@ ODD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changed", "said"), ODD)
-def test_odd_options_of_a_checkpoint_are_one_line(
+def test_invalid_options_in_a_checkpoint_are_one_line(
     changed: dict[str, Any], said: str, subwords: Subwords, model: Path, tmp_path: Path, refusal: Refusal
 ) -> None:
     saved = read_checkpoint(model)
@@ -199,7 +199,7 @@ def test_odd_options_of_a_checkpoint_are_one_line(
         (("-report_align",), "report_align"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_user_errors_are_one_line(
     arguments: tuple[str, ...], said: str, subwords: Subwords, model: Path, tmp_path: Path, refusal: Refusal
 ) -> None:
     source = str(subwords.host.folder / "test.src")
@@ -244,7 +244,7 @@ def test_sentencepiece_and_pyonmttok_are_undone(subwords: Subwords, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("installed_host")
-def test_compression_measures_on_tokens_once(subwords: Subwords, model: Path, tmp_path: Path) -> None:
+def test_compression_does_not_apply_transforms(subwords: Subwords, model: Path, tmp_path: Path) -> None:
     """Its BLEU on the tokens of a text is that of the command on the text."""
     host = subwords.host
     usual = ["-beam_size", "5", "-max_length", "250", "-max_length_ratio", "1.25"]
@@ -269,7 +269,7 @@ def test_processes_of_one_machine() -> None:
     assert machine([0, 1, 2], 3) == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_no_two_processes_of_two_machines_read_the_same() -> None:
+def test_processes_of_two_machines_read_different_lines() -> None:
     assert machine([0, 1], 4) + machine([2, 3], 4) == [(0, 4), (1, 4), (2, 4), (3, 4)]
 
 

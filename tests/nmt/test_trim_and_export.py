@@ -103,7 +103,7 @@ def test_one_vocabulary(
     assert len(lines) == 3 and {word for line in lines for word in line.split()} <= used
 
 
-def test_result_trains_on_is_released_and_compressed(
+def test_result_can_be_trained_released_and_compressed(
     trained: Trained, texts: tuple[Path, Path], tmp_path: Path
 ) -> None:
     host, model = trained()
@@ -263,13 +263,13 @@ def test_export_keeps_the_bias_of_the_output(host: Host) -> None:
     torch.testing.assert_close(F.linear(hidden, **head), model.generator(hidden))
 
 
-def test_a_bias_without_an_output_is_refused(host: Host, refusal: Refusal) -> None:
+def test_a_bias_without_an_output_fails(host: Host, refusal: Refusal) -> None:
     settings = {"method": "standard", "output_bias": True}
     config = host.config("model", embedding=settings, share_decoder_embeddings=False)
     assert "output_bias" in refusal("onmt_train", "-config", str(config))
 
 
-def test_ctranslate2_refuses_a_softmax_in_two_steps(host: Host, refusal: Refusal) -> None:
+def test_ctranslate2_rejects_a_two_step_softmax(host: Host, refusal: Refusal) -> None:
     checkpoint = host.train("model", embedding={"method": "adaptive", "cutoffs": [20], "factor": 2})
     output = host.folder / "exported"
     message = refusal(
@@ -304,7 +304,7 @@ def test_classes_are_part_of_the_checkpoint(host: Host, refusal: Refusal) -> Non
     assert "classes.npz" in message and "no such file" in message
 
 
-def test_ctranslate2_refuses_other_models(host: Host, refusal: Refusal) -> None:
+def test_ctranslate2_rejects_unsupported_models(host: Host, refusal: Refusal) -> None:
     checkpoint = host.train(
         "model",
         embedding=FUNNEL,

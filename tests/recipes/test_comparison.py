@@ -56,7 +56,7 @@ def measured(row: str, config: dict[str, Any], bleu: float, bits: int) -> dict[s
     return {**not_run(row, config), "counts": counts, "metrics": {"bleu": bleu}}
 
 
-def test_lines_of_the_table(recipe: Recipe) -> None:
+def test_comparison_table(recipe: Recipe) -> None:
     def config(name: str) -> dict[str, Any]:
         settings = {key: value for key, value in recipe.row(name).settings().items() if key != "train"}
         return settings
@@ -81,7 +81,7 @@ def test_lines_of_the_table(recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize("name", ["multi30k_ende", "ptb_awd_lstm"])
-def test_compared_rows_differ_in_how_they_start_alone(name: str) -> None:
+def test_compared_rows_differ_only_in_their_start(name: str) -> None:
     rows = find_recipe(name).rows
     fitted = [row for row in rows if row.endswith("_fitted")]
     assert len(fitted) >= 12
@@ -96,7 +96,7 @@ def test_compared_rows_differ_in_how_they_start_alone(name: str) -> None:
         assert tuned == replace(distilled, name=tuned.name, distill={"teacher": teacher, "alpha": 0})
 
 
-def test_what_the_fit_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_of_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def run(name: str, arguments: Sequence[str | Path]) -> None:
@@ -125,7 +125,7 @@ SMALL_MODEL = """
 
 
 @pytest.mark.slow
-def test_fitted_language_model_is_where_the_distilled_one_starts(
+def test_distilled_language_model_starts_from_the_fit(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
@@ -197,7 +197,7 @@ def test_log_of_a_language_model(tmp_path: Path) -> None:
     assert read_curves(tmp_path / "run" / "train.log").keys() == found.keys()
 
 
-def test_log_of_a_translator_that_was_resumed(tmp_path: Path) -> None:
+def test_log_of_a_resumed_translator(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", NMT_LOG)
     curve = [(50, 29.5), (100, 20.0)]
     assert read_curves(run) == {LOSS: [(50, 5.7), (100, 4.0)], PERPLEXITY: curve, BLEU: [(50, 1.5)]}
@@ -224,7 +224,7 @@ def test_runs_have_the_shortest_names_that_differ() -> None:
     assert short_names([Path("/a/x/run")]) == ["run"]
 
 
-def test_several_runs_are_drawn_into_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_runs_are_drawn_in_one_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [str(run_of(tmp_path / "one", LM_LOG)), str(run_of(tmp_path / "two", NMT_LOG))]
     picture = tmp_path / "curves.png"
     arguments = ["plot", *runs, "--output", str(picture)]

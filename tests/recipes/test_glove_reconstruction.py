@@ -78,7 +78,7 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting
     yield Setting(tmp_path)
 
 
-def test_from_vectors_to_the_readme(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
+def test_end_to_end(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
     assert setting.prepare() == 0
     data = json.loads((setting.home / "data" / "data.json").read_text())
     assert data["source"]["set"]["pairs"] == 60 and data["source"]["set"]["known"] == 55
@@ -106,7 +106,7 @@ def test_from_vectors_to_the_readme(setting: Setting, capsys: pytest.CaptureFixt
     assert (setting.folder / "figure3.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_measured_cells_are_passed_over(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measured_cells_are_skipped(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
     assert setting.prepare() == 0
     assert setting.run(train, "alone_real-16-0") == 0
     before = setting.result("alone_real-16-0")
@@ -119,7 +119,7 @@ def test_measured_cells_are_passed_over(setting: Setting, capsys: pytest.Capture
     assert "has other settings or vectors" in capsys.readouterr().err
 
 
-def test_a_row_of_alone_may_have_a_learning_rate_of_its_own(setting: Setting) -> None:
+def test_a_row_of_alone_may_set_its_learning_rate(setting: Setting) -> None:
     setting.configure(learning_rates={"alone_fixed": 0.02})
     assert setting.prepare() == 0
     assert setting.run(train, "alone_*-16-0") == 0
@@ -199,7 +199,7 @@ def test_glove_is_unpacked_from_a_verified_archive(setting: Setting) -> None:
         source.download_glove({**entry, "file": "other.txt"}, archive.parent)
 
 
-def test_methods_get_the_bytes_of_alone() -> None:
+def test_methods_get_as_many_bytes_as_alone() -> None:
     grid = read_grid(RECIPE)
     assert list(grid.hidden) == [600, 1200, 1800, 2400] and len(grid.seeds) == 5
     compared = {*grid.alone, *se.methods()} - {"alone", "standard"}
@@ -231,7 +231,7 @@ def test_methods_get_the_bytes_of_alone() -> None:
         ({"more": 1}, "and nothing else"),
     ],
 )
-def test_mistakes_in_the_grid(
+def test_errors_in_the_grid(
     setting: Setting, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], message: str
 ) -> None:
     setting.configure(**changes)
@@ -240,7 +240,7 @@ def test_mistakes_in_the_grid(
     assert err.count("\n") == 1 and message in err
 
 
-def test_mistakes_on_the_command_line(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_on_the_command_line(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
     assert setting.run(train, "alone_real-16-0") == 2
     assert "run preprocess.sh" in capsys.readouterr().err
     assert setting.prepare() == 0
@@ -262,7 +262,7 @@ def test_mistakes_on_the_command_line(setting: Setting, capsys: pytest.CaptureFi
     assert "line 2 has 1 numbers" in capsys.readouterr().err
 
 
-def test_interrupted_preparation_is_not_taken_for_the_one_before(
+def test_interrupted_preparation_is_repeated(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert setting.prepare() == 0

@@ -62,7 +62,7 @@ def headline(number: int) -> tuple[str, str]:
         ("a race; b", "a race; b"),
     ],
 )
-def test_markup_goes_and_text_stays(raw: str, clean: str) -> None:
+def test_markup_is_removed(raw: str, clean: str) -> None:
     assert clean_text(raw) == clean
 
 
@@ -78,7 +78,7 @@ def test_markup_goes_and_text_stays(raw: str, clean: str) -> None:
         ("Reuters agreed", "Plan (Reuters)", ("reuters agreed", "plan (reuters)")),
     ],
 )  # fmt: skip
-def test_agencies_and_datelines_go(description: str, title: str, expected: tuple[str, str]) -> None:
+def test_agencies_and_datelines_are_removed(description: str, title: str, expected: tuple[str, str]) -> None:
     assert clean_news(News(description, title)) == expected
 
 
@@ -174,7 +174,7 @@ def test_preparation_from_end_to_end(small: Prepared, capsys: pytest.CaptureFixt
         ({"surplus": 1}, "it must contain valid, test"),
     ],
 )
-def test_mistakes_are_reported_in_one_line(
+def test_user_errors_are_reported_in_one_line(
     changes: dict[str, Any], told: str, small: Prepared, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small.configure(**changes)
@@ -186,20 +186,20 @@ def test_mistakes_are_reported_in_one_line(
 # Scores and the table
 
 
-def test_lengths_are_compared_with_the_wanted_one() -> None:
+def test_lengths_are_compared_with_the_desired_length() -> None:
     scores = headlines.score_headlines(["a" * 27, "b" * 33, "c" * 40], [["a", "b", "c"]], 30)
     assert scores["within"] == pytest.approx(100 * 2 / 3)
     assert scores["difference"] == pytest.approx(16 / 3)
 
 
-def test_recall_reads_as_many_bytes_as_were_asked_for() -> None:
+def test_recall_uses_the_requested_number_of_bytes() -> None:
     scores = headlines.score_headlines(["oil prices rise"], [["oil prices rise"]], 10)
     assert scores["recall"]["rouge1"]["mean"] == pytest.approx(100 * 2 / 3)
     assert scores["f1"]["rouge1"]["mean"] == 100
     assert "bytes:10|" in scores["recall"]["signature"] and "bytes:all|" in scores["f1"]["signature"]
 
 
-def test_table_has_a_line_for_each_length_and_says_what_was_not_run() -> None:
+def test_table_has_a_line_per_length_and_marks_missing_rows() -> None:
     scores = headlines.score_headlines(["oil prices rise"], [["oil prices fall"]], 10)
     record = {
         "row": "table3_alone_real_512",
@@ -313,7 +313,7 @@ def refusal(licensed: Licensed, capsys: pytest.CaptureFixture[str]) -> Refusal:
     return refuse
 
 
-def test_missing_files_are_all_named(licensed: Licensed, refusal: Refusal) -> None:
+def test_all_missing_files_are_named(licensed: Licensed, refusal: Refusal) -> None:
     (licensed.folder / "train" / "train.title.txt.gz").unlink()
     (licensed.folder / "DUC2004" / "task1_ref2.txt").unlink()
     told = refusal()
@@ -322,18 +322,18 @@ def test_missing_files_are_all_named(licensed: Licensed, refusal: Refusal) -> No
     assert "reference 2: DUC2004/task1_ref2.txt or" in told and "reference 1" not in told
 
 
-def test_sides_of_unequal_length_are_refused(licensed: Licensed, refusal: Refusal) -> None:
+def test_sides_of_unequal_length_fail(licensed: Licensed, refusal: Refusal) -> None:
     licensed.write("train/train.title.txt.gz", ["a", "b"])
     told = refusal()
     assert "train.article.txt.gz has 40" in told and "train.title.txt.gz has 2 lines" in told
 
 
-def test_other_number_of_test_texts_is_refused(licensed: Licensed, refusal: Refusal) -> None:
+def test_another_number_of_test_texts_fails(licensed: Licensed, refusal: Refusal) -> None:
     licensed.write("DUC2004/task1_ref3.txt", ["a"] * 3)
     assert "task1_ref3.txt has 3 lines; expected 4 in each" in refusal()
 
 
-def test_no_data_dir_is_refused(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_dir_fails(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DATA_DIR")
     assert "DATA_DIR is not set" in refusal()
 
@@ -349,7 +349,7 @@ def run_headlines(step: str, recipe: str, *arguments: str) -> int:
     return run_main("headlines", command.main, [recipe, step, *arguments])
 
 
-def test_untrained_row_and_unknown_row_are_told(
+def test_untrained_and_unknown_rows_are_reported(
     capsys: pytest.CaptureFixture[str], licensed: Licensed
 ) -> None:
     assert run_headlines("train", "gigaword_headline", "table9") == 2

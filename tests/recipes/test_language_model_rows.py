@@ -57,7 +57,7 @@ def stored(embedding: dict[str, Any]) -> dict[str, Any]:
     return {key: se.STORED if key in files else value for key, value in embedding.items()}
 
 
-def test_small_rows_are_there() -> None:
+def test_small_rows_exist() -> None:
     methods = {"standard", "projective", "adaptive", "define", "uncle", "alone", "funnel"}
     for name in NAMES:
         assert {f"small_{method}" for method in methods} <= {row for recipe, row in ROWS if recipe == name}
@@ -98,7 +98,7 @@ def test_row_can_be_trained_and_evaluated(name: str, row_name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_published_rows_have_the_sizes_in_print(name: str) -> None:
+def test_published_rows_have_the_printed_sizes(name: str) -> None:
     compared = 0
     for row_name in [row for recipe, row in PUBLISHED if recipe == name]:
         row = find_recipe(name).row(row_name)
@@ -128,14 +128,14 @@ def test_published_rows_have_the_sizes_in_print(name: str) -> None:
         ("wikitext2_awd_lstm", "table14_unique200", 4600 * (200 + 1152) + 10_589_200 + 800 * 1352),
     ],
 )
-def test_last_layer_is_as_wide_as_what_it_is_tied_to(name: str, row_name: str, network: int) -> None:
+def test_last_layer_has_the_width_of_its_tied_table(name: str, row_name: str, network: int) -> None:
     row = find_recipe(name).row(row_name)
     model = model_of(name, stored(row.embedding), row.train)
     count = se.accounting.count_parameters
     assert count(model) - count(model.embedding) == network
 
 
-def test_rows_of_two_trainings_average_from_the_first_step_until_validation_stalls() -> None:
+def test_finetuned_rows_average_from_the_first_step() -> None:
     twice = [pair for pair in PUBLISHED if find_recipe(pair[0]).row(pair[1]).finetune]
     assert {row for _, row in twice} == {"table1c_finetuned_standard", "table5_standard", "table5_unique200"}
     for name, row_name in twice:
@@ -158,7 +158,7 @@ def test_small_rows_are_a_quarter_or_an_eighth_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_class_files_have_as_many_classes_as_the_rows_say(name: str) -> None:
+def test_class_files_match_the_rows(name: str) -> None:
     recipe = find_recipe(name)
     settings = read_settings(recipe)
     used = [recipe.row(row).embedding for row in recipe.rows]
@@ -168,7 +168,7 @@ def test_class_files_have_as_many_classes_as_the_rows_say(name: str) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_scripts_of_all_recipes_are_alike(script: str) -> None:
+def test_scripts_of_all_recipes_are_equal(script: str) -> None:
     first = (RECIPES / NAMES[0] / script).read_text()
     for name in NAMES[1:]:
         assert (RECIPES / name / script).read_text() == first.replace(NAMES[0], name)
@@ -203,7 +203,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return Recipe(folder)
 
 
-def test_classes_are_of_the_vocabulary_and_made_once(
+def test_classes_match_the_vocabulary_and_are_made_once(
     recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model_data.prepare(recipe)
@@ -254,24 +254,24 @@ def test_word_vectors_are_trained_once_for_all_classes_of_the_same_epochs(
         ("{dataset: ptb, classes: {a: {num_classes: 3, epochs: 1.5}}}", "epochs is 1.5"),
     ],
 )
-def test_other_settings_are_refused(recipe: Recipe, content: str, said: str) -> None:
+def test_changed_settings_fail(recipe: Recipe, content: str, said: str) -> None:
     (recipe.folder / "data.yaml").write_text(content)
     with pytest.raises(UserError, match=said):
         read_settings(recipe)
 
 
-def test_recipe_without_small_data_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipe_without_small_data_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main("preprocess", partial(model_data.main, find_recipe("ptb_awd_lstm")), ["small"]) == 2
     assert capsys.readouterr().err.startswith("preprocess: ptb_awd_lstm has no small data; ")
 
 
-def test_arguments_are_refused_in_one_line_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_one_line_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main("preprocess", partial(model_data.main, find_recipe("ptb_awd_lstm")), ["--extra"]) == 2
     told = "preprocess: '--extra' is not an argument of preprocess.sh; see preprocess.sh --help\n"
     assert capsys.readouterr().err == told
 
 
-def test_what_preprocessing_prepares_is_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_preprocessing_help_lists_its_targets(capsys: pytest.CaptureFixture[str]) -> None:
     for name, printed in (
         (NAMES[0], "usage: preprocess.sh [--smoke]"),
         ("wikitext103_lstm", "wikitext-2 in $RUNS"),
@@ -331,7 +331,7 @@ def tolerance(row: Row) -> float:
 
 
 @pytest.mark.parametrize(("recipe", "name"), WIKITEXT_PUBLISHED)
-def test_published_wikitext103_rows_have_the_sizes_in_print(recipe: str, name: str) -> None:
+def test_published_wikitext103_rows_have_the_printed_sizes(recipe: str, name: str) -> None:
     row = read(recipe, name)
     assert row.paper is not None
     assert {"source", "perplexity", "total", "hardware"} <= set(row.paper)
@@ -345,7 +345,7 @@ def test_published_wikitext103_rows_have_the_sizes_in_print(recipe: str, name: s
 
 @pytest.mark.slow_except("wikitext103_transformer_xl-table5_projective_codes")
 @pytest.mark.parametrize(("recipe", "name"), CODES)
-def test_codes_take_as_many_bytes_as_their_notes_say(recipe: str, name: str) -> None:
+def test_codes_take_the_bytes_in_their_notes(recipe: str, name: str) -> None:
     row = read(recipe, name)
     assert row.fit is not None and row.paper is not None and "Table 5" in row.paper["source"]
     teacher = build(read(recipe, row.fit["teacher"])).embedding
@@ -363,7 +363,7 @@ def test_codes_take_as_many_bytes_as_their_notes_say(recipe: str, name: str) -> 
 
 
 @pytest.mark.parametrize(("recipe", "name"), CODES)
-def test_codes_take_the_place_of_what_is_stored_for_the_words(
+def test_codes_replace_the_stored_word_vectors(
     recipe: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point = EntryPoint("lm", "lm.adapter:Adapter", compression_hosts.GROUP)
@@ -418,7 +418,7 @@ def test_small_rows_are_a_quarter_of_the_table() -> None:
 
 @pytest.mark.slow_except("wikitext103_lstm-small_standard")
 @pytest.mark.parametrize(("recipe", "name"), [pair for pair in WIKITEXT_ROWS if pair[1].endswith("standard")])
-def test_what_rows_evaluate_with_is_known_to_lm_eval(recipe: str, name: str, tmp_path: Path) -> None:
+def test_evaluation_options_of_rows_are_valid(recipe: str, name: str, tmp_path: Path) -> None:
     options = as_options(read(recipe, name).evaluate)
     command = ["-model", str(tmp_path / "absent.pt"), "-data", str(tmp_path), *options]
     done = subprocess.run(

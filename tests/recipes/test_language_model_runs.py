@@ -62,7 +62,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return made
 
 
-def test_files_of_embeddings_are_below_the_home(recipe: Recipe) -> None:
+def test_embedding_files_are_relative_to_the_row(recipe: Recipe) -> None:
     embedding = recipe.row("small_uncle").embedding
     placed = recipe.with_files(embedding, recipe.home)
     assert placed == {**embedding, "classes": str(recipe.home / "data" / "c.npz")}
@@ -169,7 +169,7 @@ def test_results_of_a_row(recipe: Recipe, commands: Commands) -> None:
     assert [call[1][-2:] for call in commands.calls[1:]] == [["-batch_size", "4"]] * 2
 
 
-def test_what_a_killed_training_lost_does_not_count(recipe: Recipe, commands: Commands) -> None:
+def test_lost_steps_of_a_killed_training_do_not_count(recipe: Recipe, commands: Commands) -> None:
     row = recipe.row("table1")
     commands.fails = True
     with pytest.raises(UserError):
@@ -190,7 +190,7 @@ def test_what_a_killed_training_lost_does_not_count(recipe: Recipe, commands: Co
     assert log_of(recipe, "table1")["seconds"] == 7.0
 
 
-def test_second_training_begins_with_the_best_of_the_first(recipe: Recipe, commands: Commands) -> None:
+def test_second_training_starts_from_the_best_of_the_first(recipe: Recipe, commands: Commands) -> None:
     row = recipe.row("small_tuned")
     train(recipe, row, ["-seed", "3"])
     assert [len(call[1]) for call in commands.calls] == [4, 2]
@@ -206,7 +206,7 @@ def test_second_training_begins_with_the_best_of_the_first(recipe: Recipe, comma
     assert read_results(recipe.home)[0]["metrics"]["training_seconds"] == 14.0
 
 
-def test_other_processes_of_torchrun_keep_no_books(
+def test_only_the_first_torchrun_process_records_results(
     recipe: Recipe, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")
@@ -215,7 +215,7 @@ def test_other_processes_of_torchrun_keep_no_books(
     assert not (recipe.home / "table1" / "training.json").exists()
 
 
-def test_other_data_are_noticed(recipe: Recipe, commands: Commands) -> None:
+def test_changed_data_is_detected(recipe: Recipe, commands: Commands) -> None:
     row = recipe.row("table1")
     train(recipe, row, [])
     (recipe.data / "data.json").write_text('{"checksum": "other"}')
@@ -226,7 +226,7 @@ def test_other_data_are_noticed(recipe: Recipe, commands: Commands) -> None:
         train(recipe, row, [])
 
 
-def test_what_are_no_prepared_data_is_said(recipe: Recipe) -> None:
+def test_missing_prepared_data_is_reported(recipe: Recipe) -> None:
     for text in ("[1]", '{"files": {}}', "half"):
         (recipe.data / "data.json").write_text(text)
         with pytest.raises(UserError, match="no prepared data; run recipes/recipe/preprocess.sh"):
@@ -244,7 +244,7 @@ def test_what_are_no_prepared_data_is_said(recipe: Recipe) -> None:
         ("evaluate", ["-model", "best.pt"]),
     ],
 )
-def test_options_that_would_make_it_another_row_are_refused(
+def test_options_that_change_the_row_fail(
     task: str, options: list[str], recipe: Recipe, commands: Commands
 ) -> None:
     train(recipe, recipe.row("table1"), [])
@@ -281,7 +281,7 @@ time.sleep(60)
 
 
 @pytest.mark.slow
-def test_an_interrupted_command_may_save_what_it_has(tmp_path: Path) -> None:
+def test_an_interrupted_command_can_save_first(tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text(SAVES_AT_THE_END)
     parent = "from recipes.common.tools import run_module; import sys; run_module('child', sys.argv[1:])"
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
@@ -296,7 +296,7 @@ def test_an_interrupted_command_may_save_what_it_has(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "saved"
 
 
-def test_options_as_a_command_line_gives_them() -> None:
+def test_options_from_a_command_line() -> None:
     settings = {"target_length": 9, "pointer": {"window": 5}, "same_length": True, "left": False, "out": None}
     assert as_options(settings) == ["-target_length", "9", "-pointer", '{"window": 5}', "-same_length"]
 
@@ -309,7 +309,7 @@ SMALL_MODEL = """
 
 
 @pytest.mark.slow
-def test_from_texts_to_a_table(recipe: Recipe, tmp_path: Path) -> None:
+def test_end_to_end(recipe: Recipe, tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus").rename(tmp_path / "prepared")
     for file in (tmp_path / "prepared").iterdir():
         file.rename(recipe.data / file.name)

@@ -68,7 +68,7 @@ def method_of(cell: Cell) -> str:
     return str(cell.model["embedding"]["method"]) if cell.model else ""
 
 
-def test_figures_agree_to_the_digits_printed(by_cell: Any) -> None:
+def test_figures_agree_to_the_printed_digits(by_cell: Any) -> None:
     seen = set()
     for table, cell in CELLS:
         for figure in sizes_of(by_cell, table, cell):
@@ -96,7 +96,7 @@ def test_totals_of_define_agree_within_five_percent(by_cell: Any) -> None:
     assert FAR_OFF.keys() <= seen
 
 
-def test_what_differs_has_a_reason(by_cell: Any) -> None:
+def test_differences_have_a_reason(by_cell: Any) -> None:
     for table, cell in CELLS:
         for figure in sizes_of(by_cell, table, cell):
             if figure.agreement == "differs":
@@ -104,7 +104,7 @@ def test_what_differs_has_a_reason(by_cell: Any) -> None:
                 assert figure.notes[0] in (cell.why.get(figure.counted), cell.note)
 
 
-def test_rows_are_whole() -> None:
+def test_rows_are_complete() -> None:
     known = {"network", "embedding", "copies", "output", "indices", "plain"}
     for table, cell in CELLS:
         if cell.model:
@@ -114,7 +114,7 @@ def test_rows_are_whole() -> None:
             assert cell.quoted or cell.reason, (table.paper, table.name, cell.label)
 
 
-def test_all_tables_of_sizes_are_there() -> None:
+def test_all_size_tables_are_included() -> None:
     names = "1a 1b 1c 2a 2b 3 6a 6b 7a 8a 8b"
     asked = {
         "DeFINE": [f"Table {name}" for name in names.split()],
@@ -128,7 +128,7 @@ def test_all_tables_of_sizes_are_there() -> None:
     assert {paper: sorted(tables) for paper, tables in found.items()} == asked
 
 
-def test_group_reduce_comes_near_with_frequencies_of_zipf(by_cell: Any) -> None:
+def test_group_reduce_is_close_with_zipf_frequencies(by_cell: Any) -> None:
     rows = [(table, cell) for table, cell in CELLS if method_of(cell) == "group_reduce"]
     assert len(rows) == 3
     for table, cell in rows:
@@ -140,7 +140,7 @@ def test_group_reduce_comes_near_with_frequencies_of_zipf(by_cell: Any) -> None:
 # Networks
 
 
-def test_awd_lstm_has_the_size_that_its_authors_print() -> None:
+def test_awd_lstm_has_the_published_size() -> None:
     """24,221,600 with a tied table of 10,000 x 400 and the bias of the output."""
     network = ledger.build_network("lstm", {"sizes": [400, 1150, 1150, 400]})
     assert count_parameters(network) == 24_221_600 - 10_000 * 400 - 10_000
@@ -201,7 +201,7 @@ def test_parts_add_up() -> None:
     assert sizes["unit"] == sizes["filters"] == 0
 
 
-def test_the_unit_is_apart_from_map_and_projection() -> None:
+def test_the_unit_is_counted_without_map_and_projection() -> None:
     unit = {"method": "define", "map_dim": 16, "expand_dim": 48, "depth": 3, "output_projection": True}
     model = {"embedding": unit | {"num_embeddings": 50, "embedding_dim": 24}, "output": [[50]]}
     emb = se.build(**model["embedding"])
@@ -232,7 +232,7 @@ def test_parts_of_the_transformer() -> None:
     assert sizes["attention"] == 3 * 3 * 72 and sizes["linear"] == 3 * 72
 
 
-def test_index_entries_count_where_the_paper_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_entries_count_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     embedding_class = type(se.build("funnel", num_embeddings=5, embedding_dim=2, rank=1))
     index_entries = classmethod(lambda cls, v, d, options: v * options.rank)
     monkeypatch.setattr(embedding_class, "index_entries", index_entries, raising=False)
@@ -267,12 +267,12 @@ def test_printed_figures_are_read(printed: str, unit: str, expected: tuple[float
 
 
 @pytest.mark.parametrize("printed", ["4.0MM", "4B", "M", "four", "4 M"])
-def test_other_figures_are_refused(printed: str) -> None:
+def test_invalid_figures_fail(printed: str) -> None:
     with pytest.raises(ValueError):
         ledger.read_figure(printed, "")
 
 
-def test_rounding_and_cutting() -> None:
+def test_rounding_and_truncation() -> None:
     assert ledger.rounds_to(2.0649e6, 2.06e6, 1e4)
     assert ledger.rounds_to(2.065e6, 2.06e6, 1e4) and ledger.rounds_to(2.065e6, 2.07e6, 1e4)
     assert not ledger.rounds_to(2.0651e6, 2.06e6, 1e4)
@@ -302,7 +302,7 @@ def small_ledger(monkeypatch: pytest.MonkeyPatch, cell: Cell, **table: Any) -> l
     return ledger.figures()[0]
 
 
-def test_cut_digits_agree_only_where_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_digits_agree_only_where_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = {"method": "standard", "num_embeddings": 199, "embedding_dim": 1}
     cell = Cell("r", figures={"embedding": "0.19"}, why={"embedding": "because"}, model={"embedding": spec})
     figure = small_ledger(monkeypatch, cell, cut=True)

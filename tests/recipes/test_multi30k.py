@@ -129,13 +129,13 @@ def refuse(small: Corpus, capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-def test_other_content_is_refused(small: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_content_fails(small: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     small.write("val.de.gz", "other\n")
     line = refuse(small, capsys)
     assert "val.de.gz" in line and "SHA-256" in line
 
 
-def test_truncated_file_is_refused(small: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_file_fails(small: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     path = small.raw / "train.en.gz"
     path.write_bytes(path.read_bytes()[:-9])
     small.configure()
@@ -143,9 +143,7 @@ def test_truncated_file_is_refused(small: Corpus, capsys: pytest.CaptureFixture[
     assert not (small.data / "tokens" / "train.en").exists()
 
 
-def test_unequal_sides_are_refused_with_both_counts(
-    small: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unequal_sides_fail_with_both_counts(small: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     small.write("train.de.gz", "Zwei.\nDrei.\n")
     small.configure()
     line = refuse(small, capsys)
@@ -180,7 +178,7 @@ def test_missing_file_offline_is_one_line(
         ({"splits": {"train": "train"}}, "splits must be"),
     ],
 )
-def test_wrong_settings_are_refused(
+def test_wrong_settings_fail(
     small: Corpus, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], said: str
 ) -> None:
     settings = yaml.safe_load(small.settings.read_text())
@@ -219,7 +217,7 @@ def test_scripts_work_from_any_folder(small: Corpus, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_training_before_preprocessing_is_refused(small: Corpus, tmp_path: Path) -> None:
+def test_training_before_preprocessing_fails(small: Corpus, tmp_path: Path) -> None:
     early = run_script("train.sh", "standard", folder=tmp_path)
     assert (
         early.returncode == 2
@@ -228,12 +226,12 @@ def test_training_before_preprocessing_is_refused(small: Corpus, tmp_path: Path)
     )
 
 
-def test_words_are_put_together_again() -> None:
+def test_subwords_are_joined() -> None:
     assert join_bpe("An@@ trie@@ b und S@@ tr@@") == "Antrieb und Str"
 
 
 @pytest.mark.parametrize("text", ["Bei Trader Joe's im T-Shirt & [innen].", "Ca. 120 cm, 5,3 km!"])
-def test_tokens_become_the_same_text_again(text: str) -> None:
+def test_detokenization_restores_the_text(text: str) -> None:
     tokenizer = Tokenizer("de")
     assert tokenizer.detokenize(tokenizer.tokenize(text)) == text
 
@@ -256,7 +254,7 @@ def test_rows_are_a_quarter_or_an_eighth_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPE.rows)
-def test_rows_differ_in_their_embedding_only(name: str) -> None:
+def test_rows_differ_only_in_their_embedding(name: str) -> None:
     """But for smaller networks, and rows that train from a trained model on in fewer steps of other sizes."""
     row = RECIPE.row(name)
     standard = RECIPE.row("standard" if row.distill or name == "standard" else "standard_short")
@@ -274,7 +272,7 @@ def test_rows_differ_in_their_embedding_only(name: str) -> None:
     assert row.train["keep_checkpoint"] >= row.average
 
 
-def test_the_trained_model_differs_from_its_short_twin_in_length_only() -> None:
+def test_standard_and_standard_short_differ_only_in_length() -> None:
     standard, short = (RECIPE.row(name) for name in ("standard", "standard_short"))
     assert standard.embedding == short.embedding
     assert standard.train == {**short.train, "train_steps": 14000}
@@ -323,7 +321,7 @@ def test_training_resumes_and_is_scored(small: Corpus, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_distilled_row_is_trained_and_in_the_table(small: Corpus, tmp_path: Path) -> None:
+def test_distilled_row_is_trained_and_reported(small: Corpus, tmp_path: Path) -> None:
     assert small.prepare() == 0
     early = run_script("train.sh", "projective_8x_distilled", *TINY, "-train_steps", "4", folder=tmp_path)
     assert (

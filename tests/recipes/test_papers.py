@@ -36,7 +36,7 @@ TRAINED = [(table, cell) for _, table, cell in CELLS if cell.trained_by]
 GLOVE = "glove_reconstruction/"
 
 
-def test_no_table_and_no_figure_is_left_out() -> None:
+def test_every_table_and_figure_is_listed() -> None:
     assert [paper.name for paper in PAPERS] == list(ROWS)
     for paper in PAPERS:
         names = [f"Table {name}" for name in ROWS[paper.name]]
@@ -47,7 +47,7 @@ def test_no_table_and_no_figure_is_left_out() -> None:
             assert found == set(range(1, len(found) + 1))
 
 
-def test_a_table_has_as_many_rows_as_in_print() -> None:
+def test_tables_have_the_printed_number_of_rows() -> None:
     for paper in PAPERS:
         for table in paper.tables:
             if table.name.startswith("Table"):
@@ -55,7 +55,7 @@ def test_a_table_has_as_many_rows_as_in_print() -> None:
                 assert table.reason or table.cells
 
 
-def test_what_is_not_trained_has_a_reason() -> None:
+def test_untrained_rows_have_a_reason() -> None:
     reasons = [paper.reason for paper in PAPERS if not paper.tables]
     reasons += [table.reason for paper in PAPERS for table in paper.tables if not table.cells]
     reasons += [cell.reason for _, _, cell in CELLS if not cell.trained_by]
@@ -110,7 +110,7 @@ def test_every_cell_of_alone_in_the_grid_is_a_point_of_figure_3() -> None:
     assert sorted(found) == sorted(cell.name for cell in grid.cells() if cell.row in grid.alone)
 
 
-def test_the_readme_is_made_from_the_rows() -> None:
+def test_readme_matches_the_rows() -> None:
     text = README.read_text(encoding="utf-8")
     begin, end = (f"<!-- {word} {MARKER} -->\n" for word in ("BEGIN", "END"))
     assert text.split(begin)[1].split(end)[0] == markdown(PAPERS)
@@ -138,7 +138,7 @@ def test_the_command_lists_every_row(capsys: pytest.CaptureFixture[str]) -> None
         ({"row": "a", "same": "t", "figures": ["total"]}, "P, Table 1: a: t has no figure 'total'"),
     ],
 )
-def test_wrong_tables_are_named(tmp_path: Path, row: dict[str, object], message: str) -> None:
+def test_invalid_tables_are_named(tmp_path: Path, row: dict[str, object], message: str) -> None:
     own = {"row": "t", "name": "t", "figures": {"bleu": 1}, "embedding": {"method": "standard"}}
     table = {"paper": "P", "table": "Table 1", "title": "x", "rows": [{"row": "b", "reason": "z"}, own, row]}
     content = {"kind": "translation", "groups": {"common": {}}, "tables": [table]}
@@ -151,7 +151,7 @@ def test_wrong_tables_are_named(tmp_path: Path, row: dict[str, object], message:
         read_papers(source, tmp_path)
 
 
-def test_a_table_that_no_recipe_has_is_named(tmp_path: Path) -> None:
+def test_tables_without_a_recipe_are_named(tmp_path: Path) -> None:
     paper = {"paper": "DeFINE", "title": "P", "tables": ["Table 99"]}
     source = tmp_path / "papers.yaml"
     source.write_text(yaml.safe_dump({"recipes": ["ptb_awd_lstm"], "papers": [paper]}))
@@ -159,5 +159,5 @@ def test_a_table_that_no_recipe_has_is_named(tmp_path: Path) -> None:
         read_papers(source, RECIPES)
 
 
-def test_labels_are_made_of_row_and_column() -> None:
+def test_labels_combine_row_and_column() -> None:
     assert Cell("256", "BLEU(A)").label == "256; BLEU(A)" and Cell("256").label == "256"

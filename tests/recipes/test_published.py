@@ -99,7 +99,7 @@ def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:
         ),
     ],
 )
-def test_settings_are_refused(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_invalid_settings_fail(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
     content = read_yaml(find_recipe("iwslt_pten").folder / "data.yaml")
     path = tmp_path / "data.yaml"
     path.write_text(yaml.safe_dump({**content, **changed}))
@@ -107,7 +107,7 @@ def test_settings_are_refused(changed: dict[str, Any], said: str, tmp_path: Path
         read_settings(path)
 
 
-def test_settings_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+def test_settings_that_are_not_utf8_fail(tmp_path: Path) -> None:
     path = tmp_path / "data.yaml"
     path.write_bytes(b"source: \xff\n")
     with pytest.raises(UserError, match="data.yaml: is not UTF-8 text"):
@@ -148,7 +148,7 @@ def test_the_second_machine_has_the_later_ranks() -> None:
         Machines(1, 2, 2).check()
 
 
-def test_an_archive_is_read_in_its_formats(tmp_path: Path) -> None:
+def test_archive_formats_are_read(tmp_path: Path) -> None:
     members = {
         "a/x.pt": "<url>u</url>\num\ndois\n",
         "a/x.en": "<url>u</url>\none\ntwo\n",
@@ -171,7 +171,7 @@ def test_an_archive_is_read_in_its_formats(tmp_path: Path) -> None:
         list(read_pairs(locate(tags, ("pt", "en"), [tmp_path])))
 
 
-def test_pairs_are_cleaned_and_put_into_shards() -> None:
+def test_pairs_are_cleaned_and_sharded() -> None:
     settings = read_settings(find_recipe("iwslt_pten").folder / "data.yaml")
     pairs = [("a", "b"), ("", "b"), ("a", "b " * 9 + "b"), ("a " * 250 + "a", "b " * 200 + "b"), ("c", "d e")]
     kept = list(clean(pairs, settings))
@@ -179,7 +179,7 @@ def test_pairs_are_cleaned_and_put_into_shards() -> None:
     assert list(shards(kept * 2, 3)) == [[*kept, kept[0]], [kept[1]]]
 
 
-def test_counting_forgets_the_rarest_words(tmp_path: Path) -> None:
+def test_counting_drops_the_rarest_words(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("a a a\nb b\nc\nd\n")
     assert count_words([text], 3) == {"a": 3}
@@ -293,7 +293,7 @@ def test_killed_preprocessing_resumes_from_its_last_step(
 
 
 @pytest.mark.slow
-def test_workers_end_with_the_process_that_is_killed(preparation: Preparation) -> None:
+def test_workers_exit_if_their_parent_is_killed(preparation: Preparation) -> None:
     preparation.killed("workers", 2, "tokens-train-00001.en")
     # They hold the lock as long as they live.
     for _ in range(50):

@@ -92,7 +92,7 @@ def start(tmp_path: Path, *options: str) -> int:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_whole_run_then_nothing_left_to_do(
+def test_complete_run_then_nothing_to_do(
     tmp_path: Path, commands: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert start(tmp_path) == 0
@@ -157,7 +157,7 @@ def test_failing_training_shows_the_end_of_its_log(
         (["--output", "/proc/nowhere"], "--output chooses another folder"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_user_errors_are_one_line(
     tmp_path: Path, commands: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
 ) -> None:
     assert start(tmp_path, *options) == 2
@@ -165,7 +165,7 @@ def test_mistakes_are_one_line(
     assert said in errors and len(errors.splitlines()) == 1
 
 
-def test_second_start_in_the_same_folder_is_refused(
+def test_a_second_run_in_the_same_folder_fails(
     tmp_path: Path, commands: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with run.locked(tmp_path / "out" / "en-de" / "lock"):
@@ -186,7 +186,7 @@ def is_gone(process: int) -> bool:
     return False
 
 
-def test_failure_ends_the_other_jobs(tmp_path: Path) -> None:
+def test_a_failure_stops_the_other_jobs(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys, time\n"
         "log = pathlib.Path(sys.argv[1])\n"
@@ -202,7 +202,7 @@ def test_failure_ends_the_other_jobs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_interruption_ends_the_jobs_and_gives_130(tmp_path: Path) -> None:
+def test_interruption_stops_the_jobs_with_status_130(tmp_path: Path) -> None:
     program = (
         "import os, sys, tests.recipes.test_quickstart as t; from pathlib import Path\n"
         "from recipes.common.tools import run_main\n"
@@ -272,7 +272,7 @@ def test_languages_without_spaces_are_scored_by_character() -> None:
     assert "tok:13a" in scores(["März"], ["März"], "de-AT")["bleu_signature"]
 
 
-def test_rows_differ_in_their_embedding_alone() -> None:
+def test_quickstart_rows_differ_only_in_their_embedding() -> None:
     rows = run.rows_to_run(RECIPE, None, None)
     assert rows[0].name == "standard" and len(rows) >= 4
     assert {row.name for row in rows} == set(RECIPE.rows)
@@ -312,7 +312,7 @@ def test_another_seed_gives_another_corpus() -> None:
     ("source", "target"),
     [("en", "de"), ("en", "fr"), ("de", "es"), ("de_AT", "en-GB"), ("ru", "ja"), ("fa", "tr"), ("kk", "nb")],
 )
-def test_parts_are_disjoint_on_either_side_and_clean(source: str, target: str) -> None:
+def test_splits_are_disjoint_on_both_sides_and_clean(source: str, target: str) -> None:
     parts = make_corpus(source, target, SIZES)
     assert {part: len(pairs) for part, pairs in parts.items()} == SIZES
     for side in (0, 1):
@@ -363,7 +363,7 @@ def test_dates_cover_the_week() -> None:
 @pytest.mark.parametrize(
     ("language", "words"), [("el", "num2words"), ("kz", "Babel"), ("../de", "Babel"), ("", "")]
 )
-def test_uncovered_language_names_the_covered_ones(language: str, words: str) -> None:
+def test_unsupported_language_lists_the_supported_ones(language: str, words: str) -> None:
     with pytest.raises(LanguageError) as caught:
         make_corpus("en", language, SIZES)
     message = str(caught.value)
@@ -371,14 +371,14 @@ def test_uncovered_language_names_the_covered_ones(language: str, words: str) ->
     assert "supported languages: am, ar, az" in message
 
 
-def test_every_covered_language_speaks() -> None:
+def test_every_supported_language_generates() -> None:
     assert len(covered_languages()) > 40
     for language in covered_languages():
         speech = Speech(language)
         assert speech.number(42) and speech.listing(["A", "B", "C"]) and speech.time(15, 5)
 
 
-def test_impossible_corpora_are_refused() -> None:
+def test_impossible_corpora_fail() -> None:
     with pytest.raises(CorpusError, match="choose two languages"):
         make_corpus("en", "en", SIZES)
     with pytest.raises(CorpusError, match="at least one"):
@@ -398,7 +398,7 @@ def test_templates_have_all_languages_and_every_kind_is_used() -> None:
     assert {kind for template in templates for kind in template.slots.values()} == set(KINDS)
 
 
-def test_template_without_its_gap_is_refused(tmp_path: Path) -> None:
+def test_template_without_its_slot_fails(tmp_path: Path) -> None:
     path = tmp_path / "templates.yaml"
     path.write_text("- slots: {a: number}\n  en: 'No gap.'\n")
     with pytest.raises(CorpusError, match="each slot once"):
@@ -424,7 +424,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.slow_except("en")
 @pytest.mark.parametrize("language", ["en", "de", "fr", "fa", "ja", "th", "te"])
-def test_words_join_to_the_sentence(language: str) -> None:
+def test_detokenization_restores_the_sentence(language: str) -> None:
     other = "en" if language != "en" else "de"
     tokenizer = Tokenizer(language)
     for text, _ in make_corpus(language, other, {"train": 100})["train"]:
@@ -441,5 +441,5 @@ def test_tokenization_of_a_sentence() -> None:
     assert Tokenizer("ja").split("3月") == ["3", JOINER + "月"]
 
 
-def test_clean_removes_what_is_invisible() -> None:
+def test_clean_removes_invisible_characters() -> None:
     assert clean("\u200f3:45\u202fPM\u00a0 l\u2019an\n") == "3:45 PM l'an"

@@ -182,7 +182,7 @@ def test_page_is_self_contained(recipes: Path, tmp_path: Path) -> None:
     assert "R3 &lt;&amp;&gt;" in page
 
 
-def test_checker_finds_what_is_wrong() -> None:
+def test_checker_finds_errors() -> None:
     for page in ("<p><b>x</p></b>", "</p>"):
         with pytest.raises(AssertionError):
             checked(page)
@@ -190,7 +190,7 @@ def test_checker_finds_what_is_wrong() -> None:
         checked("<div><p>x</p>")
 
 
-def test_figures_of_the_paper_beside_ours(recipes: Path, tmp_path: Path) -> None:
+def test_paper_figures_next_to_ours(recipes: Path, tmp_path: Path) -> None:
     values = {1: 45.0, 2: 46.0, 3: 44.0}
     for seed, value in values.items():
         write(tmp_path / "runs" / "small_lm" / f"a{seed}", record("table1_a", seed, value))
@@ -222,7 +222,7 @@ def test_figures_of_the_paper_beside_ours(recipes: Path, tmp_path: Path) -> None
     assert "ffffffffff with changes" in markdown
 
 
-def test_empty_repository_says_so(recipes: Path) -> None:
+def test_empty_repository_is_reported(recipes: Path) -> None:
     blocks = command.build(recipes, None)
     assert any(isinstance(b, Paragraph) and "There are no results yet" in b.text for b in blocks)
     assert checked(as_page(blocks)).charts == []
@@ -243,9 +243,7 @@ def test_empty_repository_says_so(recipes: Path) -> None:
         (record(config={"embedding": "define"}), 'config: embedding is "define"'),
     ],
 )
-def test_files_that_cannot_be_used_are_named(
-    recipes: Path, tmp_path: Path, content: Any, reason: str
-) -> None:
+def test_unusable_files_are_named(recipes: Path, tmp_path: Path, content: Any, reason: str) -> None:
     write(tmp_path / "runs" / "small_lm" / "bad", content)
     write(tmp_path / "runs" / "small_lm" / "good", record())
     blocks = command.build(recipes, tmp_path / "runs")
@@ -256,7 +254,7 @@ def test_files_that_cannot_be_used_are_named(
     assert cells(blocks, "small-lm")[0]["row"] == "standard"
 
 
-def test_only_runs_alike_are_averaged(recipes: Path, tmp_path: Path) -> None:
+def test_only_equal_runs_are_averaged(recipes: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     write(runs / "small_lm" / "1", record(seed=1, perplexity=10.0))
     write(runs / "small_lm" / "2", record(seed=2, perplexity=20.0))

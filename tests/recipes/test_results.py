@@ -44,7 +44,7 @@ def write(folder: Path, row: str, bleu: float = 30.0, embedding: int = 1000, **e
     )
 
 
-def test_round_trip_adds_where_it_comes_from(tmp_path: Path) -> None:
+def test_round_trip_adds_provenance(tmp_path: Path) -> None:
     path = write(tmp_path / "runs", "standard", peak_memory_mib=12.5)
     (record,) = read_results(tmp_path / "runs")
     assert path == tmp_path / "runs" / FILE and record == json.loads(path.read_text())
@@ -64,7 +64,7 @@ def test_a_row_has_one_line_in_natural_order(tmp_path: Path) -> None:
     assert read_results(tmp_path)[0]["metrics"]["bleu"] > read_results(tmp_path)[1]["metrics"]["bleu"]
 
 
-def test_processes_that_write_at_once_keep_all_lines(tmp_path: Path) -> None:
+def test_concurrent_writers_keep_all_lines(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=write, args=(tmp_path, f"row_{number}")) for number in range(8)]
     for worker in workers:
@@ -75,7 +75,7 @@ def test_processes_that_write_at_once_keep_all_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), object()])
-def test_what_json_does_not_have_fails_and_the_old_file_stays(tmp_path: Path, bad: object) -> None:
+def test_values_without_json_fail_and_keep_the_old_file(tmp_path: Path, bad: object) -> None:
     path = write(tmp_path, "standard")
     before = path.read_text()
     with pytest.raises(ValueError):
@@ -84,7 +84,7 @@ def test_what_json_does_not_have_fails_and_the_old_file_stays(tmp_path: Path, ba
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"row": "x"}', '{"row": 3, "config": {}}', "\xff"])
-def test_other_lines_are_named(tmp_path: Path, content: str) -> None:
+def test_invalid_lines_are_named(tmp_path: Path, content: str) -> None:
     path = write(tmp_path, "standard")
     path.write_bytes(path.read_bytes() + content.encode("latin-1"))
     with pytest.raises(UserError, match="results.jsonl: (line 2: invalid result|cannot be read)"):
@@ -96,7 +96,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         read_results(tmp_path / "absent")
 
 
-def test_smoke_is_told_from_runs_by_its_folder(tmp_path: Path) -> None:
+def test_smoke_runs_are_recognized_by_their_folder(tmp_path: Path) -> None:
     assert is_smoke(tmp_path / "recipe" / "smoke" / FILE, tmp_path)
     # A folder of runs may lie below one of this name.
     assert not is_smoke(tmp_path / "smoke" / "recipe" / FILE, tmp_path / "smoke")
@@ -140,7 +140,7 @@ def recipe(tmp_path: Path) -> Recipe:
     return Recipe(folder)
 
 
-def test_tables_go_between_the_markers(recipe: Recipe, tmp_path: Path) -> None:
+def test_tables_are_written_between_the_markers(recipe: Recipe, tmp_path: Path) -> None:
     readme = recipe.folder / "README.md"
     printed = update_tables(recipe, tmp_path / "runs", readme)
     assert printed == f"{readme}: 2 of 4 rows measured"
@@ -204,7 +204,7 @@ def test_table_of_language_models(tmp_path: Path) -> None:
     assert "| table1_standard | 50.0 | 57.3 |" in text
 
 
-def test_tables_that_cannot_be(recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_tables(recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="no column 'blue'; there are: row, "):
         table.chosen_columns("row,blue")
     assert run_main("table", command.main, ["table", "glove_reconstruction"]) == 2
@@ -217,7 +217,7 @@ def test_tables_that_cannot_be(recipe: Recipe, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     "name", [name for name in recipe_names() if name not in ("glove_reconstruction", "shrink_a_model")]
 )
-def test_the_tables_in_the_readme_are_those_of_the_results(name: str, tmp_path: Path) -> None:
+def test_readme_tables_match_the_results(name: str, tmp_path: Path) -> None:
     recipe = find_recipe(name)
     readme = tmp_path / "README.md"
     original = (recipe.folder / "README.md").read_text(encoding="utf-8")
@@ -228,7 +228,7 @@ def test_the_tables_in_the_readme_are_those_of_the_results(name: str, tmp_path: 
     assert readme.read_text(encoding="utf-8") == original
 
 
-def test_a_row_is_compared_with_the_one_that_it_starts_from() -> None:
+def test_a_row_is_compared_with_its_teacher() -> None:
     teacher = {"row": "fp32", "config": {}, "metrics": {"bleu": 30.0}}
     plain = {"row": "standard", "config": {}, "metrics": {"bleu": 35.0}}
     for key in ("fit", "distill"):
@@ -256,7 +256,7 @@ def test_baseline_of_each_group(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["none", "<!-- END results --><!-- BEGIN results -->", "<!-- BEGIN results -->" * 2]
 )
-def test_readme_without_markers_is_left_alone(tmp_path: Path, text: str) -> None:
+def test_readme_without_markers_is_unchanged(tmp_path: Path, text: str) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(text)
     with pytest.raises(UserError, match="<!-- BEGIN results -->"):
@@ -264,14 +264,14 @@ def test_readme_without_markers_is_left_alone(tmp_path: Path, text: str) -> None
     assert readme.read_text() == text
 
 
-def test_columns_of_ones_own_and_missing_values(tmp_path: Path) -> None:
+def test_custom_columns_and_missing_values(tmp_path: Path) -> None:
     write(tmp_path, "alone")
     own = table.Column("own", lambda record: record["metrics"]["absent"])
     text = table.markdown_table(read_results(tmp_path), ["row", "difference", own])
     assert text.splitlines()[2] == "| alone | not run | not run |"
 
 
-def test_plot_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_plot_is_replaced_atomically(tmp_path: Path) -> None:
     write(tmp_path, "standard")
     path = tmp_path / "plot.png"
     path.write_text("old")
@@ -295,7 +295,7 @@ def row(name: str, size: int = 1000, quality: float = 30.0, **config: Any) -> di
     }
 
 
-def test_names_are_in_the_picture_and_do_not_cover_each_other() -> None:
+def test_labels_are_in_the_figure_and_do_not_overlap() -> None:
     from matplotlib.text import Text
 
     figure, (axes,) = plot.new_figure(1, "title")
@@ -333,14 +333,14 @@ def test_rows_belong_to_stages_and_methods() -> None:
     ]
 
 
-def test_a_method_has_its_best_row_at_each_size() -> None:
+def test_methods_show_their_best_row_at_each_size() -> None:
     records = [row("a", 1000, 1.0), row("b", 1010, 2.0), row("c", 2000, 0.5)]
     assert [one["row"] for one in plot.best_of_each_size(records, "bleu")] == ["b", "c"]
     assert [one["row"] for one in plot.best_of_each_size(records, "perplexity")] == ["a", "c"]
     assert len(plot.best_of_each_size(records, "bleu", records)) == 3
 
 
-def test_every_method_has_a_style_of_its_own() -> None:
+def test_every_method_has_its_own_style() -> None:
     methods = [plot.PLAIN, *(name for name in se.methods() if name != "standard")]
     styles = [plot.style(method) for method in methods]
     assert len({one.color for one in styles}) == len({one.shape for one in styles}) == len(methods)
@@ -367,7 +367,7 @@ def test_bleu_of_known_cases() -> None:
     assert scores["bleu"] == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
 
 
-def test_bleu_refuses_sides_that_do_not_match() -> None:
+def test_bleu_rejects_unequal_sides() -> None:
     with pytest.raises(UserError, match="1 translations for 2 references"):
         corpus_scores(["a"], ["a", "b"])
     with pytest.raises(UserError, match="empty"):

@@ -123,7 +123,7 @@ def test_rows_of_papers_have_their_figures(folder: Path) -> None:
         ("{", "cannot be read as YAML"),
     ],
 )
-def test_wrong_rows_are_named(folder: Path, row: str, message: str) -> None:
+def test_invalid_rows_are_named(folder: Path, row: str, message: str) -> None:
     text = FILE.replace("  away:", f"  row: {row}\n  away:")
     (folder / "rows.yaml").write_text(text)
     with pytest.raises(UserError, match=message.replace("{", "[{]")):
@@ -138,13 +138,13 @@ def test_wrong_rows_are_named(folder: Path, row: str, message: str) -> None:
         (("  tiny:", "  funnel_fitted:"), "two rows called funnel_fitted; rename one"),
     ],
 )
-def test_wrong_files_are_named(folder: Path, change: tuple[str, str], message: str) -> None:
+def test_invalid_row_files_are_named(folder: Path, change: tuple[str, str], message: str) -> None:
     (folder / "rows.yaml").write_text(FILE.replace(*change))
     with pytest.raises(UserError, match=message):
         read_rows(folder)
 
 
-def test_a_row_that_is_not_there_and_a_recipe_that_is_not_there(folder: Path) -> None:
+def test_unknown_rows_and_recipes(folder: Path) -> None:
     with pytest.raises(UserError, match="recipe has no row 'common'; there are: standard, funnel, "):
         Recipe(folder).row("common")
     with pytest.raises(UserError, match="no recipe 'common'; there are: agnews_headline, "):
@@ -166,7 +166,7 @@ def test_every_recipe_has_the_steps_of_its_scripts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_a_variant_or_note_for_everything_is_used(name: str) -> None:
+def test_every_variant_and_note_is_used(name: str) -> None:
     """No group and no variant of a recipe is without rows."""
     content = read_file(RECIPES / name / "rows.yaml")
     text = yaml.safe_dump({key: value for key, value in content.items() if key not in ("groups", "variants")})
@@ -185,7 +185,7 @@ def test_rows_of_papers_are_in_the_list_of_papers() -> None:
             assert (row.paper is not None) == (f"{name}/{row.name}" in listed)
 
 
-def test_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_text(path, "old")
     with pytest.raises(RuntimeError), replacing(path) as temporary:
@@ -243,7 +243,7 @@ class Steps:
         return self.runs
 
 
-def test_step_runs_once_and_again_when_anything_changes(tmp_path: Path) -> None:
+def test_step_runs_again_only_after_changes(tmp_path: Path) -> None:
     steps = Steps(tmp_path)
     assert [steps.run(), steps.run()] == [1, 1]
     assert [steps.run(size=2), steps.run(size=2)] == [2, 2]
@@ -287,7 +287,7 @@ def test_interrupted_step_runs_again(tmp_path: Path) -> None:
     assert steps.run() == 2
 
 
-def test_lines_end_at_line_feeds_only_and_white_space_is_one_space(tmp_path: Path) -> None:
+def test_only_line_feeds_end_lines_and_whitespace_is_normalized(tmp_path: Path) -> None:
     path = tmp_path / "text.gz"
     text = "\ufeffa\u00a0b  c \r\n\n d\u2028e\u2003f\x85\nlast"
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
@@ -303,7 +303,7 @@ def test_lines_end_at_line_feeds_only_and_white_space_is_one_space(tmp_path: Pat
         (None, "No such file"),
     ],
 )
-def test_unreadable_text_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_unreadable_text_fails(tmp_path: Path, content: bytes | None, said: str) -> None:
     path = tmp_path / "text.gz"
     if content is not None:
         path.write_bytes(content)
@@ -311,7 +311,7 @@ def test_unreadable_text_is_refused(tmp_path: Path, content: bytes | None, said:
         corpus.read_lines(path)
 
 
-def test_unequal_and_empty_sides_are_refused() -> None:
+def test_unequal_and_empty_sides_fail() -> None:
     with pytest.raises(UserError, match="a has 2 lines, b has 1 lines"):
         corpus.check_pairs({"a": ["x", "y"], "b": ["x"]})
     with pytest.raises(UserError, match="no sentences in a and b"):

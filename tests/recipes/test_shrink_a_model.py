@@ -31,7 +31,7 @@ def test_rows_are_chosen_by_pattern_in_the_order_of_the_file() -> None:
         chosen_rows(RECIPE, ["small"])
 
 
-def test_scores_of_an_encoder_that_is_the_original() -> None:
+def test_scores_of_the_original_encoder() -> None:
     draw = np.random.default_rng(0)
     vectors = {name: unit(draw.normal(size=(30, 8))) for name in Texts.__dataclass_fields__}
     vectors["descriptions"] = vectors["headlines"]
@@ -86,7 +86,7 @@ def test_table_and_picture_of_measured_rows(tmp_path: Path) -> None:
     assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_table_in_the_readme_is_that_of_the_results() -> None:
+def test_readme_table_matches_the_results() -> None:
     records = {
         record["row"]: record for record in map(json.loads, (RECIPE.folder / FILE).read_text().splitlines())
     }

@@ -72,7 +72,7 @@ def test_rows_that_start_from_another_come_after_it(name: str) -> None:
         assert any(getattr(row, way) for row in found) == any(getattr(row, way) for row in rows.values())
 
 
-def test_scripts_are_called_in_order_with_a_row_where_there_are_rows() -> None:
+def test_scripts_run_in_order_with_rows() -> None:
     def told(name: str) -> list[list[str]]:
         folder = RECIPES / name
         found = smoke.commands(folder, smoke.rows_to_run(folder))
@@ -154,7 +154,7 @@ rows:
 """
 
 
-def test_every_row_has_a_result_of_its_own(tmp_path: Path) -> None:
+def test_every_row_has_its_own_result(tmp_path: Path) -> None:
     record = RECORD.replace('"', '\\"') % "$1"
     line = f'echo "{record}" >> $RUNS/small/smoke/results.jsonl'
     folder = recipe(tmp_path / "small", train="mkdir -p $RUNS/small/smoke",
@@ -168,9 +168,7 @@ def test_every_row_has_a_result_of_its_own(tmp_path: Path) -> None:
     assert smoke.describe(outcome).splitlines()[0].endswith("failed  funnel, table, fitted, trained")
 
 
-def test_script_that_is_not_there_and_one_that_does_not_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_script_and_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smoke, "LONGEST_SECONDS", 0.2)
     folder = recipe(tmp_path / "small", preprocess="sleep 20")
     assert smoke.run_recipe(folder, tmp_path).fault == "preprocess.sh --smoke did not finish in 0.2 seconds"
@@ -178,7 +176,7 @@ def test_script_that_is_not_there_and_one_that_does_not_end(
     assert smoke.run_recipe(folder, tmp_path).fault == "preprocess.sh --smoke: No such file or directory"
 
 
-def test_command_ends_with_1_and_names_what_failed(
+def test_command_exits_with_1_and_names_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = [recipe(tmp_path / "small", eval=RESULTS), recipe(tmp_path / "other", train="exit 2")]
@@ -206,7 +204,7 @@ def test_rows_share_a_teacher() -> None:
 # Runs of their own
 
 
-def test_runs_and_results_are_apart_from_real_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smoke_outputs_are_separate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNS", str(tmp_path))
     recipe = find_recipe("multi30k_ende")
     assert recipe.smoke().home == recipe.home / "smoke" and recipe.smoke().name == recipe.name
@@ -216,7 +214,7 @@ def test_runs_and_results_are_apart_from_real_ones(tmp_path: Path, monkeypatch: 
     assert [recipe for _, recipe in of_runs(tmp_path)] == ["multi30k_ende"]
 
 
-def test_option_chooses_the_recipe_and_leaves_the_others() -> None:
+def test_option_selects_recipes() -> None:
     real = find_recipe("multi30k_ende")
     recipe, row, options = parse_row(real, "usage", ["uncle_4x", "-seed", "3", SMOKE])
     assert recipe == real.smoke() and options == ["-seed", "3"] and row.train["train_steps"] == 4
@@ -287,9 +285,7 @@ def test_classes_of_published_rows_are_made() -> None:
         assert row.embedding["classes"] in made and row.embedding["num_classes"] == CLASSES
 
 
-def test_quickstart_is_short_where_nothing_else_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_quickstart_smoke_is_short_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RUNS", str(tmp_path))
     asked = quickstart.parse(RECIPE, [SMOKE])
     assert asked.output == tmp_path / "quickstart" / "smoke" and asked.rows == "standard,funnel"
@@ -325,7 +321,7 @@ def test_every_row_keeps_its_method_and_fits_a_small_vocabulary(name: str) -> No
         assert embedding.get("num_classes", CLASSES) == CLASSES
 
 
-def test_generated_words_are_seeded_different_and_many() -> None:
+def test_generated_words_are_seeded_distinct_and_many() -> None:
     words = generated_vocabulary()
     assert len(words) == len(set(words)) == WORDS
     lines = list(generated_words(300, seed=1))

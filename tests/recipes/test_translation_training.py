@@ -41,7 +41,7 @@ def save(folder: Path, step: int, when: float | None = None) -> Path:
     return path
 
 
-def test_checkpoints_sort_by_step_and_half_written_ones_do_not_count(tmp_path: Path) -> None:
+def test_checkpoints_sort_by_step_without_partial_ones(tmp_path: Path) -> None:
     for step in (1000, 250, 9):
         save(tmp_path, step)
     newest = save(tmp_path, 1250)
@@ -84,7 +84,7 @@ DATA = train.Data({"data": {}}, "checksum")
 ROW = Row("row", {"method": "standard"}, {"train_steps": 8}, 2)
 
 
-def test_training_starts_averages_and_then_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_averages_and_finishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = Tools(monkeypatch, tmp_path)
     train.train_row(ROW, tmp_path, DATA, [], 2)
     assert "-train_from" not in tools.calls[0]
@@ -110,7 +110,7 @@ def test_failed_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / train.AVERAGED).read_text() == "averaged"
 
 
-def test_changed_settings_are_not_mixed_into_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_settings_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tools(monkeypatch, tmp_path)
     train.train_row(ROW, tmp_path, DATA, [], 2)
     other = Row("row", {"method": "funnel"}, {"train_steps": 9}, 2)
@@ -130,13 +130,13 @@ def test_only_one_process_trains_a_row(tmp_path: Path) -> None:
         train.train_row(ROW, tmp_path, DATA, [], 2)
 
 
-def test_nonsense_steps_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_steps_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tools(monkeypatch, tmp_path)
     with pytest.raises(UserError, match="train_steps is 'many'"):
         train.train_row(ROW, tmp_path, DATA, ["-train_steps", "many"], 2)
 
 
-def test_option_value_takes_every_spelling() -> None:
+def test_option_value_parses_every_spelling() -> None:
     options = ["-a", "1", "--train_steps=5", "-b"]
     assert option_value(options, "train_steps") == "5"
     assert option_value(["--train_steps", "5", "-train_steps", "6"], "train_steps") == "6"
@@ -197,7 +197,7 @@ def reports(log: str) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.slow
-def test_two_machines_are_one_process_with_the_batches_of_both(host: Host, tmp_path: Path) -> None:
+def test_two_machines_equal_one_process_with_all_batches(host: Host, tmp_path: Path) -> None:
     """So neither reads the other's part, and both have the same parameters at every step."""
     configs = [host.config(f"machine{number}", **SETTINGS, gpu_backend="gloo") for number in range(2)]
     port = free_port()
@@ -237,7 +237,7 @@ def test_two_machines_are_one_process_with_the_batches_of_both(host: Host, tmp_p
 
 
 @pytest.mark.parametrize("finished", [None, 2, 4])
-def test_another_machine_joins_what_is_not_finished(
+def test_another_machine_joins_an_unfinished_run(
     finished: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[list[str]] = []

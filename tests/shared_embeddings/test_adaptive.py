@@ -112,7 +112,7 @@ def test_bias_worked_by_hand(worked: se.SharedEmbedding) -> None:
     assert emb.cluster_bias.grad.tolist() == pytest.approx([-12 / 15, 8 / 15], rel=1e-5)
 
 
-def test_a_cluster_takes_over_the_weight_of_its_words() -> None:
+def test_cluster_smoothing_equals_that_of_its_words() -> None:
     """Words that weigh 2, 1, 3, 5 and 4 are clusters that weigh 8 and 4."""
     sizes = {"num_embeddings": 5, "embedding_dim": 4}
     emb = se.build("adaptive", **sizes, cutoffs=[2, 4], factor=2, output_bias=True)
@@ -122,7 +122,7 @@ def test_a_cluster_takes_over_the_weight_of_its_words() -> None:
     assert found.tolist() == pytest.approx([2 / 15, 1 / 15, 3 / 15, 5 / 15, 4 / 15], rel=1e-5)
 
 
-def test_a_cluster_may_outweigh_a_word_that_is_the_most_probable(worked: se.SharedEmbedding) -> None:
+def test_a_cluster_can_outweigh_the_most_probable_word(worked: se.SharedEmbedding) -> None:
     """With probabilities 3, 5, 6 and 1 in 15, cluster 1 leads, but its words have 1.5 and 4.5."""
     with torch.no_grad():
         worked.tables["0"][0, 0] = log(3)
@@ -261,7 +261,7 @@ def test_losses_and_gradients_equal_the_naive_ones(case: Case, smoothing: float)
             )
 
 
-def test_the_mark_of_ignored_tokens_may_be_any_word() -> None:
+def test_ignore_index_may_be_any_word() -> None:
     """Also one whose number inside a band is that of another word there."""
     emb = by_name("adaptive").build().double()
     targets = torch.arange(37)
@@ -291,7 +291,7 @@ def test_bands_without_a_target_change_nothing(words: list[int]) -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_without_a_token_that_counts_the_mean_is_no_number_and_its_gradient_zero(smoothing: float) -> None:
+def test_mean_of_no_tokens_is_nan_with_zero_gradient(smoothing: float) -> None:
     emb = by_name("adaptive").build()
     hidden = torch.randn(3, 24, requires_grad=True)
     loss = emb.cross_entropy(hidden, torch.full((3,), 21), ignore_index=21, label_smoothing=smoothing)
@@ -299,13 +299,13 @@ def test_without_a_token_that_counts_the_mean_is_no_number_and_its_gradient_zero
     assert all((gradient == 0).all() for gradient in gradients(emb, loss, hidden).values())
 
 
-def test_a_wrong_reduction_is_named() -> None:
+def test_invalid_reductions_are_named() -> None:
     emb = by_name("adaptive").build()
     with pytest.raises(ValueError, match="average"):
         emb.cross_entropy(torch.randn(1, 24), torch.tensor([1]), reduction="average")
 
 
-def test_a_wrong_target_is_named_whatever_marks_ignored_tokens() -> None:
+def test_invalid_targets_are_named_with_any_ignore_index() -> None:
     emb = by_name("adaptive").build()
     for wrong in (37, -1, -100):
         with pytest.raises(IndexError, match=f"{wrong} .* 37 words"):
@@ -367,7 +367,7 @@ def test_predictions_need_no_more_memory() -> None:
     assert meter.peak < SCORES
 
 
-def test_a_lookup_never_holds_the_table() -> None:
+def test_a_lookup_never_builds_the_table() -> None:
     emb = large()
     ids = torch.randint(VOCABULARY, (50,))
     with MemoryMeter(ids, *emb.parameters()) as meter:
@@ -431,7 +431,7 @@ SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24}
     ],
     ids=str,
 )
-def test_options_that_cannot_work_are_refused(options: dict[str, Any], named: str, shown: str) -> None:
+def test_invalid_options_fail(options: dict[str, Any], named: str, shown: str) -> None:
     for function in (se.build, se.num_parameters):
         with pytest.raises(se.OptionError) as error:
             function("adaptive", **SIZES, **options)

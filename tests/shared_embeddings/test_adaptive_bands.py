@@ -185,7 +185,7 @@ def test_sizes_of_the_second_table_of_define(width: int, printed: float) -> None
 # One table for all bands
 
 
-def test_another_table_takes_the_place_of_all_bands() -> None:
+def test_another_table_replaces_all_bands() -> None:
     emb = build(factor=1, width=WIDTH, output_bias=True)
     plain = emb.inner_embedding()
     assert plain.method == "standard" and plain.weight.shape == (WORDS, WIDTH)
@@ -202,7 +202,7 @@ def test_another_table_takes_the_place_of_all_bands() -> None:
     assert torch.equal(again.table(), new.table())
 
 
-def test_a_table_with_dropout_inside_draws_for_every_token_of_the_input_only() -> None:
+def test_a_map_with_dropout_draws_per_input_token() -> None:
     alone = {"hidden_dim": 40, "codebook_size": 5, "relu_dropout": 0.5}
     emb = build(factor=1, width=WIDTH, map="alone", map_options=alone).train()
     first, second, other = emb(torch.tensor([5, 5, 30]))
@@ -216,12 +216,12 @@ def test_a_table_with_dropout_inside_draws_for_every_token_of_the_input_only() -
 
 
 @pytest.mark.parametrize("options", [{"factor": 2}, {"factor": 1, "tie": "none"}], ids=str)
-def test_bands_that_share_no_table_have_no_part_to_replace(options: dict[str, Any]) -> None:
+def test_bands_without_a_shared_table_cannot_be_replaced(options: dict[str, Any]) -> None:
     emb = build(**options)
     assert emb.inner_embedding() is emb
 
 
-def test_what_is_stored_of_a_map_names_no_file() -> None:
+def test_stored_options_of_a_map_name_no_file() -> None:
     classes = [number % 5 for number in range(WORDS)]
     emb = build(factor=1, map="uncle", map_options={"unique_dim": 6, "classes": classes})
     stored = emb.stored_options()
@@ -232,7 +232,7 @@ def test_what_is_stored_of_a_map_names_no_file() -> None:
     assert emb.map.classes[:, 0].tolist() == again.map.classes[:, 0].tolist() == classes
 
 
-def test_words_are_left_out_of_a_table_for_all_bands() -> None:
+def test_words_are_removed_from_the_table_of_all_bands() -> None:
     emb = build(factor=1, **CODES, output_bias=True)
     ids = torch.tensor([0, 4, 8, 9, 15, 20, 33])
     kept: Any = emb.select_rows(ids)
@@ -305,7 +305,7 @@ def test_agrees_with_the_adaptive_softmax_of_torch() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"head_projection": "both", "tie": "none"}], ids=["plain", "untied"])
-def test_the_vectors_of_every_band_start_with_the_same_spread(options: dict[str, Any]) -> None:
+def test_vectors_of_every_band_start_with_the_same_std(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     emb = large(**options)
     for table in (emb.table(), emb.output_table()):
@@ -395,7 +395,7 @@ def test_parameters_of_each_side_counted_by_hand(
     ("name", "tables", "projections"),
     [("adaptive", True, True), ("adaptive-tied-tables", True, False), ("adaptive-untied", False, False)],
 )
-def test_what_the_output_shares_moves_with_the_input(name: str, tables: bool, projections: bool) -> None:
+def test_shared_parts_change_with_the_input(name: str, tables: bool, projections: bool) -> None:
     emb = by_name(name).build()
     for parameter, is_shared in ((emb.tables["1"], tables), (emb.projections["1"], projections)):
         before = emb.output_table()[9:20].clone()
@@ -436,7 +436,7 @@ def test_define_tied_to_its_table_has_a_flat_softmax_and_no_clusters() -> None:
     assert "map.clusters" in se.build("define", **SMALL, **UNIT, output="map").state_dict()
 
 
-def test_define_decides_about_the_output_of_its_map() -> None:
+def test_define_controls_the_output_of_its_map() -> None:
     unit = {name: value for name, value in UNIT.items() if name != "cutoffs"}
     nested = {"cutoffs": [9, 20], "output": "none"}
     with pytest.raises(se.OptionError, match="map_options.*output"):

@@ -42,21 +42,21 @@ def test_spearman_with_ties_by_hand() -> None:
     assert spearman([1, 2, 3], [30, 20, 10]) == pytest.approx(-1.0)
 
 
-def test_spearman_that_is_not_defined() -> None:
+def test_undefined_spearman() -> None:
     assert spearman([], []) is None and spearman([1.0], [2.0]) is None
     assert spearman([1, 1, 1], [1, 2, 3]) is None
     with pytest.raises(ValueError, match="3 and 2 values"):
         spearman([1, 2, 3], [1, 2])
 
 
-def test_spearman_is_that_of_scipy() -> None:
+def test_spearman_equals_scipy() -> None:
     stats = pytest.importorskip("scipy.stats")
     draw = np.random.default_rng(3)
     first, second = draw.integers(0, 9, 60), draw.integers(0, 9, 60)
     assert spearman(first, second) == pytest.approx(stats.spearmanr(first, second).statistic)
 
 
-def test_word_similarity_counts_what_it_knows() -> None:
+def test_word_similarity_reports_coverage() -> None:
     pairs = [
         WordPair("cat", "dog", 8.0),  # cosine 0.71
         WordPair("cat", "car", 2.0),  # 0
@@ -74,7 +74,7 @@ def test_word_similarity_counts_what_it_knows() -> None:
     assert found.rho == pytest.approx(covariance / math.sqrt(4.5 * 5.0))
 
 
-def test_first_of_words_that_are_there_twice_counts() -> None:
+def test_first_occurrence_of_a_repeated_word_counts() -> None:
     pairs = WordPairs("set", [WordPair("a", "b", 1.0), WordPair("a", "c", 2.0)])
     vectors = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [-1.0, 0.0]])
     assert word_similarity(["a", "c", "b", "c"], vectors, pairs).rho == pytest.approx(1.0)
@@ -94,7 +94,7 @@ def test_correlation_of_three_dimensions_by_hand() -> None:
     assert analysis.mean_off_diagonal(correlations) == pytest.approx(0.5)
 
 
-def test_blocks_of_words_give_what_all_words_give() -> None:
+def test_blocks_of_words_equal_all_words() -> None:
     # Means far beyond the deviations: sums of squares in 64 bits would lose them.
     vectors = torch.randn(500, 4).double() * torch.tensor([1.0, 3.0, 0.1, 1.0]) + 1e4
     vectors[:, 3] = 0.5 * vectors[:, 3] - vectors[:, 1]
@@ -105,7 +105,7 @@ def test_blocks_of_words_give_what_all_words_give() -> None:
     torch.testing.assert_close(found.matrix(), expected, atol=1e-6, rtol=0)
 
 
-def test_a_constant_that_is_rounded_is_constant() -> None:
+def test_rounded_constants_are_constant() -> None:
     found = CorrelationMap(2)
     found.add(torch.tensor([[0.1, 1.0], [0.1 + 1e-9, 2.0], [0.1, 3.0]], dtype=torch.float64))
     assert analysis.constant_dimensions(found.matrix()) == 1
@@ -262,7 +262,7 @@ def test_malformed_vectors(
     assert out == "" and err.count("\n") == 1 and message in err and str(path) in err
 
 
-def test_binary_that_is_cut_short(tmp_path: Path) -> None:
+def test_truncated_binary_files(tmp_path: Path) -> None:
     path = write_binary(tmp_path / "vectors")
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(ValueError, match="binary vectors"):
@@ -344,7 +344,7 @@ def text(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("method", ["quantized", "standard"])
-def test_the_loader_reads_what_the_library_reads(text: Path, tmp_path: Path, method: str) -> None:
+def test_the_loader_agrees_with_the_library(text: Path, tmp_path: Path, method: str) -> None:
     """The file beside the vectors needs no other module of the project."""
     small = tmp_path / "small.safetensors"
     options = {"bits": 2.0, "codec": "principal"} if method == "quantized" else {}

@@ -104,7 +104,7 @@ SIZES: dict[str, Any] = {"num_embeddings": 6, "embedding_dim": 4}
         ("adaptive", {"cutoffs": [2, 4], "factor": 1, "output_bias": True}, "approximates"),
     ],
 )
-def test_bias_is_taken_over_with_a_note_of_what_is_lost(
+def test_bias_is_copied_with_a_note_of_its_loss(
     method: str, options: dict[str, Any], note: str | None
 ) -> None:
     new, bias = se.build(method, **SIZES, padding_idx=1, **options), torch.arange(6.0)
@@ -118,7 +118,7 @@ def test_bias_is_taken_over_with_a_note_of_what_is_lost(
         assert kept is None
 
 
-def test_total_is_divided_as_the_tables_are() -> None:
+def test_total_is_divided_in_proportion_to_the_tables() -> None:
     def table(words: int) -> EmbeddingTable:
         return EmbeddingTable("t", ("input",), [], torch.zeros(words, 10), None, False, (), 0, 0)
 
@@ -141,7 +141,7 @@ def test_bands_follow_the_counts() -> None:
     assert rest.loss == 0.0
 
 
-def test_a_table_of_its_own_on_the_output_has_no_teacher() -> None:
+def test_a_separate_output_table_has_no_teacher() -> None:
     untied = se.build("adaptive", num_embeddings=50, embedding_dim=16, cutoffs=[10, 30])
     with pytest.raises(ValueError, match="not its input table"):
         teacher_table(untied, is_scored=True)
@@ -150,9 +150,7 @@ def test_a_table_of_its_own_on_the_output_has_no_teacher() -> None:
 
 @pytest.mark.parametrize("ratio", [3, 8, 20])
 @pytest.mark.parametrize("exponent", [0.8, 1.1])
-def test_group_reduce_meets_a_target_with_counts_that_are_not_by_zipfs_law(
-    ratio: int, exponent: float
-) -> None:
+def test_group_reduce_meets_a_target_without_zipfs_law(ratio: int, exponent: float) -> None:
     generator = torch.Generator().manual_seed(0)
     table = torch.randn(4000, 64, generator=generator)
     counts = (1e6 / torch.arange(1.0, 4001.0) ** exponent)[torch.randperm(4000, generator=generator)]
@@ -210,7 +208,7 @@ class Model:
         return Probe("4 tokens", lambda: predictions(self.words, [0.5, 0.25, 0.125, 0.125]))
 
 
-def test_what_the_original_was_sure_of_counts_more() -> None:
+def test_confident_predictions_count_more() -> None:
     before = predictions([1, 2, 3, 4], [0.4, 0.2, 0.1, 0.1])
     # (0.4 + 0.1) / 0.8; what the other model is sure of does not matter.
     assert agreement(before, predictions([1, 0, 3, 0], [0.9, 0.9, 0.1, 0.9])) == pytest.approx(0.625)
@@ -243,7 +241,7 @@ def test_predictions_of_many_states() -> None:
         (1.02, "kept 102% of the BLEU of the original (how)"),
     ],
 )
-def test_the_line(share: float, line: str) -> None:
+def test_report_line(share: float, line: str) -> None:
     kept = Kept.measured(share, "BLEU", "how")
     assert kept.described().startswith(line) and "\n" not in kept.described()
     assert kept.needs_training == line.startswith("warning")
@@ -259,12 +257,12 @@ def test_the_line(share: float, line: str) -> None:
         ("BLEU", 20.0, 0.0, 0.0),
     ],
 )
-def test_share_of_a_quality(measure: str, before: float, after: float, share: float) -> None:
+def test_kept_fraction_of_a_quality(measure: str, before: float, after: float, share: float) -> None:
     kept = kept_quality(QualityReport(measure, "how", before, after))
     assert kept.share == pytest.approx(share) and kept.needs_training == (share < 0.85)
 
 
-def test_the_quality_goes_before_the_predictions() -> None:
+def test_quality_takes_precedence_over_predictions() -> None:
     model = Model("BLEU", 20.0)
     comparison = Comparison(model, TEXT, None, 5)
     model.measured, model.words = Quality("BLEU", 5.0, "of a text"), [0, 0, 0, 0]
@@ -274,7 +272,7 @@ def test_the_quality_goes_before_the_predictions() -> None:
 
 
 @pytest.mark.parametrize("validation", [None, TEXT])
-def test_predictions_where_there_is_no_quality_that_could_get_worse(validation: Validation | None) -> None:
+def test_predictions_are_compared_without_a_usable_quality(validation: Validation | None) -> None:
     model, texts = Model(), [Path("a")]
     comparison = Comparison(model, validation, texts, 5)
     model.words = [1, 0, 3, 0]
@@ -283,7 +281,7 @@ def test_predictions_where_there_is_no_quality_that_could_get_worse(validation: 
     assert kept == Kept(0.625, "predictions", "4 tokens", needs_training=True)
 
 
-def test_what_cannot_be_asked_was_not_shown_to_work() -> None:
+def test_models_without_probes_have_no_quality() -> None:
     class Graphs(Model):
         def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
             raise ValueError("reads graphs")
@@ -333,7 +331,7 @@ def test_the_digest_survives_storage(tmp_path: Path) -> None:
     assert state_digest(content()) == state_digest(loaded) == state_digest(mapped)
 
 
-def test_the_digest_is_of_the_content_not_of_its_layout() -> None:
+def test_the_digest_depends_on_content_not_layout() -> None:
     table = torch.arange(12.0).reshape(3, 4)
     same = [
         {"a": table, "b": torch.zeros(2)},
@@ -362,19 +360,19 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_every_change_shows(change: Any) -> None:
+def test_every_change_is_detected(change: Any) -> None:
     stored = with_checksum(content())
     change(stored)
     with pytest.raises(UserError, match=r"^file x: does not match its checksum.*SHARED_EMBEDDINGS_VERIFY=0"):
         verified(stored, "file x")
 
 
-def test_what_has_no_bytes_has_a_digest() -> None:
+def test_tensors_without_bytes_have_a_digest() -> None:
     odd = {"a": torch.eye(3).to_sparse(), "b": torch.empty(2, device="meta"), "c": Path("x")}
     assert len(state_digest(odd)) == 64
 
 
-def test_verification_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verification_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = {**with_checksum(content()), "words": []}
     monkeypatch.setenv("SHARED_EMBEDDINGS_VERIFY", "0")
     assert verified(stored, "x")["words"] == []

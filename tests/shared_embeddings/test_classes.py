@@ -98,14 +98,14 @@ def test_every_text_counts(text: Path, tmp_path: Path) -> None:
     assert vectors.any(axis=1).all()
 
 
-def test_tokens_without_a_vocabulary_entry_are_left_out(text: Path) -> None:
+def test_tokens_outside_the_vocabulary_are_skipped(text: Path) -> None:
     sentences = making._Sentences([text], ["the", "cat"])
     assert {word for sentence in sentences for word in sentence} == {"the", "cat"}
     counts, number = sentences.count()
     assert set(counts) == {"the", "cat"} and counts["the"] == 400 == number
 
 
-def test_long_lines_are_cut_rather_than_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lines_are_split_not_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(making, "_LONGEST_SENTENCE", 4)
     path = tmp_path / "long.txt"
     path.write_text("a b c d e f g h i\n\nj\n")
@@ -116,7 +116,7 @@ def test_long_lines_are_cut_rather_than_cut_off(tmp_path: Path, monkeypatch: pyt
     ("content", "named"),
     [(None, "check the path"), (b"\xff\xfe\n", "UTF-8"), (b"", "no word"), (b"other words\n", "no word")],
 )
-def test_texts_that_cannot_be_used(tmp_path: Path, content: bytes | None, named: str) -> None:
+def test_unusable_texts(tmp_path: Path, content: bytes | None, named: str) -> None:
     path = tmp_path / "text.txt"
     if content is not None:
         path.write_bytes(content)
@@ -126,7 +126,7 @@ def test_texts_that_cannot_be_used(tmp_path: Path, content: bytes | None, named:
 
 
 @pytest.mark.parametrize("setting", [{"dim": 0}, {"window": 0}, {"epochs": 0}, {"seed": -1}], ids=str)
-def test_impossible_settings_are_named(text: Path, setting: dict[str, int]) -> None:
+def test_invalid_settings_are_named(text: Path, setting: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         train_word_vectors([text], ["cat"], **setting)
 
@@ -154,7 +154,7 @@ def test_file_round_trip(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["classes"]
 
 
-def test_an_interrupted_file_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "classes.npz"
     made_up().save(path)
     before = path.read_bytes()
@@ -234,7 +234,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("break_it", BROKEN.values(), ids=BROKEN)
-def test_files_that_cannot_be_read(tmp_path: Path, break_it: Any) -> None:
+def test_unreadable_files(tmp_path: Path, break_it: Any) -> None:
     path = tmp_path / "classes.npz"
     made_up().save(path)
     break_it(path)
@@ -275,7 +275,7 @@ def test_loading_runs_no_code(tmp_path: Path, where: str) -> None:
         ({"vectors": np.full((5, 2), np.nan)}, "not finite"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(changes: dict[str, Any], named: str) -> None:
+def test_inconsistent_parts_fail(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         made_up(**changes)
 
@@ -300,7 +300,7 @@ def test_sizes_in_text() -> None:
     assert describe_sizes(sized(2, 2)).splitlines()[1].split()[0] == "1"
 
 
-def test_sizes_in_a_picture(tmp_path: Path) -> None:
+def test_sizes_in_a_figure(tmp_path: Path) -> None:
     path = tmp_path / "sizes.png"
     draw_sizes(sized(1, 5, 2), path)
     assert path.read_bytes().startswith(b"\x89PNG")
@@ -333,7 +333,7 @@ def test_from_text_to_embedding(text: Path, vocabulary_file: Path, tmp_path: Pat
     assert torch.equal(cat[2:], dog[2:]) and not torch.equal(cat[2:], six[2:])
 
 
-def test_the_same_file_twice(text: Path, vocabulary_file: Path, tmp_path: Path) -> None:
+def test_making_classes_is_deterministic(text: Path, vocabulary_file: Path, tmp_path: Path) -> None:
     files = []
     for name in ("one.npz", "two.npz"):
         make_classes([text], vocabulary_file, 4, tmp_path / name, dim=5, epochs=1, seed=2)
@@ -362,7 +362,7 @@ def test_another_number_of_classes_without_the_texts(
         regroup(tmp_path / "none.npz", 3, regrouped)
 
 
-def test_what_cannot_be_fails_before_the_training(
+def test_invalid_settings_fail_before_training(
     text: Path, vocabulary_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(*arguments: Any) -> None:

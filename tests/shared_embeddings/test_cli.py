@@ -106,7 +106,7 @@ def test_classes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert se.build("uncle", num_embeddings=5, embedding_dim=8, **options).counts()["total"] == 25
 
 
-def test_sizes_that_memory_does_not_hold(
+def test_sizes_that_exceed_memory(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: object) -> None:
@@ -117,7 +117,7 @@ def test_sizes_that_memory_does_not_hold(
     assert "15.0 GiB" in refused(capsys, "params", "--method", "uncle", *SIZES, *asked)
 
 
-def test_wrong_paths_are_named_with_what_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_invalid_paths_are_named_with_a_remedy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     asked = ["compress", "--model", str(file), "--method", "standard", "--output", "small", "--token-counts"]
@@ -159,14 +159,14 @@ def test_wrong_paths_are_named_with_what_to_do(capsys: pytest.CaptureFixture[str
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]) -> None:
+def test_user_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]) -> None:
     line = refused(capsys, *arguments)
     for word in words:
         assert word in line
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_gone_ends_the_command_quietly() -> None:
+def test_a_closed_pipe_ends_the_command_quietly() -> None:
     command = [sys.executable, "-m", "shared_embeddings.cli.main", "methods"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -196,7 +196,7 @@ def raising(error: BaseException):
         (UserError("x" * 100_000), "tool: xxx"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_user_errors_are_one_line(
     error: Exception, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("tool", raising(error), []) == 2
@@ -207,7 +207,7 @@ def test_mistakes_are_one_line(
         run("tool", raising(error), [])
 
 
-def test_our_own_errors_are_raised() -> None:
+def test_bugs_are_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         run("tool", raising(ZeroDivisionError()), [])
 
@@ -228,7 +228,7 @@ def test_status_of_the_program() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_output_that_cannot_be_written_fails() -> None:
+def test_unwritable_output_fails() -> None:
     code = (
         "from shared_embeddings.utils.command_line import run; "
         "raise SystemExit(run('tool', lambda _: print('x'), []))"
@@ -244,7 +244,7 @@ def send(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_command_is_interrupted_and_handlers_come_back(number: int) -> None:
+def test_an_interrupted_command_restores_handlers(number: int) -> None:
     before = [signal.getsignal(one) for one in SIGNALS]
     with signals_raised():
         with pytest.raises(Interrupted) as error:
@@ -253,7 +253,7 @@ def test_a_command_is_interrupted_and_handlers_come_back(number: int) -> None:
     assert [signal.getsignal(one) for one in SIGNALS] == before
 
 
-def test_the_first_signal_is_noted_and_the_second_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_signal_is_recorded_and_the_second_acts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", -1)
     with signals_raised(), Interrupts() as interrupts:
         assert interrupts.received is None
@@ -273,7 +273,7 @@ def test_signals_wait_for_the_end_of_a_write() -> None:
     assert written == ["all"] and error.value.signal == signal.SIGTERM
 
 
-def test_signals_that_come_together_are_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simultaneous_signals_are_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after Ctrl-C, which a terminal sends to a whole group, whose members may pass it on."""
     monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", 3600)
     with signals_raised(), Interrupts() as interrupts:
@@ -282,7 +282,7 @@ def test_signals_that_come_together_are_one_request(monkeypatch: pytest.MonkeyPa
         assert interrupts.received == signal.SIGINT
 
 
-def test_a_wait_ends_at_a_signal_and_at_one_that_was_noted() -> None:
+def test_a_wait_ends_at_new_and_recorded_signals() -> None:
     with signals_raised(), Interrupts() as interrupts:
         with pytest.raises(Interrupted), interrupts.raised_now():
             send(signal.SIGTERM)
@@ -313,7 +313,7 @@ def test_ignored_signals_stay_ignored() -> None:
         signal.signal(signal.SIGINT, previous)
 
 
-def test_a_lost_receiver_of_tensors_is_not_reported(
+def test_a_lost_tensor_receiver_is_not_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)

@@ -53,7 +53,7 @@ def test_parts_and_samples_find_the_islands_too(monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(codes, nearest(points, found)[0])
 
 
-def test_codes_of_words_outside_the_sample_are_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codes_outside_the_sample_are_as_accurate(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     books = torch.randn(6, 8, 12, generator=generator)
     words = torch.randint(8, (2000, 6), generator=generator)
@@ -151,7 +151,7 @@ def test_the_vocabulary_is_checked_word_by_word() -> None:
         made.check_vocabulary(["a", "c", "b", "d", "e"])
 
 
-def test_the_hash_tells_vocabularies_apart() -> None:
+def test_the_hash_distinguishes_vocabularies() -> None:
     hashes = {
         made_up(words=words).vocabulary_hash
         for words in [("a", "b", "c", "d", "e"), ("b", "a", "c", "d", "e"), ("ab", "c", "d", "e", "f")]
@@ -174,7 +174,7 @@ def test_classes_follow_the_words_of_another_vocabulary() -> None:
     assert emb.classes.flatten().tolist() == [1, 1, 2, 1, 0, 1]
 
 
-def test_a_vocabulary_that_is_mostly_foreign_is_refused() -> None:
+def test_a_mostly_unknown_vocabulary_fails() -> None:
     with pytest.raises(ValueError, match="3 of the 5 words"):
         made_up().for_vocabulary(["x", "y", "z", "a", "b"])
     with pytest.raises(ValueError, match="is repeated"):
@@ -197,7 +197,7 @@ def test_vocabulary_files(tmp_path: Path, content: str) -> None:
     assert read_vocabulary(path) == ("cat", "dog", "six")
 
 
-def test_strange_words_of_a_vocabulary_file(tmp_path: Path) -> None:
+def test_unusual_words_in_a_vocabulary_file(tmp_path: Path) -> None:
     """Numbers are words too, and only a line feed ends a line."""
     path = tmp_path / "vocab"
     path.write_text("7\t3\n12\na\u2028b\t1\nc\x0bd\n\u00a0\t2\n", encoding="utf-8")
@@ -216,7 +216,7 @@ def test_strange_words_of_a_vocabulary_file(tmp_path: Path) -> None:
         (b"cat\n\xff\n", "UTF-8"),
     ],
 )
-def test_vocabulary_files_that_cannot_be_read(tmp_path: Path, content: bytes | None, named: str) -> None:
+def test_unreadable_vocabulary_files(tmp_path: Path, content: bytes | None, named: str) -> None:
     path = tmp_path / "vocab"
     if content is not None:
         path.write_bytes(content)
@@ -274,7 +274,7 @@ def test_words_on_the_other_side_have_no_weight() -> None:
     assert row.tolist() == pytest.approx([2.5, 25, 100])
 
 
-def test_padding_takes_no_part() -> None:
+def test_padding_is_ignored() -> None:
     """Word 4 alone has class 2; as padding it leaves the class without words."""
     classes = made_up()
     row = out_of_vocabulary_row(trained(classes, padding_idx=4), classes, np.array([-1.0, 0.2]))
@@ -290,7 +290,7 @@ def test_a_known_word_alone_in_its_class_gets_its_own_row() -> None:
     assert row.tolist() == emb(torch.tensor(4)).tolist()
 
 
-def test_new_words_that_cannot_be_placed() -> None:
+def test_words_without_a_row() -> None:
     classes = made_up()
     emb = trained(classes)
     for vector, named in [

@@ -51,7 +51,7 @@ def error(values: Tensor, rows: Tensor) -> float:
 
 # The least error is 2**-width: 0.5, 0.25, 0.125 and 0.0625.
 @pytest.mark.parametrize(("width", "bound"), [(1, 0.52), (2, 0.268), (3, 0.140), (4, 0.075)])
-def test_trellis_codes_are_near_the_limit_for_normal_numbers(width: int, bound: float) -> None:
+def test_trellis_codes_are_near_the_theoretical_limit(width: int, bound: float) -> None:
     rows = normal_rows()
     values, bits = recoded(TrellisCodec(DIM), rows, width)
     assert 2.0**-width < error(values, rows) <= bound
@@ -104,7 +104,7 @@ def test_compiled_loops_agree_with_torch(threads: int, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("codec", [TrellisCodec(96), ResidualCodec(96), SpectralCodec(96)])
-def test_compiled_search_finds_codes_as_near_as_torch(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_search_is_as_accurate_as_torch(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.usable(torch.zeros(1)), "numba is not installed"
     rows = normal_rows(37, 96)
     for width in (1, 2, 4, 8):
@@ -123,7 +123,7 @@ def test_gradients_of_codebooks_do_not_use_compiled_loops() -> None:
     assert levels.grad is not None and levels.grad.sum() == 64
 
 
-def test_the_path_is_the_best_of_all() -> None:
+def test_the_path_is_optimal() -> None:
     """Against all 2**12 streams of five numbers of one bit."""
     rows = normal_rows(4, 5)
     codec = TrellisCodec(5)
@@ -210,7 +210,7 @@ def test_bits_of_words_worked_by_hand() -> None:
     assert found == [[0, 0, 0], [1, 0, 0], [2, 0, 0], [2, 1, 0], [3, 1, 0], [3, 2, 0], [3, 2, 1]]
 
 
-def test_bits_of_words_are_the_best_of_all() -> None:
+def test_bits_of_words_are_optimal() -> None:
     importance = torch.rand(5, generator=torch.Generator().manual_seed(1)) ** 3
     for limit in range(2, 15):
         found = widths_within(importance, limit, size_of_codes, range(4), SHARES).double()

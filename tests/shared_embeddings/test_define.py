@@ -138,7 +138,7 @@ def copied_into(emb: Any, weights: list[Weights]) -> None:
 
 
 @each_setting
-def test_it_computes_what_the_reference_does(setting: Setting) -> None:
+def test_computes_what_the_reference_does(setting: Setting) -> None:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     emb: Any = setting.build()
@@ -155,7 +155,7 @@ def test_it_computes_what_the_reference_does(setting: Setting) -> None:
 
 
 @each_setting
-def test_its_parameters_are_those_of_the_reference(setting: Setting) -> None:
+def test_parameters_match_the_reference(setting: Setting) -> None:
     expected = 11 * setting.n
     for weights in map(drawn, setting.layers):
         expected += sum(part.numel() for part in [*weights.matrices, *weights.biases])
@@ -179,7 +179,7 @@ def test_parameters_counted_by_hand() -> None:
     assert total == 6552 == se.num_parameters("define", **sizes, **SETTINGS[0].options)
 
 
-def test_it_is_another_unit_than_that_of_the_paper() -> None:
+def test_delight_differs_from_the_unit_of_the_paper() -> None:
     setting = SETTINGS[0]
     later, paper = setting.options, {**setting.options, "unit": "paper"}
     sizes: dict[str, Any] = {"num_embeddings": 11, "embedding_dim": setting.D}
@@ -188,7 +188,7 @@ def test_it_is_another_unit_than_that_of_the_paper() -> None:
     assert se.num_parameters("define", **sizes, **paper) != se.num_parameters("define", **sizes, **later)
 
 
-def test_it_is_not_the_unit_that_the_paper_counts() -> None:
+def test_delight_is_not_the_unit_that_the_paper_counts() -> None:
     """Table 1a, R3, prints 0.41M for n = D = 256, k = 1024, N = 3; this unit has 0.81M."""
     sizes: dict[str, Any] = {"num_embeddings": 1000, "embedding_dim": 256}
     for most in (4, 16, 128):
@@ -197,7 +197,7 @@ def test_it_is_not_the_unit_that_the_paper_counts() -> None:
         assert round(unit_alone / 1e6, 2) == 0.81
 
 
-def test_its_layers_are_the_group_transforms() -> None:
+def test_layers_are_the_group_transforms() -> None:
     setting = SETTINGS[0]
     found = setting.build().layers(torch.tensor([1, 4]))
     assert [layer.name for layer in found] == ["map", "entry", *(f"layer {n}" for n in range(1, 6)), "output"]
@@ -205,7 +205,7 @@ def test_its_layers_are_the_group_transforms() -> None:
     assert [layer.values.size(1) for layer in found] == [16, 12, *setting.widths, 24]
 
 
-def test_a_new_unit_has_the_spread_of_a_table() -> None:
+def test_a_new_unit_has_the_std_of_a_table() -> None:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"num_embeddings": 500, "embedding_dim": 64}
     emb = se.build("define", **sizes, map_dim=32, expand_dim=128, depth=5, max_groups=4, unit="delight")
@@ -254,7 +254,7 @@ def test_wikitext_maps_have_the_sizes_of_the_paper() -> None:
         assert millions("define", 267735, n, **unit, **bands) - full == pytest.approx(size, abs=0.03)
 
 
-def test_hierarchical_groups_cost_less_than_full_layers_and_more_than_fixed_groups() -> None:
+def test_hierarchical_groups_are_smaller_than_full_layers_and_larger_than_fixed_groups() -> None:
     """Table 6a: 42.86M linear, 40.73M HGT, 39.69M GLT; table 8b: no reduction costs more."""
     unit = {"map_dim": 384, "expand_dim": 1024, "depth": 7, "connection": "none", "output": "table"}
     linear = millions("define", 1000, 384, transform="linear", **unit)
@@ -380,7 +380,7 @@ def test_define_counts_its_layers(case: Case) -> None:
 
 
 @each_define
-def test_scores_are_tied_to_what_the_options_say(case: Case) -> None:
+def test_scores_are_tied_as_the_options_say(case: Case) -> None:
     emb = case.build()
     output = case.options["output"]
     if output == "table":

@@ -32,7 +32,7 @@ def command(*arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_commands_know_it() -> None:
+def test_commands_find_the_method() -> None:
     sizes = ["--vocab-size", "1000", "--dim", "32"]
     listed = command("methods")
     assert "hashed: the sum of two rows" in listed
@@ -45,7 +45,7 @@ def test_the_commands_know_it() -> None:
 
 
 @pytest.mark.slow
-def test_compress_finds_its_options_for_a_target(tmp_path: Path) -> None:
+def test_compress_finds_options_for_a_target(tmp_path: Path) -> None:
     words = [f"w{number} {number % 7} {number % 5}" for number in range(40)]
     (tmp_path / "table.vec").write_text("\n".join(["40 2", *words]) + "\n")
     asked = ["--model", str(tmp_path / "table.vec"), "--output", str(tmp_path / "small")]
@@ -64,7 +64,7 @@ def test_compress_finds_its_options_for_a_target(tmp_path: Path) -> None:
     ],
     ids=["library", "lm", "nmt", "benchmarks"],
 )
-def test_its_contract_tests_run_without_a_change(tests: list[str], least: int) -> None:
+def test_contract_tests_run_unchanged(tests: list[str], least: int) -> None:
     chosen = ["-m", "pytest", "-q", "-p", PLUGIN, "-p", "no:cacheprovider", *tests]
     passed = re.search(r"(\d+) passed", run(*chosen))
     assert passed is not None and int(passed[1]) >= least

@@ -31,7 +31,7 @@ def test_masks_are_random_numbers_with_the_right_mean(probability: float) -> Non
 
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (2, 3), (4, 1, 2)])
-def test_masks_have_the_shape_and_type_asked_for(shape: tuple[int, ...]) -> None:
+def test_masks_have_the_requested_shape_and_dtype(shape: tuple[int, ...]) -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         mask = keep_mask(torch.zeros((), dtype=dtype), shape, 0.5)
         assert mask.shape == shape and mask.dtype == dtype
@@ -44,7 +44,7 @@ def test_extreme_probabilities_of_masks() -> None:
     assert (keep_mask(torch.zeros(()), (1000,), 1 - 1e-9) == 0).all()
 
 
-def test_what_is_kept_is_scaled_and_so_are_its_gradients() -> None:
+def test_kept_entries_and_their_gradients_are_scaled() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(50, 60, requires_grad=True)
     outputs = Dropout(0.2)(inputs)
@@ -55,7 +55,7 @@ def test_what_is_kept_is_scaled_and_so_are_its_gradients() -> None:
     torch.testing.assert_close(inputs.grad, kept / 0.8)
 
 
-def test_masks_are_new_every_time_and_those_of_the_seed() -> None:
+def test_masks_differ_and_are_seeded() -> None:
     layer, ones = Dropout(0.5), torch.ones(200)
     torch.manual_seed(1)
     first, second = layer(ones), layer(ones)
@@ -70,12 +70,12 @@ def test_evaluation_drops_nothing(probability: float) -> None:
 
 
 @pytest.mark.parametrize(("probability", "left"), [(0.0, 1.0), (1.0, 0.0)])
-def test_all_or_nothing_is_dropped(probability: float, left: float) -> None:
+def test_probabilities_of_zero_and_one(probability: float, left: float) -> None:
     assert torch.equal(dropout(torch.ones(9), probability, training=True), torch.full((9,), left))
 
 
 @pytest.mark.parametrize("probability", [-0.1, 1.1])
-def test_impossible_probabilities_are_refused(probability: float) -> None:
+def test_invalid_probabilities_fail(probability: float) -> None:
     with pytest.raises(ValueError, match="probability"):
         dropout(torch.ones(3), probability, training=True)
     with pytest.raises(ValueError, match="probability"):
@@ -87,7 +87,7 @@ def test_other_devices_use_their_own_kernel() -> None:
     assert dropout(inputs, 0.5, training=True).shape == F.dropout(inputs, 0.5).shape
 
 
-def test_a_step_under_autocast_keeps_the_type_of_its_layer() -> None:
+def test_autocast_keeps_the_dtype_of_the_layer() -> None:
     layer = torch.nn.Sequential(torch.nn.Linear(8, 8), Dropout(0.5))
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(torch.randn(2, 8)).dtype == torch.bfloat16

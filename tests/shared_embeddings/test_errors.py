@@ -42,11 +42,11 @@ def test_unknown_method_is_named_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("method", [None, ["funnel"], {"name": "funnel"}, 3], ids=str)
-def test_a_method_that_is_no_name(method: Any) -> None:
+def test_method_that_is_not_a_name(method: Any) -> None:
     assert str(method) in message(method)
 
 
-def test_numbers_of_numpy_become_plain() -> None:
+def test_numpy_numbers_are_converted() -> None:
     emb = se.build("alone", **SIZES, hidden_dim=np.int64(8), relu_dropout=np.float32(0.25))
     stored = emb.stored_options()
     assert stored == {"hidden_dim": 8, "relu_dropout": 0.25}
@@ -191,7 +191,7 @@ def test_unknown_option(method: str, options: dict[str, Any], named: str) -> Non
 
 
 @in_turn("method, options, named", NOT_OF_THE_MAP)
-def test_what_is_no_option_of_the_map(method: str, options: dict[str, Any], named: str) -> None:
+def test_invalid_options_of_the_map(method: str, options: dict[str, Any], named: str) -> None:
     text = message(method, **options)
     assert named in text and "map_options" in text
 
@@ -228,7 +228,9 @@ COUNTABLE = [
 
 
 @in_turn("method, options, named", COUNTABLE)
-def test_counting_refuses_what_building_refuses(method: str, options: dict[str, Any], named: str) -> None:
+def test_counting_and_building_reject_the_same_options(
+    method: str, options: dict[str, Any], named: str
+) -> None:
     with pytest.raises(se.OptionError) as error:
         se.num_parameters(method, **(without(SIZES | options, "padding_idx")))
     assert named in str(error.value)

@@ -153,7 +153,7 @@ def test_product_quantization_gives_every_piece_its_nearest_centroid() -> None:
     assert torch.equal(codes, again[0]) and torch.equal(centroids, again[1])
 
 
-def test_product_quantization_finds_pieces_that_are_there() -> None:
+def test_product_quantization_recovers_pieces() -> None:
     generator = torch.Generator().manual_seed(0)
     pieces = torch.randn(2, 3, 4, generator=generator) * 5
     choice = torch.randint(3, (100, 2), generator=generator)
@@ -172,7 +172,7 @@ def sums(codes: Tensor, codebooks: Tensor) -> Tensor:
 
 
 @pytest.mark.slow
-def test_learned_codes_are_near_a_table_that_has_such_codes() -> None:
+def test_learned_codes_recover_a_table_of_codes() -> None:
     generator = torch.Generator().manual_seed(0)
     books = torch.randn(3, 4, 8, generator=generator)
     table = sums(torch.randint(4, (300, 3), generator=generator), books)
@@ -197,7 +197,7 @@ def test_codebooks_are_the_least_squares_solution_of_their_codes() -> None:
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
 
 
-def test_learning_codes_depends_on_its_seed_alone() -> None:
+def test_learned_codes_depend_only_on_the_seed() -> None:
     table = low_rank_table(50)
     state = torch.get_rng_state()
     first = codes_of.learn_codes(table, 2, 3, seed=1)
@@ -232,7 +232,7 @@ def test_ranks_grow_with_the_average_frequency_up_to_the_highest() -> None:
 
 
 @pytest.mark.parametrize("words", [1, 2, 5, 30])
-def test_every_group_has_a_word_however_few_there_are(words: int) -> None:
+def test_every_group_has_a_word(words: int) -> None:
     for groups in range(1, words + 1):
         sizes, ranks = group_reduction.frequency_groups(
             1.0 / np.arange(1, words + 1) ** 2, groups, 3, None, 16
@@ -306,7 +306,7 @@ def test_group_reduce_beats_plain_svd_of_the_same_size(groups: int, min_rank: in
         assert found.rounds[-1].error <= weighted_error(table, codes @ basis, counts)
 
 
-def test_words_that_were_never_seen_are_no_trouble() -> None:
+def test_unseen_words_work() -> None:
     table, counts = clustered_table(200, 16)
     counts[counts < counts.median()] = 0
     found = group_reduction.group_reduce(table, counts, 4, 2)
@@ -330,7 +330,7 @@ def loaded(method: str, state: dict[str, Tensor], **options: object) -> Tensor:
     return emb.table()
 
 
-def test_the_results_fit_the_embeddings_as_they_are() -> None:
+def test_results_can_be_loaded_into_embeddings() -> None:
     table, counts = clustered_table()
     codes, basis = factorization.truncated_svd(table, 5)
     assert torch.equal(loaded("projective", {"codes": codes, "basis": basis}, rank=5), codes @ basis)
@@ -375,9 +375,7 @@ ALGORITHMS: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")], ids=str)
-def test_a_table_with_a_number_that_is_none_is_refused(
-    algorithm: Callable[[Tensor], object], wrong: float
-) -> None:
+def test_a_table_with_nan_fails(algorithm: Callable[[Tensor], object], wrong: float) -> None:
     table = torch.randn(20, 6)
     algorithm(table)
     table[17, 2] = wrong
@@ -392,7 +390,7 @@ def test_a_table_with_a_number_that_is_none_is_refused(
     [torch.zeros(0, 6), torch.ones(6), torch.ones(20, 6).long()],
     ids=["empty", "vector", "integers"],
 )
-def test_what_is_no_table_is_refused(algorithm: Callable[[Tensor], object], table: Tensor) -> None:
+def test_invalid_tables_fail(algorithm: Callable[[Tensor], object], table: Tensor) -> None:
     with pytest.raises(ValueError, match="table"):
         algorithm(table)
 
@@ -440,6 +438,6 @@ def test_invalid_counts(counts: Tensor, named: str) -> None:
         (lambda table: group_reduction.group_reduce(table, torch.ones(20), 2, 3, 2), "max_rank is 2"),
     ],
 )
-def test_impossible_sizes_are_refused(call: Callable[[Tensor], object], named: str) -> None:
+def test_impossible_sizes_fail(call: Callable[[Tensor], object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         call(torch.randn(20, 6))

@@ -88,14 +88,14 @@ def test_either_loss_has_the_value_and_gradients_of_dense_scores(method, reducti
 
 
 @in_turn("method", METHODS)
-def test_linear_scores_are_torchs_where_the_method_has_no_loss_of_its_own(method, torch_calls) -> None:
+def test_linear_scores_use_the_loss_of_torch(method, torch_calls) -> None:
     emb, (hidden, targets) = build(method), tokens()
     torch_calls.clear()
     emb.cross_entropy(hidden, targets)
     assert len(torch_calls) == (method not in ("uncle", "group_reduce"))
 
 
-def test_the_own_loss_stays_where_torchs_is_not_the_same(torch_calls) -> None:
+def test_our_loss_is_used_where_torchs_differs(torch_calls) -> None:
     emb, (hidden, targets) = build("standard"), tokens()
     emb.cross_entropy(hidden, targets, label_smoothing=0.1)
     emb.cross_entropy(hidden, targets, block_size=8)
@@ -133,7 +133,7 @@ def test_the_faster_loss_is_measured_once_per_shape(torch_calls, monkeypatch) ->
     assert [len(hidden) for hidden in torch_calls] == [10]
 
 
-def test_the_own_loss_is_used_if_there_is_no_memory_to_compare(torch_calls, monkeypatch) -> None:
+def test_our_loss_is_used_without_memory_to_compare(torch_calls, monkeypatch) -> None:
     def without_memory(*_: Any) -> float:
         raise torch.OutOfMemoryError
 
@@ -154,7 +154,7 @@ def test_the_timer_runs_each_loss_and_leaves_no_gradients(monkeypatch, torch_cal
 
 
 @pytest.mark.slow
-def test_compiled_graphs_have_the_own_loss(torch_calls) -> None:
+def test_compiled_graphs_use_our_loss(torch_calls) -> None:
     emb, (hidden, targets) = build("standard"), tokens()
     compiled = torch.compile(emb.cross_entropy, fullgraph=True, backend="eager")
     loss = compiled(hidden, targets)
@@ -164,7 +164,7 @@ def test_compiled_graphs_have_the_own_loss(torch_calls) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_gpu_has_the_loss_of_the_cpu_whichever_is_faster(monkeypatch, torch_calls) -> None:
+def test_a_gpu_computes_the_loss_of_the_cpu_either_way(monkeypatch, torch_calls) -> None:
     monkeypatch.undo()
     emb, (hidden, targets) = build("standard"), tokens()
     expected = emb.cross_entropy(hidden, targets)
@@ -183,14 +183,14 @@ def test_a_gpu_has_the_loss_of_the_cpu_whichever_is_faster(monkeypatch, torch_ca
     fastest._torch_is_faster.clear()
 
 
-def test_a_loss_without_tokens_is_nan_and_has_gradients_of_zero() -> None:
+def test_a_loss_of_no_tokens_is_nan_with_zero_gradients() -> None:
     emb, (hidden, targets) = build("standard"), tokens()
     loss = emb.cross_entropy(hidden, torch.full_like(targets, -100))
     assert loss.isnan()
     assert all(not gradient.any() for gradient in gradients(emb, loss, hidden))
 
 
-def test_gradients_can_be_asked_for_twice_but_have_none_themselves() -> None:
+def test_gradients_can_be_computed_twice_but_not_differentiated() -> None:
     emb, (hidden, targets) = build("standard"), tokens()
     loss = emb.cross_entropy(hidden, targets)
     first, again = (torch.autograd.grad(loss, hidden, retain_graph=True)[0] for _ in range(2))

@@ -71,7 +71,7 @@ def kill_at_move(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(files, "remove", lambda path: None)
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("old")
     with pytest.raises(RuntimeError), replacing(path) as temporary:
@@ -88,7 +88,7 @@ def test_the_mode_of_a_replaced_file_is_kept(tmp_path: Path) -> None:
     assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o640
 
 
-def test_links_stay_and_what_they_point_to_is_replaced(tmp_path: Path) -> None:
+def test_links_are_kept_and_their_targets_replaced(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     link, target = tmp_path / "link", tmp_path / "far" / "file"
     link.symlink_to(target)
@@ -139,7 +139,7 @@ def test_a_killed_set_is_rolled_back(
         assert not there_before or path.read_text() == f"old {path.name}"
 
 
-def test_files_of_running_processes_stay(tmp_path: Path) -> None:
+def test_files_of_running_processes_are_kept(tmp_path: Path) -> None:
     """Process 1 always runs; the other number is too large for one."""
     running, killed = tmp_path / ".model.1.tmp", tmp_path / f".model.{2**22 + 1}.tmp"
     trials = tmp_path / f"{running.name}.trials.tmp"
@@ -189,7 +189,7 @@ def test_inputs_are_regular_files(tmp_path: Path) -> None:
         assert str(error.value).startswith("text: ")
 
 
-def test_outputs_are_neither_inputs_nor_there(tmp_path: Path) -> None:
+def test_outputs_are_neither_inputs_nor_existing_files(tmp_path: Path) -> None:
     source, hard, soft = tmp_path / "source", tmp_path / "hard", tmp_path / "soft"
     source.write_text("x")
     os.link(source, hard)
@@ -309,9 +309,7 @@ def test_download_checks_the_content(tmp_path: Path) -> None:
     assert target.read_text() == "content"
 
 
-def test_download_tries_again_and_says_what_to_do_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_download_retries_and_advises_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = []
 
     def offline(url: str, path: Path) -> None:
@@ -330,7 +328,7 @@ def test_download_tries_again_and_says_what_to_do_offline(
     assert not list(tmp_path.iterdir())
 
 
-def test_server_is_told_who_asks_and_its_refusal_is_told(
+def test_download_sends_a_user_agent_and_reports_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -346,7 +344,7 @@ def test_server_is_told_who_asks_and_its_refusal_is_told(
     assert not list(tmp_path.iterdir())
 
 
-def test_answer_cut_short_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_downloads_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     headers = Message()
     headers["Content-Length"] = "10"
     monkeypatch.setattr(
@@ -394,7 +392,7 @@ def test_paths_are_absolute(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), object()])
-def test_what_json_cannot_say(bad: object, tmp_path: Path) -> None:
+def test_values_without_json(bad: object, tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         write_record(tmp_path / "results.json", {"a": bad})
     assert list(tmp_path.iterdir()) == []

@@ -81,7 +81,7 @@ def test_fit_can_be_stored_and_built_again(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", se.methods())
-def test_same_seed_same_fit_and_nothing_else_is_drawn(method: str) -> None:
+def test_same_seed_same_fit_without_global_randomness(method: str) -> None:
     torch.manual_seed(11)
     first, _ = fitted(method, steps=5, seed=4)
     drawn = torch.rand(1)
@@ -92,7 +92,7 @@ def test_same_seed_same_fit_and_nothing_else_is_drawn(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", se.methods())
-def test_a_fit_leaves_the_bias_at_zero_and_the_table_as_it_is(method: str) -> None:
+def test_a_fit_changes_neither_bias_nor_teacher(method: str) -> None:
     without, plain = fitted(method, steps=5)
     emb, found = fitted(method, steps=5, output_bias=True)
     added = VOCABULARY + (2 if method == "adaptive" else 0)
@@ -166,7 +166,7 @@ def test_the_scale_of_the_table_does_not_matter(method: str, changes: dict[str, 
 
 
 @pytest.mark.parametrize("method", ["funnel", "group_reduce"])
-def test_scale_of_the_table_is_borne_by_lifted_codes(method: str) -> None:
+def test_lifted_codes_carry_the_scale_of_the_table(method: str) -> None:
     """Not by the basis, which Adam would then move by more than the table in every step."""
     settings = {"activation": "relu", "steps": 20}
     large, _ = fitted(method, **settings)
@@ -177,7 +177,7 @@ def test_scale_of_the_table_is_borne_by_lifted_codes(method: str) -> None:
     torch.testing.assert_close(large_codes * 2.0**-10, small_codes, rtol=1e-3, atol=1e-6)
 
 
-def test_scale_of_the_table_is_borne_by_the_basis_behind_a_tanh() -> None:
+def test_the_basis_carries_the_scale_after_a_tanh() -> None:
     settings = {"activation": "tanh", "steps": 20}
     large, _ = fitted("funnel", **settings)
     small, _ = fitted("funnel", teacher=clustered_table() * 2.0**-10, **settings)
@@ -191,7 +191,7 @@ def factors(embedding: se.SharedEmbedding) -> tuple[Tensor, Tensor]:
     return embedding.basis, embedding.codes
 
 
-def test_descent_keeps_the_best_that_it_saw() -> None:
+def test_descent_keeps_the_best_parameters() -> None:
     table = torch.randn(300, 20, generator=torch.Generator().manual_seed(2))
     _, start = se.fit("funnel", table, rank=8, steps=1, learning_rate=1e-9, progress=False)
     _, end = se.fit("funnel", table, rank=8, steps=3, learning_rate=100.0, progress=False)
@@ -203,14 +203,14 @@ def test_full_rank_methods_lose_nothing() -> None:
     assert fitted("projective", rank=DIMENSION)[1].relative_error < 1e-5
 
 
-def test_weights_of_words_help_the_frequent_ones() -> None:
+def test_word_weights_help_frequent_words() -> None:
     _, grouped = fitted("group_reduce")
     rank = grouped.parameters // (VOCABULARY + DIMENSION)
     _, svd = fitted("projective", rank=rank)
     assert grouped.weighted_error <= svd.weighted_error
 
 
-def test_report_on_a_case_by_hand() -> None:
+def test_report_by_hand() -> None:
     emb = se.build("standard", num_embeddings=2, embedding_dim=2)
     with torch.no_grad():
         emb.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
@@ -247,7 +247,7 @@ def test_more_steps_come_closer() -> None:
         ({"teacher": torch.ones(4, 2), "padding_idx": 9}, ["padding_idx", "9"]),
     ],
 )
-def test_bad_input(changes: dict[str, Any], words: list[str]) -> None:
+def test_invalid_input(changes: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ValueError) as caught:
         se.fit("projective", **{"rank": 1, "progress": False, **changes})
     message = str(caught.value)
@@ -258,7 +258,7 @@ def test_bad_input(changes: dict[str, Any], words: list[str]) -> None:
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("method", se.methods())
-def test_gradients_are_there_whatever_the_caller_does(method: str, mode: Any) -> None:
+def test_fits_work_without_gradients_in_the_caller(method: str, mode: Any) -> None:
     """As where a checkpoint is read for evaluation; the result can be trained."""
     with mode():
         embedding, _ = fitted(method, teacher=clustered_table(), steps=3)
@@ -266,7 +266,7 @@ def test_gradients_are_there_whatever_the_caller_does(method: str, mode: Any) ->
 
 
 @pytest.mark.parametrize("method", se.methods())
-def test_default_type_of_torch_does_not_matter(method: str) -> None:
+def test_default_dtype_does_not_matter(method: str) -> None:
     torch.set_default_dtype(torch.float64)
     try:
         embedding, _ = fitted(method, teacher=clustered_table().float(), steps=3)
@@ -277,7 +277,7 @@ def test_default_type_of_torch_does_not_matter(method: str) -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**40])
 @pytest.mark.parametrize("method", ["structured", "alone", "compositional_code"])
-def test_seeds_of_any_host(method: str, seed: int) -> None:
+def test_seeds_of_any_size(method: str, seed: int) -> None:
     """OpenNMT-py's is -1 where none is given."""
     fitted(method, steps=3, seed=seed)
 
@@ -291,7 +291,7 @@ def test_counts_follow_the_table_to_a_gpu() -> None:
     assert found.weighted_error == pytest.approx(wanted.weighted_error, rel=1e-3)
 
 
-def test_inf_in_one_row_is_found() -> None:
+def test_infinity_in_one_row_is_found() -> None:
     table = clustered_table()
     table[17, 2] = float("inf")
     with pytest.raises(ValueError, match="1 rows, the first is row 17"):
@@ -322,7 +322,7 @@ def test_gradient_descent_minimizes_distances_and_not_their_squares() -> None:
 
 
 @pytest.mark.parametrize("method", se.methods())
-def test_options_of_another_type_are_refused_before_any_fit(method: str) -> None:
+def test_options_of_another_type_fail_before_the_fit(method: str) -> None:
     """Each option by itself, by its name, whatever a fit does with the others first."""
     table = torch.randn(60, 16)
     for option in dataclasses.fields(se.options(method)):
@@ -343,7 +343,7 @@ def test_options_of_another_type_are_refused_before_any_fit(method: str) -> None
         (torch.ones(4, 4, device="meta"), "on the meta device"),
     ],
 )
-def test_a_teacher_without_dense_values_is_refused(teacher: torch.Tensor, words: str) -> None:
+def test_a_teacher_without_dense_values_fails(teacher: torch.Tensor, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         se.fit("projective", teacher, rank=2)
 

@@ -62,7 +62,7 @@ def test_funnel_applies_its_activation(activation: str, function: Callable[[Tens
     torch.testing.assert_close(emb.table(), function(emb.codes) @ emb.basis)
 
 
-def test_a_funnel_of_few_words_starts_with_numbers() -> None:
+def test_a_funnel_of_few_words_starts_finite() -> None:
     """Of one code alone, a ReLU stops every fortieth."""
     for seed in range(200):
         torch.manual_seed(seed)
@@ -188,7 +188,7 @@ def test_alone_equals_the_naive_filters_in_value_and_gradient(case: Case) -> Non
 
 
 @pytest.mark.parametrize(("zero_probability", "codebooks"), [(0.5, 8), (0.5, 1), (0.2, 4), (0.9, 2)])
-def test_binary_filters_are_zero_as_often_as_asked(zero_probability: float, codebooks: int) -> None:
+def test_binary_filters_have_the_requested_zero_probability(zero_probability: float, codebooks: int) -> None:
     """Section 2.1; 300 elements of 400 words leave a standard error of about 0.01."""
     emb = se.build(
         "alone",
@@ -212,7 +212,7 @@ def test_binary_filters_are_half_zeros_by_default() -> None:
     assert masks.mean().item() == pytest.approx(0.5, abs=0.03)
 
 
-def test_real_filters_are_gaussian_and_every_entry_is_in_use() -> None:
+def test_real_filters_are_gaussian_and_use_every_entry() -> None:
     emb = se.build("alone", num_embeddings=2000, embedding_dim=8, hidden_dim=4, base_dim=300, filter="real")
     assert emb.codes.shape == (2000, 8) and emb.codebooks.shape == (8, 64, 300)
     assert emb.codebooks.mean().abs() < 0.02 * emb.codebooks.std()
@@ -243,7 +243,7 @@ def test_filters_come_from_their_own_seed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["alone-real", "alone-binary"])
-def test_filters_neither_read_nor_move_the_global_random_state(name: str) -> None:
+def test_filters_do_not_use_the_global_random_state(name: str) -> None:
     case = by_name(name)
     torch.manual_seed(3)
     case.build(None)
@@ -254,7 +254,7 @@ def test_filters_neither_read_nor_move_the_global_random_state(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["alone-real", "alone-binary"])
-def test_filters_of_a_checkpoint_win_over_the_seed(name: str) -> None:
+def test_filters_of_a_checkpoint_override_the_seed(name: str) -> None:
     case = by_name(name)
     saved, other = case.build(1), case.build(2, options=case.options | {"seed": 7})
     file = io.BytesIO()
@@ -266,7 +266,7 @@ def test_filters_of_a_checkpoint_win_over_the_seed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["alone-real", "alone-binary"])
-def test_filters_survive_new_parameters(name: str) -> None:
+def test_filters_survive_reset_parameters(name: str) -> None:
     emb = by_name(name).build()
     before = stored_filters(emb)
     emb.reset_parameters()
@@ -275,7 +275,7 @@ def test_filters_survive_new_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["alone-real", "alone-binary"])
-def test_no_mask_of_all_words_is_ever_stored(name: str) -> None:
+def test_masks_of_all_words_are_never_stored(name: str) -> None:
     """Only the codes grow with the vocabulary, by one byte for each word and codebook."""
     case = by_name(name)
     small, large = (case.build(num_embeddings=size).state_dict() for size in (1000, 3000))
@@ -293,7 +293,7 @@ def test_stored_bits_of_the_paper_setting() -> None:
     assert counts["stored_bits"] == 32 * (counts["total"] + codebooks) + 6 * 8 * 1000
 
 
-def test_a_fixed_base_is_no_parameter() -> None:
+def test_a_fixed_base_is_not_a_parameter() -> None:
     case = by_name("alone-real-fixed-base")
     emb = case.build()
     assert "base" in emb.state_dict() and "base" not in dict(emb.named_parameters())

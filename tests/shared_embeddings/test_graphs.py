@@ -233,7 +233,7 @@ def test_every_method(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found.error < 2e-3 and found.bytes == (tmp_path / "embedding.onnx").stat().st_size
 
 
-def test_what_is_compact(tmp_path: Path) -> None:
+def test_compact_forms(tmp_path: Path) -> None:
     output = tmp_path / "embedding.onnx"
     for module, form, numbers in (
         (

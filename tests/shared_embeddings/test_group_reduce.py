@@ -178,7 +178,7 @@ def test_stored_options_build_the_same_shapes() -> None:
 # What follows from the assignment
 
 
-def test_another_assignment_is_followed_at_once() -> None:
+def test_a_new_assignment_takes_effect_immediately() -> None:
     emb = build(num_groups=3, min_rank=5).eval()
     ids, hidden = torch.arange(37), torch.randn(2, 24)
     with torch.no_grad():
@@ -196,7 +196,7 @@ def test_another_assignment_is_followed_at_once() -> None:
             torch.testing.assert_close(twin(ids), naive_table(twin, None, None))
 
 
-def test_an_assignment_that_does_not_fit_the_codes_is_refused() -> None:
+def test_an_inconsistent_assignment_fails() -> None:
     emb = build(group_sizes=[7, 30], ranks=[3, 5])
     emb.groups[0] = 1
     with pytest.raises(ValueError, match=r"\[6, 31\].*\[7, 30\]"):
@@ -224,7 +224,7 @@ def segments(*widths: tuple[int, int], tokens: int = 300) -> tuple[list[Tensor],
 @in_turn("masked", [None, 0, 9, 10, 129])
 @in_turn("smoothing", [0.0, 0.2])
 @in_turn("reduction", ["mean", "none"])
-def test_segments_stand_under_one_softmax(masked: int | None, smoothing: float, reduction: str) -> None:
+def test_segments_share_one_softmax(masked: int | None, smoothing: float, reduction: str) -> None:
     hiddens, codes, targets = segments((10, 3), (1, 5), (119, 2))
     scores = torch.cat([hidden @ code.T for hidden, code in zip(hiddens, codes)], dim=1)
     if masked is not None:
@@ -249,7 +249,7 @@ def test_one_segment_is_the_plain_loss() -> None:
     assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
 
 
-def test_only_the_gradients_that_are_wanted_are_formed() -> None:
+def test_only_requested_gradients_are_computed() -> None:
     hiddens, codes, targets = segments((10, 3), (40, 2))
     hiddens[0].requires_grad_(False)
     codes[1].requires_grad_(False)
@@ -313,7 +313,7 @@ def test_scores_of_all_tokens_never_exist_at_once(activation: str | None) -> Non
     ],
     ids=str,
 )
-def test_bad_options_are_named(options: dict[str, Any], named: str) -> None:
+def test_invalid_options_are_named(options: dict[str, Any], named: str) -> None:
     for call in (se.build, se.num_parameters):
         with pytest.raises(se.OptionError, match=named) as error:
             call("group_reduce", **SIZES, **options)

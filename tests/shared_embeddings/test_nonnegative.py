@@ -55,7 +55,7 @@ def test_least_mean_distance_is_no_worse_than_svd_and_exact_where_svd_is() -> No
     assert mean_distance(torch.zeros(4, 3), *least_mean_distance(torch.zeros(4, 3), 2)) == 0.0
 
 
-def test_common_direction_is_found_in_a_narrow_and_in_a_wide_cone() -> None:
+def test_common_direction_is_found_in_narrow_and_wide_cones() -> None:
     for spread in (0.1, 0.3):
         codes = codes_around(torch.eye(5)[2], spread)
         direction = common_direction(codes)
@@ -78,7 +78,7 @@ def test_there_is_no_common_direction_around_zero() -> None:
     assert common_direction(torch.zeros(4, 3)) is None
 
 
-def test_tiny_codes_have_no_say() -> None:
+def test_tiny_codes_are_ignored() -> None:
     codes = torch.cat((codes_around(torch.eye(4)[0], 0.1), torch.tensor([[-1e-5, 0.0, 0.0, 0.0]])))
     direction = common_direction(codes)
     assert direction is not None and float(direction[0]) > 0.9

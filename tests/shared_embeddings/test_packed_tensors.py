@@ -46,7 +46,7 @@ def installed(embedding: se.SharedEmbedding, store: str) -> se.SharedEmbedding:
 
 
 @pytest.mark.parametrize("store", FORMATS)
-def test_operations_are_those_of_the_decoded_tensor(store: str) -> None:
+def test_operations_equal_those_of_the_decoded_tensor(store: str) -> None:
     for width in (16, 17, 33, WIDTH):
         table = packed(store, ROWS, width)
         values = plain(table)
@@ -98,7 +98,7 @@ def test_hidden_states_get_gradients() -> None:
 
 
 @pytest.mark.parametrize("store", FORMATS)
-def test_scores_and_look_ups_allocate_no_table(store: str) -> None:
+def test_scores_and_lookups_allocate_no_table(store: str) -> None:
     rows, width = 40_000, 64
     table = packed(store, rows, width)
     hidden, ids = torch.randn(2, width), torch.arange(64)
@@ -111,7 +111,7 @@ def test_scores_and_look_ups_allocate_no_table(store: str) -> None:
     assert meter.largest <= 4 * 64 * width
 
 
-def test_nothing_is_written_into_packed_tensors() -> None:
+def test_packed_tensors_are_read_only() -> None:
     table = packed("int8", ROWS, WIDTH)
     for change in (lambda: table.mul_(2), lambda: table.copy_(torch.ones(ROWS, WIDTH)), table.zero_):
         with pytest.raises(RuntimeError, match="frozen"), torch.no_grad():
@@ -145,7 +145,7 @@ def test_copies_types_and_files(store: str) -> None:
     assert copied.load_state_dict({"weight": loaded}).missing_keys == []
 
 
-def test_parts_of_a_file_must_fit() -> None:
+def test_parts_of_a_file_must_be_consistent() -> None:
     for store, form in ((store, kind((ROWS, WIDTH))) for store, kind in FORMATS.items()):
         codes, scales = form.encode(torch.randn(ROWS, WIDTH))
         form.check(Packed(codes, scales))
@@ -161,7 +161,7 @@ def test_parts_of_a_file_must_fit() -> None:
 
 
 @pytest.mark.parametrize("method", se.methods())
-def test_models_compute_what_unpacked_ones_do(method: str) -> None:
+def test_packed_models_equal_unpacked_ones(method: str) -> None:
     words, dim = 300, 32
     for label, options in method_class(method).examples(words, dim).items():
         torch.manual_seed(0)

@@ -36,7 +36,7 @@ def stored_bits(embedding: se.SharedEmbedding) -> int:
 
 @pytest.mark.slow
 @in_turn("codec", CODECS)
-def test_a_fit_takes_no_more_bytes_than_its_options_say(codec: str) -> None:
+def test_a_fit_takes_at_most_the_bytes_of_its_options(codec: str) -> None:
     for bits in (0.75, 2, 2.6):
         options = {"bits": bits, "codec": codec}
         plain = se.build("quantized", num_embeddings=WORDS, embedding_dim=DIM, **options)
@@ -91,7 +91,7 @@ def test_evaluation_never_builds_the_table(codec: str, monkeypatch: pytest.Monke
         assert embedding(targets).shape == (7, DIM)
 
 
-def test_it_is_packed_in_memory() -> None:
+def test_codes_are_packed_in_memory() -> None:
     embedding = fitted(bits=2.0)
     held = sum(tensor.nbytes for tensor in (*embedding.parameters(), *embedding.buffers()))
     assert held < 1.2 * stored_bits(embedding) / 8
@@ -155,7 +155,7 @@ def rounded(table: se.SharedEmbedding, counts: Tensor | None = None, **options: 
     return fitted.table().detach()
 
 
-def test_the_rows_are_those_that_quantized_stores_and_gradients_those_of_the_table() -> None:
+def test_rows_equal_quantized_and_gradients_pass_through() -> None:
     counts = 1e4 / torch.arange(1, ROWS + 1)
     for options in ({}, {"codec": "uniform", "group_size": 8}, {"codec": "trellis", "bits": 1.5}):
         table = embedding([0], counts, **options)
@@ -170,7 +170,7 @@ def test_the_rows_are_those_that_quantized_stores_and_gradients_those_of_the_tab
         assert plain.grad[:, 0].tolist() == torch.bincount(IDS, minlength=ROWS).tolist()
 
 
-def test_codes_follow_the_table_from_step_to_step() -> None:
+def test_codes_follow_the_table() -> None:
     table = embedding([0]).train()
     before = table(IDS).detach()
     with torch.no_grad():
@@ -203,7 +203,7 @@ def test_rows_move_with_their_table_between_searches() -> None:
     torch.testing.assert_close(table.train()(IDS), rounded(table)[IDS])
 
 
-def test_a_share_of_the_words_is_rounded_in_a_step() -> None:
+def test_a_share_of_the_words_is_rounded_per_step() -> None:
     done = [0]
     table = embedding(done, share=0.5).train()
     plain, wanted = dict(table.named_parameters())["weight"].detach(), rounded(table)

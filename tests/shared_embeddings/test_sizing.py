@@ -76,7 +76,7 @@ def test_compression_is_that_of_the_parameters() -> None:
 
 
 @each_case
-def test_nothing_is_left_out_or_counted_twice(case: Case) -> None:
+def test_everything_is_counted_once(case: Case) -> None:
     emb = case.build()
     *parts, total, dense = storage_breakdown(emb)
     names = [part.name for part in parts]
@@ -163,7 +163,7 @@ def test_budgets_are_read(text: str, expected: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "M", "-2M", "two", "2MB", "1.5.0", "0", "0.2", "1e300", "1e999", "nan", "2e-3"]
 )
-def test_other_budgets_are_refused(text: str) -> None:
+def test_invalid_budgets_fail(text: str) -> None:
     with pytest.raises(ValueError, match="budget"):
         suggest.read_budget(text)
 
@@ -206,7 +206,7 @@ def test_ranks_by_hand(method: str, budget: int, rank: int) -> None:
     assert suggestion(method, budget).options == {"rank": rank}
 
 
-def test_below_the_least() -> None:
+def test_budgets_below_the_minimum() -> None:
     found = suggestion("funnel", 3_063)
     assert found.options is None and found.count == 3_064
 
@@ -286,7 +286,7 @@ def test_json() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 7, 37, 1000, 32_000, 37_000, 40_724, 267_735])
-def test_factors_above_are_alike_and_waste_little(number: int) -> None:
+def test_factors_are_similar_and_waste_little(number: int) -> None:
     factors = tensor_train.three_factors_above(number)
     assert list(factors) == sorted(factors)
     assert number <= math.prod(factors) <= max(1.005 * number, number + 3)

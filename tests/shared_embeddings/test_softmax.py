@@ -101,7 +101,7 @@ def test_large_scores_do_not_overflow() -> None:
     assert hidden.grad.isfinite().all()
 
 
-def test_a_number_that_is_none_stays_visible() -> None:
+def test_nan_propagates() -> None:
     """A diverged model must not report a finite loss."""
     emb = standard_with([[0.0], [1.0], [2.0]])
     hidden = torch.tensor([[1.0], [float("nan")]], requires_grad=True)
@@ -111,7 +111,7 @@ def test_a_number_that_is_none_stays_visible() -> None:
     assert each.isnan().tolist() == [False, True]
 
 
-def test_a_wrong_reduction_is_named() -> None:
+def test_invalid_reductions_are_named() -> None:
     emb = standard_with([[0.0], [1.0]])
     with pytest.raises(ValueError, match="average"):
         emb.cross_entropy(torch.ones(1, 1), torch.tensor([1]), reduction="average")
@@ -216,7 +216,7 @@ def test_low_precision_accumulates_in_single_precision(case: Case) -> None:
 @pytest.mark.slow_except("compositional_code")
 @each_output_case
 @in_turn("shape", [(1, 1), (8, 8), (5, 13)])
-def test_padding_tokens_do_not_count(
+def test_ignored_tokens_do_not_count(
     case: Case, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emb = case.build()
@@ -248,7 +248,7 @@ def test_the_number_of_tokens_is_evened_out_where_shapes_cost_time() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @each_output_case
-def test_a_gpu_gives_the_results_of_the_cpu(case: Case) -> None:
+def test_a_gpu_matches_the_cpu(case: Case) -> None:
     emb = case.build()
     hidden = case.hidden(300, scale=3.0)
     targets = torch.randint(case.num_embeddings, (300,))
@@ -263,7 +263,7 @@ def test_a_gpu_gives_the_results_of_the_cpu(case: Case) -> None:
     assert_same_gradients(found, wanted, rtol=1e-2, atol=1e-4)
 
 
-def test_works_through_the_whole_of_a_larger_vocabulary_than_a_chunk() -> None:
+def test_vocabulary_larger_than_a_chunk() -> None:
     emb = by_name("funnel").build(num_embeddings=1500, embedding_dim=24)
     hidden, targets = torch.randn(2, 24), torch.tensor([1499, 0])
     expected = F.cross_entropy(hidden @ emb.table().T, targets)

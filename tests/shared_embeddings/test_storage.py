@@ -174,7 +174,7 @@ def test_codes_lose_nothing(codes: Tensor, store: str) -> None:
     assert stored(packed) == -(-bits * len(columns) // 8)
 
 
-def test_what_stays_as_it_is() -> None:
+def test_tensors_that_are_not_packed() -> None:
     state = {
         "e.bias": torch.full((500,), -math.inf),
         "e.short_bias": numbers(255),
@@ -216,7 +216,7 @@ def test_default_packing_is_that_of_the_methods() -> None:
     assert default_packing(module["plain"]) is None
 
 
-def test_refusals() -> None:
+def test_user_errors() -> None:
     table = numbers(30, 30)
     with pytest.raises(StorageError, match="unknown storage 'int2'; choose one of fp32, fp16, int8, int4"):
         pack({"t": table}, ["t"], "int2")
@@ -245,7 +245,7 @@ def described(text: str) -> Tensor:
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
-def test_versions_and_damages_are_refused() -> None:
+def test_other_versions_and_damage_fail() -> None:
     future = described(json.dumps({"version": 2, "tensors": {}}))
     with pytest.raises(StorageError, match="packed in version 2, but this program supports 1"):
         unpack(changed(lambda state: state.update({HEADER: future})))
@@ -274,7 +274,7 @@ def test_versions_and_damages_are_refused() -> None:
             unpack(changed(edit))
 
 
-def test_damages_of_int4_are_refused() -> None:
+def test_damaged_int4_fails() -> None:
     header = '{"version":1,"tensors":{"t":{"as":"int4","shape":%s}}}'
     edits: list[Callable[[dict[str, Tensor]], object]] = [
         lambda state: state.pop("t.scale"),
@@ -293,7 +293,7 @@ def test_damages_of_int4_are_refused() -> None:
 
 
 @pytest.mark.parametrize("method", se.methods())
-def test_stored_bits_are_what_is_stored(method: str) -> None:
+def test_stored_bits_match_the_file(method: str) -> None:
     emb = se.build(method, num_embeddings=1200, embedding_dim=32, **example(method, 1200, 32))
     state = accounting.distinct_state(emb)
     for store in STORES:

@@ -78,7 +78,7 @@ def test_codes_come_from_their_own_seed() -> None:
     assert set(first.codes.flatten().tolist()) == set(range(9))
 
 
-def test_codes_of_a_checkpoint_win_over_the_seed() -> None:
+def test_codes_of_a_checkpoint_override_the_seed() -> None:
     first, second = se.build("structured", **SIZES), se.build("structured", **SIZES, seed=1)
     second.load_state_dict(first.state_dict())
     assert torch.equal(first.table(), second.table())
@@ -119,7 +119,7 @@ def test_codes_take_the_smallest_type_that_holds_them(clusters: int, dtype: torc
     ],
     ids=str,
 )
-def test_bad_options_of_structured_are_named(changes: dict[str, Any], named: str) -> None:
+def test_invalid_options_of_structured_are_named(changes: dict[str, Any], named: str) -> None:
     for call in (se.build, se.num_parameters):
         with pytest.raises(se.OptionError, match=named) as error:
             call("structured", **{**SIZES, **changes})
@@ -127,7 +127,7 @@ def test_bad_options_of_structured_are_named(changes: dict[str, Any], named: str
 
 
 @pytest.mark.parametrize("missing", ["num_groups", "num_clusters"])
-def test_sizes_may_not_be_left_out(missing: str) -> None:
+def test_sizes_are_required(missing: str) -> None:
     with pytest.raises(se.OptionError, match=missing):
         se.build("structured", **{name: value for name, value in SIZES.items() if name != missing})
 
@@ -171,7 +171,7 @@ def test_equals_the_naive_sums_in_value_and_gradient(case: Case) -> None:
         assert_same_gradients(gradients(emb, (table * weight).sum()), wanted)
 
 
-def test_sizes_of_the_papers_coding() -> None:
+def test_sizes_of_the_coding_in_the_paper() -> None:
     """DeFINE's table 5 takes 32 x 16 codes: 32 * 16 * 512 numbers, and 32 codes of 4 bits for each word."""
     options = se.options("compositional_code")()
     assert (options.num_codebooks, options.codebook_size) == (32, 16)
@@ -213,7 +213,7 @@ def test_codes_get_no_gradient(name: str) -> None:
     ],
     ids=str,
 )
-def test_bad_options_of_compositional_code_are_named(changes: dict[str, Any], named: str) -> None:
+def test_invalid_options_of_compositional_code_are_named(changes: dict[str, Any], named: str) -> None:
     for call in (se.build, se.num_parameters):
         with pytest.raises(se.OptionError, match=named) as error:
             call("compositional_code", **{**CODE_SIZES, **changes})
@@ -319,7 +319,7 @@ def test_count_worked_by_hand() -> None:
     assert small(rank=[4, 6]).counts()["total"] == 336
 
 
-def test_entries_start_with_the_common_spread() -> None:
+def test_entries_start_with_the_common_std() -> None:
     emb = se.build(
         "tensor_train",
         num_embeddings=2000,
@@ -331,7 +331,7 @@ def test_entries_start_with_the_common_spread() -> None:
     assert emb.table().std().item() == pytest.approx(64**-0.5, rel=0.15)
 
 
-def test_a_look_up_expands_no_other_rows() -> None:
+def test_a_lookup_expands_no_other_rows() -> None:
     """Two words of a vocabulary of a million must not cost a table of a million."""
     emb = se.build(
         "tensor_train",
@@ -353,7 +353,7 @@ def test_a_look_up_expands_no_other_rows() -> None:
         torch.testing.assert_close(vector, products.flatten())
 
 
-def test_a_checkpoint_of_another_vocabulary_is_refused_although_its_cores_fit() -> None:
+def test_a_checkpoint_of_another_vocabulary_with_equal_cores_fails() -> None:
     state = small(num_embeddings=40).state_dict()
     with pytest.raises(RuntimeError, match="size mismatch.*40 words"):
         small().load_state_dict(state)
@@ -382,7 +382,7 @@ def test_a_checkpoint_of_another_vocabulary_is_refused_although_its_cores_fit() 
     ],
     ids=str,
 )
-def test_bad_options_of_tensor_train_are_named(changes: dict[str, Any], named: str) -> None:
+def test_invalid_options_of_tensor_train_are_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(se.OptionError, match=named) as error:
         small(**changes)
     assert "\n" not in str(error.value)
@@ -391,7 +391,7 @@ def test_bad_options_of_tensor_train_are_named(changes: dict[str, Any], named: s
 
 
 @pytest.mark.parametrize("missing", ["vocab_shape", "dim_shape", "rank"])
-def test_no_option_may_be_left_out(missing: str) -> None:
+def test_all_options_are_required(missing: str) -> None:
     options = {name: value for name, value in SMALL.items() if name != missing}
     with pytest.raises(se.OptionError, match=missing):
         se.build("tensor_train", num_embeddings=37, embedding_dim=24, **options)

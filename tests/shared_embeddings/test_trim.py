@@ -86,7 +86,7 @@ class LettersAdapter:
 
 
 @pytest.mark.parametrize(("text", "works"), [("ab\ncb\n", True), ("ab\ncbb\n", False)])
-def test_a_covered_line_that_is_cut_otherwise_is_refused(
+def test_covered_lines_with_other_tokens_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, works: bool
 ) -> None:
     monkeypatch.setattr(trimming, "find_host", lambda model: ("letters", LettersAdapter()))
@@ -142,7 +142,7 @@ def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: Kee
         ({"top": 3, "min_count": 2}, "--min-count and --top-k each limit"),
     ],
 )
-def test_limits_that_make_no_sense(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_limits(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Keep(**wrong)
 
@@ -153,7 +153,7 @@ def test_held_out_texts_need_one_vocabulary() -> None:
         Texts(source=[Path("a")], target=[Path("b")], held_out=[Path("other")]).of(sides)
 
 
-def test_the_mark_before_a_text_is_no_part_of_it(tmp_path: Path) -> None:
+def test_special_tokens_are_not_part_of_a_text(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes("\ufeffone\r\ntwo \ufeff\n".encode())
     assert list(text_lines(tmp_path / "text")) == ["one", "two \ufeff"]
 
@@ -210,24 +210,24 @@ def test_a_band_keeps_its_share_of_the_probability(bias: bool) -> None:
         torch.testing.assert_close(new.log_prob(hidden), expected, rtol=0, atol=1e-5)
 
 
-def test_padding_that_is_left_out_is_gone() -> None:
+def test_removed_padding_is_unset() -> None:
     assert by_name("projective").build().select_rows(torch.tensor([0, 1, 7])).padding_idx is None
 
 
-def test_type_and_mode_stay() -> None:
+def test_dtype_and_mode_are_kept() -> None:
     old = by_name("funnel").build().to(torch.bfloat16)
     new = old.select_rows(KEPT)
     assert new.training and new.codes.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("ids", [[], [3, 3], [5, 2], [-1, 4], [0, 37]], ids=str)
-def test_ids_that_are_no_choice_of_words(ids: list[int]) -> None:
+def test_invalid_selections(ids: list[int]) -> None:
     with pytest.raises(ValueError, match="must be an ascending list|the embedding has words 0 to 36"):
         by_name("standard").build().select_rows(torch.tensor(ids))
 
 
 @pytest.mark.parametrize("name", ["tensor-train", "tensor-train-two-cores"])
-def test_methods_without_rows_say_what_to_do(name: str) -> None:
+def test_methods_without_rows_advise(name: str) -> None:
     with pytest.raises(ValueError, match="trim the plain model first, then compress it"):
         by_name(name).build().select_rows(KEPT)
 
@@ -237,7 +237,7 @@ def test_a_band_needs_a_word() -> None:
         by_name("adaptive").build().select_rows(torch.tensor([0, 3, 25]))
 
 
-def test_centroids_and_classes_without_words_go() -> None:
+def test_unused_centroids_and_classes_are_removed() -> None:
     few = torch.tensor([2, 3, 11])
     structured = by_name("structured").build().select_rows(few)
     assert structured.options.num_clusters <= 3
@@ -277,7 +277,7 @@ def trained(**marks: str) -> TokenizerFile:
     "marks", [{}, {"end_of_word_suffix": "</w>"}, {"continuing_subword_prefix": "##"}], ids=str
 )
 @pytest.mark.parametrize("text", ["lowest", "newer slow", "wide lower low", WORDS])
-def test_merges_on_the_way_stay(marks: dict[str, str], text: str) -> None:
+def test_intermediate_merges_are_kept(marks: dict[str, str], text: str) -> None:
     file = trained(**marks)
     old = opened(dict(file.content))
     kept = sorted(file.closed({*old.encode(text).ids, *file.specials()}))
@@ -310,7 +310,7 @@ def test_unigram_keeps_its_worst_piece() -> None:
     assert file.trimmed([0, 2, 3])["model"]["unk_id"] == 0
 
 
-def test_wordpiece_stays_lost_where_it_was() -> None:
+def test_wordpiece_keeps_unknown_words() -> None:
     vocab = {token: number for number, token in enumerate(["[UNK]", "un", "u", "##n", "##able", "able"])}
     file = file_of(models.WordPiece(vocab, unk_token="[UNK]"))
     old = opened(dict(file.content))
@@ -331,7 +331,7 @@ def test_ids_around_texts_are_renumbered() -> None:
         assert opened(file.trimmed([2, 3, 4, 5])).encode("c a").ids == [0, 1, 3, 2]
 
 
-def test_other_kinds_are_refused() -> None:
+def test_other_kinds_fail() -> None:
     with pytest.raises(ValueError, match="kind Magic cannot be trimmed"):
         TokenizerFile({"model": {"type": "Magic", "vocab": {}}, "added_tokens": []})
 
@@ -374,7 +374,7 @@ def test_ids_in_settings() -> None:
         ("forced_decoder_ids", [[1, 2, 3]]),
     ],
 )
-def test_lists_of_another_shape_are_refused(name: str, value: Any) -> None:
+def test_lists_of_another_shape_fail(name: str, value: Any) -> None:
     check_ids("generation_config.json", {"forced_decoder_ids": [[1, None]], "bad_words_ids": None})
     with pytest.raises(ValueError, match=f"^generation_config.json: {name} is .*, expected"):
         check_ids("generation_config.json", {"text_config": {name: value}})

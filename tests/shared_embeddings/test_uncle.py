@@ -193,7 +193,7 @@ def test_a_class_without_words_counts_and_gets_no_gradient() -> None:
     assert touched.tolist() == [True, True, False, True, False]
 
 
-def test_a_second_derivative_is_refused() -> None:
+def test_a_second_derivative_fails() -> None:
     emb = by_name("uncle-classes").build()
     hidden = torch.randn(4, 24, requires_grad=True)
     loss = emb.cross_entropy(hidden, torch.tensor([1, 2, 4, 5]))
@@ -263,7 +263,7 @@ def operations(emb: se.SharedEmbedding, hidden: Tensor, targets: Tensor) -> int:
     return counter.get_total_flops()
 
 
-def test_class_scores_cost_as_much_as_there_are_classes() -> None:
+def test_class_scores_scale_with_the_classes() -> None:
     """One product for the scores of `logits`, three for the loss; (V U_d + C C_d) each, not V D."""
     emb = LARGE[0].build()
     hidden, targets = LARGE[0].hidden(64), torch.randint(VOCABULARY, (64,))
@@ -271,7 +271,7 @@ def test_class_scores_cost_as_much_as_there_are_classes() -> None:
     assert operations(emb, hidden, targets) <= 1.01 * expected
 
 
-def test_entries_start_with_the_spread_of_the_whole_vector() -> None:
+def test_entries_start_with_the_std_of_the_whole_vector() -> None:
     emb = se.build(
         "uncle",
         num_embeddings=2000,
@@ -409,7 +409,7 @@ def test_without_classes_the_ablation_is_named() -> None:
         ({"classes": ["no/such/file.npz"]}, "no such file"),
     ],
 )
-def test_impossible_options_are_named(options: dict[str, Any], named: str) -> None:
+def test_invalid_options_are_named(options: dict[str, Any], named: str) -> None:
     assert named in message(**options)
 
 

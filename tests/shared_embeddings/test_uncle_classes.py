@@ -62,7 +62,7 @@ def test_classes_come_from_a_file(tmp_path: Path) -> None:
     assert se.num_parameters("uncle", **sizes, classes=path) == 5 + 5 * 3
 
 
-def test_a_model_with_a_vocabulary_of_its_own_finds_classes_by_word(tmp_path: Path) -> None:
+def test_a_model_with_another_vocabulary_finds_classes_by_word(tmp_path: Path) -> None:
     """The class of word1 is 0, of word2 4; the marker gets the class of the center nearest to zero."""
     path = save_classes(tmp_path / "classes.npz", [1, 0, 4, 4, 1], 5)
     unseen = int(np.linalg.norm(WordClasses.load(path).centers, axis=1).argmin())
@@ -85,12 +85,12 @@ def test_levels_by_word_and_by_position(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "given", [{"random_classes": True, "num_classes": 2}, {"classes": "stored", "num_classes": 2}], ids=str
 )
-def test_options_without_class_files_stay_as_they_are(given: dict[str, Any]) -> None:
+def test_options_without_class_files_are_unchanged(given: dict[str, Any]) -> None:
     given = {"unique_dim": 1} | given
     assert UncleEmbedding.options_for_vocabulary(given, ["a", "b"]) == given
 
 
-def test_class_files_that_do_not_fit_a_vocabulary_are_named(tmp_path: Path) -> None:
+def test_class_files_of_another_vocabulary_are_named(tmp_path: Path) -> None:
     path = save_classes(tmp_path / "classes.npz", [1, 0, 1], 3)
     for given, words, named in [
         ({"classes": path}, ["x", "y", "word1"], "2 of the 3 words"),
@@ -115,7 +115,7 @@ def test_levels_come_from_several_files(tmp_path: Path) -> None:
         assert [table.shape for table in emb.class_tables] == [(2, 1), (3, 2)]
 
 
-def test_the_file_is_not_needed_again(tmp_path: Path) -> None:
+def test_the_file_is_not_needed_later(tmp_path: Path) -> None:
     """What a host stores builds the module again, and parameters can be reset when the file is gone."""
     path = save_classes(tmp_path / "classes.npz", [1, 0, 4, 4, 1], 5)
     emb = build(path, padding_idx=3)
@@ -148,7 +148,7 @@ def test_stored_options_build_the_same_shapes(case: Case) -> None:
     assert torch.equal(twin.table(), emb.table())
 
 
-def test_classes_to_be_loaded_are_valid_and_always_the_same() -> None:
+def test_placeholder_classes_are_valid_and_deterministic() -> None:
     emb = build("stored", num_classes=[2, 3])
     assert emb.classes.tolist() == [[0, 0], [1, 1], [0, 2], [1, 0], [0, 1]]
 
@@ -214,7 +214,7 @@ def test_can_be_the_map_of_define() -> None:
     )
 
 
-def test_class_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_inconsistent_class_files_are_named(tmp_path: Path) -> None:
     path = save_classes(tmp_path / "classes.npz", [0, 1, 1, 0, 0], 2)
     text = message(classes=path)
     assert path in text and "5 words" in text and "6" in text

@@ -59,17 +59,17 @@ def test_characters_by_hand() -> None:
         "ﷺ \u0627\u0644",
     ],
 )
-def test_any_script_comes_back(text: str) -> None:
+def test_any_script_round_trips(text: str) -> None:
     tokens = split_text(text)
     assert join_characters(tokens) == text
     assert len(tokens.split(" ")) == len(text)
 
 
-def test_other_tokens_stay() -> None:
+def test_other_tokens_are_kept() -> None:
     assert join_characters("a <unk> c <sp> ing@@") == "a<unk>c ing@@"
 
 
-def test_files_come_back_with_clean_white_space(tmp_path: Path) -> None:
+def test_files_round_trip_with_normalized_whitespace(tmp_path: Path) -> None:
     plain, split, joined = tmp_path / "plain", tmp_path / "split", tmp_path / "joined"
     plain.write_bytes("a\u00a0 b\t\r\n\n é ".encode())
     run("onmt_characters", "split", "-input", plain, "-output", split)
@@ -91,7 +91,7 @@ def test_vocabulary_of_both_sides(tmp_path: Path) -> None:
     assert vocabulary_counts(str(output))["5"] == 1
 
 
-def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words, broken, empty, output = (tmp_path / name for name in ("words", "broken", "empty", "output"))
     words.write_text("a b\nbirds sing\n")
     broken.write_bytes(b"a\n\xff\n")
@@ -178,7 +178,7 @@ def test_encodings_are_summed_and_embeddings_scaled() -> None:
 
 
 @pytest.mark.parametrize("layout", [INTERLEAVED, CONCATENATED])
-def test_sinusoids_are_those_of_upstream(layout: str) -> None:
+def test_sinusoids_equal_upstream(layout: str) -> None:
     emb = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(1))
     positions = LengthControlledPositions(16, ["pe"], layout)
     positions.set_lengths(torch.tensor([3, 4]))
@@ -186,7 +186,7 @@ def test_sinusoids_are_those_of_upstream(layout: str) -> None:
 
 
 @pytest.mark.parametrize("encodings", [["ldpe"], ["lrpe"], ["pe", "ldpe"], ["pe", "ldpe", "lrpe"]])
-def test_steps_are_the_positions_of_a_whole(encodings: list[str]) -> None:
+def test_stepwise_positions_equal_those_of_a_sequence(encodings: list[str]) -> None:
     positions = LengthControlledPositions(8, encodings, INTERLEAVED)
     positions.set_lengths(torch.tensor([2, 40]))
     emb = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(1))
@@ -194,13 +194,13 @@ def test_steps_are_the_positions_of_a_whole(encodings: list[str]) -> None:
     torch.testing.assert_close(torch.cat(steps, dim=1), positions(emb))
 
 
-def test_difference_is_the_same_where_equally_much_is_left() -> None:
+def test_difference_encoding_depends_on_the_remaining_length() -> None:
     short, long = added(["ldpe"], [3, 8], 9)
     torch.testing.assert_close(short[0:4], long[5:9])
     torch.testing.assert_close(short[3], torch.tensor([0.0, 1.0, 0.0, 1.0]))  # the end is due: sin 0, cos 0
 
 
-def test_ratio_is_alike_where_the_same_share_is_written() -> None:
+def test_ratio_encoding_depends_on_the_written_fraction() -> None:
     """Half way through 100 and through 50, the slowest wave (exponent 14/16) is nearly as far."""
     one, two = added(["lrpe"], [100], 51, dim=16)[0, 50], added(["lrpe"], [50], 26, dim=16)[0, 25]
     assert float((one - two)[-2:].abs().max()) < 0.1
@@ -211,7 +211,7 @@ def test_length_one_is_finite() -> None:
     assert torch.isfinite(added(["ldpe", "lrpe"], [1], 5)).all()
 
 
-def test_precision_of_the_input_is_kept() -> None:
+def test_input_dtype_is_kept() -> None:
     positions = LengthControlledPositions(4, ["pe", "lrpe"], INTERLEAVED)
     positions.set_lengths(torch.tensor([300]))
     exact, coarse = (
@@ -232,7 +232,7 @@ def test_lengths_follow_the_rows() -> None:
     assert positions.lengths.tolist() == [5, 6, 7]
 
 
-def test_rows_of_another_batch_are_refused() -> None:
+def test_lengths_of_another_batch_fail() -> None:
     positions = LengthControlledPositions(4, ["ldpe"], INTERLEAVED)
     with pytest.raises(RuntimeError, match="no lengths"):
         positions.start(2)
@@ -268,7 +268,7 @@ def test_content_words() -> None:
     }  # fmt: skip
 
 
-def test_stop_words_hold_what_tokenizers_split_off() -> None:
+def test_stop_words_include_split_contractions() -> None:
     found = stop_words("en")
     assert {"the", "of", "after", "n't", "s", "re", "'s"} - found == {"'s"}
     assert not {"minister", "italy", "monday", "vote", "system"} & found

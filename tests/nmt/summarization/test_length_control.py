@@ -91,9 +91,7 @@ def test_translations_have_the_desired_lengths(counting: tuple[Host, Path]) -> N
     ],
     ids=["greedy", "n_best", "sampling", "alignments", "small batches"],
 )
-def test_batches_are_translated_as_lines_one_by_one(
-    counting: tuple[Host, Path], options: tuple[str, ...]
-) -> None:
+def test_batches_equal_single_lines(counting: tuple[Host, Path], options: tuple[str, ...]) -> None:
     """Hypotheses of a batch end at several steps, so that lengths have to follow the beams that are left."""
     host, checkpoint = counting
     together = host.translate(checkpoint, "-desired_lengths", str(host.folder / "lengths"), *options)
@@ -119,7 +117,7 @@ def test_length_needs_no_ratio_to_the_source(counting: tuple[Host, Path]) -> Non
     assert sizes(output.read_text().splitlines())[0] >= 30
 
 
-def test_length_one_more_than_trained_fits_the_search(counting: tuple[Host, Path]) -> None:
+def test_length_can_exceed_training_by_one(counting: tuple[Host, Path]) -> None:
     host, checkpoint = counting
     assert 1 <= sizes(host.translate(checkpoint, "-desired_length", "8", "-max_length", "9"))[0] <= 9
 
@@ -145,14 +143,14 @@ def rows(host: Host, checkpoint: Path) -> tuple[Any, Any, Any, Any]:
     return model, torch.tensor(source)[:, :, None], torch.tensor(target)[:, :, None], torch.tensor([2, 2])
 
 
-def test_training_takes_the_lengths_of_the_targets(counting: tuple[Host, Path]) -> None:
+def test_training_uses_the_lengths_of_the_targets(counting: tuple[Host, Path]) -> None:
     model, source, target, lengths = rows(*counting)
     model(source, target, lengths)
     assert positions_of(model)[0].lengths.tolist() == [2, 4]  # type: ignore[union-attr]
 
 
 @torch.no_grad()
-def test_steps_are_what_teacher_forcing_gives(counting: tuple[Host, Path]) -> None:
+def test_steps_equal_teacher_forcing(counting: tuple[Host, Path]) -> None:
     model, source, target, lengths = rows(*counting)
     whole, _ = model(source, target, lengths)
     positions_of(model)[0].set_lengths(torch.tensor([2, 4]))
@@ -261,12 +259,14 @@ def server_answer(checkpoint: Path, **options: Any) -> str:
         ({"decoder_positions": ["ldpe"], "truncated_decoder": 3}, ["truncated_decoder"]),
     ],
 )
-def test_training_refuses(host: Host, refusal: Refusal, options: dict[str, Any], words: list[str]) -> None:
+def test_training_rejects_invalid_options(
+    host: Host, refusal: Refusal, options: dict[str, Any], words: list[str]
+) -> None:
     line = refusal("onmt_train", "-config", str(host.config("model", embedding=ALONE, **options)))
     assert all(word in line for word in words), line
 
 
-def test_training_goes_on_with_the_same_positions_only(counting: tuple[Host, Path], refusal: Refusal) -> None:
+def test_training_resumes_only_with_the_same_positions(counting: tuple[Host, Path], refusal: Refusal) -> None:
     host, checkpoint = counting
     config = host.config("other", embedding=ALONE, decoder_positions=["pe", "lrpe"], train_steps=140)
     line = refusal("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
@@ -285,7 +285,7 @@ def test_training_goes_on_with_the_same_positions_only(counting: tuple[Host, Pat
         (["4", "2", "9", "6", "1", "9"], ["max_length", "9", "10"]),
     ],
 )
-def test_lengths_files_are_refused(
+def test_lengths_files_fail(
     counting: tuple[Host, Path], refusal: Refusal, lengths: list[str], words: list[str]
 ) -> None:
     host, checkpoint = counting
@@ -309,7 +309,7 @@ def test_lengths_files_are_refused(
         (("-desired_lengths", "/nowhere"), ["/nowhere"]),
     ],
 )
-def test_translation_refuses(
+def test_translation_rejects_invalid_options(
     counting: tuple[Host, Path], refusal: Refusal, arguments: tuple[str, ...], words: list[str]
 ) -> None:
     line = refusal(*translation(*counting), *arguments)
@@ -321,7 +321,7 @@ def translation(host: Host, checkpoint: Path) -> list[str]:
     return ["onmt_translate", "-model", str(checkpoint), *files]
 
 
-def test_export_is_refused(counting: tuple[Host, Path], refusal: Refusal) -> None:
+def test_export_fails(counting: tuple[Host, Path], refusal: Refusal) -> None:
     host, checkpoint = counting
     output = ("-output", str(host.folder / "ct2"), "-format", "ctranslate2")
     line = refusal("onmt_release_model", "-model", str(checkpoint), *output)
@@ -331,7 +331,7 @@ def test_export_is_refused(counting: tuple[Host, Path], refusal: Refusal) -> Non
 # Without the options
 
 
-def test_other_models_are_as_before(
+def test_other_models_are_unchanged(
     trained: Callable[..., tuple[Host, Path]], refusal: Refusal, tmp_path: Path
 ) -> None:
     host, checkpoint = trained(embedding=ALONE)

@@ -47,7 +47,7 @@ def test_cross_entropy_equals_the_dense_one(
 
 @each_output_case
 @in_turn("index", [-100, -1, 0, VOCABULARY - 1, VOCABULARY, 10**6])
-def test_any_number_may_mark_ignored_tokens(case: Case, index: int) -> None:
+def test_any_ignore_index_works(case: Case, index: int) -> None:
     emb = case.build()
     hidden = case.hidden(8)
     targets = some_targets(case, 8)
@@ -61,7 +61,7 @@ def test_any_number_may_mark_ignored_tokens(case: Case, index: int) -> None:
 
 
 @each_softmax_case
-def test_cross_entropy_equals_the_dense_one_closely_in_double_precision(case: Case) -> None:
+def test_cross_entropy_equals_the_dense_one_in_double_precision(case: Case) -> None:
     emb = case.build().double()
     hidden = case.hidden(50).detach().double().requires_grad_()
     targets = some_targets(case, 50)
@@ -74,7 +74,7 @@ def test_cross_entropy_equals_the_dense_one_closely_in_double_precision(case: Ca
 
 
 @each_softmax_case
-def test_both_sides_of_a_model_add_up_their_gradients(case: Case) -> None:
+def test_gradients_of_both_sides_are_summed(case: Case) -> None:
     emb = case.build()
     ids, targets = some_targets(case, 2, 6), some_targets(case, 2, 6)
     mixing = torch.randn(case.embedding_dim, case.score_dim)
@@ -100,7 +100,7 @@ def test_cross_entropy_takes_any_number_of_tokens(case: Case) -> None:
 
 
 @each_output_case
-def test_cross_entropy_takes_hidden_states_in_strange_memory(case: Case) -> None:
+def test_cross_entropy_takes_non_contiguous_hidden_states(case: Case) -> None:
     emb = case.build()
     hidden, targets = case.hidden(6, 4), some_targets(case, 4, 6)
     swapped = hidden.transpose(0, 1)
@@ -123,7 +123,7 @@ def test_cross_entropy_works_with_one_side_frozen(case: Case) -> None:
 
 
 @each_output_case
-def test_the_backward_pass_may_run_again(case: Case) -> None:
+def test_the_backward_pass_can_be_repeated(case: Case) -> None:
     """Gradients formed in the forward pass must not be used up by the first backward pass."""
     emb = case.build()
     hidden, targets = case.hidden(6), some_targets(case, 6)
@@ -136,7 +136,7 @@ def test_the_backward_pass_may_run_again(case: Case) -> None:
 
 
 @each_output_case
-def test_a_result_leaves_its_inputs_alone(case: Case) -> None:
+def test_inputs_are_not_modified(case: Case) -> None:
     emb = case.build()
     hidden, targets = case.hidden(6), some_targets(case, 6)
     kept = [hidden.clone(), targets.clone(), *(value.clone() for value in emb.state_dict().values())]
@@ -147,7 +147,7 @@ def test_a_result_leaves_its_inputs_alone(case: Case) -> None:
 
 
 @each_output_case
-def test_scores_of_another_width_are_refused(case: Case) -> None:
+def test_scores_of_another_width_fail(case: Case) -> None:
     emb = case.build()
     for wrong, targets in (
         (torch.randn(4, case.score_dim + 1), some_targets(case, 4)),
@@ -163,7 +163,7 @@ def test_scores_of_another_width_are_refused(case: Case) -> None:
 
 
 @each_output_case
-def test_targets_that_do_not_fit_are_refused(case: Case) -> None:
+def test_invalid_targets_fail(case: Case) -> None:
     emb = case.build()
     hidden = case.hidden(2, 3)
     with pytest.raises(ValueError, match=r"\(2, 2\)"):

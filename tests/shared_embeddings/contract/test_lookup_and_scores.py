@@ -103,7 +103,7 @@ def test_lookup_takes_ids_of_any_shape(case: Case, shape: tuple[int, ...]) -> No
 
 
 @each_case
-def test_lookup_takes_ids_in_strange_memory(case: Case) -> None:
+def test_lookup_takes_non_contiguous_ids(case: Case) -> None:
     emb = case.build()
     ids = torch.randint(case.num_embeddings, (5, 4, 3)).transpose(0, 2)[:, ::2]
     torch.testing.assert_close(emb(ids), emb.table()[ids], rtol=1e-4, atol=1e-6)
@@ -118,7 +118,7 @@ def test_lookup_takes_short_integers(case: Case) -> None:
 
 @each_case
 @in_turn("wrong", [VOCABULARY, -1])
-def test_an_id_that_is_no_word_is_an_error(case: Case, wrong: int) -> None:
+def test_ids_out_of_range_fail(case: Case, wrong: int) -> None:
     emb = case.build()
     for training in (True, False):
         emb.train(training)
@@ -130,14 +130,14 @@ def test_an_id_that_is_no_word_is_an_error(case: Case, wrong: int) -> None:
 
 @each_case
 @in_turn("kind", [torch.float32, torch.bool, torch.uint8])
-def test_ids_of_another_type_are_refused(case: Case, kind: torch.dtype) -> None:
+def test_ids_of_another_type_fail(case: Case, kind: torch.dtype) -> None:
     emb = case.build()
     with pytest.raises(TypeError, match=r"ids are of type torch\.\w+"):
         emb(torch.ones(2).to(kind))
 
 
 @each_case
-def test_changing_a_result_changes_nothing_else(case: Case) -> None:
+def test_results_do_not_alias_parameters(case: Case) -> None:
     emb = case.build().eval()
     ids = all_ids(case)
     with torch.no_grad():
@@ -147,7 +147,7 @@ def test_changing_a_result_changes_nothing_else(case: Case) -> None:
 
 
 @each_case
-def test_table_entries_have_the_common_spread(case: Case) -> None:
+def test_table_entries_have_the_common_std(case: Case) -> None:
     stds = []
     for seed in range(4):
         table = case.build(seed).table().detach()
@@ -202,7 +202,7 @@ def test_only_the_output_side_has_a_bias(case: Case) -> None:
 
 
 @each_output_case
-def test_the_bias_of_another_output_layer_is_taken_over(case: Case) -> None:
+def test_the_bias_of_another_output_layer_is_copied(case: Case) -> None:
     """Where hidden states say nothing, the bias alone decides, in two steps as in one."""
     emb, given = case.build(), torch.randn(case.num_embeddings) * 2
     if case.bias is None:
@@ -288,7 +288,7 @@ def test_predictions_are_the_most_probable_words(case: Case) -> None:
 
 
 @each_of([case for case in CASES if not case.output])
-def test_an_input_only_embedding_says_that_it_has_no_output(case: Case) -> None:
+def test_input_only_embeddings_report_the_missing_output(case: Case) -> None:
     emb = case.build()
     hidden, targets = torch.randn(2, case.embedding_dim), torch.tensor([0, 1])
     for call in (

@@ -27,7 +27,7 @@ from tests.shared_embeddings.support import (
 # Checkpoints from before every method could have a bias
 
 
-def test_the_bias_of_the_plain_table_comes_behind_it() -> None:
+def test_the_bias_is_stored_after_the_table() -> None:
     """As in the states of optimizers, which number the parameters."""
     emb = by_name("standard-output-bias").build()
     assert [name for name, _ in emb.named_parameters()] == ["weight", "bias"]
@@ -100,7 +100,7 @@ def test_state_dict_round_trip(case: Case) -> None:
 
 
 @each_case
-def test_state_dict_goes_through_safetensors(case: Case) -> None:
+def test_state_dict_round_trips_through_safetensors(case: Case) -> None:
     first, second = case.build(0), case.build(1)
     second.load_state_dict(safetensors.torch.load(safetensors.torch.save(first.state_dict())))
     assert torch.equal(first.table(), second.table())
@@ -118,14 +118,14 @@ def test_state_dict_is_strict(case: Case) -> None:
 
 
 @each_case
-def test_state_dict_of_another_size_is_refused(case: Case) -> None:
+def test_state_dict_of_another_size_fails(case: Case) -> None:
     state = case.build(num_embeddings=VOCABULARY + 2).state_dict()
     with pytest.raises(RuntimeError, match="size mismatch"):
         case.build().load_state_dict(state)
 
 
 @each_case
-def test_state_dict_holds_parameters_and_no_cache(case: Case) -> None:
+def test_state_dict_does_not_contain_the_cache(case: Case) -> None:
     emb = case.build().eval()
     before = {name: value.shape for name, value in emb.state_dict().items()}
     with torch.no_grad():
@@ -151,7 +151,7 @@ def test_deepcopy_is_independent(case: Case) -> None:
 
 
 @each_case
-def test_evaluation_gives_the_results_of_training(case: Case) -> None:
+def test_evaluation_equals_training(case: Case) -> None:
     emb = case.build()
     ids, hidden, targets = some_targets(case, 3, 4), case.hidden(3, 4), some_targets(case, 3, 4)
 
@@ -220,7 +220,7 @@ CHANGES: dict[str, Callable[[se.SharedEmbedding, Case], object]] = {
 
 @each_case
 @in_turn("change", list(CHANGES))
-def test_cache_does_not_outlive_its_parameters(case: Case, change: str) -> None:
+def test_cache_is_cleared_when_parameters_change(case: Case, change: str) -> None:
     emb = case.build().eval()
     hidden = case.hidden(4).detach()
     before = cached_results(emb, case, hidden)
@@ -235,7 +235,7 @@ def test_cache_does_not_outlive_its_parameters(case: Case, change: str) -> None:
 
 
 @each_case
-def test_cache_does_not_cut_the_gradient(case: Case) -> None:
+def test_cache_does_not_block_gradients(case: Case) -> None:
     emb = case.build()
     hidden = case.hidden(4)
     targets = some_targets(case, 4)

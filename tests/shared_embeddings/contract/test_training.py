@@ -49,7 +49,7 @@ def test_training_lowers_the_loss(case: Case) -> None:
 
 
 @each_of([case for case in CASES if case.heavy])
-def test_each_distinct_token_is_transformed_once(case: Case) -> None:
+def test_distinct_tokens_are_transformed_once(case: Case) -> None:
     emb = case.build()
     distinct = torch.tensor([5, 11, 2])
     repeated = distinct.repeat(3334)
@@ -129,7 +129,7 @@ def test_same_seed_same_weights(case: Case) -> None:
 
 
 @each_case
-def test_reset_parameters_forgets_what_was_there(case: Case) -> None:
+def test_reset_parameters_reinitializes(case: Case) -> None:
     emb = case.build()
 
     def reset() -> dict[str, Tensor]:
@@ -147,7 +147,7 @@ def test_reset_parameters_forgets_what_was_there(case: Case) -> None:
 
 
 @each_case
-def test_parameter_groups_hold_each_parameter_once(case: Case) -> None:
+def test_parameter_groups_have_each_parameter_once(case: Case) -> None:
     emb = case.build()
     decayed, *rest = emb.parameter_groups(weight_decay=0.1)
     assert decayed["weight_decay"] == 0.1 and all(group["weight_decay"] == 0.0 for group in rest)

@@ -45,7 +45,7 @@ def test_full_size_keeps_the_scores(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.slow_except("llama", "bert")
 @pytest.mark.parametrize("kind", KINDS)
-def test_tensor_by_tensor(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_read_one_by_one(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same folder, from shards, and without building the model."""
     write(kind, tmp_path / "whole").save_pretrained(tmp_path / "model", max_shard_size="8KB")
     arguments = ("projective", "--rank", 6, "--store", "int8")
@@ -62,7 +62,7 @@ def test_tensor_by_tensor(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyP
     assert built.keys() == same.keys() and all(torch.equal(built[name], same[name]) for name in built)
 
 
-def test_nothing_to_measure_without_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_running_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write("gpt2", tmp_path / "model")
     arguments = [
         "compress",
@@ -83,7 +83,7 @@ def test_nothing_to_measure_without_running(tmp_path: Path, capsys: pytest.Captu
     assert "tokens/s before" in (tmp_path / "small" / "README.md").read_text()
 
 
-def test_layers_of_another_task_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_of_another_task_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As in BERT's published checkpoints, which were trained to tell the next sentence, too."""
     torch.manual_seed(3)
     whole = transformers.BertForPreTraining(transformers.BertConfig(**KINDS["bert"][1]))
@@ -194,7 +194,7 @@ def test_trains_saves_and_loads_again(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.slow_except("bert")
 @pytest.mark.parametrize("kind", ["gemma", "bert", "t5", "marian"])
-def test_both_sides_give_gradients_to_the_one_table(tmp_path: Path, kind: str) -> None:
+def test_both_sides_give_gradients_to_the_shared_table(tmp_path: Path, kind: str) -> None:
     write(kind, tmp_path / "model")
     assert compress(tmp_path / "model", "projective", tmp_path / "small", "--rank", 4) == 0
     model = hf.load(tmp_path / "small")
@@ -236,7 +236,7 @@ def sentence_encoder(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_the_input_alone(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_input_only_encoder(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = getattr(transformers, name)
     torch.manual_seed(3)
     model = chosen(chosen.config_class(**KINDS[BODIES[name]][1])).eval()

@@ -20,7 +20,7 @@ def export(model: Path, output: Path, *more: str) -> int:
 
 
 @in_turn("kind", ["gemma3", "t5_untied", "marian_two_vocabularies", "bert"])
-def test_the_names_and_the_scores_of_the_original(kind: str, tmp_path: Path) -> None:
+def test_dense_export_keeps_names_and_scores(kind: str, tmp_path: Path) -> None:
     model, plain, original = (tmp_path / f"{kind}_{name}" for name in ("model", "plain", "original"))
     shrink(kind, model)
     build(kind).save_pretrained(original)
@@ -50,7 +50,7 @@ def test_quantized_rows_in_gguf(tmp_path: Path) -> None:
     assert error < 0.01 * abs(table).max()
 
 
-def test_what_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dense_export_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, plain, other = tmp_path / "model", tmp_path / "plain", tmp_path / "other"
     shrink("gpt2", model)
     assert export(model, plain) == 0 and export(model, plain) == 2

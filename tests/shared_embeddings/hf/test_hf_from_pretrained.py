@@ -96,7 +96,7 @@ def test_every_method(tmp_path: Path, store: str) -> None:
     assert len(checked) > 6
 
 
-def test_layers_on_the_disk(tmp_path: Path) -> None:
+def test_disk_offload(tmp_path: Path) -> None:
     for kind in ("llama", "qwen2"):
         small = tmp_path / kind
         shrink(kind, small, "int8")
@@ -131,7 +131,7 @@ def test_other_tasks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", ["fp32", "int8"])
-def test_the_dtype(tmp_path: Path, store: str) -> None:
+def test_dtype(tmp_path: Path, store: str) -> None:
     small = tmp_path / "small"
     shrink("llama", small, store)
     load = transformers.AutoModelForCausalLM.from_pretrained
@@ -235,7 +235,7 @@ def test_bits_of_directions(tmp_path: Path, codec: str) -> None:
     torch.testing.assert_close(table, embedding.table(), rtol=1e-5, atol=1e-5)
 
 
-def test_other_methods_have_no_such_file(tmp_path: Path) -> None:
+def test_other_methods_have_no_remote_code(tmp_path: Path) -> None:
     shrink("gpt2", tmp_path / "small", method="funnel", rank=4)
     assert not list((tmp_path / "small").glob("*.py"))
     assert "auto_map" not in json.loads((tmp_path / "small/config.json").read_text())

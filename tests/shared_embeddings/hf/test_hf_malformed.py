@@ -40,7 +40,7 @@ def test_a_flipped_byte_of_a_compressed_folder(tmp_path: Path, store: str) -> No
     hf.load(small)
 
 
-def test_every_command_notices_a_flipped_byte(
+def test_every_command_detects_a_flipped_byte(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the last shard of a model that was trimmed, which is a plain one."""
@@ -67,7 +67,7 @@ def test_every_command_notices_a_flipped_byte(
     assert main([str(one) for one in commands[0]]) == 0
 
 
-def test_models_that_others_wrote_have_no_checksum(tmp_path: Path) -> None:
+def test_models_without_checksum_load(tmp_path: Path) -> None:
     model = save(tmp_path / "model", "gpt2")
     assert recorded_checksum(model / "model.safetensors") is None
     assert compress(model, "projective", tmp_path / "small", "--rank", 4) == 0
@@ -81,7 +81,7 @@ def test_models_that_others_wrote_have_no_checksum(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["nan", "inf"])
-def test_weights_that_are_no_numbers(
+def test_weights_that_are_not_finite(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], number: str
 ) -> None:
     model = save(tmp_path / "model", "gpt2")

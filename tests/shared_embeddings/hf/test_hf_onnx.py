@@ -36,7 +36,7 @@ def opened(path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
-def test_an_encoder_of_any_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_encoder_with_dynamic_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, output = tmp_path / "model", tmp_path / "model.onnx"
     shrink("bert", model, store="fp16", **UNIFORM)
     assert export(model, output) == 0
@@ -110,7 +110,7 @@ def test_a_plain_model_in_bfloat16(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(tables) == 1 and tables[0].data_type in (onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16)
 
 
-def test_what_cannot_be_traced(
+def test_models_that_cannot_be_traced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers.exporters.exporter_onnx import OnnxExporter

@@ -32,7 +32,7 @@ def adapted(model: Any, **settings: Any) -> Any:
 
 @pytest.mark.slow_except("input")
 @pytest.mark.parametrize("target", TARGETS)
-def test_adapters_are_saved_and_read_again(tmp_path: Path, target: str) -> None:
+def test_adapters_round_trip(tmp_path: Path, target: str) -> None:
     for kind in ("llama", "gemma", "bart"):
         for store in STORES:
             before = scores(opened(kind, tmp_path, store))
@@ -45,7 +45,7 @@ def test_adapters_are_saved_and_read_again(tmp_path: Path, target: str) -> None:
                 torch.testing.assert_close(scores(tuned.merge_and_unload()), scores(again), atol=1e-4, rtol=0)
 
 
-def test_what_does_not_work(tmp_path: Path) -> None:
+def test_unsupported_adapters(tmp_path: Path) -> None:
     """Each fails before it trains or saves placeholders."""
     with pytest.raises(
         RuntimeError, match="cannot be copied without its model, as modules_to_save of PEFT does"

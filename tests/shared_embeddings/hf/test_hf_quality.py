@@ -71,7 +71,7 @@ def test_windows_score_every_token_once() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5", "marian"])
-def test_what_has_no_perplexity(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_models_without_perplexity(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     write(kind, tmp_path / "model")
     (tmp_path / "text").write_text("w1 w2\n")
     asked = ["--rank", 4, "--validation", tmp_path / "text"]
@@ -82,7 +82,7 @@ def test_what_has_no_perplexity(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not (tmp_path / "small").exists()
 
 
-def test_positions_that_begin_behind_the_padding(tmp_path: Path) -> None:
+def test_position_ids_after_the_padding(tmp_path: Path) -> None:
     """Of 24 positions RoBERTa has 22 for tokens, since it counts from the id of padding, which is 1."""
     settings = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     config = transformers.XLMRobertaConfig(
@@ -152,7 +152,7 @@ def test_damaged_models_are_reported(
 
 @pytest.mark.slow_except("bert")
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_asked_the_same_twice(tmp_path: Path, kind: str) -> None:
+def test_probes_are_repeatable_for_every_kind(tmp_path: Path, kind: str) -> None:
     write(kind, tmp_path / "model")
     model = FolderModel(tmp_path / "model")
     first, again = model.probe(None, 1), model.probe(None, 1)
@@ -162,7 +162,7 @@ def test_every_kind_is_asked_the_same_twice(tmp_path: Path, kind: str) -> None:
 
 
 @torch.no_grad()
-def test_share_is_that_of_the_next_tokens(
+def test_agreement_compares_next_tokens(
     tmp_path: Path, words: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of one line of 20 tokens."""
@@ -179,7 +179,7 @@ def test_share_is_that_of_the_next_tokens(
     assert 0 < found["share"] < 1 and found["share"] == pytest.approx(float(wanted), abs=1e-5)
 
 
-def test_answers_are_greedy_and_end_with_their_mark(tmp_path: Path, words: Path) -> None:
+def test_generated_answers_are_greedy_and_end_at_eos(tmp_path: Path, words: Path) -> None:
     """What a translator predicts after every word of its answer is that answer."""
     model = write("marian", tmp_path / "model")
     add_tokenizer(tmp_path / "model")
@@ -192,7 +192,7 @@ def test_answers_are_greedy_and_end_with_their_mark(tmp_path: Path, words: Path)
     assert found[: end - 1] == said[: end - 1] and len(found) == end
 
 
-def test_masked_words_are_predicted_where_there_is_a_mask(tmp_path: Path, words: Path) -> None:
+def test_masked_words_are_predicted_with_a_mask_token(tmp_path: Path, words: Path) -> None:
     model = write("bert", tmp_path / "model")
     add_tokenizer(tmp_path / "model")
     vocabulary = FolderModel(tmp_path / "model").vocabulary
@@ -203,7 +203,7 @@ def test_masked_words_are_predicted_where_there_is_a_mask(tmp_path: Path, words:
     assert len(asked.predict().words) == number
 
 
-def test_a_model_that_takes_more_than_tokens_was_not_shown_to_work(tmp_path: Path) -> None:
+def test_models_with_other_inputs_have_no_quality(tmp_path: Path) -> None:
     class Strange(transformers.GPT2LMHeadModel):  # type: ignore[misc]
         def forward(self, input_ids: torch.Tensor, picture: torch.Tensor) -> None:
             raise AssertionError("it has no picture")
@@ -245,7 +245,7 @@ def tensor_bytes(file: Path) -> int:
 
 @pytest.mark.slow_except("gemma-method0-int8-stored_type0")
 @pytest.mark.parametrize(("kind", "method", "store", "stored_type"), STORED)
-def test_packed_on_the_disk(
+def test_packed_on_disk(
     tmp_path: Path,
     in_memory: dict[str, Tensor],
     kind: str,
@@ -285,7 +285,7 @@ def test_packed_on_the_disk(
         torch.testing.assert_close(scores(hf.load(again)), scores(model), rtol=1e-5, atol=1e-6)
 
 
-def test_damaged_packed_tensors_are_refused(tmp_path: Path) -> None:
+def test_damaged_packed_tensors_fail(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     write("qwen2", tmp_path / "model")

@@ -78,7 +78,7 @@ def test_models_that_take_more_than_text(tmp_path: Path, capsys: pytest.CaptureF
     assert "takes more than text (vision_config)" in line
 
 
-def test_models_that_score_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_with_other_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They multiply with the weight of their output layer, or do not say where their words are."""
     bert = KINDS["bert"][1]
     narrow = {**bert, "embedding_size": DIM, "hidden_size": 24}
@@ -124,7 +124,7 @@ def test_damaged_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str], nam
     assert not (tmp_path / "small").exists()
 
 
-def test_outputs_that_are_there(
+def test_existing_outputs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, small = tmp_path / "model", tmp_path / "small"
@@ -155,9 +155,7 @@ def test_outputs_that_are_there(
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "checkpoint-500/model.safetensors"])
-def test_what_is_no_part_of_a_model_is_not_replaced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_other_files_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """A folder of Trainer holds a model, too."""
     model, small = tmp_path / "model", tmp_path / "small"
     write("gpt2", model)
@@ -169,7 +167,7 @@ def test_what_is_no_part_of_a_model_is_not_replaced(
     assert (small / name).read_text() == "weeks of work"
 
 
-def test_links_and_remains_of_killed_processes(tmp_path: Path) -> None:
+def test_links_and_leftovers_of_killed_processes(tmp_path: Path) -> None:
     model, small, link = tmp_path / "model", tmp_path / "small", tmp_path / "link"
     write("gpt2", model)
     assert compress(model, "standard", small) == 0
@@ -182,7 +180,7 @@ def test_links_and_remains_of_killed_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_full_disk_leaves_all_as_it_was(
+def test_a_full_disk_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
     model, small = tmp_path / "model", tmp_path / "small"
@@ -202,7 +200,7 @@ def test_a_full_disk_leaves_all_as_it_was(
 
 
 @pytest.mark.parametrize("command", ["compress", "choose", "trim"])
-def test_a_terminated_command_leaves_nothing(
+def test_a_terminated_command_leaves_no_files(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     save(tmp_path / "model", "bert")
@@ -222,7 +220,7 @@ def test_a_terminated_command_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "text"]
 
 
-def test_folders_that_load_cannot_read(tmp_path: Path) -> None:
+def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
     model, small = tmp_path / "model", tmp_path / "small"
     write("llama", model)
     with pytest.raises(ValueError, match="is a plain model"):
@@ -253,7 +251,7 @@ def test_without_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
-def test_tables_to_look_at(tmp_path: Path, kind: str) -> None:
+def test_tables_are_found(tmp_path: Path, kind: str) -> None:
     """For analysis: plain tables are the model's own, those of a full-rank model nearly so."""
     model, same = tmp_path / "model", tmp_path / "same"
     whole = write(kind, model)
@@ -277,7 +275,7 @@ def test_transformers_is_not_installed(tmp_path: Path, monkeypatch: pytest.Monke
         Adapter().read(tmp_path / "model")
 
 
-def test_words_and_their_counts_are_the_tokenizers(tmp_path: Path) -> None:
+def test_words_and_counts_come_from_the_tokenizer(tmp_path: Path) -> None:
     model, text = tmp_path / "model", tmp_path / "text"
     write("bert", model)
     names = ["[UNK]", "[SEP]", "the", "cat", "dog", *map(str, range(WORDS // 2))]

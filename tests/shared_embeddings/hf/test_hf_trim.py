@@ -64,7 +64,7 @@ def test_covered_texts(kind: str, tmp_path: Path, text: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level, unigram, wordpiece])
-def test_any_text_can_still_be_cut(tokenizer: Callable[[], Any], tmp_path: Path, text: Path) -> None:
+def test_any_text_can_still_be_tokenized(tokenizer: Callable[[], Any], tmp_path: Path, text: Path) -> None:
     kind = {byte_level: "gpt2", unigram: "t5", wordpiece: "bert"}[tokenizer]
     model, output = save(tmp_path / "model", kind), tmp_path / "trimmed"
     assert trim("--model", model, "--text", text, "--output", output) == 0
@@ -109,7 +109,7 @@ def test_shards_counts_and_words_to_keep(
     assert found.final_logits_bias.shape == (1, len(trimmed))
 
 
-def test_refusals(
+def test_user_errors(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, output, empty = save(tmp_path / "model", "gpt2"), tmp_path / "out" / "trimmed", tmp_path / "empty"
@@ -188,13 +188,13 @@ def test_lists_of_ids() -> None:
     ],
     ids=str,
 )
-def test_lists_that_are_nested_wrongly(wrong: dict[str, Any]) -> None:
+def test_wrongly_nested_lists(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="the file: .* expected .*; correct it"):
         check_ids("the file", wrong)
 
 
 @pytest.mark.parametrize("name", ["RobertaForMaskedLM", "XGLMForCausalLM", "LlamaForCausalLM"])
-def test_positions_that_are_counted_from_the_padding(name: str, tmp_path: Path, text: Path) -> None:
+def test_positions_relative_to_the_padding(name: str, tmp_path: Path, text: Path) -> None:
     """The id of padding stays then, and otherwise not."""
     words = [f"w{number}" for number in range(40)]
     words[10], words[11] = "<pad>", "<unk>"
@@ -222,7 +222,7 @@ def test_positions_that_are_counted_from_the_padding(name: str, tmp_path: Path, 
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
-def test_second_vocabularies_are_refused() -> None:
+def test_second_vocabularies_fail() -> None:
     """Gemma 3n looks ids up in each layer, in tables of another size."""
     config = transformers.Gemma3nTextConfig(
         vocab_size=300, vocab_size_per_layer_input=280, hidden_size=16, intermediate_size=24
@@ -231,9 +231,7 @@ def test_second_vocabularies_are_refused() -> None:
         word_axes(without_weights(transformers.Gemma3nForCausalLM, config))
 
 
-def test_models_of_several_models_are_refused(
-    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_models_with_submodels_fail(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = unigram()
     half = transformers.BertConfig(vocab_size=len(tokenizer), **SIZES)
     config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(half, half)

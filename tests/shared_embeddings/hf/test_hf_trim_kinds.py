@@ -132,7 +132,9 @@ def test_kinds(kind: str, tmp_path: Path, text: Path) -> None:
     assert (dropped.texts[1].round_trips.after < len(unseen)) == needs_characters
 
 
-def test_one_go(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trim_and_compress_in_one_step(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, output, report = save(tmp_path / "model", "gpt2"), tmp_path / "out", tmp_path / "report.json"
     (model / "README.md").write_text("---\nlicense: mit\n---\n# Original\n")
     asked = ["compress", "--model", model, "--trim-to", text, "--method", "projective", "--rank", 4]
@@ -170,7 +172,7 @@ def test_one_go(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(list(map(str, [*asked, *writing, "--force"]))) == 0
 
 
-def test_a_failure_leaves_nothing(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_no_files(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = save(tmp_path / "model", "gpt2")
 
     def fails(small: Path, place: Path | None, trimmed: TrimReport) -> Any:
@@ -198,7 +200,7 @@ def test_tokenizers_of_other_models(tmp_path: Path, text: Path, capsys: pytest.C
     assert "belongs to another model" in capsys.readouterr().err
 
 
-def test_dry_runs_take_no_output(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_runs_reject_output(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--model", text, "--text", text]
     assert "give either --output or --dry-run" in refused(capsys, *asked)
     with pytest.raises(SystemExit):
@@ -252,7 +254,7 @@ def test_trimmed_models_are_compressed(tmp_path: Path, text: Path) -> None:
     torch.testing.assert_close(said(hf.load(small), ids), expected, rtol=0, atol=1e-4)
 
 
-def test_words_without_rows_of_their_own_stay(
+def test_words_without_own_rows_are_kept(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, small, output = save(tmp_path / "model", "gpt2"), tmp_path / "small", tmp_path / "trimmed"
