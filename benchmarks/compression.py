@@ -100,8 +100,8 @@ def as_table(record: Record) -> str:
         asked = "–" if one["ratio"] is None else f"{one['ratio']:g}x"
         lines.append(
             f"| {name_of(one)} | {one['store']} | {asked} | {one['smaller']:.1f}x "
-            f"| {one['bits']:.2f} | {one['error']:.3f} | {one['after']:.2f} | {100 * one['kept']:.1f}% "
-            f"| {100 * one['predictions']:.1f}% |"
+            f"| {one['bits']:.2f} | {one['error']:.3f} | {one['after']:.2f} | {_percent(one['kept'])} "
+            f"| {_percent(one.get('predictions'))} |"
         )
     return "\n".join([*lines, "", *choices(found)])
 
@@ -118,15 +118,22 @@ def choices(found: Sequence[Record]) -> Iterator[str]:
     for ratio in sorted({one["ratio"] for one in found} - {None}):
         trials = [one for one in found if one["ratio"] == ratio]
         possible = [one for one in trials if (one["method"], one["options"], one["store"]) in tried_ones]
-        chosen = [max(possible, key=lambda one: (one[key], -one["bytes"])) for key in ("kept", "predictions")]
+        chosen = {
+            key: max(possible, key=lambda one: (one[measure], -one["bytes"]))
+            for key, measure in (("quality", "kept"), ("predictions", "predictions"))
+            if all(measure in one for one in possible)
+        }
+        named = [f"{name_of(one)} by {key} ({_percent(one['kept'])})" for key, one in chosen.items()]
         best = max(trials, key=lambda one: one["kept"])
-        by_quality, by_predictions, of_all = (
-            f"{name_of(one)} ({100 * one['kept']:.1f}%)" for one in (*chosen, best)
-        )
         yield (
-            f"- At {ratio:g}x, `compress` chooses {by_quality} by quality and {by_predictions} by "
-            f"predictions; the best row is {of_all}."
+            f"- At {ratio:g}x, `compress` chooses {' and '.join(named)}; the best row is {name_of(best)} "
+            f"({_percent(best['kept'])})."
         )
+
+
+def _percent(share: float | None) -> str:
+    """A share in percent; a dash if it was not measured."""
+    return "–" if share is None else f"{100 * share:.1f}%"
 
 
 def main(arguments: Sequence[str]) -> None:
