@@ -1,4 +1,4 @@
-"""What every test shares: a fixed seed, one thread, and marks for slow parameters."""
+"""Shared by all tests: a fixed seed, one thread, and marks for slow parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from shared_embeddings.checkpoints import adapter
 from tests.helpers import SEED
 
-# A shell that runs the tests in the background has interrupts ignored, and so would what the tests interrupt.
+# A shell ignores interrupts in background jobs, and processes that the tests interrupt would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -42,7 +42,7 @@ def _fresh_torch() -> None:
 
 @pytest.fixture
 def installed_host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `compress` and `trim` find the host that a folder of tests is about, of this source tree."""
+    """Let `compress` and `trim` find the host under test in this source tree."""
     host = request.path.parent.name
     point = EntryPoint(host, f"{host}.adapter:Adapter", adapter.GROUP)
     monkeypatch.setattr(adapter, "entry_points", lambda group: [point])
@@ -50,6 +50,6 @@ def installed_host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(autouse=True)
 def _no_handlers_left() -> Iterator[None]:
-    """Take away the handlers of OpenNMT's logger, which would write into the closed streams of a test."""
+    """Remove the handlers of OpenNMT's logger, which would write to the closed streams of a test."""
     yield
     logging.getLogger("onmt").handlers.clear()

@@ -133,7 +133,7 @@ class Bomb:
 
 
 class Trap:
-    """Texts and values that leave a mark where they are run."""
+    """Texts and values that leave a mark if they are executed."""
 
     def __init__(self, folder: Path) -> None:
         self.mark = folder / "mark"
@@ -144,7 +144,7 @@ class Trap:
         (folder / "planted-1.0.dist-info").mkdir()
         (folder / "planted-1.0.dist-info" / "METADATA").write_text("Name: planted\nVersion: 1.0\n")
         self.shell = f"$(touch {self.mark})"
-        # For a shell as well, where it stands between quotation marks.
+        # Also for a shell, inside quotation marks.
         self.python = f"__import__('pathlib').Path({str(self.mark)!r}).touch() or {{'mode': '{self.shell}'}}"
         self.yaml = f"!!python/object/apply:os.mkdir [{str(self.mark)!r}]"
         self.module = "planted.f"
@@ -153,7 +153,7 @@ class Trap:
 
 
 def alter(path: Path, change: Callable[[dict[str, Any]], object], target: Path | None = None) -> Path:
-    """Change the content of a checkpoint, with a checksum that fits where it had one; returns its path."""
+    """Change the content of a checkpoint and update its checksum, if any; returns its path."""
     allow_checkpoint_types()
     content = torch.load(path, map_location="cpu", weights_only=True)
     change(content)
@@ -163,7 +163,7 @@ def alter(path: Path, change: Callable[[dict[str, Any]], object], target: Path |
 
 
 class Odd:
-    """Values that stand where a part of a checkpoint was."""
+    """Values that replace a part of a checkpoint."""
 
     VALUES: dict[str, Any] = {
         "None": None,
@@ -178,7 +178,7 @@ class Odd:
 
     @staticmethod
     def tensors(state: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
-        """States of which the first floating-point table is another one, or is none."""
+        """States whose first floating-point table is replaced or invalid."""
         name = next(
             name for name, tensor in state.items() if tensor.dim() == 2 and tensor.is_floating_point()
         )

@@ -1,4 +1,4 @@
-"""What the hosts share: adapters that pass the same checks, and runs in Weights & Biases."""
+"""All hosts: adapters that pass the same checks, and runs in Weights & Biases."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ class FakeRun:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
-    """All runs that the module in place of wandb starts."""
+    """All runs of the module that replaces wandb."""
     started: list[FakeRun] = []
 
     def init(**options: Any) -> FakeRun:
@@ -263,7 +263,7 @@ def test_a_language_model_sends_training_and_validation(tmp_path: Path, runs: li
     assert (run.options["project"], run.options["group"]) == ("project", "run")
     assert run.options["config"]["steps"] == 10
     train_lm(settings(tmp_path / "data", tmp_path / "run", steps=12))
-    assert len(runs) == 1  # a run may be resumed without
+    assert len(runs) == 1  # a run may be resumed without it
 
 
 @pytest.mark.slow

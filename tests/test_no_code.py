@@ -60,7 +60,7 @@ from onmt.utils.parse import ArgumentParser  # noqa: E402
 
 @pytest.fixture
 def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trap]:
-    """A trap; it has not been sprung at the end."""
+    """A trap, which must not have been triggered at the end."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "planted", raising=False)
@@ -84,7 +84,7 @@ def test_traps_detect_code_execution(trap: Trap) -> None:
 
 
 class Reached(Exception):
-    """A command has come to where no option matters any more."""
+    """A command has reached a point after which options are not used."""
 
 
 @contextlib.contextmanager
@@ -154,7 +154,7 @@ def _configured(host: Host, command: str, option: str, value: Any, model: Path) 
 def test_options_in_configurations(
     command: str, host: Host, model: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every option that takes text, and a tag of YAML that is no text."""
+    """Every option that takes text, and a YAML tag that is not text."""
 
     def stop(*arguments: Any, **options: Any) -> None:
         raise Reached
@@ -170,7 +170,7 @@ def test_options_in_configurations(
         return loaded[0]
 
     monkeypatch.setattr("onmt.model_builder.load_test_model", load_once)
-    # Without a payload the command comes all the way.
+    # Without a payload, the command reaches its end.
     with pytest.raises(Reached):
         run(f"onmt_{command}", "-config", str(_configured(host, command, "src_prefix", "x", model)))
     for option in _texts(PARSERS[command]._get_parser()):
@@ -223,7 +223,7 @@ def _replaced(folder: Path, checkpoint: dict[str, Any], name: str, **changed: An
 
 @pytest.mark.slow
 def test_options_in_checkpoints(host: Host, model: Path, trap: Trap, tmp_path: Path) -> None:
-    """Those of the model each by itself, those of the training all at once, those of tokenizers both ways."""
+    """Options of the model separately, those of training together, those of tokenizers both ways."""
     saved, source = read_checkpoint(model), str(host.folder / "test.src")
     of_model = {*vars(ArgumentParser.defaults(onmt.opts.model_opts)), "transforms", "data"}
     texts = [name for name in _texts(onmt.bin.train._get_parser()) if name in of_model]
@@ -241,7 +241,7 @@ def test_options_in_checkpoints(host: Host, model: Path, trap: Trap, tmp_path: P
 
 
 def test_pickles_instead_of_checkpoints(host: Host, model: Path, trap: Trap, tmp_path: Path) -> None:
-    """In every command that reads one, whole or as a part of one that is right elsewhere."""
+    """In every command that reads one, as a whole or as a part of a valid one."""
     saved, bomb = read_checkpoint(model), tmp_path / "bomb.pt"
     source = str(host.folder / "test.src")
     lm_data = runs.small_corpus(tmp_path)
@@ -377,7 +377,7 @@ def test_configurations_of_the_server(model: Path, trap: Trap, tmp_path: Path) -
             {"tokenizer": {"type": "sentencepiece", "model": text}},
             {"features": {"src_feats_defaults": text}},
         ):
-            # A number that is taken ends a server that would start.
+            # A duplicate number stops a server that would start.
             models = [{"id": 1, "model": "model.pt", **settings}, {"id": 1, "model": "model.pt"}]
             (tmp_path / "server.json").write_text(
                 json.dumps({"models_root": str(tmp_path), "models": models})
@@ -390,7 +390,7 @@ def test_folders_of_transformers(trap: Trap, tmp_path: Path, monkeypatch: pytest
     pytest.importorskip("transformers")
     from tests.shared_embeddings.hf.models import write
 
-    # A user who says yes to everything would be asked in vain.
+    # A user who answers every prompt with yes.
     monkeypatch.setattr("builtins.input", lambda *prompt: "y")
     for number, change in enumerate(_changes_of_folders(trap)):
         folder = tmp_path / f"folder{number}"
@@ -416,7 +416,7 @@ def test_folders_of_transformers(trap: Trap, tmp_path: Path, monkeypatch: pytest
 
 
 def _changes_of_folders(trap: Trap) -> list[Callable[[Path], None]]:
-    """What turns a folder of transformers into one that would run code."""
+    """Changes that make a transformers folder run code."""
     own = {"AutoConfig": "planted.f", "AutoModel": "planted.f", "AutoModelForCausalLM": "planted.f"}
 
     def settings(file: str, **changed: Any) -> Callable[[Path], None]:

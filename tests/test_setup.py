@@ -71,7 +71,7 @@ def applies(marker: Marker | None, python: str) -> bool:
 
 
 def pinned_versions(python: str) -> dict[str, str]:
-    """What the set-up installs on one Python: canonical name -> version."""
+    """The packages that the setup installs on one Python: canonical name -> version."""
     versions: dict[str, str] = {}
     for name in PIN_FILES:
         for pin in read_pins(name):
@@ -95,7 +95,7 @@ def test_every_pin_is_exact(name: str) -> None:
 @pytest.mark.parametrize("name", PIN_FILES)
 def test_every_pin_has_the_hashes_of_its_files(name: str) -> None:
     for pin, hashes in pinned_lines(name):
-        if pin.startswith("torch=="):  # another file at every index
+        if pin.startswith("torch=="):  # a file with another hash
             assert not hashes
             continue
         assert hashes, f"{pin}: pip would take any file"
@@ -105,7 +105,7 @@ def test_every_pin_has_the_hashes_of_its_files(name: str) -> None:
 
 @pytest.mark.slow
 def test_pip_refuses_a_file_of_another_hash(tmp_path: Path) -> None:
-    """The options of scripts/install.sh, with an own package and hashes of its file and of another one."""
+    """The options of scripts/install.sh, with a test package and the hashes of its and another file."""
     wheel = tmp_path / "pinned-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(
@@ -194,7 +194,7 @@ def test_installed_commands_belong_to_this_project() -> None:
 def test_commands_run_functions_of_this_project(command: str) -> None:
     entry_point = metadata.distribution("shared-embeddings").entry_points[command]
     assert callable(entry_point.load())
-    # OpenNMT-py installs commands of the same names: the file on disk tells whose was written last.
+    # OpenNMT-py installs commands of the same names: the file on disk shows which was written last.
     script = Path(sys.executable).parent / command
     module, function = COMMANDS[command].split(":")
     assert f"from {module} import {function}" in script.read_text(encoding="utf-8")
@@ -211,7 +211,7 @@ def test_make_help_lists_every_target() -> None:
 
 
 def run_setup(python: Path, directory: Path) -> subprocess.CompletedProcess[str]:
-    """Run a copy of the set-up script, so that nothing it might do touches this checkout."""
+    """Run a copy of the setup script, so that it cannot change this checkout."""
     (directory / "scripts").mkdir()
     script = directory / "scripts" / "setup.sh"
     script.write_bytes((ROOT / "scripts" / "setup.sh").read_bytes())

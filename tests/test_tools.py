@@ -1,4 +1,4 @@
-"""The tests' own tools: loops inside tests, seeded changes, and the runner of drills."""
+"""Tools of the tests: loops inside tests, seeded changes, and the runner of drills."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def asked(tmp_path: Path) -> list[str]:
 
 
 def fits(asked: list[str]) -> dict[str, dict]:
-    """What the output holds, by method."""
+    """The results by method."""
     return {fit["method"]: fit for fit in read_record(Path(asked[-1]), "fitting", "fits")["fits"]}
 
 

@@ -24,7 +24,7 @@ Run = Callable[[float], dict[str, Any]]
 
 
 def slice_of(monkeypatch: pytest.MonkeyPatch, shares_time: bool = False, **cases: Run) -> None:
-    """Replace all slices by one called "one"."""
+    """Replace all slices by one named "one"."""
     columns = {"ms": ("ms", 1), "ms/": ("ratio", 2)}
     part = gpu.Slice("Title", lambda _: iter(cases.items()), columns, shares_time)
     monkeypatch.setattr(gpu, "SLICES", {"one": part})
@@ -118,7 +118,7 @@ def test_remaining_cases_run_in_a_new_process_after_a_crash(
     started: list[list[str]] = []
 
     class Dying:
-        """A process that dies in its first case, or has none left."""
+        """A process that dies in its first case, or has no cases left."""
 
         def __init__(self, command: list[str], cwd: Path) -> None:
             results = gpu.Results(tmp_path / gpu.FILE)

@@ -1,4 +1,4 @@
-"""Reads docker/Dockerfile as far as the tests need it: its stages, and the instructions of each."""
+"""A parser for docker/Dockerfile: its stages and their instructions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Stage:
     """One stage of the build.
 
     Attributes:
-        base: what it starts from, as it is written.
-        name: what later stages call it.
+        base: the image or stage that it starts from, as written.
+        name: its name in later stages.
         instructions: pairs such as ("RUN", "apt-get update"), in order.
     """
 
@@ -25,12 +25,12 @@ class Stage:
     instructions: list[tuple[str, str]] = field(default_factory=list)
 
     def all(self, keyword: str) -> list[str]:
-        """What stands behind every instruction of one kind."""
+        """The arguments of every instruction of one kind."""
         return [text for word, text in self.instructions if word == keyword]
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The instructions of the Dockerfile with their continued lines joined; comments are left out."""
+    """The instructions of the Dockerfile with continued lines joined, without comments."""
     lines = (DOCKER / "Dockerfile").read_text(encoding="utf-8").splitlines()
     text = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
     joined = re.sub(r"\\\n\s*", " ", text)
@@ -52,7 +52,7 @@ def stages() -> dict[str, Stage]:
 
 
 def ancestry(name: str) -> list[Stage]:
-    """A stage and those that it is made from, the first one in front."""
+    """A stage and its base stages, the first one first."""
     all_stages = stages()
     line = [all_stages[name]]
     while line[0].base in all_stages:

@@ -202,7 +202,7 @@ def test_every_service_has_data_and_runs(services: dict[str, Any]) -> None:
         mounts = {mount["target"]: mount for mount in service["volumes"]}
         assert mounts["/data"]["source"] == "${DATA_DIR:-../data}"
         assert mounts["/runs"]["source"] == "${RUNS:-../runs}"
-        # Docker would make a missing folder for root, and training could not write into it.
+        # Docker would create a missing folder as root, and training could not write to it.
         assert all(mount["bind"] == {"create_host_path": False} for mount in mounts.values())
 
 
@@ -249,7 +249,7 @@ def test_docker_compose_reads_it(tmp_path: Path) -> None:
 
 @contextmanager
 def server(answer: bytes) -> Iterator[str]:
-    """A server that gives one answer at the address of onmt_server's health, and 404 elsewhere."""
+    """A server with one answer at the health address of onmt_server, and 404 elsewhere."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -64,7 +64,7 @@ def test_user_is_numeric_and_unprivileged(name: str) -> None:
     assert users
     for number in users[-1].split(":"):
         assert number.isdecimal() and int(number) >= 10000
-    # The number is that of the user whom an earlier line makes.
+    # The user id of an earlier line.
     made = " ".join(text for stage in ancestry(name) for text in stage.all("RUN"))
     assert f"useradd --uid {users[-1].split(':')[0]} " in made
 
@@ -179,7 +179,7 @@ CALLS = {
 def install(
     folder: Path, *steps: str, failing: str = "pip show torch", build: str = ""
 ) -> tuple[list[str], int, str]:
-    """What pip is told to install, the exit code, and stderr; `failing` is the call that does not work."""
+    """The arguments of pip, the exit code, and stderr; `failing` is the call that fails."""
     python = folder / "python"
     python.write_text(
         "#!/bin/bash\n"
@@ -250,7 +250,7 @@ def copy(source: str, project: Path) -> None:
 
 
 def run(command: str, project: Path, environment: dict[str, str]) -> None:
-    """Run one step of the build where the stage has its project; packages of the system are there already."""
+    """Run one step of the build in the stage's project; system packages are already installed."""
     parts = [
         part for part in command.split(" && ") if not part.startswith(("apt-get", "rm -rf /var/lib/apt"))
     ]
@@ -267,7 +267,7 @@ def torch_cuda(python: Path) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The project and the environment that the build stage makes, below a folder of their own."""
+    """The project and the environment of the build stage, in a separate folder."""
     top = tmp_path_factory.mktemp("image")
     project, venv = top / "shared-embeddings", top / "venv"
     project.mkdir()
@@ -279,7 +279,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         if keyword == "COPY":
             copy(text.split()[0], project)
         if keyword == "RUN":
-            # The base image says for which CUDA it is; here that is the one of whichever torch pip has found.
+            # The base image sets the CUDA version; here it is that of the installed torch.
             cuda = torch_cuda(venv / "bin" / "python")
             line = without_mounts(text).replace("/opt/shared-embeddings", str(project))
             extra = {"CUDA_VERSION": cuda} if cuda else {}

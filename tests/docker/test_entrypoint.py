@@ -16,7 +16,7 @@ TRANSLATION_RECIPE = "recipes/multi30k_ende/train.sh"
 
 @pytest.fixture
 def commands(tmp_path: Path) -> Path:
-    """A folder with commands that print how they were called; python says that there are 4 GPUs."""
+    """A folder with commands that print their arguments; python reports 4 GPUs."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("onmt_train", "onmt_translate"):
@@ -31,7 +31,7 @@ def write(path: Path, body: str) -> None:
 
 
 def enter(commands: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Call the entry point with the stand-ins in front, from a folder that is not the repository's."""
+    """Call the entry point with the stand-ins first in PATH, from outside the repository."""
     environment = {"PATH": f"{commands}:/usr/bin:/bin", "VIRTUAL_ENV": str(commands.parent), **variables}
     return subprocess.run(
         [str(DOCKER / "entrypoint.sh"), *arguments],
@@ -48,7 +48,7 @@ def test_command_gets_arguments_and_returns_its_exit_code(commands: Path) -> Non
 
 
 def test_command_replaces_the_shell(commands: Path) -> None:
-    """A signal to the container must reach the program: no shell may stay in between."""
+    """A signal to the container must reach the program, without a shell in between."""
     write(commands / "show", "echo $$")
     shell = subprocess.Popen(
         [str(DOCKER / "entrypoint.sh"), "show"],
@@ -163,7 +163,7 @@ def test_invalid_numbers_fail(commands: Path, variables: dict[str, str], words: 
 
 
 def test_language_model_recipes_support_torchrun() -> None:
-    """`distributed` tells the recipes apart by this word."""
+    """`distributed` distinguishes the recipes by this word."""
     scripts = [
         path
         for path in ROOT.glob("recipes/*/train.sh")

@@ -22,7 +22,7 @@ from typing import Any
 from tests.drills.runner import Drill, Running, Try, complaint_lines, remains, run
 from tests.files.commands import WRITERS, Writer, make_inputs
 
-# How often each command is killed; the other drills run half as often.
+# The number of kills per command; the other drills run half as often.
 TRIES = {
     "compress a language model": 6,
     "compress a translation model": 4,

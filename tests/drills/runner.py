@@ -114,7 +114,7 @@ class Running:
     ) -> None:
         self.send_to_all(signal.SIGKILL)
         self.end(10)
-        self.wait_for_empty_group(10)  # its children end a moment later
+        self.wait_for_empty_group(10)  # its children exit a moment later
 
     def output(self) -> str:
         """The output so far."""

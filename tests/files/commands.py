@@ -203,7 +203,7 @@ class Writer(NamedTuple):
         return [word.format(inputs=inputs) for word in words]
 
     def outputs(self, folder: Path) -> list[Path]:
-        """Its outputs in a folder."""
+        """The outputs in a folder."""
         return [folder / word[1:] for word in self.arguments.split() if word.startswith("@")]
 
 

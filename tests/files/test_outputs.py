@@ -1,4 +1,4 @@
-"""Outputs go through pipes, devices and links, appear whole or not at all, and replace no input."""
+"""Outputs support pipes, devices and links, are written completely or not at all, and replace no input."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.files.commands import (
     run,
 )
 
-# The others load larger libraries or models.
+# The other writers load larger libraries or models.
 QUICK = ("onmt_characters", "onmt_rerank", "onmt_character_vocab", "lm_prepare", "lm_eval", "trim")
 TO_FILES = [name for name, writer in WRITERS.items() if not writer.is_folder]
 FULL = os.makedev(1, 7)
@@ -92,7 +92,7 @@ def test_pipes_are_written_and_links_kept(name: str, inputs: Path, tmp_path: Pat
         ended = write(name, inputs, odd, force=True)
     assert ended.status == 0, ended.error
     assert stat.S_ISFIFO(output.stat().st_mode)
-    # Records and reports hold names and times.
+    # Records and reports contain names and times.
     if target.suffix not in (".json", ".pt", "") or name.startswith("onmt_char"):
         assert found == [target.read_bytes()]
     assert found and len(found[0]) > 10
@@ -112,7 +112,7 @@ def test_pipes_are_written_and_links_kept(name: str, inputs: Path, tmp_path: Pat
 @pytest.mark.slow_except(*QUICK)
 @pytest.mark.parametrize("name", TO_FILES)
 def test_a_full_device_fails(name: str, inputs: Path, tmp_path: Path) -> None:
-    """The device itself is left alone."""
+    """The device itself is not replaced."""
     (output, *_) = WRITERS[name].outputs(tmp_path)
     try:
         os.mknod(output, stat.S_IFCHR | 0o666, FULL)

@@ -23,7 +23,7 @@ WORDS = 20
 
 
 def small_corpus(folder: Path, seed: int = 7) -> Path:
-    """A corpus of sentences in which a word is mostly followed by the next one of the alphabet."""
+    """A corpus of sentences in which most words are followed by the next one in the alphabet."""
     generator = random.Random(seed)
 
     def sentence() -> str:
@@ -42,7 +42,7 @@ def small_corpus(folder: Path, seed: int = 7) -> Path:
 
 
 def settings(data: Path, save: Path, **changes: Any) -> dict[str, Any]:
-    """Settings of a run of 20 steps on a small corpus; a change to None leaves a key out."""
+    """Settings of a run of 20 steps on a small corpus; a change to None removes a key."""
     values = {
         "data": str(data),
         "output_dir": str(save),
@@ -67,7 +67,7 @@ def settings(data: Path, save: Path, **changes: Any) -> dict[str, Any]:
 
 
 def without_dropout(**changes: Any) -> dict[str, Any]:
-    """Changes for `settings` that take all randomness out of steps."""
+    """Changes for `settings` that remove all randomness from steps."""
     names = ("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_drop")
     return dict.fromkeys(names, 0.0) | {"random_bptt": False, **changes}
 
@@ -78,7 +78,7 @@ def run(values: dict[str, Any]) -> None:
 
 
 def log_lines(save: Path) -> list[str]:
-    """What the log says of steps and validations, without speeds and times."""
+    """The log lines of steps and validations, without speeds and times."""
     lines = (save / "train.log").read_text(encoding="utf-8").splitlines()
     return [line.partition(" | ")[0] for line in lines if line.startswith("step ")]
 
@@ -109,13 +109,13 @@ def run_command(command: str, *arguments: object) -> int:
 
 
 def one_line(captured: str, command: str) -> str:
-    """What a command printed on stderr, which must be one line of its own."""
+    """What a command printed on stderr, which must be one line."""
     assert captured.startswith(f"{command}: ") and captured.count("\n") == 1
     return captured
 
 
 def write_corpus(folder: Path, words: str = "a b c d e f g", seed: int = 0) -> Path:
-    """A prepared corpus of random lines; gives its folder."""
+    """A prepared corpus of random lines; returns its folder."""
     draw = random.Random(seed)
     folder.mkdir(parents=True)
     for split, lines in (("train", 60), ("valid", 10), ("test", 10)):
@@ -128,7 +128,7 @@ def write_corpus(folder: Path, words: str = "a b c d e f g", seed: int = 0) -> P
 
 
 def write_model(path: Path, data: Path, kind: str = "awd_lstm", method: str = "standard") -> Path:
-    """A checkpoint of an untrained model of the words of a corpus; gives its path."""
+    """A checkpoint of an untrained model of the words of a corpus; returns its path."""
     torch.manual_seed(3)
     words = load_corpus(data).vocabulary.words
     config = {"model": kind, "embedding": {"method": method}, **SMALL[kind]}
@@ -146,7 +146,7 @@ class Output(NamedTuple):
 
 
 class TinyLSTM(nn.Module):
-    """One LSTM layer: what it knows of the past does not depend on how the past was cut into segments."""
+    """One LSTM layer, whose state does not depend on segment boundaries."""
 
     def __init__(self, words: int = 11, dim: int = 6, method: str = "standard", **options: object) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class TinyLSTM(nn.Module):
 
 
 class TinyMemory(nn.Module):
-    """Sees the mean of its segment so far and of the last `memory` vectors of the segments before."""
+    """Outputs the mean of its segment so far and of the last `memory` vectors of earlier segments."""
 
     def __init__(self, words: int = 11, dim: int = 6, memory: int = 4) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""AWD-LSTM against plain loops and numbers worked by hand: recurrence, dropout, penalties, state."""
+"""AWD-LSTM against plain loops and numbers computed by hand: recurrence, dropout, penalties, state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL = {"embedding_dim": 7, "hidden_dim": 11, "num_layers": 3}
 
 
 def small_model(**options: Any) -> AWDLSTM:
-    """A small model from a fixed seed, without dropout and penalties but for `options`."""
+    """A small model from a fixed seed, without dropout and penalties unless set in `options`."""
     torch.manual_seed(0)
     words = [f"w{number}" for number in range(VOCABULARY)]
     model = build("awd_lstm", words, {"method": "standard"}, {**SMALL, **QUIET, **options})
@@ -68,7 +68,7 @@ def loop_model(model: AWDLSTM, ids: Tensor, recurrents: list[Tensor]) -> Tensor:
 
 
 class Kernel:
-    """Stands in for `torch.lstm`: notes the recurrent matrices that it is given, and passes on."""
+    """Replaces `torch.lstm`: records the recurrent matrices and calls the original."""
 
     def __init__(self) -> None:
         self.matrices: list[Tensor] = []
@@ -218,7 +218,7 @@ def test_only_recurrent_matrices_are_dropped(kernel: Kernel) -> None:
 
 @pytest.mark.slow
 def test_compilation_keeps_the_fused_kernel() -> None:
-    """Taken apart, an LSTM becomes T small products per layer, and its compilation takes minutes."""
+    """Decomposed, an LSTM becomes T small products per layer, and its compilation takes minutes."""
     calls = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
@@ -264,7 +264,7 @@ def test_dropout_does_not_affect_evaluation() -> None:
 
 
 def test_dropped_words_get_no_gradient_from_the_input() -> None:
-    """A batch with every word: about half of the rows get nothing, the others twice their gradient."""
+    """A batch with every word: about half of the rows get no gradient, the others twice as much."""
     model = small_model(embedding_dropout=0.5)
     ids = torch.arange(VOCABULARY).view(1, -1)
     model(ids, model.initial_state(1)).hidden.square().sum().backward()
@@ -276,7 +276,7 @@ def test_dropped_words_get_no_gradient_from_the_input() -> None:
 
 @pytest.mark.parametrize("place", ["input", "hidden", "output"])
 def test_each_dropout_acts_on_its_layer(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locked dropout comes four times: on vectors, twice between layers, on outputs."""
+    """Locked dropout applies four times: to vectors, twice between layers, to outputs."""
     rates = []
 
     def watched(inputs: Tensor, probability: float, training: bool) -> Tensor:

@@ -197,7 +197,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_same_run(first: Path, second: Path) -> None:
-    """Assert that two runs left the same, to the last bit."""
+    """Assert that two runs have bitwise identical results."""
     one, two = load_model(first / "last.pt"), load_model(second / "last.pt")
     assert one.training is not None and two.training is not None
     for key in ("step", "epoch", "position", "scores", "lengths"):
@@ -216,7 +216,7 @@ def assert_same_run(first: Path, second: Path) -> None:
 @pytest.mark.slow_except("8")
 @pytest.mark.parametrize("first_end", [3, 8, 13])
 def test_a_resumed_run_is_the_same_run(data: Path, tmp_path: Path, first_end: int) -> None:
-    """Dropout, lengths, averages, memory and what the log says go on where they stopped."""
+    """Dropout, lengths, averages, memory and the log continue exactly."""
     common = {"nonmono": 0, "evaluate_every": 2, "save_every": 1, "grad_accum_steps": 2}
     run(settings(data, tmp_path / "whole", **common))
     stopped = settings(data, tmp_path / "parts", **common)
@@ -242,7 +242,7 @@ def test_a_resumed_run_is_the_same_run(data: Path, tmp_path: Path, first_end: in
 
 
 def start(values: dict[str, Any], folder: Path) -> subprocess.Popen[str]:
-    """Start lm_train in a process of its own."""
+    """Start lm_train in a new process."""
     folder.mkdir(exist_ok=True)
     arguments = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
     return subprocess.Popen(

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("installed_host")
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 WORDS, DIMENSION = 400, 16
-# A process that may not write files above 3,000 bytes, and that the kernel may end where it tries to.
+# A process that cannot write files above 3,000 bytes, or that is killed when it tries.
 LIMITED = """
 import resource, signal, sys
 from importlib.metadata import EntryPoint
@@ -55,7 +55,7 @@ def compress(model: Path, method: str, output: Path, *arguments: object) -> int:
 
 
 def scores(path: Path) -> torch.Tensor:
-    """The log-probabilities of a made-up text."""
+    """The log-probabilities of a generated text."""
     return scores_of(load_model(path).model)
 
 
@@ -66,7 +66,7 @@ def write_scores(output: str, *files: str) -> None:
 
 
 def scores_of(model: LanguageModel) -> torch.Tensor:
-    """As `scores`, of a model in memory."""
+    """Like `scores`, for a model in memory."""
     ids = torch.randint(model.embedding.num_embeddings, (2, 9), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         return model.embedding.log_prob(model(ids, model.initial_state(2)).hidden)
@@ -284,7 +284,7 @@ def test_a_full_disk_and_a_killed_process(tmp_path: Path, ending: str) -> None:
     assert ended.returncode == -signal.SIGXFSZ
     (half,) = left
     assert half.startswith(".small.pt.") and half.endswith(".tmp")
-    # What was left goes with the next run.
+    # The next run removes leftovers.
     assert compress(model, "projective", output, "--rank", 8) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "small.pt"]
 
@@ -357,7 +357,7 @@ def test_only_the_map_is_replaced_by_codes(tmp_path: Path) -> None:
     codes = ["--num-codebooks", 4, "--codebook-size", 16, "--fit-steps", 20, "--seed", 5, "--store", "fp32"]
     assert compress(model, "compositional_code", small, *codes, "--report", report) == 0
     old, new = load_model(model).model.embedding, load_model(small).model.embedding
-    # The codes of the map are those of a fit to its table, in both directions.
+    # The codes of the map equal those of a fit to its table, in both directions.
     options = {"num_codebooks": 4, "codebook_size": 16, "output_bias": True}
     wanted, _ = se.fit("compositional_code", old.inner_embedding().table(), seed=5, steps=20, **options)
     table = sum(wanted.codebooks[m][wanted.codes[:, m].long()] for m in range(4))
@@ -390,7 +390,7 @@ def test_a_map_of_full_size_keeps_the_scores(tmp_path: Path, store: str) -> None
     tolerance = 1e-4 if store == "fp32" else 0.1
     torch.testing.assert_close(scores(small), scores(model), atol=tolerance, rtol=0)
     names = {name for name in torch.load(small, weights_only=True)["model"] if name.endswith(".scale")}
-    # The layers after the map are not those of the fit, and stay in 32 bits.
+    # The layers after the map are not fitted, and stay in 32 bits.
     assert names == (set() if store == "fp32" else {"embedding.map.codes.scale"})
 
 

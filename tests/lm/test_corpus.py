@@ -1,4 +1,4 @@
-"""Corpora made of texts: their tokens, what makes them anew, and damage that is found."""
+"""Corpora made of texts: their tokens, when they are rebuilt, and detected damage."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_limits_and_lower_case_are_applied(texts: dict[str, list[Path]], tmp_pat
 
 
 class Counting:
-    """Counts how often texts are read through."""
+    """Counts how often texts are read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passes, self._read = 0, corpus.word_blocks
@@ -106,7 +106,7 @@ def test_any_change_rebuilds_the_corpus(
         (folder / "data.json").write_text("{")
     reading = Counting(monkeypatch)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    if change != "tokens":  # else it is the same corpus, damaged
+    if change != "tokens":  # otherwise it is the same corpus, damaged
         with pytest.raises(UserError, match="train.npy already exists; add --force"):
             prepare(texts, folder, **settings)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before and not reading.passes
@@ -265,7 +265,7 @@ def test_archives_fail(tmp_path: Path) -> None:
 def test_memory_does_not_grow_with_the_text(
     texts: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Checksums read by the mebibyte, and this text, all on one line, is no larger.
+    # Checksums read a mebibyte at a time; this text, a single line, is no larger.
     monkeypatch.setattr(corpus, "sha256", lambda path: "")
     monkeypatch.setattr(reading, "BLOCK_BYTES", 1 << 12)
     texts["train"][0].write_text("some words of a line " * 40_000)
@@ -279,7 +279,7 @@ def test_memory_does_not_grow_with_the_text(
 
 
 def described(folder: Path, change: dict[str, Any]) -> None:
-    """Change entries of ``data.json``; None takes one out."""
+    """Change entries of ``data.json``; None removes one."""
     path = folder / "data.json"
     content = {**json.loads(path.read_text()), **change}
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
@@ -320,7 +320,7 @@ def test_ids_beyond_the_vocabulary(
     said: str,
     block: int,
 ) -> None:
-    """Checked once, when a corpus is opened: training would end in an IndexError after hours."""
+    """Checked once, when a corpus is opened: training would fail with an IndexError after hours."""
     monkeypatch.setattr(corpus, "_BLOCK", block)
     folder = tmp_path / "data"
     prepare(texts, folder)

@@ -118,7 +118,7 @@ def test_wrong_content_fails_anywhere(server: Server, tmp_path: Path) -> None:
 
 
 def wrong_archives(whole: bytes) -> dict[str, bytes]:
-    """What a server may send in place of an archive."""
+    """What a server may send instead of an archive."""
     other = io.BytesIO()
     with zipfile.ZipFile(other, "w") as archive:
         archive.writestr("readme", "text")

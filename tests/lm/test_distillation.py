@@ -25,14 +25,14 @@ from tests.lm.test_optim_and_distributed import torchrun
 STANDARD = {"method": "standard", "output_bias": True}
 PROJECTIVE = {"method": "projective", "rank": 4}
 GROUPS = {"method": "group_reduce", "num_groups": 3, "min_rank": 1}
-# So small a step that what is saved is what training began with.
+# A tiny step, so that the saved parameters are the initial ones.
 STILL: dict[str, Any] = {"steps": 1, "evaluate_every": 1, "learning_rate": 1e-12, "log_every": 1}
 Student = Callable[..., Trained]
 
 
 @pytest.fixture(autouse=True)
 def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradient descent of a few steps, where a fit is by gradient descent and says nothing else."""
+    """A few steps of gradient descent for fits that use it and set no number."""
     fit = se.fit
 
     def short(*arguments: Any, steps: int | None = None, **options: Any) -> Any:
@@ -43,7 +43,7 @@ def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus, and in ``teacher`` beside it a trained model with a full table."""
+    """A corpus, and a trained model with a full table in ``teacher`` next to it."""
     folder = tmp_path_factory.mktemp("distillation")
     found = small_corpus(folder)
     run(settings(found, folder / "teacher", embedding=STANDARD, steps=10))
@@ -78,7 +78,7 @@ def table(trained: Trained) -> Tensor:
 
 
 def network(trained: Trained) -> dict[str, Tensor]:
-    """The tensors that are not the embedding's."""
+    """The tensors outside the embedding."""
     state = trained.model.state_dict()
     return {name: tensor for name, tensor in state.items() if not name.startswith("embedding.")}
 
@@ -195,7 +195,7 @@ class FixedTable(torch.nn.Module):
 
 
 def test_the_loss_by_hand() -> None:
-    """Distances 5 and 1 over two words, mean 3; 0.25 of that beside 0.75 of the cross entropy."""
+    """Distances 5 and 1 over two words, mean 3; 0.25 of that plus 0.75 of the cross entropy."""
     fixed: Any = FixedTable()
     reconstruction = Reconstruction([(fixed, torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]]))], 0.25)
     assert reconstruction.current() == pytest.approx(3.0) and fixed.training
@@ -211,7 +211,7 @@ def test_the_loss_by_hand() -> None:
 
 
 def test_soft_targets_by_hand() -> None:
-    """A third of the probability is the teacher's; states of both models are carried on."""
+    """A third of the probability is the teacher's; the states of both models are carried over."""
     torch.manual_seed(0)
     model: Any = TinyLSTM()
     teacher: Any = TinyLSTM().requires_grad_(False).eval()
@@ -234,7 +234,7 @@ def test_soft_targets_by_hand() -> None:
 
 @pytest.mark.slow
 def test_reconstruction_loss_keeps_the_student_close(student: Student, teacher: Path, tmp_path: Path) -> None:
-    """With nearly all weight on the reconstruction loss, a random table moves towards the teacher's."""
+    """With almost all weight on the reconstruction loss, a random table approaches the teacher's."""
     full, distances = table(load_model(teacher)), {}
     for alpha in (0.0, 0.99):
         found = student(PROJECTIVE, d_alpha=alpha, d_embedding_start="random")

@@ -219,14 +219,14 @@ def tokens(length: int) -> np.ndarray:
 
 @torch.no_grad()
 def nats_of_one_target(model: torch.nn.Module, ids: torch.Tensor) -> float:
-    """The loss of the last of the ids, predicted from the others, which are read at once."""
+    """The loss of the last id, predicted from the others in one pass."""
     output = model(ids[None, :-1], model.initial_state(1))
     scores = output.hidden[0, -1] @ model.embedding.output_table().T
     return float(F.cross_entropy(scores.double(), ids[-1]))
 
 
 def brute_force(model: torch.nn.Module, ids: torch.Tensor, context: int, chunk: int) -> float:
-    """Every target on its own, from the beginning of its chunk's context on."""
+    """Every target separately, starting with the context of its chunk."""
     total = 0.0
     for target in range(1, len(ids)):
         chunk_begin = (target - 1) // chunk * chunk
@@ -272,7 +272,7 @@ def test_segments_within_the_memory_equal_one_long_segment() -> None:
 
 
 def test_spans_of_a_short_text() -> None:
-    # Ten tokens 0..9: targets 1-4, 5-8, 9, and three tokens of context before 4 and 8 where there are any.
+    # Ten tokens 0..9: targets 1-4, 5-8, 9, and up to three tokens of context before 4 and 8.
     spans = chunk_spans(10, Reading(context_length=3, chunk_length=4))
     assert [tuple(span) for span in spans] == [(0, 4, 0), (1, 7, 3), (5, 4, 3)]
 
@@ -380,7 +380,7 @@ def test_block_size_does_not_affect_the_result(
 
 
 def test_by_hand() -> None:
-    # Two positions in the cache: scores 0 and ln 3, the second was followed by the word that comes now.
+    # Two positions in the cache: scores 0 and ln 3; the second was followed by the current target.
     cache = CachePointer(PointerOptions(window=2, theta=1.0, weight=0.25))
     hidden = torch.tensor([[[0.0, 1.0], [math.log(3.0), 0.0], [1.0, 0.0]]])
     log_probs, has_cache = cache.log_probabilities(hidden, torch.tensor([[5, 6, 6]]))

@@ -125,7 +125,7 @@ def test_greedy_takes_the_best_word_given_the_whole_prefix() -> None:
             hidden = model(torch.tensor([ids]), model.initial_state(1)).hidden[0, -1]
             ids.append(int((hidden @ model.embedding.output_table().T).argmax()))
     assert sampled(model, ids[:3], 12, temperature=0.0) == ids[3:]
-    # The same after more of it was read at once.
+    # The same after a longer prefix in one pass.
     assert sampled(model, ids[:9], 6, temperature=0.0) == ids[9:]
 
 

@@ -38,7 +38,7 @@ from tests.malformed.harness import (
 STANDARD = {"method": "standard"}
 TINY: dict[str, Any] = {"embedding": STANDARD, "steps": 2, "evaluate_every": 1}
 CHECKPOINT_COMMANDS = {"lm_eval": cli.evaluate, "lm_generate": cli.generate, "lm_train": cli.train}
-# What does not matter: the state of training to who reads a model, and settings to who has their own.
+# Irrelevant parts: the training state for readers of the model, and settings for those with their own.
 NO_MATTER = {
     **dict.fromkeys(
         ("eval", "generate", "distil", "compress", "trim", "similarity"), ("training: a mapping",)
@@ -59,7 +59,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def odd_models(home: Path, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Checkpoints with something wrong, by what it is."""
+    """Invalid checkpoints, by a description of the error."""
     good, path = home / "run/last.pt", folder / "odd.pt"
     content = torch.load(good, weights_only=True)
     for part in ("config", "words", "model", "training"):
@@ -82,7 +82,7 @@ def odd_models(home: Path, folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def outcome(command: str, arguments: list[object], capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
-    """The exit status of a command, or the error that escapes it, and what it printed on stderr."""
+    """The exit status of a command, or its uncaught error, and its stderr."""
     capsys.readouterr()
     status: object = 0
     with pytest.MonkeyPatch.context() as patch:
@@ -169,7 +169,7 @@ def test_every_command_reports_damage(
 
 
 def odd_runs(home: Path, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Checkpoints with something wrong in how training goes on."""
+    """Checkpoints with an invalid training state."""
     good, path = home / "run/last.pt", folder / "odd.pt"
     training = torch.load(good, weights_only=True)["training"]
     for part in training:
@@ -210,7 +210,7 @@ def test_damaged_runs_cannot_be_resumed(
 
 @pytest.mark.parametrize("store", [None, "int8", "fp16"])
 def test_every_flipped_byte_is_detected(home: Path, tmp_path: Path, store: str | None) -> None:
-    """In a run's last checkpoint, the optimizer included, and in compressed ones."""
+    """In the last checkpoint of a run, including the optimizer, and in compressed ones."""
     path = tmp_path / "model.pt"
     if store is None:
         path.write_bytes((home / "run/last.pt").read_bytes())
@@ -283,7 +283,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus and a model that no case may change."""
+    """A corpus and a model that cases must not change."""
     folder = tmp_path_factory.mktemp("lm") / "home"
     write_model(folder / "model.pt", write_corpus(folder))
     settings = {

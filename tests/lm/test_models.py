@@ -36,7 +36,7 @@ def words(count: int) -> list[str]:
 
 
 def meta(kind: str, vocabulary: int, embedding: dict[str, Any], **options: Any) -> LanguageModel:
-    """A model of full size without memory for its parameters."""
+    """A model of full size on the meta device."""
     with torch.device("meta"):
         return build(kind, words(vocabulary), embedding, options)
 
@@ -96,7 +96,7 @@ def test_a_seed_determines_the_parameters() -> None:
     assert all(torch.equal(value, drawn[1][name]) for name, value in drawn[0].items())
 
 
-# Sizes in print
+# Published sizes
 
 
 @pytest.mark.parametrize(("vocabulary", "total"), [(10000, 24_221_600), (33278, 33_556_078)])
@@ -125,7 +125,7 @@ def test_parameter_totals_for_wikitext_103() -> None:
     assert millions("lstm", 267735, {"method": "adaptive", **BANDS}) == pytest.approx(32.61, abs=0.005)
 
 
-# The groups of the first layer are not in print; those here come nearest over all tables.
+# The paper does not give the groups of the first layer; these come closest over all tables.
 @pytest.mark.parametrize(
     ("dim", "depth", "groups", "total"), [(256, 3, 128, 33.02), (384, 7, 128, 40.46), (512, 11, 512, 48.69)]
 )
@@ -147,7 +147,7 @@ def test_define_makes_the_penn_treebank_model_four_million_smaller() -> None:
     assert se.accounting.count_parameters(model) / 1e6 == pytest.approx(20, rel=0.05)
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ CPU = torch.device("cpu")
 
 
 def looped_attention(attention, hidden, context, u, v, reach=None, clamp=None):
-    """The attention as section 3.3 writes it, one query and key at a time, in plain numbers."""
+    """Attention as in section 3.3, one query and key at a time, in plain numbers."""
     heads, width, dim = attention.num_heads, attention.head_dim, hidden.size(-1)
     memory = context.size(1) - hidden.size(1)
     key_weight, value_weight = attention.key_value.weight.chunk(2)
@@ -265,7 +265,7 @@ def test_gradients_equal_those_of_loops(setting):
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("reach", [None, 3])
 def test_flex_attention_has_the_same_values_and_gradients(setting, reach, monkeypatch):
-    # Outside of GPUs, flex attention runs as plain operations; only its check of the device is in the way.
+    # Without a GPU, flex attention runs as plain operations once its device check is disabled.
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
     attention, context, u, v = setting
     learned = [u.requires_grad_(), v.requires_grad_(), *attention.parameters()]

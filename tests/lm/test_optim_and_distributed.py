@@ -94,7 +94,7 @@ def test_values_out_of_range_fail_by_name(make: object, name: str) -> None:
         ([5.0, 4.0], 0, False),
         ([4.0, 5.0], 0, True),
         ([4.0, 4.0], 0, False),
-        ([4.0, 5.0], 1, False),  # the one score before it is not looked at
+        ([4.0, 5.0], 1, False),  # the score before it is not considered
         ([4.0, 3.0, 5.0], 1, True),
         ([4.0, 3.0, 3.5], 1, False),  # worse than the last one, better than those before
         ([1.0, 2.0, 2.0, 2.0, 2.0, 2.0], 5, False),
@@ -177,7 +177,9 @@ def test_segment_lengths_have_the_published_distribution() -> None:
     long = [length for length in lengths if length > 52]
     short = [length for length in lengths if length <= 52]
     assert len(short) / len(lengths) == pytest.approx(0.05, abs=0.006)
-    assert sum(long) / len(long) == pytest.approx(69.5, abs=0.3)  # cut to whole numbers: half a token less
+    assert sum(long) / len(long) == pytest.approx(
+        69.5, abs=0.3
+    )  # truncated to whole numbers: half a token less
     assert sum(short) / len(short) == pytest.approx(34.5, abs=0.8)
     spread = (sum((length - 69.5) ** 2 for length in long) / len(long)) ** 0.5
     assert spread == pytest.approx(5.0, abs=0.2)
@@ -255,14 +257,14 @@ def torchrun(values: dict[str, Any], program: Sequence[str] = TRAIN) -> subproce
 
 
 def losses(save: Path) -> list[tuple[str, str, float]]:
-    """Kind of each line of the log, its step and its loss."""
+    """The kind, step and loss of each log line."""
     lines = [line.split() for line in log_lines(save)]
     return [(line[2], line[1], float(line[line.index("loss") + 1])) for line in lines]
 
 
 @pytest.mark.slow
 def test_two_processes_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
-    """Also where only one of them has words of a band in its segment, in parts, and after going on."""
+    """Also if only one of them has words of a band in its segment, with accumulation, and after resuming."""
     data = small_corpus(tmp_path)
     embedding = {"method": "adaptive", "cutoffs": [5, 18], "factor": 2}
     changes = without_dropout(embedding=embedding, nonmono=0, evaluate_every=3, sequence_length=5)
@@ -280,7 +282,7 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
     for (name, tensor), other in pairs:
         torch.testing.assert_close(other, tensor, rtol=1e-3, atol=1e-5, msg=name)
     assert double.training is not None and single.training is not None
-    # Without dropout nothing is drawn, so what differs is where the two processes began.
+    # Without dropout there is no randomness, so only the initial parameters can differ.
     first, second = (process["random"]["torch"] for process in double.training["processes"])
     assert not torch.equal(first, second)
     with pytest.raises(UserError, match="it had 2 processes and now has 1"):
@@ -289,7 +291,7 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_threads_of_the_process_group_end(tmp_path: Path) -> None:
-    """At exit they would race with the interpreter, which aborted one training in five on a busy machine."""
+    """At exit they would race with the interpreter, which aborted a fifth of trainings on a busy machine."""
     values = settings(small_corpus(tmp_path), tmp_path / "run", **without_dropout(steps=2))
     (tmp_path / "train.py").write_text(TRAIN_AND_LIST_THREADS)
     result = torchrun(values, [str(tmp_path / "train.py")])
@@ -300,7 +302,7 @@ def test_the_threads_of_the_process_group_end(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("everybody", [False, True], ids=["torchrun", "group"])
 def test_two_processes_save_the_same_step_when_they_are_stopped(everybody: bool, tmp_path: Path) -> None:
-    """Also where the signal reaches everybody, and torchrun passes it on."""
+    """Also if the signal reaches all processes, and torchrun passes it on."""
     changes = without_dropout(steps=100_000, evaluate_every=50_000, batch_size=2, log_every=50_000)
     values = settings(small_corpus(tmp_path), tmp_path / "run", **changes)
     arguments = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]

@@ -1,4 +1,4 @@
-"""The command lm_prepare, as its user meets it."""
+"""The command lm_prepare."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_user_errors_are_one_line_with_status_2(
 
 
 def split(folder: Path, text: bytes, *options: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """The parts that lm_prepare writes of one text."""
+    """The splits that lm_prepare writes for one text."""
     (folder / "one.txt").write_bytes(text)
     line = ["-train", str(folder / "one.txt"), "-output", str(folder / "data"), *options]
     assert run(line, monkeypatch) == 0
@@ -97,7 +97,7 @@ def test_a_single_text_is_split_by_lines(
     assert sorted(sum(got.values(), [])) == sorted(lines)
     places = {name: [lines.index(line) for line in part] for name, part in got.items()}
     assert all(place == sorted(place) for place in places.values())
-    # At random: held-out lines are from all over the text.
+    # At random: held-out lines are from the whole text.
     assert min(places["valid"]) < 100 < max(places["valid"])
 
     assert split(tmp_path, text, monkeypatch=monkeypatch) == parts

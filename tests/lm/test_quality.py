@@ -1,4 +1,4 @@
-"""What compressing a language model keeps: perplexity, agreement, and the choice of a method."""
+"""The quality of compressed language models: perplexity, agreement, and the choice of a method."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("installed_host")
 
 
 def evaluated(model: Path, data: Path, record: Path, *arguments: object) -> float:
-    """What ``lm_eval`` says."""
+    """The output of ``lm_eval``."""
     record.unlink(missing_ok=True)
     assert run_command("lm_eval", "-model", model, "-data", data, "-output", record, *arguments) == 0
     return float(json.loads(record.read_text())["metrics"]["perplexity"])
@@ -104,12 +104,12 @@ WORDS = " ".join(f"w{number}" for number in range(60))
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model of random weights, which are large enough to make it choose different words."""
+    """A model with random weights that are large enough to predict different words."""
     return write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS))
 
 
 def kept(model: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str, dict[str, Any]]:
-    """The last line, and what the report has about it."""
+    """The last line, and its part of the report."""
     report = model.parent / "report.json"
     capsys.readouterr()
     method, *options = arguments
@@ -136,7 +136,7 @@ def test_damaged_models_are_reported(model: Path, capsys: pytest.CaptureFixture[
 def test_agreement_compares_next_words_after_equal_words(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line, whose 40 tokens are read two at a time: 20 beginnings, and 20 words after them."""
+    """One line, whose 40 tokens are read two at a time: 20 contexts, and 20 next words."""
     drawn = [f"w{number * 7 % 60}" for number in range(39)]
     (tmp_path / "line").write_text(" ".join(drawn) + "\n")
     _, found = kept(model, capsys, "projective", "--rank", 4, "--text", tmp_path / "line")
@@ -202,7 +202,7 @@ def choose(model: Path, *arguments: object) -> int:
 
 
 def rows(text: str) -> list[tuple[str, float]]:
-    """The method and what is kept of every trial."""
+    """The method and the kept quality of every trial."""
     found = re.findall(r"^\{method: (\w+).*?([\d.]+)%$", text, flags=re.MULTILINE)
     return [(method, float(kept)) for method, kept in found]
 

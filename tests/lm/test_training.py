@@ -34,7 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer(data: Path, **changes: Any) -> Trainer:
-    """A trainer with parameters of seed 1, that stores nothing."""
+    """A trainer with parameters of seed 1 that saves nothing."""
     config = parse(settings(data, data / "unused", **changes))
     corpus = load_corpus(data)
     torch.manual_seed(1)
@@ -57,7 +57,7 @@ def parameters(subject: Trainer) -> list[torch.Tensor]:
 
 
 def test_steps_equal_a_plain_loop(data: Path) -> None:
-    """Clipped gradient descent over consecutive segments with the state carried over and begun anew."""
+    """Clipped gradient descent over consecutive segments, with the state carried over within an epoch."""
     changes = without_dropout(optimizer="sgd", nonmono=None, steps=18, evaluate_every=18, max_grad_norm=0.5)
     subject = train(trainer(data, **changes))
     fresh = trainer(data, **changes)
@@ -190,7 +190,7 @@ def test_averages_start_when_validation_stalls_and_are_scored(
     for validation in range(3):
         for actual, expected in zip(scored[validation], after_steps[3 * validation + 2]):
             assert torch.equal(actual, expected)
-    # 4.0 is worse than 3.0, the best before the last one: averaging goes over the steps after it.
+    # 4.0 is worse than 3.0, the best before the last one: averaging starts with the steps after it.
     assert subject.averages is not None and subject.averages.steps == 3
     for place, actual in enumerate(scored[3]):
         mean = torch.stack([after_steps[number][place] for number in (9, 10, 11)]).mean(0)
@@ -219,7 +219,7 @@ def test_patience_ends_training(data: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert subject.scores == [3.0, 2.0, 2.5, 3.5] and subject.step == 4
 
 
-# Losing the way
+# Divergence
 
 
 def test_training_stops_when_the_loss_is_not_finite(data: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ SMALL = {
 def small_model(embedding=None, **options):
     torch.manual_seed(7)
     model = models.build("transformer_xl", WORDS, embedding or {"method": "standard"}, {**SMALL, **options})
-    # Weights as small as the published ones would hide mistakes in the layers behind the residual connection.
+    # Weights as small as the published ones would hide errors in layers with residual connections.
     with torch.no_grad():
         for parameter in model.layers.parameters():
             parameter.mul_(10.0)
@@ -39,7 +39,7 @@ def some_ids(length, batch=3, seed=1):
 
 
 def run(model, ids, lengths):
-    """Hidden states of `ids` read in segments of these lengths."""
+    """The hidden states of `ids`, read in segments of these lengths."""
     state, parts = model.initial_state(ids.size(0)), []
     for segment in ids.split(lengths, dim=1):
         output = model(segment, state)
@@ -60,7 +60,7 @@ def test_segments_with_memory_equal_one_long_segment(norm, lengths):
 
 @pytest.mark.parametrize("lengths", [[4, 4, 4, 4], [1] * 16, [3, 7, 2, 4]])
 def test_with_same_length_segments_do_not_matter(lengths):
-    # Positions see no more than the memory holds, so that even far beyond it nothing depends on the segments.
+    # Positions attend to at most the memory length, so results do not depend on segments even beyond it.
     model = small_model(same_length=True, memory_length=3, clamp_length=2)
     ids = some_ids(16)
     whole, _ = run(model, ids, [16])
@@ -70,7 +70,7 @@ def test_with_same_length_segments_do_not_matter(lengths):
 
 @pytest.mark.parametrize("lengths", [[9], [4, 5], [8, 1]])
 def test_same_length_attends_to_the_word_and_the_memory_length_before_it(lengths):
-    # With one layer no word reaches further through others.
+    # With one layer, the context does not grow through other positions.
     model = small_model(same_length=True, memory_length=3, num_layers=1)
     ids = some_ids(9)
     before, _ = run(model, ids, lengths)
@@ -90,7 +90,7 @@ def test_dropout_applies_to_the_last_hidden_states():
     dropped = model(some_ids(40), state).hidden
     # A normalization never gives exact zeros.
     assert (dropped == 0).double().mean().item() == pytest.approx(0.5, abs=0.05)
-    # Those that are left are twice as large: normalized values have a mean square of one.
+    # The remaining values are twice as large: normalized values have a mean square of one.
     scale = dropped[dropped != 0].square().mean().sqrt().item()
     plain = small_model(dropout=0.5)(some_ids(40), state).hidden
     assert scale == pytest.approx(2 * plain.square().mean().sqrt().item(), rel=0.1)

@@ -40,7 +40,7 @@ def trim(*arguments: object) -> int:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that the command prints on stderr for a mistake."""
+    """The one line that the command prints on stderr for a user error."""
     capsys.readouterr()
     assert trim(*arguments) == 2
     out, err = capsys.readouterr()
@@ -116,7 +116,7 @@ def test_ids_report_and_evaluation(tmp_path: Path, text: Path, capsys: pytest.Ca
     assert load_model(output).words == kept
     pairs = [line.split("\t") for line in (tmp_path / "trimmed.pt.ids.tsv").read_text().splitlines()]
     assert [(words[int(old)], int(new)) for old, new in pairs] == [(word, i) for i, word in enumerate(kept)]
-    # Of the 11 tokens with the three line ends, "i" has gone.
+    # Of the 11 tokens including three line ends, "i" was removed.
     assert "90.91% of 11 tokens kept (0 of them unknown, as before); 2 lines kept whole" in printed
     assert run_command("lm_eval", "-model", output, "-data", text) == 0
     # One of the 11 tokens.
@@ -274,7 +274,7 @@ def test_whole_models(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A text read in parts of any length, with the state of the part before, has the scores of torch."""
+    """Reading a text in parts, with the state of the previous part, gives the scores of torch."""
     onnxruntime = pytest.importorskip("onnxruntime")
     monkeypatch.setattr(onnx_file, "_SECONDS", 0.0)
     path, output = tmp_path / "model.pt", tmp_path / "model.onnx"

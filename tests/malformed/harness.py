@@ -47,7 +47,7 @@ DOCUMENTS: dict[str, bytes] = {
 
 
 class TookTooLongError(BaseException):
-    """A command did not end in time. A BaseException, so that the command does not catch it."""
+    """A command timed out. A BaseException, so that the command does not catch it."""
 
 
 @dataclass
@@ -160,7 +160,7 @@ def _wrong_values(command: Command, action: argparse.Action, name: str) -> Itera
     elif name in (*command.inputs, *command.folders):
         yield from (ABSENT, "a\0b", "x" * 5000)
         if name in command.options:
-            yield ""  # same as leaving the others out
+            yield ""  # same as omitting the others
         if name in command.inputs:
             yield "/"
     elif name in command.outputs:

@@ -39,7 +39,7 @@ SIZES = {"--vocab-size": ["100"], "--dim": ["8"]}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and the other inputs of the commands, which no case may change."""
+    """A model and the other inputs of the commands, which cases must not change."""
     folder = tmp_path_factory.mktemp("library") / "home"
     write_model(folder / "model.pt", write_corpus(folder))
     words = list("abcdefg")
@@ -142,7 +142,7 @@ def _empty(folder: Path) -> None:
 READ = ("--settings", "--vectors", "--pairs", "--readme")
 FOLDERS = ("--results", "--runs")
 FREE = ("--seed", "--grid")
-# What comes before the options; those of `ROWS` take a row, and options of other commands.
+# The arguments before the options; those of `ROWS` take a row, and options of other commands.
 WITH_OPTIONS: list[list[str]] = [
     ["list"],
     ["table", "quickstart"],
@@ -168,7 +168,7 @@ ROWS: list[list[str]] = [
 
 
 class ParsedError(BaseException):
-    """The command line is read; the work after it must not run."""
+    """The command line is parsed; the work after it must not run."""
 
 
 def entry(module: ModuleType = recipes.__main__) -> Callable[[], Any]:
@@ -194,7 +194,7 @@ def options_of(module: ModuleType, head: list[str]) -> list[argparse.Action]:
 
 
 def wrong(command: Command, folder: Path, cases: list[Case], capsys: pytest.CaptureFixture[str]) -> str:
-    """What is wrong with how a command takes cases."""
+    """The failures of a command over all cases."""
     found = [line for case in cases if (line := complaints(command, case, folder, capsys))]
     print(f"{command.name}: {len(cases)} cases, {len(found)} wrong")
     return "\n".join(found)

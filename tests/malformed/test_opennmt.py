@@ -1,4 +1,4 @@
-"""Malformed input to OpenNMT's commands: each fails with one line, leaves nothing behind, and ends."""
+"""Malformed input to OpenNMT's commands: each fails with one line, leaves no files, and terminates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAPPINGS = ("--embedding", "--src_embedding", "--output_embedding", "--embedding
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    """A corpus and a trained model that no case may change."""
+    """A corpus and a trained model that cases must not change."""
     host = Host(tmp_path_factory.mktemp("host"))
     host.train("model", train_steps=1, save_checkpoint_steps=1)
     logging.getLogger("onmt").handlers.clear()

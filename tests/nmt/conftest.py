@@ -74,7 +74,7 @@ class Host:
         return path
 
     def config(self, name: str, **options: Any) -> Path:
-        """Write the configuration of a model called ``name``; ``None`` takes an option out."""
+        """Write the configuration of a model called ``name``; ``None`` removes an option."""
         settings = {
             **MODEL,
             "data": {
@@ -151,7 +151,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         if key not in models:
             fresh = Host(tmp_path_factory.mktemp("host"))
             models[key] = fresh, fresh.train("model", **options)
-            # Training's messages would go on into what the test that came first looks at.
+            # Log messages of training would appear in the output of the first test.
             logging.getLogger("onmt").handlers.clear()
         return models[key]
 
@@ -160,7 +160,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture
 def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
-    """Run a command that must refuse with one line and exit code 2; returns the line."""
+    """Run a command that must fail with one line and exit code 2; returns the line."""
 
     def expect(command: str, *arguments: str) -> str:
         capsys.readouterr()
@@ -177,12 +177,12 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
 
 
 def command(name: str, *arguments: str) -> list[str]:
-    """The words that start a command in a process of its own."""
+    """The command line for a new process."""
     return [sys.executable, "-c", f"from nmt import cli; cli.{name}()", *arguments]
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """An unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""What people do to the commands: odd text, wrong options, broken files, several processes, a server."""
+"""The commands with unusual text, invalid options, damaged files, several processes, and the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nmt.checkpoint.files import read_checkpoint
 from shared_embeddings.utils.files import replacing
 from tests.nmt.conftest import FUNNEL, Host, Refusal, Trained, command, run
 
-# Odd text
+# Unusual text
 
 
 MESSY = [
@@ -87,7 +87,7 @@ def test_messy_text_trains(host: Host) -> None:
     assert (host.folder / "model_step_2.pt").is_file()
 
 
-# Refusals
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_missing_config(refusal: Refusal) -> None:
 
 
 def broken(kind: str, checkpoint: Path, folder: Path) -> Path:
-    """A file that is no checkpoint any more, or never was."""
+    """A damaged checkpoint, or another file."""
     path = folder / f"{kind}.pt"
     content = checkpoint.read_bytes()
     if kind == "truncated":
@@ -238,12 +238,12 @@ def test_vocabulary_is_not_overwritten(host: Host, refusal: Refusal) -> None:
     assert (host.folder / "vocab").read_text() == before
 
 
-# Killed halfway
+# Killed commands
 
 
 @pytest.mark.slow
 def test_kill_and_resume(host: Host) -> None:
-    """Killed while it trains and saves at every step, training goes on from the last checkpoint."""
+    """Training that is killed while it saves at every step resumes from the last checkpoint."""
     config = host.config("model", embedding=FUNNEL, save_checkpoint_steps=1, train_steps=100_000)
     with subprocess.Popen(command("train", "-config", str(config)), stderr=subprocess.DEVNULL) as process:
         deadline = time.time() + 60
@@ -261,7 +261,7 @@ def test_kill_and_resume(host: Host) -> None:
 
 
 def test_leftovers_of_a_killed_save_are_removed(host: Host) -> None:
-    """Those of this run's checkpoints, at its next start; those of another run stay."""
+    """Those of this run's checkpoints, at its next start; those of other runs are kept."""
     for name in ("model", "other"):
         path = host.folder / f"{name}_step_3.pt"
         process = os.fork()
@@ -297,11 +297,11 @@ def test_interrupting_translation_keeps_the_old_file(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-# Packages that some Pythons have no wheels of
+# Packages without wheels for some Python versions
 
 
 def test_vocabulary_without_pyonmttok() -> None:
-    """The stand-in gives the same vocabularies as the package."""
+    """The replacement builds the same vocabularies as the package."""
     pyonmttok = pytest.importorskip("pyonmttok")
     from nmt.data import vocabulary
 
@@ -320,7 +320,7 @@ def test_vocabulary_without_pyonmttok() -> None:
 
 @pytest.mark.slow
 def test_missing_packages_are_replaced(tmp_path: Path) -> None:
-    """Without pyonmttok and fasttext the commands import, and what needs them says so."""
+    """Without pyonmttok and fasttext, the commands run, and features that need them report it."""
     script = (
         "import importlib.util, sys\n"
         "find = importlib.util.find_spec\n"

@@ -1,4 +1,4 @@
-"""Compressing translation models: what is written goes through the commands, and computes what it should."""
+"""Compressing translation models: outputs work in all commands and compute the right scores."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ UNTIED = {"share_embeddings": False, "share_decoder_embeddings": False}
 
 
 def compress(model: Path, method: str, output: Path, *arguments: object) -> None:
-    """Run the command, which has to work."""
+    """Run the command, which must succeed."""
     asked = ["compress", "--model", model, "--method", method, "--output", output, *arguments]
     assert main([str(argument) for argument in asked]) == 0
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that the command prints on stderr for a mistake."""
+    """The one line that the command prints on stderr for a user error."""
     capsys.readouterr()
     assert main(["compress", *map(str, arguments)]) == 2
     out, err = capsys.readouterr()
@@ -52,7 +52,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def scores(path: Path) -> torch.Tensor:
-    """The log-probabilities ``(B, T, V - 1)`` of all words but the padding, for made-up sentences."""
+    """The log-probabilities ``(B, T, V - 1)`` of all words but the padding, for generated sentences."""
     model, vocabs, _, _ = build_from_checkpoint(str(path))
     return scores_of(model, vocabs)
 
@@ -64,7 +64,7 @@ def write_scores(output: str, *files: str) -> None:
 
 
 def scores_of(model: Any, vocabs: Any) -> torch.Tensor:
-    """As `scores`, of a model in memory."""
+    """Like `scores`, for a model in memory."""
     draw = torch.Generator().manual_seed(1)
     source = torch.randint(5, len(vocabs["src"]), (3, 6, 1), generator=draw)
     target = torch.randint(5, len(vocabs["tgt"]), (3, 5, 1), generator=draw)
@@ -90,12 +90,12 @@ def test_full_size_keeps_the_scores(
     torch.testing.assert_close(scores(output), scores(model), atol=1e-4, rtol=0)
     weights = output.with_suffix(".safetensors")
     assert weights.exists() == (save_format == "safetensors")
-    # safetensors by itself writes for the owner alone.
+    # safetensors itself makes files readable by the owner only.
     assert not weights.exists() or weights.stat().st_mode == output.stat().st_mode
 
 
 def test_output_next_to_the_input_is_a_separate_model(trained: Trained, tmp_path: Path) -> None:
-    """`model.small.safetensors` is no part of `model.pt`, though it is called as a shard of it might be."""
+    """`model.small.safetensors` is not part of `model.pt`, although it is named like a shard of it."""
     _, model = trained(embedding=STANDARD, save_format="safetensors")
     for file in (model, model.with_suffix(".safetensors")):
         shutil.copy(file, tmp_path / f"model{file.suffix}")
@@ -109,7 +109,7 @@ def test_output_next_to_the_input_is_a_separate_model(trained: Trained, tmp_path
     save_file({name: shards[name] for name in names[:3]}, tmp_path / "model.00.safetensors")
     save_file({name: shards[name] for name in names[3:]}, tmp_path / "model.01.safetensors")
     (tmp_path / "model.safetensors").unlink()
-    alter(tmp_path / "model.pt", lambda content: content.pop(WEIGHTS))  # as converted models have none
+    alter(tmp_path / "model.pt", lambda content: content.pop(WEIGHTS))  # like converted models
     assert torch.equal(scores(tmp_path / "model.pt"), before)
 
 
@@ -117,7 +117,7 @@ def test_output_next_to_the_input_is_a_separate_model(trained: Trained, tmp_path
 def test_result_resumes_with_the_options_of_the_run(
     reset: str, trained: Trained, host: Host, tmp_path: Path
 ) -> None:
-    """It has no state of an optimizer, whose rate or schedule could be that of the model before."""
+    """It has no optimizer state, whose learning rate would be that of the original model."""
     _, model = trained(embedding=STANDARD)
     small = tmp_path / "small.pt"
     compress(model, "projective", small, "--rank", 4)
@@ -168,7 +168,7 @@ def test_every_method_is_loaded_as_fitted(method: str, trained: Trained, tmp_pat
 
 
 def spelled(settings: dict[str, Any]) -> list[str]:
-    """The options of a method as they stand on a command line."""
+    """The options of a method as command line arguments."""
     names = {name.replace("output", "embedding-output"): name for name in settings if name != "method"}
     values = {name: settings[key] for name, key in names.items()}
     return [
@@ -201,7 +201,7 @@ def test_untied_tables_each_get_an_embedding(trained: Trained, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_the_map_of_define_becomes_codes_and_the_rest_stays(trained: Trained, tmp_path: Path) -> None:
-    """DeFINE's Table 5: where the output is tied to the map, the layers of the unit stay as they are."""
+    """DeFINE's Table 5: if the output is tied to the map, the layers of the unit are unchanged."""
     settings = {"embedding": None, "tgt_embedding": DEFINE_MAP, "share_embeddings": False}
     host, model = trained(**settings)
     output, report = tmp_path / "small.pt", tmp_path / "report.json"
@@ -268,7 +268,7 @@ def test_bytes_on_disk_match_the_report(host: Host, tmp_path: Path) -> None:
         # The bias, which no storage changes, the basis, and eight special words.
         others = written["tables"][0]["stored_bytes"]["after"] - numbers[store]
         assert 4 * 9000 < others <= 4 * 9008 + 4 * 24 * (32 + 8)
-        # Adam keeps two numbers for every weight.
+        # Adam stores two numbers per weight.
         assert written["bytes_on_disk"]["before"] > 3 * written["bytes_of_weights"]["before"]
 
 
@@ -346,7 +346,7 @@ def test_packed_models_work_in_every_command(trained: Trained, tmp_path: Path) -
     run("onmt_average_models", "-models", str(small), str(small), "-output", str(tmp_path / "mean.pt"))
     for output in ("released.pt", "mean.pt"):
         is_packed = HEADER in torch.load(tmp_path / output, weights_only=True)["model"]
-        assert is_packed == (output == "released.pt")  # a mean has values of its own
+        assert is_packed == (output == "released.pt")  # an average has its own values
         torch.testing.assert_close(scores(tmp_path / output), scores(small), rtol=1e-5, atol=1e-5)
     (embedding,) = shared_embeddings_of(build_from_checkpoint(str(small))[0])
     assert PackedTensor in {type(parameter) for parameter in embedding.parameters()}

@@ -1,4 +1,4 @@
-"""Copying words of the source, also with a shared embedding."""
+"""Copy attention, also with a shared embedding."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ FEW = 12
 
 @pytest.fixture(autouse=True)
 def patches() -> None:
-    """Upstream as the commands find it."""
+    """OpenNMT-py as the commands see it."""
     apply_patches()
 
 
 @pytest.fixture
 def some_words(host: Host) -> Host:
-    """A corpus to copy, most of whose words are not in the vocabulary."""
+    """A corpus to copy, with most words outside the vocabulary."""
     for split in ("train", "valid", "test"):
         host.write(f"{split}.tgt", (host.folder / f"{split}.src").read_text().splitlines())
     host.write("vocab", [f"{word}\t9" for word in list(WORDS)[:FEW]])
@@ -57,7 +57,7 @@ def some_words(host: Host) -> Host:
 
 
 def test_each_sentence_copies_from_its_own_source() -> None:
-    """The rows of three sentences are those of each sentence alone."""
+    """The rows of three sentences equal those of each sentence alone."""
     generator = CopyGenerator(6, 9, 1)
     hidden, attention = torch.randn(3, 4, 6), torch.rand(3, 4, 5).softmax(dim=2)
     source = torch.nn.functional.one_hot(torch.randint(0, 7, (3, 5)), 7).float()
@@ -83,7 +83,7 @@ def test_copies_of_known_words_count_as_the_words() -> None:
 def test_coverage_is_the_sum_of_earlier_attention() -> None:
     attention = torch.tensor([[[0.7, 0.3], [0.4, 0.6], [0.5, 0.5]]])
     is_word = torch.tensor([[True, True, False]])
-    # The first word has none before it; min(0.4, 0.7) + min(0.6, 0.3) for the second, the third is padding.
+    # 0 for the first word; min(0.4, 0.7) + min(0.6, 0.3) for the second; the third is padding.
     assert float(coverage_loss(attention, attention.cumsum(dim=1), is_word)) == pytest.approx(0.7)
     asked = SimpleNamespace(padding_idx=1, lambda_coverage=0.5)
     targets = torch.tensor([7, 8, 1])
@@ -102,8 +102,8 @@ def test_attention_without_padding_is_the_softmax_of_the_words() -> None:
 @pytest.mark.slow_except("transformer")
 @pytest.mark.parametrize("kind", KINDS)
 def test_step_is_the_sum_of_its_sentences(kind: str, some_words: Host) -> None:
-    """One batch of the whole corpus, or each sentence by itself: the same gradient."""
-    # Upstream takes a line that a bucket has twice once.
+    """One batch of the whole corpus and single sentences have the same gradient."""
+    # Upstream drops duplicate lines of a bucket.
     lines = sorted(set((some_words.folder / "train.src").read_text().splitlines()))
     sentences = len(lines)
     for side in ("src", "tgt"):
@@ -124,7 +124,7 @@ def test_step_is_the_sum_of_its_sentences(kind: str, some_words: Host) -> None:
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Host, Path]]:
-    """Models that have begun to copy, so that their translations differ in length and words."""
+    """Models that have started to copy, so that translations differ in length and words."""
     models: dict[str, tuple[Host, Path]] = {}
 
     def get(kind: str) -> tuple[Host, Path]:
@@ -338,7 +338,7 @@ def test_distilled_from_a_copying_teacher(options: dict[str, Any], trained: Trai
     torch.testing.assert_close(fitted.output_bias(), full.linear.bias, rtol=0, atol=1e-6)
     table = full.linear.weight.detach().double()
     if not options:
-        table[PADDING] = 0  # of no account to a look-up
+        table[PADDING] = 0  # ignored in a lookup
     left, values, right = torch.linalg.svd(table, full_matrices=False)
     nearest = ((left[:, :4] * values[:4]) @ right[:4]).float()
     torch.testing.assert_close(fitted.table(), nearest, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Embedding distillation: what starts from the teacher, the two losses, resumption, and what is refused."""
+"""Embedding distillation: initialization from the teacher, both losses, resuming, and errors."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.nmt.test_training import METHODS
 STANDARD = METHODS["standard"]
 PROJECTIVE = {"method": "projective", "rank": 4}
 GROUPS = {"method": "group_reduce", "num_groups": 3, "min_rank": 2}
-# Nothing moves, so that what is saved is what training began with.
+# A learning rate of zero, so that the saved parameters are the initial ones.
 STILL = {"train_steps": 1, "learning_rate": 0.0}
 
 
 @pytest.fixture(autouse=True)
 def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradient descent of a few steps, where a fit is by gradient descent and says nothing else."""
+    """A few steps of gradient descent for fits that use it and set no number."""
     fit = se.fit
 
     def short(*arguments: Any, steps: int | None = None, **options: Any) -> Any:
@@ -55,7 +55,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def network(path: Path) -> dict[str, torch.Tensor]:
-    """The weights that are not the word embedding's."""
+    """The weights outside the word embeddings."""
     return {name: tensor for name, tensor in weights(path).items() if "emb_luts.0" not in name}
 
 
@@ -67,7 +67,7 @@ def table(path: Path) -> torch.Tensor:
 
 
 def svd(full: torch.Tensor, rank: int) -> torch.Tensor:
-    """The nearest table of a rank, its padding row (of id 1) zero before and after."""
+    """The best approximation of a table at a rank; its padding row (id 1) is zero before and after."""
     full = full.double().clone()
     full[1] = 0.0
     left, values, right = torch.linalg.svd(full, full_matrices=False)
@@ -185,7 +185,7 @@ def test_frozen_parameters_stay_frozen_after_resume(what: str, trained: Trained,
 
 @pytest.mark.slow
 def test_reconstruction_loss_keeps_the_student_close(trained: Trained, host: Host) -> None:
-    """With nearly all weight on the reconstruction loss, a random table moves towards the teacher's."""
+    """With almost all weight on the reconstruction loss, a random table approaches the teacher's."""
     _, teacher = trained(embedding=STANDARD)
     distances = {}
     for alpha in (0.0, 0.99):
@@ -252,7 +252,7 @@ def test_resume_without_the_option_keeps_its_value(
 
 @pytest.mark.slow
 def test_two_processes(trained: Trained, host: Host) -> None:
-    """Both fit the same; the student of two processes starts where that of one does."""
+    """Both fits are equal; the student of two processes starts like that of one."""
     _, teacher = trained(embedding=STANDARD)
     alone = distilled(host, teacher, GROUPS, **STILL)
     alone_weights = weights(alone)
@@ -263,7 +263,7 @@ def test_two_processes(trained: Trained, host: Host) -> None:
 
 
 def test_language_model(host: Host) -> None:
-    """Upstream's decoder-only model has one table, which is its output, too."""
+    """Upstream's decoder-only model has one table, which is also its output."""
     sources = {split: {"path_src": str(host.folder / f"{split}.src")} for split in ("train", "valid")}
     options: dict[str, Any] = {
         "model_task": "lm",
@@ -352,7 +352,7 @@ def test_unsuitable_teachers_are_rejected(trained: Trained, host: Host, refusal:
 
 @pytest.mark.slow
 def test_another_vocabulary_of_the_same_size_fails(host: Host, refusal: Callable[..., str]) -> None:
-    """On a side that keeps a plain table, too, and when training goes on."""
+    """Also on a side with a plain table, and when training resumes."""
     for side in ("src", "tgt"):
         host.write(f"{side}.vocab", (host.folder / "vocab").read_text().splitlines())
     apart = {
@@ -377,7 +377,7 @@ def test_another_vocabulary_of_the_same_size_fails(host: Host, refusal: Callable
 
 
 def test_numbers_with_an_exponent() -> None:
-    """PyYAML takes 1e-3 for text; so it arrives from a configuration file, too."""
+    """PyYAML parses 1e-3 as text, also in a configuration file."""
     asked = parse_distillation("{teacher: teacher.pt, alpha: 1e-3}")
     assert asked is not None and asked.alpha == 0.001
     assert parse_distillation({"teacher": "teacher.pt", "alpha": "1e-3"}) == asked

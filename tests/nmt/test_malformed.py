@@ -42,7 +42,7 @@ RESUME = ("data", "random", "numpy", "torch", "early_stopping")
 
 
 def odd_parts(good: Path, path: Path) -> Iterator[tuple[str, Path]]:
-    """Checkpoints with a part of another type, by what it is."""
+    """Checkpoints with a part of another type, by its name."""
     content = torch.load(good, weights_only=True)
     for part in ("model", "vocab", "opt", "generator", "optim", "resume"):
         for kind, value in Odd.VALUES.items():
@@ -58,7 +58,7 @@ def odd_parts(good: Path, path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def odd_options(good: Path, path: Path) -> Iterator[tuple[str, Path]]:
-    """Checkpoints with an option of another type, by what it is."""
+    """Checkpoints with an option of another type, by its name."""
     for name in OPTIONS:
         for kind, value in Odd.VALUES.items():
             yield f"option {name}: {kind}", alter(good, lambda c: setattr(c["opt"], name, value), path)  # noqa: B023
@@ -66,7 +66,7 @@ def odd_options(good: Path, path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def odd_runs(good: Path, path: Path) -> Iterator[tuple[str, Path]]:
-    """Checkpoints with something wrong in how training goes on."""
+    """Checkpoints with an invalid training state."""
     content = torch.load(good, weights_only=True)
     for name in content["optim"]:
         for kind, value in Odd.VALUES.items():
@@ -80,7 +80,7 @@ def odd_runs(good: Path, path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def outcome(command: str, arguments: list[object], capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
-    """The exit status of a command, or the error that escapes it, and what it printed on stderr."""
+    """The exit status of a command, or its uncaught error, and its stderr."""
     capsys.readouterr()
     status: object = 0
     with pytest.MonkeyPatch.context() as patch:
@@ -137,7 +137,7 @@ USES: dict[str, tuple[str, Callable[[Host, Path, Path], list[object]]]] = {
 }
 
 
-# What may be there, or does not matter to whom: no model is built from a release or a mean.
+# Optional or irrelevant parts: no model is built from a released or averaged checkpoint.
 MAY_BE = (
     *("generator: None", "generator: an empty mapping", "optim: None", "resume: None"),
     *("words data_task: a string", "words decoder_start_token: a string"),
@@ -160,7 +160,7 @@ def test_checkpoint_parts_of_another_type(
     failures = []
     tables = [odd_parts] + [odd_options] * (use not in ("release", "average")) + [odd_runs] * (use == "train")
     for table in tables:
-        # All read through one function: every case goes to the quickest command, a fifth to each other one.
+        # All use one function: the fastest command gets every case, each other command a fifth.
         is_intact = (use, table) in WHOLE
         for number, (kind, model) in enumerate(table(good, tmp_path / "odd.pt")):
             if kind in MAY_BE or (use in ("release", "average") and kind.startswith(UNBUILT)):
@@ -176,7 +176,7 @@ def test_checkpoint_parts_of_another_type(
 
 
 PARSERS = (onmt.bin.train, onmt.bin.translate, onmt.bin.build_vocab)
-# Numeric options that the table leaves out, and why.
+# Numeric options that the table omits, and why.
 WITHOUT_BOUNDS: dict[str, str] = {}
 
 
@@ -246,7 +246,7 @@ def test_bounds(name: str, right: list[Any], wrong: list[Any]) -> None:
 
 
 def sized(**changed: Any) -> Namespace:
-    """The options of a small Transformer, some changed, as upstream completes them."""
+    """The options of a small Transformer with changes, completed by upstream."""
     apply_patches()
     opt = onmt.bin.train._get_parser().parse_known_args(["-data", "d", "-src_vocab", "v"])[0]
     vars(opt).update({**MODEL, "share_embeddings": False, "share_decoder_embeddings": False, **changed})

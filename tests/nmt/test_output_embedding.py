@@ -1,4 +1,4 @@
-"""An output layer that is an embedding of its own: trained, compressed, trimmed, distilled and refused."""
+"""An output layer with its own embedding: training, compression, trimming, distillation and errors."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_user_errors(options: dict[str, Any], words: list[str], host: Host, refu
 @pytest.mark.slow_except("pytorch")
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 def test_upstream_model_keeps_its_scores(trained: Trained, tmp_path: Path, save_format: str) -> None:
-    """Its output layer, with its bias, becomes an embedding as its two tables do."""
+    """Its output layer with its bias becomes an embedding, like its two tables."""
     host, model = trained(save_format=save_format, **UNTIED)
     same, small = tmp_path / "same.pt", tmp_path / "small.pt"
     compress(model, "standard", same)

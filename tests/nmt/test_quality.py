@@ -1,4 +1,4 @@
-"""What compressing a translation model keeps: BLEU, agreement of predictions, and word similarity."""
+"""The quality of compressed translation models: BLEU, agreement of predictions, and word similarity."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_bleu_equals_that_of_the_commands(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], subwords: str, tokenize: str
 ) -> None:
     host, model = trained(embedding=STANDARD, train_steps=60, save_checkpoint_steps=60)
-    # With an empty line, which is not shown to the model.
+    # With an empty line, which the model does not get.
     source = host.write("some.src", [*host.folder.joinpath("valid.src").read_text().splitlines(), ""])
     usual = ["-beam_size", "5", "-max_length", "250", "-max_length_ratio", "1.25"]
     lines = [f"{line} v1 v2." for line in host.translate(model, *usual, source="some.src")]
@@ -79,7 +79,7 @@ def test_user_errors_are_one_line_before_the_fit(
     ]:
         capsys.readouterr()
         assert main(["compress", *map(str, [*asked, *arguments])]) == 2
-        # Where translations were made before in this process, OpenNMT's log goes to stderr, too.
+        # After earlier translations in this process, OpenNMT's log also goes to stderr.
         (line,) = (text for text in capsys.readouterr().err.splitlines() if "Loading checkpoint" not in text)
         assert message in line
     assert not output.exists()
@@ -96,7 +96,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def kept(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str], *arguments: object
 ) -> tuple[str, dict[str, Any]]:
-    """The last line, and what the report has about it."""
+    """The last line, and its part of the report."""
     report = folder / "report.json"
     capsys.readouterr()
     method, *options = arguments
@@ -159,7 +159,7 @@ def test_models_with_word_features_are_compared(
 
 
 def test_predictions_follow_the_greedy_translation(trained: Trained) -> None:
-    """What it predicts then is that translation."""
+    """Its predictions are that translation."""
     host, model = trained(embedding=STANDARD, **LONG)
     sentence = host.write("one.src", ["w3 w7 w1 w20 w4"])
     greedy = ["-beam_size", "1", "-max_length", "12"]
@@ -205,7 +205,7 @@ def test_language_models_score_or_generate(
 
 
 def correlations(model: Path, output: Path) -> dict[str, dict[str, Any]]:
-    """What the command writes about each layer, by its name."""
+    """The output of the command for each layer, by name."""
     assert main(["correlation", "--model", str(model), "--output", str(output)]) == 0
     layers = json.loads((output / "correlation.json").read_text())["layers"]
     assert all((output / layer["picture"]).exists() for layer in layers)

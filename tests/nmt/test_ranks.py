@@ -37,7 +37,7 @@ def train(config: Path) -> list[str]:
 
 
 def endless(host: Host, **options: Any) -> Path:
-    """The configuration of a training that nothing but a signal ends."""
+    """The configuration of a training that ends only by a signal."""
     long = {"train_steps": 1_000_000, "save_checkpoint_steps": 1_000_000, "report_every": 2}
     return host.config("model", embedding=FUNNEL, **{**long, **two_ranks(), **options})
 
@@ -94,11 +94,11 @@ def test_orphaned_ranks_save_before_they_exit_and_release_the_lock(host: Host) -
     assert len(list(host.folder.glob("model_step_*.pt"))) == 1
 
 
-# What the parent makes of how its ranks ended.
+# How the parent reports the exit of its ranks.
 
 
 class Ended:
-    """A rank that has ended."""
+    """A rank that has exited."""
 
     pid = 77
 
@@ -112,7 +112,7 @@ class Ended:
 
 
 def outcome(codes: list[int], told: list[ranks.Failure], received: list[int]) -> BaseException | None:
-    """What `run_ranks` raises when its ranks end so, one after the other."""
+    """What `run_ranks` raises when its ranks exit like this, in this order."""
     processes = [Ended(code) for code in codes]
 
     class Context:
@@ -182,7 +182,7 @@ def test_lost_process_group_differs_from_other_errors(error: Exception, is_lost:
 
 
 def test_ranks_with_different_first_steps_are_reported() -> None:
-    """As where one machine does not see the checkpoints."""
+    """As if one machine cannot see the checkpoints."""
     from nmt.train import training
 
     opt = Namespace(save_model="/shared/model")
@@ -194,7 +194,7 @@ def test_ranks_with_different_first_steps_are_reported() -> None:
             training._check_same_start(opt, 0)
 
 
-# What equals what
+# Equivalence
 
 
 @pytest.mark.slow
@@ -263,7 +263,7 @@ def test_two_processes_stay_in_sync(host: Host, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_equal_one_with_all_examples(host: Host, tmp_path: Path) -> None:
-    """A step of gradient descent on a whole corpus of 88 examples, no two of them the same."""
+    """A step of gradient descent on a whole corpus of 88 distinct examples."""
     names = sorted(WORDS)
     lines = [[names[place % 20], names[place // 20], names[place % 7]] for place in range(88)]
     host.write("train.src", [" ".join(line) for line in lines])
@@ -284,7 +284,7 @@ def test_two_processes_equal_one_with_all_examples(host: Host, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_two_processes_stop_early_together(host: Host, tmp_path: Path) -> None:
-    """Nothing is learned, so that the second validation ends it."""
+    """With a learning rate of zero, the second validation stops training."""
     unchanged = {"learning_rate": 1e-30, "decay_method": "none", "warmup_steps": 0}
     one, other = train_two(
         host, tmp_path, **unchanged, early_stopping=1, valid_steps=2, train_steps=50, save_checkpoint_steps=50
@@ -295,7 +295,7 @@ def test_two_processes_stop_early_together(host: Host, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_spawned_processes_have_the_patches(host: Host) -> None:
-    """The command itself, with two processes: the embedding is there, and resumption finds both positions."""
+    """The command with two processes: the embedding is used, and resuming restores both positions."""
     options = {
         "embedding": FUNNEL,
         "world_size": 2,

@@ -1,4 +1,4 @@
-"""Mistakes that used to end in a traceback, in a line that told nothing, or in a model of the wrong thing."""
+"""User errors that used to cause a traceback, an unclear message, or a wrong model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.nmt.conftest import FUNNEL, Host, Refusal, Trained, run
 
 
 def corpora(host: Host, **changed: Any) -> dict[str, Any]:
-    """A training corpus, some of its settings changed; ``None`` takes one out."""
+    """A training corpus with changed settings; ``None`` removes one."""
     corpus = {**host._corpus("train"), **changed}
     return {"corpus": {key: value for key, value in corpus.items() if value is not None}}
 
@@ -77,7 +77,7 @@ def test_data_without_a_training_corpus_fails(host: Host, refusal: Refusal) -> N
 @pytest.mark.slow_except("0")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_line_that_is_not_utf8_is_found(workers: int, host: Host, refusal: Refusal) -> None:
-    """Also where a worker of the data loader finds it, whose mistake comes as the text of a traceback."""
+    """Also if a worker of the data loader finds it, whose error arrives as the text of a traceback."""
     path = host.folder / "train.tgt"
     lines = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([*lines[:4], b"\xff", *lines[5:]]))
@@ -187,7 +187,7 @@ def test_resuming_with_another_vocabulary_fails(trained: Trained, host: Host, re
     assert (host.folder / "again_step_7.pt").is_file()
 
 
-# Places to write to
+# Output paths
 
 
 def test_unwritable_output_fails_before_any_work(
@@ -231,7 +231,7 @@ def test_ctranslate2_output_cannot_be_a_file(trained: Trained, refusal: Refusal)
 
 
 def test_logs_never_overwrite_texts(host: Host, refusal: Refusal) -> None:
-    """Nor are the options of a run."""
+    """The options of a run are not written either."""
     config = host.config("model", embedding=FUNNEL)
     for option in ("-log_file", "-save_config"):
         before = (host.folder / "train.src").read_bytes()

@@ -103,7 +103,7 @@ def _repeats(line: str, size: int) -> bool:
 
 
 def test_attention_has_the_length_of_the_source() -> None:
-    """The second of two sentences, of two hypotheses each, whose sources have 3 and 9 words."""
+    """The second of two sentences with two hypotheses each; their sources have 3 and 9 words."""
     apply_patches()
     search = SimpleNamespace(
         beam_size=2,
@@ -125,7 +125,7 @@ def test_padding_needs_no_coverage() -> None:
     apply_patches()
     penalty = PenaltyBuilder("wu", "none").coverage_penalty
     coverage = torch.tensor([[0.5, 0.25, 2.0, 0.0]])
-    # -(log 0.5 + log 0.25 + log 1), and nothing of the place that nothing attends to.
+    # -(log 0.5 + log 0.25 + log 1); a position without attention counts nothing.
     assert float(penalty(coverage, 0.5)) == pytest.approx(0.5 * torch.log(torch.tensor(8.0)).item())
 
 

@@ -1,4 +1,4 @@
-"""``onmt_server``: every answer is JSON, clients translate and nothing else, and mistakes are one line."""
+"""``onmt_server``: every answer is JSON, clients can only translate, and user errors are one line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def checkpoint(subwords: Subwords) -> Path:
 
 @pytest.fixture(scope="module")
 def client(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
-    """A client of a server with that model and narrow limits."""
+    """A client of a server with that model and low limits."""
     config = configure(tmp_path_factory.mktemp("server"), checkpoint)
     app = make_app(read_models(str(config), False), ROOT, Limits(size=2000, texts=5, characters=300))
     with app.test_client() as found:
@@ -63,7 +63,7 @@ def client(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def unserved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a server that starts fail, rather than wait for requests."""
+    """Make a starting server fail instead of waiting for requests."""
 
     def fail(*arguments: object, **options: object) -> None:
         raise AssertionError("a server started")
@@ -72,7 +72,7 @@ def unserved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ask(client: FlaskClient, items: Any) -> Any:
-    """The answer to a request that has to be good."""
+    """The answer to a request that must succeed."""
     answer = client.post(f"{ROOT}/translate", json=items)
     assert answer.status_code == 200, answer.text
     return answer.json
@@ -81,7 +81,7 @@ def ask(client: FlaskClient, items: Any) -> Any:
 def test_server_translates_like_the_command(
     subwords: Subwords, checkpoint: Path, client: FlaskClient
 ) -> None:
-    """Through the transforms of the checkpoint, in batches, with odd spaces and empty texts."""
+    """With the transforms of the checkpoint, in batches, with unusual spaces and empty texts."""
     lines = ["w1 w2 w3", "w5", "w7 w8 w9 w10"]
     subwords.host.write("some", lines)
     wanted = subwords.host.translate(checkpoint, "-min_length", "1", source="some")
@@ -306,7 +306,7 @@ def test_a_port_in_use_is_one_line(checkpoint: Path, tmp_path: Path, refusal: Re
 
 @pytest.mark.slow
 def test_a_served_model(checkpoint: Path, tmp_path: Path) -> None:
-    """In a process of its own: on a socket of this machine alone; too much fails; SIGTERM ends it."""
+    """In a new process: it listens on localhost only, rejects oversized requests, and exits on SIGTERM."""
     config = configure(tmp_path, checkpoint, load=True, timeout=1000)
     start = "import sys; sys.argv[0] = 'onmt_server'; from nmt import cli; cli.server()"
     arguments = ["--model_config", str(config), "--port", "0", "--max_bytes", "1000"]

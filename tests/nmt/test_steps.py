@@ -1,4 +1,4 @@
-"""A step of training is one unit, whole or not there; losses against a teacher, computed by hand."""
+"""Training steps are saved completely or not at all; losses against a teacher, computed by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ APART = {"embedding": STANDARD, "save_format": "safetensors"}
 
 
 def copied(model: Path, folder: Path, name: str = "model") -> Path:
-    """A checkpoint and the weights beside it, if any, under another name."""
+    """A checkpoint and the weights next to it, if any, under another name."""
     folder.mkdir(exist_ok=True)
     for suffix in (".pt", ".safetensors"):
         if model.with_suffix(suffix).exists():
@@ -50,7 +50,7 @@ def commands(host: Host, model: Path, folder: Path) -> dict[str, list[str]]:
 
 
 def test_weights_of_another_run_are_detected(trained: Trained, tmp_path: Path, refusal: Refusal) -> None:
-    """What a kill between the two files of a step leaves, where another run has written before."""
+    """The files after a kill between the two files of a step, over those of an earlier run."""
     host, one = trained(**APART)
     _, other = trained(**APART, learning_rate=0.02)
     mixed = copied(one, tmp_path)
@@ -98,7 +98,7 @@ def test_whole_steps_of_one_file(trained: Trained, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kill_at", [1, 2, 3, 4])
 def test_a_kill_between_two_files_of_a_step(tmp_path: Path, kill_at: int) -> None:
-    """The process ends before its first, second, … renaming; the journal is renamed, too."""
+    """The process exits before its first, second, ... rename; the journal is also renamed."""
     base = str(tmp_path / "run_step_3")
     write_with_safetensors({"a": torch.full((4,), 1.0)}, {"opt": None, "vocab": None, "run": 1}, base)
     child = os.fork()
@@ -225,7 +225,7 @@ class FixedTable(torch.nn.Module):
 
 
 def test_the_loss_by_hand() -> None:
-    """Distances 5 and 1 over two words, mean 3; 0.25 * 3 beside 0.75 * 12 / 3, for three words."""
+    """Distances 5 and 1 over two words, mean 3; 0.25 * 3 plus 0.75 * 12 / 3, for three words."""
     student = FixedTable()
     teacher = torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]])
     loss = DistillationLoss(FixedLoss(), TeacherLosses(Reconstruction([(student, teacher)], 0.25)), Mock())
@@ -240,7 +240,7 @@ def test_the_loss_by_hand() -> None:
 
 
 def test_soft_targets_by_hand() -> None:
-    """Two words of a sentence and one of another, which is padded; a quarter of the loss is the teacher's."""
+    """Two words of one sentence and one of another, padded; a quarter of the loss is the teacher's."""
     torch.manual_seed(0)
     states, output = torch.randn(2, 2, 4), torch.randn(2, 2, 4)
     layers = [torch.nn.Linear(4, 5) for _ in range(2)]
@@ -254,7 +254,7 @@ def test_soft_targets_by_hand() -> None:
 
 
 def test_an_exact_student_has_a_gradient() -> None:
-    """The norm has none at zero, where it must not become NaN."""
+    """The norm has no gradient at zero, but it must not become NaN."""
     student = FixedTable()
     losses = TeacherLosses(Reconstruction([(student, student.rows.detach().clone())], 0.5))
     loss = DistillationLoss(FixedLoss(), losses, Mock())

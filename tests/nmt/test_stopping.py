@@ -22,7 +22,7 @@ from nmt.train.runs import differences
 from shared_embeddings.utils.files import locked
 from tests.nmt.conftest import FUNNEL, Host, Refusal, run
 
-apply_patches()  # before a test puts something in front of a seam
+apply_patches()  # before a test patches a function
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
@@ -33,7 +33,7 @@ def steps(host: Host, name: str = "model") -> list[int]:
 
 
 def assert_same_model(host: Host, one: str, other: str, step: int) -> None:
-    """Weights and the position in the data are the same, to the last bit."""
+    """Weights and the position in the data are bitwise equal."""
     paths = [host.folder / f"{name}_step_{step}.pt" for name in (one, other)]
     bodies = [read_weights(str(path))[1] for path in paths]
     assert bodies[0].keys() == bodies[1].keys()
@@ -55,7 +55,7 @@ def stopped_by(number: int, config: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def after(calls: int, action: Callable[[], None], original: Any) -> Any:
-    """A function that acts in the middle of its call of that number, and once only."""
+    """A function that acts once, in the middle of its call of that number."""
     done = []
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ def test_a_signal_before_the_first_step_saves_nothing(
 def test_a_signal_during_validation_saves_its_step(
     early_stopping: int, host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What early stopping goes by is validated to the end; else the wait for it ends."""
+    """A validation for early stopping is completed; otherwise it is interrupted."""
     options = {"embedding": FUNNEL, "valid_steps": 2, "early_stopping": early_stopping}
     config = host.config("model", **options)
     validated = []
@@ -173,11 +173,11 @@ def test_a_second_signal_does_not_lose_the_save(
     assert read_checkpoint(host.folder / "model_step_2.pt")["optim"]["training_step"] == 3
 
 
-# The same line again
+# The same command again
 
 
 def test_the_same_command_resumes_and_finishes(host: Host, caplog: pytest.LogCaptureFixture) -> None:
-    """From the last whole step; a longer run is the same run, one that is finished says so."""
+    """From the last complete step; a longer run is the same run, and a finished one reports it."""
     options = {"embedding": FUNNEL, "save_checkpoint_steps": 2}
     host.train("whole", **options)
     host.train("model", **options, train_steps=4)
@@ -240,7 +240,7 @@ def test_train_from_and_the_same_command_resumes(host: Host, refusal: Refusal) -
     other = host.train("other", **options, train_steps=2)
     line = refusal("onmt_train", "-config", str(host.config("model", **options)), "-train_from", str(other))
     assert f"train_from was '{first}' and is '{other}'" in line
-    # A checkpoint of the run itself is resumed from, whatever came after it.
+    # A checkpoint of the run itself is resumed even if later ones exist.
     host.train("model", "-train_from", str(host.folder / "model_step_4.pt"), **options, train_steps=5)
     assert steps(host) == [2, 4, 5, 6]
 
@@ -295,7 +295,7 @@ def test_leftovers_of_killed_processes_are_removed(host: Host) -> None:
     assert sorted(path.name for path in host.folder.glob(".*.tmp")) == [".other_step_3.pt.4999999.tmp"]
 
 
-# What cannot be saved
+# Failed saves
 
 
 @pytest.mark.slow_except("save")

@@ -119,7 +119,7 @@ def test_kinds_of_tying(options: dict[str, Any], distinct: int, tied: bool, host
 
 
 def test_define_on_both_inputs_with_plain_output(host: Host) -> None:
-    """DeFINE's translation experiment: its `output` becomes none where nothing is tied to it."""
+    """DeFINE's translation experiment: its `output` becomes none if nothing is tied to it."""
     settings = {key: value for key, value in METHODS["define"].items() if key != "output"}
     checkpoint = host.train("model", embedding=settings, share_decoder_embeddings=False)
     model, *_ = build_from_checkpoint(str(checkpoint))
@@ -181,7 +181,7 @@ def test_loss_equals_the_dense_one(trained: Callable[..., tuple[Host, Path]]) ->
     target = torch.tensor([[2, 5, 6, 3], [2, 7, 3, 1]])[:, :, None]
     batch = {"tgt": target, "srclen": torch.tensor([3, 2])}
     hidden = torch.randn(2, 3, 16)
-    # Codes behind a ReLU are not negative: here all words but the padding, of score zero, score below it.
+    # Codes after a ReLU are nonnegative: here all words score below the padding word, which has score zero.
     hidden[1, 2] = -torch.linalg.pinv(model.generator.embedding.basis.detach()).sum(dim=1)
     hidden.requires_grad_()
     loss, statistics = compute(batch, hidden, None)
@@ -236,7 +236,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 @pytest.mark.parametrize("embedding", [FUNNEL, None], ids=["funnel", "plain"])
 def test_resume_is_exact(save_format: str, embedding: Any, host: Host) -> None:
-    """Six steps at once equal three, a stop, and three more: same data, dropout, optimizer and patience."""
+    """Six steps equal three, a stop, and three more: same data, dropout, optimizer and patience."""
     options = {"embedding": embedding, "save_format": save_format, "early_stopping": 9, "valid_steps": 2}
     options |= {"dropout": [0.1, 0.3], "attention_dropout": [0.0, 0.2], "dropout_steps": [0, 2]}
     whole = host.train("whole", **options)
@@ -257,7 +257,7 @@ def test_resume_is_exact(save_format: str, embedding: Any, host: Host) -> None:
 def test_resumed_runs_restore_the_dropout_of_their_step(
     step: int, reached: list[tuple[float, float]]
 ) -> None:
-    """The third stage begins with its step; what a model is built with need not be set again."""
+    """The third stage starts at its step; model options need not be repeated."""
     seen: list[tuple[float, float]] = []
     model = SimpleNamespace(update_dropout=lambda *rates: seen.append(rates))
     stages = {"dropout": [0.1, 0.3, 0.4], "attention_dropout": [0.0, 0.2, 0.1], "dropout_steps": [0, 2, 5]}
@@ -267,7 +267,7 @@ def test_resumed_runs_restore_the_dropout_of_their_step(
 
 @pytest.mark.slow
 def test_dropout_in_an_embedding_ends_after_its_updates(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches that are accumulated count once, and a run that resumes goes on counting."""
+    """Accumulated batches count once, and a resumed run continues the count."""
     seen: list[bool] = []
     token_rows = AloneEmbedding.token_rows
 
@@ -294,7 +294,7 @@ def test_dropout_in_an_embedding_ends_after_its_updates(host: Host, monkeypatch:
 @pytest.mark.slow_except("plain")
 @pytest.mark.parametrize("embedding", [FUNNEL, None], ids=["funnel", "plain"])
 def test_autocast(embedding: Any, host: Host) -> None:
-    """Products in bfloat16 change the outcome a little; weights stay in 32 bits, and resumption exact."""
+    """Products in bfloat16 change results slightly; weights stay in 32 bits, and resuming is exact."""
     options = {"embedding": embedding, "valid_steps": 2}
     exact = weights(host.train("exact", **options))
     mixed = weights(host.train("mixed", **options, autocast="bf16"))
@@ -313,7 +313,7 @@ def test_autocast(embedding: Any, host: Host) -> None:
 
 @pytest.mark.slow
 def test_resume_with_loader_workers(host: Host) -> None:
-    """With two workers, the one whose turn it is goes on."""
+    """With two workers, the next one in turn continues."""
     options = {"embedding": FUNNEL, "num_workers": 2, "batch_size": 8, "dropout": [0.0]}
     whole = host.train("whole", **options)
     first = host.train("part", **options, train_steps=3)
@@ -359,7 +359,7 @@ def test_same_seed_same_model(host: Host) -> None:
 
 
 def test_language_model(host: Host) -> None:
-    """Upstream's decoder-only model: its target embedding is the output, too."""
+    """Upstream's decoder-only model, whose target embedding is also the output."""
     paths = {split: {"path_src": str(host.folder / f"{split}.src")} for split in ("train", "valid")}
     checkpoint = host.train(
         "model",

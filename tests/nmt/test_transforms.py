@@ -59,7 +59,7 @@ class Subwords:
         return self.host.train(name, **self.options(**more))
 
     def by_hand(self, checkpoint: Path) -> list[str]:
-        """The translation of the test set by tokens, split and joined without OpenNMT."""
+        """The translation of the test set from tokens, split and joined without OpenNMT."""
         lines = (self.host.folder / "test.src").read_text(encoding="utf-8").splitlines()
         self.host.write("tokens", [self.split(line) for line in lines])
         translated = self.host.translate(checkpoint, "-transforms", "none", source="tokens")
@@ -107,7 +107,7 @@ def test_a_model_without_transforms_takes_tokenized_text(
 def test_bpe_codes_are_stored_in_the_checkpoint(
     subwords: Subwords, model: Path, tmp_path: Path, refusal: Refusal
 ) -> None:
-    """Through averaging, release and compression as well; else they are looked for, and missed by name."""
+    """Also after averaging, release and compression; otherwise they are searched, and reported if missing."""
     wanted = subwords.host.translate(model)
     mean, released, small = tmp_path / "mean.pt", tmp_path / "released.pt", tmp_path / "small.pt"
     run("onmt_average_models", "-models", str(model), "-output", str(mean))
@@ -131,7 +131,7 @@ def test_bpe_codes_are_stored_in_the_checkpoint(
     finally:
         away.rename(subwords.codes)
     (tmp_path / "codes").unlink()
-    assert subwords.host.translate(bare) == wanted  # where they were in the training
+    assert subwords.host.translate(bare) == wanted  # at their path in training
 
 
 def test_lines_emptied_by_transforms_keep_their_position(host: Host) -> None:
@@ -142,7 +142,7 @@ def test_lines_emptied_by_transforms_keep_their_position(host: Host) -> None:
 
 
 def test_prefixes_of_a_corpus(subwords: Subwords, refusal: Refusal, tmp_path: Path) -> None:
-    """One prefix is put in front and taken off again; of several, the text has to say which."""
+    """A single prefix is added and removed automatically; with several, the text must contain one."""
     host, data = subwords.host, {}
     for name, mark in (("one", "w1"), ("two", "w2")):
         data[name] = {**host._corpus("train"), "transforms": ["prefix", "bpe"], "src_prefix": mark}
@@ -208,7 +208,7 @@ def test_user_errors_are_one_line(
 
 
 def test_sentencepiece_and_pyonmttok_are_undone(subwords: Subwords, tmp_path: Path) -> None:
-    """As these libraries make and join tokens; of a shared vocabulary, the target has the source's."""
+    """Like these libraries join tokens; with a shared vocabulary, the target uses the source's options."""
     pyonmttok, sentencepiece = pytest.importorskip("pyonmttok"), pytest.importorskip("sentencepiece")
     host, prefix = subwords.host, str(tmp_path / "pieces")
     texts = [str(host.folder / f"train.{side}") for side in ("src", "tgt")]
@@ -245,7 +245,7 @@ def test_sentencepiece_and_pyonmttok_are_undone(subwords: Subwords, tmp_path: Pa
 
 @pytest.mark.usefixtures("installed_host")
 def test_compression_does_not_apply_transforms(subwords: Subwords, model: Path, tmp_path: Path) -> None:
-    """Its BLEU on the tokens of a text is that of the command on the text."""
+    """Its BLEU on the tokens of a text equals that of the command on the text."""
     host = subwords.host
     usual = ["-beam_size", "5", "-max_length", "250", "-max_length_ratio", "1.25"]
     lines = [f"{line} v1 v2." for line in host.translate(model, *usual)]

@@ -45,7 +45,7 @@ def texts(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def model_apart(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> tuple[Host, Path]:
-    """A model of upstream's own with a vocabulary for each side, and three tables."""
+    """A plain upstream model with a vocabulary for each side, and three tables."""
     vocabulary = tmp_path_factory.getbasetemp() / "vocab.tgt"
     vocabulary.write_text("".join(f"v{number}\t9\n" for number in range(40)))
     return trained(tgt_vocab=str(vocabulary), **APART)
@@ -70,7 +70,7 @@ def scores(path: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same_scores(trimmed: Path, model: Path) -> None:
-    """Kept words have the scores that they had, so that what is normalized over them is the same, too."""
+    """Kept words have the same scores, so probabilities normalized over them are also the same."""
     before, after = scores(model), scores(trimmed)
     assert set(after) < set(before)
     total = torch.stack([before[word] for word in after]).logsumexp(dim=0)
@@ -173,7 +173,7 @@ def test_packed_models_stay_packed(
     assert trim("--model", small, "--text", *texts, "--output", output) == 0
     before, after = (packing(path) for path in (small, output))
     assert before is not None and before.store == store
-    assert after is None  # what is left of this table has fewer values than are packed
+    assert after is None  # the remaining table is too small to be packed
     assert trim("--model", small, "--text", *texts, "--keep-first", 60, "--output", tmp_path / "more.pt") == 0
     after = packing(tmp_path / "more.pt")
     assert after is not None and after.store == store
@@ -199,7 +199,7 @@ def test_ctranslate2_translates_the_same(
     ctranslate2 = pytest.importorskip("ctranslate2")
     checkpoint = host.train("model", embedding=FUNNEL, share_embeddings=sharing, train_steps=60)
     exported = host.folder / "exported"
-    for _ in range(2):  # the second replaces the first, of which it knows every file
+    for _ in range(2):  # the second replaces the first, including all its files
         run(
             "onmt_release_model",
             "-model",
@@ -280,7 +280,7 @@ def test_ctranslate2_rejects_a_two_step_softmax(host: Host, refusal: Refusal) ->
 
 
 def test_classes_are_part_of_the_checkpoint(host: Host, refusal: Refusal) -> None:
-    """A class file is read word by word when training starts, and never needed again."""
+    """A class file is read when training starts, and not needed afterwards."""
     words = [*(f"w{number}" for number in range(40)), *(f"v{number}" for number in range(40))]
     generator = np.random.default_rng(0)
     file = host.folder / "classes.npz"
@@ -401,13 +401,13 @@ UPSTREAM_TESTS = [
     "test_translator.py",
 ]
 
-# Wants for sentence b the length of the source of hypothesis b.
+# Uses the source length of hypothesis b for sentence b.
 WRONG = "not test_beam_returns_attn_with_correct_length"
 
 
 @pytest.mark.slow
 def test_upstream_tests_pass_with_the_patches(tmp_path: Path) -> None:
-    """OpenNMT's own tests (those that need no data of its repository), with every seam in place."""
+    """OpenNMT's own tests (those that need no data of its repository), with all patches applied."""
     import onmt
 
     (tmp_path / "conftest.py").write_text("from nmt.patches.table import apply_patches\napply_patches()\n")

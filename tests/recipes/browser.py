@@ -1,4 +1,4 @@
-"""A real browser for tests: Chromium without a window, told what to do over its debugging pipe."""
+"""A browser for tests: headless Chromium, controlled through its debugging pipe."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-# A first start on a busy machine takes its time; without an answer for so long (s) the test fails.
+# Seconds without an answer after which a test fails; the first start on a busy machine is slow.
 PATIENCE = 120
 
 
 def find_browser() -> str | None:
-    """The program that $BROWSER_FOR_TESTS names, or Chromium where it is installed; None without any."""
+    """The program in $BROWSER_FOR_TESTS, or Chromium if it is installed; None otherwise."""
     wanted = os.environ.get("BROWSER_FOR_TESTS")
     return shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Page:
-    """One page; `events` are all that the browser has reported about it, such as errors."""
+    """One page; `events` are the browser's reports about it, such as errors."""
 
     def __init__(self, requests: int, answers: int) -> None:
         self._requests, self._answers = requests, answers
@@ -41,7 +41,7 @@ class Page:
         """Send a command of the DevTools protocol and return its answer.
 
         Raises:
-            AssertionError: the browser refuses it.
+            AssertionError: the browser returns an error.
         """
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
@@ -72,7 +72,7 @@ class Page:
             self.events.append(self._receive())
 
     def value(self, expression: str) -> Any:
-        """What an expression of JavaScript gives on the page; promises are waited for."""
+        """The value of a JavaScript expression on the page; promises are awaited."""
         found = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
@@ -102,7 +102,7 @@ class Page:
 
 @contextmanager
 def browser_page(program: str, profile: Path) -> Iterator[Page]:
-    """A page of a browser that is started for it and ended with it.
+    """A page of a browser that is started and stopped with it.
 
     Args:
         program: of `find_browser`.

@@ -51,7 +51,7 @@ def recipe(tmp_path: Path) -> Recipe:
 
 
 def measured(row: str, config: dict[str, Any], bleu: float, bits: int) -> dict[str, Any]:
-    """A record of a model whose embedding takes so many bits beside 100 parameters in float32."""
+    """A record of a model with an embedding of this many bits and 100 other parameters in float32."""
     counts = {"total": 1_500_000, "rest": 100, "stored_bits": bits + 3200}
     return {**not_run(row, config), "counts": counts, "metrics": {"bleu": bleu}}
 

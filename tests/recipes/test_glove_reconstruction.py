@@ -1,4 +1,4 @@
-"""The reconstruction recipe on a handful of drawn vectors, from the file of vectors to the README."""
+"""The reconstruction recipe on a few random vectors, from the file of vectors to the README."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_end_to_end(setting: Setting, capsys: pytest.CaptureFixture[str]) -> Non
     assert records["alone_real-40-1"]["config"]["embedding"]["seed"] == 1
     assert records["structured-40-0"]["counts"]["stored_bits"] <= 32 * parameters
     assert "fit_steps" not in records["structured-40-0"]["config"]
-    # A rank above D is a table in other words.
+    # A rank above D is equivalent to a table.
     found = records["projective-40-0"]["metrics"]
     assert found["relative_error"] < 1.0 and found["similarity"]["set"]["known"] == 55
     readme = setting.folder / "README.md"
@@ -253,7 +253,7 @@ def test_errors_on_the_command_line(setting: Setting, capsys: pytest.CaptureFixt
     setting.configure(alone={"alone_real": {"filter": "reel"}})
     assert setting.run(train, "alone_real-16-0") == 2
     assert "must be one of real, binary" in capsys.readouterr().err
-    # The groups of DeFINE's smallest unit take more than such a small ALONE.
+    # DeFINE's smallest unit is larger than such a small ALONE.
     setting.configure(hidden=[4])
     assert setting.run(train, "define-4-0") == 2
     assert "needs at least" in capsys.readouterr().err

@@ -110,7 +110,7 @@ def test_no_text_is_in_two_splits_and_none_is_empty() -> None:
 
 
 class Prepared:
-    """AG News of generated texts, with settings of its own."""
+    """AG News with generated texts and its own settings."""
 
     def __init__(self, folder: Path) -> None:
         self.table, self.settings = folder / "ag_news" / "test.csv", folder / "data.yaml"
@@ -249,7 +249,7 @@ def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:
 
 
 class Licensed:
-    """Files in the layout of the licensed ones, of generated texts."""
+    """Generated texts in the layout of the licensed files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.settings = folder / "gigaword", folder / "data.yaml"
@@ -304,7 +304,7 @@ def test_other_layout_of_licensed_files(licensed: Licensed) -> None:
 
 @pytest.fixture
 def refusal(licensed: Licensed, capsys: pytest.CaptureFixture[str]) -> Refusal:
-    """Prepares, expecting status 2, and gives the line on stderr."""
+    """Prepares, expecting status 2; returns the line on stderr."""
 
     def refuse() -> str:
         assert licensed.prepare() == 2

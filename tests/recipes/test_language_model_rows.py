@@ -43,7 +43,7 @@ NAMES = ("ptb_awd_lstm", "wikitext2_awd_lstm")
 SCRIPTS = ("preprocess.sh", "train.sh", "eval.sh")
 ROWS = [(name, row) for name in NAMES for row in find_recipe(name).rows]
 PUBLISHED = [(name, row) for name, row in ROWS if row.startswith("table")]
-# Share that DeFINE's total may differ by; and a mistake of the paper: 27.01 for 27.10.
+# The allowed difference of DeFINE's totals; and an error in the paper: 27.01 instead of 27.10.
 UNIT, MISTAKE = 0.05, {("wikitext2_awd_lstm", "table4_unique200"): 27.10}
 
 
@@ -52,7 +52,7 @@ def types_of(name: str) -> int:
 
 
 def stored(embedding: dict[str, Any]) -> dict[str, Any]:
-    """An embedding whose files are not there yet."""
+    """An embedding whose files do not exist yet."""
     files = se.file_options(embedding["method"])
     return {key: se.STORED if key in files else value for key, value in embedding.items()}
 
@@ -64,7 +64,7 @@ def test_small_rows_exist() -> None:
 
 
 def model_of(name: str, embedding: dict[str, Any], settings: dict[str, Any]) -> LanguageModel:
-    """The model of these settings, checked as lm_train does, without memory for its parameters."""
+    """The model of these settings, checked as by lm_train, on the meta device."""
     config = parse({"data": "data", "output_dir": "run", "embedding": embedding, **settings})
     words = [f"word{place}" for place in range(types_of(name))]
     with torch.device("meta"):
@@ -149,7 +149,7 @@ def test_small_rows_are_a_quarter_or_an_eighth_of_the_table() -> None:
         size = describe_size(row, types_of(name))
         times = float(size.split(", ")[1].split()[0])
         method = row.embedding["method"]
-        if method in ("structured", "group_reduce"):  # codes, or counts of words, decide, too
+        if method in ("structured", "group_reduce"):  # sizes also depend on codes or word counts
             assert 3.7 < times < 12
         elif method not in ("standard", "quantized"):  # fewer bits, not fewer parameters
             least, most = (7.7, 8.3) if "_8x" in row_name else (3.8, 4.3)
@@ -175,13 +175,13 @@ def test_scripts_of_all_recipes_are_equal(script: str) -> None:
         assert os.access(RECIPES / name / script, os.X_OK)
 
 
-# Words of two kinds that stand in different places, for classes to be found.
+# Words of two kinds in different contexts, so that classes can be found.
 TEXT = "the {a} eats a {b}\na {b} sees the {a}\n"
 
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    """A recipe whose corpus is small, with three class files."""
+    """A recipe with a small corpus and three class files."""
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
     folder = tmp_path / "small_lm"
     folder.mkdir()
@@ -299,7 +299,7 @@ CONTEXT = {
     (XL, "table2_standard"): 36.25,
     (XL, "table2_define_n64"): 36.25,
 }
-# Share that totals may differ by: the paper's own tables differ by 2 % about the size of the same unit.
+# The allowed difference of totals: the paper's own tables differ by 2 % for the same unit.
 WIKITEXT_UNIT, UNEXPLAINED = 0.05, 0.07
 
 
@@ -308,7 +308,7 @@ def read(recipe: str, row: str) -> Row:
 
 
 def build(row: Row) -> LanguageModel:
-    """The model of a row, checked as lm_train does, without memory for its parameters."""
+    """The model of a row, checked as by lm_train, on the meta device."""
     config = parse({"data": "d", "output_dir": "s", "embedding": row.embedding, **row.train})
     with torch.device("meta"):
         return models.build(
@@ -321,7 +321,7 @@ def millions(module: torch.nn.Module) -> float:
 
 
 def tolerance(row: Row) -> float:
-    """How far the total may be from print, in millions."""
+    """The allowed difference to the printed total, in millions."""
     assert row.paper is not None
     if row.name in ("table7_n512_k2048", "table8a_residual"):
         return UNEXPLAINED * row.paper["total"]
@@ -390,7 +390,7 @@ def test_codes_replace_the_stored_word_vectors(
     kept = [key for key in model.state_dict() if ".tables." not in key]
     assert len(kept) > 5 and any(key.endswith("cluster_bias") for key in kept)
     assert all(torch.equal(new.state_dict()[key], model.state_dict()[key]) for key in kept)
-    # The codes stand for the narrow vectors, in both directions and in every band.
+    # The codes replace the narrow vectors, in both directions and in every band.
     narrow = new.embedding.inner_embedding().table()
     hidden = torch.randn(3, 384, generator=torch.Generator().manual_seed(1))
     old: Any = model.embedding

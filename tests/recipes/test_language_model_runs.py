@@ -1,4 +1,4 @@
-"""Training and evaluating rows of language model recipes, and what is logged of it."""
+"""Training and evaluating rows of language model recipes, and their logs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_embedding_files_are_relative_to_the_row(recipe: Recipe) -> None:
 
 
 class Commands:
-    """Stands for lm_train and lm_eval: writes down how it was called, and the files that they would write."""
+    """Replaces lm_train and lm_eval: records its arguments, and writes their output files."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[str]]] = []

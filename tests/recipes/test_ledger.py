@@ -1,4 +1,4 @@
-"""The ledger: every printed size against the model built here, with the exceptions named one by one."""
+"""The ledger: every printed size against the model built here, with a list of exceptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared_embeddings.sizing.accounting import count_parameters
 
 FULL_AGREEMENT = ("agrees", "agrees (digits cut)")
 
-# Mistakes of the papers, as the rows' notes say; nothing else outside DeFINE and GroupReduce may differ.
+# Errors in the papers, see the notes of the rows; nothing else outside DeFINE and GroupReduce may differ.
 MISTAKES = {
     ("Distilled Embedding", "Table 2", "Tensor Train", "embedding"),
     ("Distilled Embedding", "Table 5", "15.86x, bottleneck of 16; no distillation", "compression"),
@@ -26,7 +26,7 @@ MISTAKES = {
     *(("UnClE", "Table 10", f"WT2, UniqueDim {width}", "total-memory") for width in (400, 200, 100, 50, 25)),
 }
 
-# The totals of DeFINE that no choice of groups brings within 5 %.
+# The totals of DeFINE that differ by more than 5 % for any choice of groups.
 FAR_OFF = {
     ("Table 7a", "N = 11, n = m = 512, k = 2048"): 0.07,
     ("Table 8a", "DeFINE + residual conn."): 0.06,
@@ -64,7 +64,7 @@ def sizes_of(by_cell: Any, table: Table, cell: Cell) -> list[ledger.Figure]:
 
 
 def method_of(cell: Cell) -> str:
-    """The method that is counted; empty where none is."""
+    """The counted method; empty without one."""
     return str(cell.model["embedding"]["method"]) if cell.model else ""
 
 
@@ -236,14 +236,14 @@ def test_index_entries_count_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) ->
     embedding_class = type(se.build("funnel", num_embeddings=5, embedding_dim=2, rank=1))
     index_entries = classmethod(lambda cls, v, d, options: v * options.rank)
     monkeypatch.setattr(embedding_class, "index_entries", index_entries, raising=False)
-    # Sizes of no other test, so that nothing is remembered.
+    # Sizes that no other test uses, so that nothing is cached.
     spec = {"method": "funnel", "num_embeddings": 57, "embedding_dim": 3, "rank": 2}
     assert ledger.measure({"embedding": spec})["embedding"] == 2 * 60
     assert ledger.measure({"embedding": spec, "indices": True})["embedding"] == 2 * 60 + 57 * 2
 
 
 def test_no_weights_are_allocated() -> None:
-    """Forty terabytes would not go unnoticed."""
+    """Forty terabytes could not be allocated."""
     spec = {"method": "standard", "num_embeddings": 10**9, "embedding_dim": 10**4}
     assert ledger.measure({"embedding": spec})["embedding"] == 10**13
 
@@ -296,7 +296,7 @@ def test_the_command_prints_tables_or_json(capsys: pytest.CaptureFixture[str]) -
 
 
 def small_ledger(monkeypatch: pytest.MonkeyPatch, cell: Cell, **table: Any) -> ledger.Figure:
-    """Put one small table in place of all, and give its only figure."""
+    """Replace all tables with a small one; returns its only figure."""
     small = Table("P", "Table 1", "T", unit="k", cells=(cell,), **table)
     monkeypatch.setattr(ledger, "read_papers", lambda: (Paper("P", "P", "", (small,)),))
     return ledger.figures()[0]

@@ -1,4 +1,4 @@
-"""The Multi30k recipe on a handful of sentences, from raw files to a vocabulary."""
+"""The Multi30k recipe on a few sentences, from raw files to a vocabulary."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_detokenization_restores_the_text(text: str) -> None:
 
 
 def test_rows_are_a_quarter_or_an_eighth_of_the_table() -> None:
-    """Codes and groups of words, whose sizes follow from counts, are near it.
+    """Codes and groups of words, whose sizes depend on counts, are close to it.
 
     Quantized tables are compared by their bytes, not by their parameters.
     """
@@ -255,7 +255,7 @@ def test_rows_are_a_quarter_or_an_eighth_of_the_table() -> None:
 
 @pytest.mark.parametrize("name", RECIPE.rows)
 def test_rows_differ_only_in_their_embedding(name: str) -> None:
-    """But for smaller networks, and rows that train from a trained model on in fewer steps of other sizes."""
+    """Except smaller networks, and rows that start from a trained model, with fewer steps of other sizes."""
     row = RECIPE.row(name)
     standard = RECIPE.row("standard" if row.distill or name == "standard" else "standard_short")
     assert row.translate == standard.translate

@@ -75,7 +75,7 @@ def test_rows_of_recipes_belong_to_one_table_each() -> None:
 
 
 def test_only_sizes_are_printed_in_two_ways() -> None:
-    """Of a model's quality, every table has the same figure; where sizes differ, a note says so."""
+    """Every table has the same quality for a model; differing sizes have a note."""
     own = {cell.trained_by: cell for _, cell in TRAINED if cell.is_own}
     for table, cell in TRAINED:
         if cell.is_own or GLOVE in cell.trained_by:

@@ -189,8 +189,8 @@ def test_counting_drops_the_rarest_words(tmp_path: Path) -> None:
 
 RECIPE = "wmt14_ende"
 SECONDS = 500
-# Runs a module that kills itself, or whose workers kill it, once a line is printed: who reads its output
-# could be late.
+# Runs a module that kills itself, or is killed by its workers, once a line is printed: a reader of its output
+# could be too late.
 KILLED = """
 import os, runpy, signal, sys
 from recipes.common import tools
@@ -211,7 +211,7 @@ class Preparation:
     """preprocess.sh on a generated text of five shards.
 
     Args:
-        folder: gets the texts, the settings and the runs.
+        folder: for the texts, the settings and the runs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -240,18 +240,18 @@ class Preparation:
         return self.folder / name / RECIPE / "data"
 
     def killed(self, name: str, processes: int, step: str) -> list[str]:
-        """Prepare, and be killed when `step` begins; gives the names of the steps before."""
+        """Prepare, and be killed when `step` begins; returns the names of the earlier steps."""
         process = self.start(name, processes, ("-c", KILLED, MODULE, f"{step}: running"))
         printed = process.communicate(timeout=SECONDS)[0]
         assert process.returncode == -signal.SIGKILL
         assert not (self.data(name) / "plain" / "data.json").exists()
         states = [line.partition(": ") for line in printed.splitlines()]
         before = states[: states.index((step, ": ", "running"))]
-        # The step "text" is over when those of its shards are.
+        # The step "text" ends with those of its shards.
         return [begun for begun, _, state in before if state and begun != "text"]
 
     def finished(self, name: str, processes: int) -> list[str]:
-        """Prepare to the end; gives what is printed."""
+        """Prepare to the end; returns the output."""
         process = self.start(name, processes)
         printed = process.communicate(timeout=SECONDS)[0]
         assert process.returncode == 0, (self.folder / "errors").read_text()
@@ -265,7 +265,7 @@ class Preparation:
 
 @pytest.fixture(scope="module")
 def preparation(tmp_path_factory: pytest.TempPathFactory) -> Preparation:
-    """A preparation that has come to its end without a break in the folder ``whole``."""
+    """An uninterrupted preparation in the folder ``whole``."""
     made = Preparation(tmp_path_factory.mktemp("killed"))
     made.finished("whole", processes=1)
     assert len(made.files("whole")) > 60
@@ -281,7 +281,7 @@ def test_killed_preprocessing_resumes_from_its_last_step(
     for step in steps:
         done = preparation.killed(name, 1, step)
         assert len(done) > 3
-    # As a run leaves them that is killed while it writes a file.
+    # As left by a run that is killed while it writes a file.
     remains = [preparation.data(name) / folder / ".train.en.1.tmp" for folder in ("bpe", "text")]
     for path in remains:
         path.parent.mkdir(exist_ok=True)
@@ -295,7 +295,7 @@ def test_killed_preprocessing_resumes_from_its_last_step(
 @pytest.mark.slow
 def test_workers_exit_if_their_parent_is_killed(preparation: Preparation) -> None:
     preparation.killed("workers", 2, "tokens-train-00001.en")
-    # They hold the lock as long as they live.
+    # They hold the lock until they exit.
     for _ in range(50):
         process = preparation.start("workers", processes=2)
         process.communicate(timeout=SECONDS)

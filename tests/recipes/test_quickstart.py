@@ -1,4 +1,4 @@
-"""The quickstart: its corpus, and its driver with stand-ins for OpenNMT's commands."""
+"""The quickstart: its corpus, and its driver with replacements for OpenNMT's commands."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ print("Tokens per second: 123.4")
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of stand-ins for OpenNMT's commands, which the driver uses."""
+    """A folder with replacements for OpenNMT's commands, which the driver uses."""
     build = pytest.importorskip("nmt.checkpoint.models")
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -82,7 +82,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start(tmp_path: Path, *options: str) -> int:
-    """Run the recipe with small settings, but for those that `options` give."""
+    """Run the recipe with small settings, except those in `options`."""
     settings = {**SMALL, "--output": str(tmp_path / "out")}
     kept = [word for name, value in settings.items() if name not in options for word in (name, value)]
     before = signal.getsignal(signal.SIGTERM)
@@ -122,7 +122,7 @@ def test_changed_steps_train_again_and_fresh_starts_over(tmp_path: Path, command
     changed = find_result(tmp_path / "out" / "en-de", "standard")
     assert record and changed and changed["fingerprint"] != record["fingerprint"]
     assert changed["data_checksum"] == record["data_checksum"]
-    # Starting over needs the command that is gone now.
+    # Starting over needs the command that was removed.
     assert start(tmp_path, "--fresh") == 2
 
 
@@ -322,7 +322,7 @@ def test_splits_are_disjoint_on_both_sides_and_clean(source: str, target: str) -
 
 
 def test_hand_checked_sentences() -> None:
-    """Every template with the same facts, against what a person wrote down."""
+    """Every template with the same facts, against sentences written by hand."""
     english, german, french, spanish = (Speech(name) for name in ("en", "de", "fr", "es"))
     day = (2021, 8, 18)
     assert say(english, "full_date", day) == "Wednesday, August 18, 2021"

@@ -1,4 +1,4 @@
-"""The report: what it takes from results files, what it says of them, and whether a browser can show it."""
+"""The report: what it reads from results files and shows of them, and whether a browser can display it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ tables:
 
 @pytest.fixture
 def recipes(tmp_path: Path) -> Path:
-    """A folder with one recipe of four rows and one that has nothing but a script."""
+    """A folder with one recipe of four rows and one with only a script."""
     folder = tmp_path / "repository" / "recipes"
     for recipe in ("small_lm", "other"):
         (folder / recipe).mkdir(parents=True)
@@ -64,7 +64,7 @@ def recipes(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two printed sizes in the place of 305 that take seconds."""
+    """Two printed sizes instead of 305 that take seconds."""
     shared = {"paper": "UnClE", "table": "Table 4", "row": "x", "counted": "total", "indices": False}
     values = {"printed": "1", "unit": "M", "paper_value": 1e6, "our_value": 1e6, "difference": 0.0}
     rest: dict[str, Any] = {"quoted": False, "notes": (), "model": None}
@@ -115,7 +115,7 @@ def flat(blocks: Sequence[Block]) -> Iterator[Block]:
 
 
 def cells(blocks: list[Block], anchor: str) -> list[dict[str, str]]:
-    """The first table behind a heading, as mappings from column to cell."""
+    """The first table after a heading, as mappings from column to cell."""
     found = list(flat(blocks))
     begin = next(i for i, b in enumerate(found) if isinstance(b, Heading) and b.anchor == anchor)
     table = next(block for block in found[begin:] if isinstance(block, Table))
@@ -260,7 +260,7 @@ def test_only_equal_runs_are_averaged(recipes: Path, tmp_path: Path) -> None:
     write(runs / "small_lm" / "2", record(seed=2, perplexity=20.0))
     write(runs / "small_lm" / "old", record(seed=2, perplexity=99.0, date="2025-01-01"))
     write(runs / "small_lm" / "data", record(seed=3, perplexity=99.0, data_checksum="d", date="2025-01-01"))
-    # A copy of the first is neither another seed nor left out.
+    # A copy of the first is neither another seed nor skipped.
     write(recipes / "small_lm", record(seed=1, perplexity=10.0))
     found, left_out = collect([*of_runs(runs)], ["small_lm"])
     assert left_out == []

@@ -98,7 +98,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_smoke_runs_are_recognized_by_their_folder(tmp_path: Path) -> None:
     assert is_smoke(tmp_path / "recipe" / "smoke" / FILE, tmp_path)
-    # A folder of runs may lie below one of this name.
+    # A folder of runs may be inside a folder of this name.
     assert not is_smoke(tmp_path / "smoke" / "recipe" / FILE, tmp_path / "smoke")
 
 

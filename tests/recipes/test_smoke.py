@@ -1,4 +1,4 @@
-"""``--smoke``: which recipes are run, what their rows become, and what is told of those that fail."""
+"""``--smoke``: which recipes run, how their rows are changed, and how failures are reported."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ def test_scripts_and_readme_describe_the_option(name: str, capsys: pytest.Captur
         assert ended.value.code == 0 and SMOKE in capsys.readouterr().out, script
 
 
-# What is told
+# Reports
 
 
 def recipe(folder: Path, **scripts: str) -> Path:
-    """A recipe without rows whose scripts are as given; the others do nothing."""
+    """A recipe without rows with the given scripts; the others do nothing."""
     folder.mkdir()
     for name in ("preprocess", "train", "eval"):
         path = folder / f"{name}.sh"
@@ -201,7 +201,7 @@ def test_rows_share_a_teacher() -> None:
     assert "standard" not in smoke.rows_to_run(RECIPES / "multi30k_ende")
 
 
-# Runs of their own
+# Separate runs
 
 
 def test_smoke_outputs_are_separate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_missing_data_and_then_a_missing_teacher_are_reported_with_the_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The command has --smoke where that was asked for, and does not where it was not."""
+    """The command has --smoke only if requested."""
     monkeypatch.setenv("RUNS", str(tmp_path))
     teacher = find_recipe(name).row(row_name).teacher
     main = command.main

@@ -61,7 +61,7 @@ def test_time_after_the_last_checkpoint_is_not_counted() -> None:
 
 
 class Tools:
-    """Stands in for the commands: "trains" by leaving checkpoints, "averages" by leaving a file."""
+    """Replaces the commands: "trains" by writing checkpoints, "averages" by writing a file."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
         self.calls: list[list[str]] = []
@@ -145,7 +145,7 @@ def test_option_value_parses_every_spelling() -> None:
 
 BATCH = {"tokens": 8, "per_gpu": 4}
 STEPS = 3
-# Nothing is drawn, and a bucket is a batch: so both ways see the same sentences in every step.
+# Without randomness, and with a bucket as a batch, both see the same sentences in every step.
 SETTINGS: dict[str, Any] = {
     "embedding": {"method": "funnel", "rank": 4},
     "dropout": [0.0],
@@ -167,7 +167,7 @@ def host(tmp_path: Path) -> Host:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """An unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -175,7 +175,7 @@ def free_port() -> int:
 
 @contextmanager
 def started(commands: Sequence[Sequence[str]], logs: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Commands that run at the same time; none outlives the block, nor do the processes that it starts."""
+    """Commands that run at the same time; they and their children exit with the block."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for number, command in enumerate(commands):
@@ -198,7 +198,7 @@ def reports(log: str) -> list[tuple[str, ...]]:
 
 @pytest.mark.slow
 def test_two_machines_equal_one_process_with_all_batches(host: Host, tmp_path: Path) -> None:
-    """So neither reads the other's part, and both have the same parameters at every step."""
+    """Neither reads the other's part, and both have the same parameters at every step."""
     configs = [host.config(f"machine{number}", **SETTINGS, gpu_backend="gloo") for number in range(2)]
     port = free_port()
     onmt_train = str(Path(sys.executable).with_name("onmt_train"))

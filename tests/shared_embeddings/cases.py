@@ -1,6 +1,6 @@
-"""The embeddings that the whole contract is checked for: the examples of every method, and its other modes.
+"""The embeddings of the contract tests: the examples of every method, and its other modes.
 
-A new method needs no row here: its `examples` are rows. Modes that the examples do not cover are listed.
+A new method needs no row here: its `examples` are rows. Other modes are listed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PADDING = 3
 
 @dataclass(frozen=True)
 class Case:
-    """One row: how to build an embedding, and what may be expected of it.
+    """One row: how to build an embedding, and its expected properties.
 
     ``score_dim`` is the width ``S`` of the hidden states that the output side takes; ``output`` is False
     if there is no such side. ``adaptive`` marks a hierarchical output distribution, whose probabilities are
@@ -114,7 +114,7 @@ def _adaptive(name: str, **options: Any) -> Case:
 
 
 def _uncle(name: str, padding_idx: int | None = PADDING, **options: Any) -> Case:
-    """A row of UnClE; classes are random unless it says otherwise, as given ones fit one size only."""
+    """A row of UnClE; classes are random unless set, because given ones fit one size only."""
     settings = {"unique_dim": 7, "random_classes": True} | options
     return Case(f"uncle-{name}", "uncle", settings, padding_idx=padding_idx)
 
@@ -251,7 +251,7 @@ PLAIN_CASES: list[Case] = [
     _define("adaptive-map-input-only", **ADAPTIVE_MAP, output="none"),
 ]
 
-# What is checked with a bias, too: each method, and the modes whose output side has work of its own.
+# Also checked with a bias: each method, and the modes with their own output side.
 BIASED = [
     "standard",
     "standard-no-padding",

@@ -15,6 +15,6 @@ def source() -> str:
 
 
 MODULE = types.ModuleType("documented_method")
-# Dataclasses look their module up there.
+# Dataclasses look up their module there.
 sys.modules[MODULE.__name__] = MODULE
 exec(compile(source(), str(DOCUMENT), "exec"), MODULE.__dict__)

@@ -1,6 +1,6 @@
-"""The papers' formulas once more, in the plainest form: loops, dense matrices, full masks.
+"""The papers' formulas in the simplest form: loops, dense matrices, full masks.
 
-Nothing here is taken from the library but the values of its tensors. Every function is differentiable, so
+Only the values of tensors come from the library. Every function is differentiable, so
 that values and gradients can be compared.
 """
 
@@ -116,7 +116,7 @@ def mixed(entry: Tensor, previous: Tensor, groups: int) -> Tensor:
 
 
 def shuffled(vector: Tensor, groups: int) -> Tensor:
-    """The elements dealt out anew: first the first of every group, then the second of every group."""
+    """The elements interleaved: the first of every group, then the second of every group."""
     size = len(vector) // groups
     return torch.stack([vector[group * size + place] for place in range(size) for group in range(groups)])
 

@@ -81,7 +81,7 @@ class MemoryMeter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operator and note what it returned."""
+        """Run the operator and count what it returns."""
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
@@ -140,13 +140,13 @@ def some_targets(case: Case, *shape: int) -> Tensor:
 
 
 def dense_scores(emb: se.SharedEmbedding, hidden: Tensor) -> Tensor:
-    """The scores that ``logits`` promises: a product with the dense table, plus the bias if there is one."""
+    """The expected ``logits``: a product with the dense table, plus the bias if there is one."""
     products, bias = hidden @ emb.output_table().T, emb.output_bias()
     return products if bias is None else products + bias
 
 
 def dense_loss(emb: se.SharedEmbedding, hidden: Tensor, targets: Tensor, **options: object) -> Tensor:
-    """The loss that ``cross_entropy`` promises, from dense scores; shapes as there."""
+    """The expected ``cross_entropy``, from dense scores."""
     logits = dense_scores(emb, hidden)
     reduction = options.get("reduction", "mean")
     loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), **options)
@@ -154,7 +154,7 @@ def dense_loss(emb: se.SharedEmbedding, hidden: Tensor, targets: Tensor, **optio
 
 
 def trainable_loss(emb: se.SharedEmbedding, case: Case, hidden: Tensor | None = None) -> Tensor:
-    """A loss that uses the input side and, where there is one, the output side."""
+    """A loss that uses the input side and the output side, if any."""
     loss = emb(all_ids(case)).square().sum()
     if case.output:
         hidden = case.hidden(5, scale=3.0) if hidden is None else hidden

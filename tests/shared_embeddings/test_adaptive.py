@@ -1,4 +1,4 @@
-"""Adaptive input and softmax: worked by hand, by plain loops, against torch's own, by the sizes in print."""
+"""Adaptive input and softmax: by hand, by plain loops, against torch, and with published sizes."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def naive_loss(log_prob: Tensor, targets: Tensor, ignored: int, smoothing: float
 
 
 def retained(emb: se.SharedEmbedding, loss: Tensor, hidden: Tensor) -> dict[str, Tensor]:
-    """As ``gradients``, of a loss that is not done with its graph."""
+    """Like ``gradients``, for a loss whose graph is kept."""
     names = [*(name for name, _ in emb.named_parameters()), "input 0"]
     tensors = [*emb.parameters(), hidden]
     found = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
@@ -251,7 +251,7 @@ def test_losses_and_gradients_equal_the_naive_ones(case: Case, smoothing: float)
             actual = emb.cross_entropy(hidden, targets, reduction=reduction, **options)
             actual = (actual * weight).sum() if reduction == "none" else actual
             torch.testing.assert_close(actual, wanted)
-            if reduction == "sum":  # its gradient is the mean's but for a factor
+            if reduction == "sum":  # its gradient is that of the mean times a factor
                 continue
             assert_same_gradients(
                 gradients(emb, actual * 1.7, hidden),
@@ -315,7 +315,7 @@ def test_invalid_targets_are_named_with_any_ignore_index() -> None:
 @each_adaptive
 @in_turn("lift", [-2.0, 1.5, 6.0])
 def test_predictions_are_the_most_probable_words_of_any_band(case: Case, lift: float) -> None:
-    """More tokens than are looked at a time, with clusters made less or more probable."""
+    """More tokens than are processed at a time, with clusters made less or more probable."""
     emb = case.build().double()
     hidden = case.hidden(1100, scale=2.0).detach().double()
     hidden[:, 0] = 1.0
@@ -353,7 +353,7 @@ def test_scores_of_all_tokens_never_exist_at_once(options: dict[str, Any]) -> No
 
 
 def test_predictions_need_no_more_memory() -> None:
-    """Clusters that lead everywhere make all tokens look for their word there."""
+    """With the most probable clusters, all tokens search their word there."""
     emb = large().eval()
     hidden = torch.randn(TOKENS, WIDTH)
     hidden[:, 0] = 1.0

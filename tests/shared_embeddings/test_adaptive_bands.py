@@ -43,7 +43,7 @@ def loaded(emb: se.SharedEmbedding, **values: Any) -> Any:
 
 
 def test_a_first_projection_on_the_input_only_worked_by_hand() -> None:
-    """Words {0, 1} and {2}, D = 2: W_1 swaps the axes of the input, and the scores do without it."""
+    """Words {0, 1} and {2}, D = 2: W_1 swaps the axes of the input; scores do not use it."""
     sizes = {"num_embeddings": 3, "embedding_dim": 2, "cutoffs": [2], "factor": 2}
     values: dict[str, Any] = {
         "tables__0": [[log(2), 7.0], [0.0, 5.0]],
@@ -196,7 +196,7 @@ def test_another_table_replaces_all_bands() -> None:
     torch.testing.assert_close(new.log_prob(hidden), emb.log_prob(hidden), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(new.table(), emb.table(), rtol=1e-4, atol=1e-5)
     assert new.counts()["total"] == emb.counts()["total"] + WIDTH * WIDTH
-    # What is stored rebuilds it.
+    # The stored options rebuild it.
     again = se.build("adaptive", num_embeddings=WORDS, embedding_dim=DIM, **new.stored_options()).double()
     again.load_state_dict(new.state_dict())
     assert torch.equal(again.table(), new.table())

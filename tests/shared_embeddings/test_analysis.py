@@ -95,7 +95,7 @@ def test_correlation_of_three_dimensions_by_hand() -> None:
 
 
 def test_blocks_of_words_equal_all_words() -> None:
-    # Means far beyond the deviations: sums of squares in 64 bits would lose them.
+    # Means far larger than the deviations: sums of squares in 64 bits would lose them.
     vectors = torch.randn(500, 4).double() * torch.tensor([1.0, 3.0, 0.1, 1.0]) + 1e4
     vectors[:, 3] = 0.5 * vectors[:, 3] - vectors[:, 1]
     found = CorrelationMap(4)
@@ -345,7 +345,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("method", ["quantized", "standard"])
 def test_the_loader_agrees_with_the_library(text: Path, tmp_path: Path, method: str) -> None:
-    """The file beside the vectors needs no other module of the project."""
+    """The file next to the vectors needs no other module of the project."""
     small = tmp_path / "small.safetensors"
     options = {"bits": 2.0, "codec": "principal"} if method == "quantized" else {}
     report = compress(text, method, small, options=options, store="fp16")
@@ -364,7 +364,7 @@ def test_the_loader_agrees_with_the_library(text: Path, tmp_path: Path, method: 
 
 
 def test_bits_go_to_directions_with_large_variance(text: Path, tmp_path: Path) -> None:
-    """Rotations that know nothing of the table need more bits for the same error."""
+    """Rotations that do not depend on the table need more bits for the same error."""
     errors = {}
     for codec in ("principal", "lloyd_max"):
         report = compress(

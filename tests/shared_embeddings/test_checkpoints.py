@@ -70,7 +70,7 @@ def test_counts_of_words(tmp_path: Path) -> None:
         read_counts(tmp_path / "wrong")
     text.write_text("a b a\nb a\n")
     assert count_words([text, text]) == {"a": 6, "b": 4}
-    text.write_text("\ufeffa b a\nb a\n", encoding="utf-8")  # as some editors begin a text
+    text.write_text("\ufeffa b a\nb a\n", encoding="utf-8")  # as some editors start a file
     assert count_words([text]) == {"a": 3, "b": 2}
     found = counts_of(["<s>", "a", "zero", "never"], {"a": 6, "zero": 0, "b": 9}, ["<s>"])
     assert found.tolist() == [9, 6, 1, 1]
@@ -136,7 +136,7 @@ def test_bands_follow_the_counts() -> None:
         embedding.weight[200:] *= 1.5  # of the 100 most frequent words, 150 to 249, the upper half
     top, rest = Errors(embedding, teacher.__getitem__).bands(counts)
     assert (top.first, top.last, rest.first, rest.last) == (1, 100, 101, 249)
-    # Each missed row is 0.5 off in 4 dimensions, a distance of 1, beside rows of length 2.
+    # Each missed row is off by 0.5 in 4 dimensions, a distance of 1, with rows of length 2.
     assert top.loss == pytest.approx(0.5) and top.relative_error == pytest.approx((50 / 400) ** 0.5)
     assert rest.loss == 0.0
 
@@ -190,7 +190,7 @@ def predictions(words: list[int], probabilities: list[float]) -> Predictions:
 
 
 class Model:
-    """Has a quality and predictions that are to be changed."""
+    """A model with a quality and predictions that tests change."""
 
     def __init__(
         self, measure: str = "BLEU", value: float = 0.0, words: Sequence[int] = (1, 2, 3, 4)
@@ -210,7 +210,7 @@ class Model:
 
 def test_confident_predictions_count_more() -> None:
     before = predictions([1, 2, 3, 4], [0.4, 0.2, 0.1, 0.1])
-    # (0.4 + 0.1) / 0.8; what the other model is sure of does not matter.
+    # (0.4 + 0.1) / 0.8; the confidence of the other model does not matter.
     assert agreement(before, predictions([1, 0, 3, 0], [0.9, 0.9, 0.1, 0.9])) == pytest.approx(0.625)
     assert agreement(before, before) == 1.0
     assert agreement(before, predictions([2, 1, 1, 1], [1.0] * 4)) == 0.0
@@ -306,7 +306,7 @@ def test_sampled_lines(tmp_path: Path) -> None:
 
 
 def content() -> dict[str, Any]:
-    """What checkpoints hold, and more."""
+    """The types of values in checkpoints, and more."""
     return {
         "model": {
             "a.weight": torch.arange(12.0).reshape(3, 4),

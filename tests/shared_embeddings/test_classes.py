@@ -1,4 +1,4 @@
-"""Semantic classes: word vectors, clusters, their file, and rows of words that came later."""
+"""Semantic classes: word vectors, clusters, their file, and rows of new words."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_an_interrupted_write_keeps_the_old_file(tmp_path: Path, monkeypatch: py
 
 
 class Bomb:
-    """Leaves a trace when it is unpickled."""
+    """Leaves a file when it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -313,7 +313,7 @@ def test_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         draw_sizes(sized(1, 5), tmp_path / "sizes.png")
 
 
-# All of it
+# End to end
 
 
 def test_from_text_to_embedding(text: Path, vocabulary_file: Path, tmp_path: Path) -> None:

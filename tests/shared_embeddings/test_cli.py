@@ -31,7 +31,7 @@ SIZES = ["--vocab-size", "5000", "--dim", "64"]
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a command that works prints."""
+    """The output of a command that succeeds."""
     assert main(arguments) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -39,7 +39,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that a command prints on stderr for a mistake."""
+    """The one line that a command prints on stderr for a user error."""
     try:
         code = main(arguments)
     except SystemExit as error:
@@ -176,7 +176,7 @@ def test_a_closed_pipe_ends_the_command_quietly() -> None:
 
 
 def raising(error: BaseException):
-    """A program that ends with an error."""
+    """A program that fails."""
 
     def main(arguments: Sequence[str]) -> None:
         raise error
@@ -274,7 +274,7 @@ def test_signals_wait_for_the_end_of_a_write() -> None:
 
 
 def test_simultaneous_signals_are_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after Ctrl-C, which a terminal sends to a whole group, whose members may pass it on."""
+    """As with Ctrl-C, which a terminal sends to a whole process group, whose members may pass it on."""
     monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", 3600)
     with signals_raised(), Interrupts() as interrupts:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):

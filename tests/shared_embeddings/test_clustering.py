@@ -161,7 +161,7 @@ def test_the_hash_distinguishes_vocabularies() -> None:
 
 
 def test_classes_follow_the_words_of_another_vocabulary() -> None:
-    """A translation host puts markers first and fillers last, and may drop words."""
+    """A translation host adds special tokens first and filler words last, and may drop words."""
     words = ["<unk>", "<blank>", "e", "c", "a", "filler0"]
     made = made_up(centers=np.array([[1.0, 0.0], [0.0, 0.5], [-1.0, 0.0]]))
     resolved = made.for_vocabulary(words)
@@ -225,7 +225,7 @@ def test_unreadable_vocabulary_files(tmp_path: Path, content: bytes | None, name
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
-# Words that came later
+# New words
 
 
 def trained(classes: WordClasses, padding_idx: int | None = None) -> se.SharedEmbedding:

@@ -25,7 +25,7 @@ DIM = 128
 
 
 def correlated_rows(dim: int, count: int = 9000) -> Tensor:
-    """Rows whose variance falls from one direction to the next, in a basis of their own."""
+    """Rows whose variance decreases along the directions of a random basis."""
     generator = torch.Generator().manual_seed(3)
     basis = torch.linalg.qr(torch.randn(dim, dim, generator=generator)).Q
     return torch.randn(count, dim, generator=generator) * 0.9 ** torch.arange(dim) @ basis
@@ -141,7 +141,7 @@ def test_the_codebook_of_the_trellis_is_normal() -> None:
     book = trellis.codebook(torch.device("cpu"))
     assert len(book.unique()) == 4096
     assert abs(float(book.mean())) < 1e-5 and float(book.square().mean()) == pytest.approx(1.0, abs=2e-3)
-    # The entries of a state's successors must not be alike.
+    # The entries of a state's successors must differ.
     assert abs(float(torch.corrcoef(torch.stack([book[:-1], book[1:]]))[0, 1])) < 0.05
 
 
@@ -191,7 +191,7 @@ def test_rotations_are_orthogonal(dim: int) -> None:
 
 
 def test_a_rotation_spreads_single_numbers() -> None:
-    """Every number of a row that has only one is near its mean size."""
+    """After rotating a row with a single nonzero entry, all entries have similar magnitude."""
     rotated = rotate(torch.eye(384), torch.zeros(384, dtype=torch.uint8)).abs()
     assert float(rotated.max()) < 2 / math.sqrt(384)
 

@@ -52,7 +52,7 @@ class Setting(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """As the library has them."""
+        """In the library's format."""
         sizes = {"map_dim": self.n, "expand_dim": self.k, "depth": self.N, "max_groups": self.g_max}
         return {**sizes, "unit": "delight", "output": "table"}
 
@@ -75,7 +75,7 @@ SETTINGS = [
     Setting(8, 32, 40, 3, 16, [4, 2, 1], [32, 40, 32]),
     Setting(8, 32, 40, 5, 16, [16, 8, 4, 2, 1], [32, 32, 40, 40, 32]),
     Setting(7, 20, 30, 2, 1, [1, 1], [32, 20]),
-    # A dimension that is odd has a half without fraction.
+    # Half of an odd dimension is rounded down.
     Setting(6, 17, 20, 2, 2, [2, 1], [24, 17]),
 ]
 each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"N{setting.N}-D{setting.D}")
@@ -127,7 +127,7 @@ def unit(vector: Tensor, setting: Setting, weights: list[Weights]) -> Tensor:
 
 
 def copied_into(emb: Any, weights: list[Weights]) -> None:
-    """Give an embedding the weights; they have to fit to the last number."""
+    """Load the weights into an embedding, which must have exactly these sizes."""
     parts = ["entry", *(f"expansion.layers.{place}" for place in range(len(weights) - 1))]
     state = {"map.weight": torch.randn(11, emb.options.map_dim)}
     for part, (matrices, biases, gain, shift) in zip(parts, weights):
@@ -297,7 +297,7 @@ def test_dimension_of_scores_follows_what_the_softmax_is_tied_to() -> None:
     assert se.build("define", **sizes, **unit, output="table").score_dim == 24
 
 
-# The unit of the authors' later code has tests of its own.
+# The unit of the authors' later code has separate tests.
 DEFINE_CASES = [case for case in CASES if case.method == "define" and case.options.get("unit") != "delight"]
 each_define = each_of(DEFINE_CASES)
 

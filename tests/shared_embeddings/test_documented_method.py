@@ -1,4 +1,4 @@
-"""The method in docs/adding_a_method.md is everywhere as soon as it is registered."""
+"""The method in docs/adding_a_method.md works everywhere once it is registered."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def in_a_map(**options: Any) -> se.SharedEmbedding:
 
 
 def masks(emb: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Which hidden units ``(N, H)`` of tokens ``(N,)`` a draw has kept, of those that are not zero anyway."""
+    """Which nonzero hidden units ``(N, H)`` of tokens ``(N,)`` dropout has kept."""
     drawn: list[torch.Tensor] = []
     handle = emb.relu_dropout.register_forward_hook(lambda module, given, out: drawn.append(out != 0))
     emb(ids)
@@ -261,6 +261,6 @@ def test_a_compiled_model_is_compiled_again_only_where_dropout_ends() -> None:
 
 
 def test_the_end_of_dropout_is_not_in_the_state() -> None:
-    """The step of the host says where training is; checkpoints of before fit."""
+    """The host's step sets the state of dropout; older checkpoints load."""
     case = by_name("alone-real")
     assert dropping(case, relu_dropout_steps=3).state_dict().keys() == case.build().state_dict().keys()

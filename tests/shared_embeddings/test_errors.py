@@ -1,4 +1,4 @@
-"""Options that cannot work are refused, and the message names the option."""
+"""Invalid options fail, and the message names the option."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ADAPTIVE: dict[str, Any] = {"map": "adaptive", "cutoffs": [9, 20], "factor": 2}
 
 
 def without(options: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The options but for some."""
+    """The options without some."""
     return {name: value for name, value in options.items() if name not in names}
 
 
 def message(method: str, **options: Any) -> str:
-    """The text of the error that building raises."""
+    """The message of the error that building raises."""
     with pytest.raises(se.OptionError) as error:
         se.build(method, **(SIZES | options))
     return str(error.value)

@@ -1,4 +1,4 @@
-"""Factorizing a table: against torch's own SVD, by plain loops, and what must never get worse."""
+"""Factorizations of a table: against torch's SVD, by plain loops, and guaranteed bounds."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_learned_codes_depend_only_on_the_seed() -> None:
 def test_groups_by_frequency_worked_by_hand() -> None:
     """Counts 6 | 3, 3 | 1 * 6 are three groups of 6; averages 6, 3, 1 make ranks 12, 6 and 2 before the caps.
 
-    In 100 dimensions one word has use for one rank and two for two; with six words 2 is below the cap.
+    In 100 dimensions, one word can use rank one and two words rank two; with six words, 2 is below the cap.
     """
     layout = group_reduction.frequency_groups(np.array([6.0, 3, 3, 1, 1, 1, 1, 1, 1]), 3, 2, None, 100)
     assert layout == ((1, 2, 6), (1, 2, 2))
@@ -227,7 +227,7 @@ def test_ranks_grow_with_the_average_frequency_up_to_the_highest() -> None:
         (40, 20, 10, 5),
     )
     assert group_reduction.frequency_groups(counts, 4, 5, 12, 500).ranks == (12, 12, 10, 5)
-    # Half of 40 dimensions, for words enough.
+    # Half of 40 dimensions, with enough words.
     assert group_reduction.frequency_groups(counts, 4, 5, None, 40).ranks == (20, 20, 10, 5)
 
 
@@ -280,7 +280,7 @@ def test_refinements_lower_the_error_and_never_add_parameters() -> None:
 
 
 def test_no_word_is_moved_below_the_minimum_rank() -> None:
-    """The first groups are too small for it: the few words there stay among themselves."""
+    """The first groups are too small for it, so their words do not move."""
     table, counts = clustered_table()
     before = group_reduction.group_reduce(table, counts, 8, 5, refinements=0)
     after = group_reduction.group_reduce(table, counts, 8, 5, refinements=3)
@@ -320,11 +320,11 @@ def test_group_reduce_of_one_group_is_a_weighted_svd() -> None:
     torch.testing.assert_close(rebuilt(found), codes @ basis, rtol=0, atol=1e-5)
 
 
-# What the embeddings take
+# Loading into embeddings
 
 
 def loaded(method: str, state: dict[str, Tensor], **options: object) -> Tensor:
-    """The table of an embedding of 2,000 words in 32 dimensions that holds `state`."""
+    """The table of an embedding of 2,000 words in 32 dimensions with `state`."""
     emb = se.build(method, num_embeddings=2000, embedding_dim=32, **options)
     emb.load_state_dict(emb.state_dict() | state)
     return emb.table()
@@ -362,7 +362,7 @@ def test_results_can_be_loaded_into_embeddings() -> None:
     torch.testing.assert_close(found, rebuilt(groups))
 
 
-# What cannot be factorized
+# Errors
 
 ALGORITHMS: dict[str, Callable[[Tensor], object]] = {
     "truncated_svd": lambda table: factorization.truncated_svd(table, 2),

@@ -1,4 +1,4 @@
-"""The choice between torch's loss of linear scores and the own one, forced or timed on a CPU."""
+"""The choice between torch's loss of linear scores and ours, forced or timed on a CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METHODS = ("standard", "projective", "alone", "uncle", "group_reduce")
 
 @pytest.fixture(autouse=True)
 def torch_calls(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Losses are compared on this CPU, and torch's always wins; gives the hidden states it is called with."""
+    """Compares losses on this CPU, where torch's always wins; yields the hidden states of its calls."""
     calls: list[Tensor] = []
     own = F.linear_cross_entropy
 

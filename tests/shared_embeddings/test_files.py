@@ -1,4 +1,4 @@
-"""Files that are written, read and downloaded, and records of results."""
+"""Writing, reading and downloading files, and records of results."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def listing(folder: Path) -> list[str]:
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing of ours runs after it."""
+    """Simulates kill -9: no cleanup runs after it."""
 
 
 def kill_at_move(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Have the process end before its `number`-th rename of a finished output, with no clean-up."""
+    """Make the process exit before its `number`-th rename of an output, without cleanup."""
     moves = 0
     real = Path.replace
 
@@ -372,7 +372,7 @@ def test_git_state(tmp_path: Path) -> None:
     assert git_state(tmp_path) == (commit, False)
     (tmp_path / "file").write_text("y")
     assert git_state(tmp_path) == (commit, True)
-    # A folder inside somebody's tree is not that tree.
+    # A folder inside another repository is not that repository.
     (tmp_path / "inner").mkdir()
     assert git_state(tmp_path / "inner") == (None, None)
 

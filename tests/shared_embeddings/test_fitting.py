@@ -140,7 +140,7 @@ def test_funnel_gains_on_svd_where_rows_differ_in_length() -> None:
 
 
 def test_funnel_without_a_common_part_stays_close_to_svd() -> None:
-    """Then a ReLU costs a rank; descent must not lose more than that."""
+    """Then a ReLU loses one rank; descent must not lose more."""
     table = torch.randn(300, 20, generator=torch.Generator().manual_seed(2))
     _, shorter = se.fit("projective", table, rank=7, progress=False)
     _, funnel = se.fit("funnel", table, rank=8, steps=200, progress=False)
@@ -259,7 +259,7 @@ def test_invalid_input(changes: dict[str, Any], words: list[str]) -> None:
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("method", se.methods())
 def test_fits_work_without_gradients_in_the_caller(method: str, mode: Any) -> None:
-    """As where a checkpoint is read for evaluation; the result can be trained."""
+    """As when a checkpoint is loaded for evaluation; the result can be trained."""
     with mode():
         embedding, _ = fitted(method, teacher=clustered_table(), steps=3)
     embedding(torch.arange(5)).sum().backward()
@@ -278,7 +278,7 @@ def test_default_dtype_does_not_matter(method: str) -> None:
 @pytest.mark.parametrize("seed", [-1, 2**40])
 @pytest.mark.parametrize("method", ["structured", "alone", "compositional_code"])
 def test_seeds_of_any_size(method: str, seed: int) -> None:
-    """OpenNMT-py's is -1 where none is given."""
+    """OpenNMT-py's default is -1."""
     fitted(method, steps=3, seed=seed)
 
 
@@ -301,7 +301,7 @@ def test_infinity_in_one_row_is_found() -> None:
 
 @pytest.mark.parametrize("method", ["projective", "group_reduce"])
 def test_fitted_codes_are_as_small_as_those_of_a_new_embedding(method: str) -> None:
-    """A third of the table's entries; what a factor takes from the codes, the basis has."""
+    """A third of the std of the table; the basis has the inverse factor."""
     embedding, _ = fitted(method)
     factors = [(embedding.codes, embedding.basis)] if method == "projective" else None
     for codes, basis in factors or zip(embedding.codes, embedding.bases, strict=True):
@@ -323,7 +323,7 @@ def test_gradient_descent_minimizes_distances_and_not_their_squares() -> None:
 
 @pytest.mark.parametrize("method", se.methods())
 def test_options_of_another_type_fail_before_the_fit(method: str) -> None:
-    """Each option by itself, by its name, whatever a fit does with the others first."""
+    """Each option separately, by name, before any work of the fit."""
     table = torch.randn(60, 16)
     for option in dataclasses.fields(se.options(method)):
         for value in (object(), {"a": 1}, ["2.5"]):
@@ -349,7 +349,7 @@ def test_a_teacher_without_dense_values_fails(teacher: torch.Tensor, words: str)
 
 
 def test_the_loss_is_the_mean_distance_of_all_words_but_padding() -> None:
-    """Words miss their teachers by 5, by 0 and by 1; the padding word, by 7, does not count."""
+    """Words differ from the teacher by 5, 0 and 1; the padding word, off by 7, does not count."""
     first = se.build("standard", num_embeddings=3, embedding_dim=2, padding_idx=2)
     second = se.build("standard", num_embeddings=1, embedding_dim=2)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Every method against its paper's formula: worked by hand, by plain loops, by the sizes in print."""
+"""Every method against its paper's formula: by hand, by plain loops, and with published sizes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_funnel_applies_its_activation(activation: str, function: Callable[[Tens
 
 
 def test_a_funnel_of_few_words_starts_finite() -> None:
-    """Of one code alone, a ReLU stops every fortieth."""
+    """With a single code, a ReLU zeroes one in forty rows."""
     for seed in range(200):
         torch.manual_seed(seed)
         assert se.build("funnel", num_embeddings=1, embedding_dim=2, rank=1).table().isfinite().all()
@@ -164,7 +164,7 @@ each_alone = in_turn("case", ALONE_CASES)
 
 
 def naive_alone(emb: se.SharedEmbedding) -> Tensor:
-    """The table with every word's filter written out."""
+    """The table computed from explicit filters of every word."""
     binary = emb.options.filter == "binary"
     masks = alone_masks(emb.codes.long(), emb.codebooks.to(emb.base.dtype), binary)
     return zero_row(alone_table(emb.base, masks, emb.first, emb.second), emb.padding_idx)

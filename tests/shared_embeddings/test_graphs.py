@@ -52,7 +52,7 @@ class Scores(nn.Module):
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    """Nothing captured before or after."""
+    """Reset the compiler before and after."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -220,7 +220,7 @@ def fitted(method: str, dim: int = DIM, **options: Any) -> se.SharedEmbedding:
 
 
 def held(module: se.SharedEmbedding, store: str) -> se.SharedEmbedding:
-    """An embedding with the numbers of a checkpoint."""
+    """An embedding with tensors as in a checkpoint."""
     state = module.state_dict()
     module.load_state_dict(install(module, hold(pack(state, state, store))), strict=False)
     return module
@@ -246,7 +246,7 @@ def test_compact_forms(tmp_path: Path) -> None:
             "8-bit blocks of 64",
             WORDS * (64 + 2),
         ),
-        # Smaller blocks than the groups, and rows that are filled up to whole blocks.
+        # Blocks smaller than the groups, and rows padded to whole blocks.
         (
             held(fitted("quantized", 40, bits=4, codec="uniform"), "fp16"),
             "4-bit blocks of 16",

@@ -1,4 +1,4 @@
-"""GroupReduce and GroupFunneling: worked by hand, by plain loops, by the sizes in print."""
+"""GroupReduce and GroupFunneling: by hand, by plain loops, and with published sizes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_equals_the_naive_products_in_value_and_gradient(case: Case, by_frequenc
     torch.testing.assert_close(emb(ids), expected[ids])
     assert_same_gradients(gradients(emb, (emb.table() * weight).sum()), wanted)
     assert_same_gradients(gradients(emb, (emb(ids) * weight[ids]).sum()), wanted)
-    # A word many times over, and groups that no word is of.
+    # A repeated word, and groups without words.
     ids = torch.tensor([5, 1, 5, 5])
     torch.testing.assert_close(emb(ids), expected[ids])
 
@@ -175,7 +175,7 @@ def test_stored_options_build_the_same_shapes() -> None:
         assert stored.get("activation") == options.get("activation")
 
 
-# What follows from the assignment
+# The assignment
 
 
 def test_a_new_assignment_takes_effect_immediately() -> None:

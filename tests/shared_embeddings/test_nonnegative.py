@@ -32,7 +32,7 @@ def test_mean_distance_by_hand() -> None:
 
 
 def test_least_mean_distance_finds_the_best_line() -> None:
-    """Rows near a line, a few long ones elsewhere that turn the SVD; against a search over all directions."""
+    """Rows near a line, and a few long ones that rotate the SVD; against a search over all directions."""
     generator = torch.Generator().manual_seed(6)
     near = torch.randn(60, 1, generator=generator) * torch.tensor([[2.0, 1.0]])
     table = near + 0.2 * torch.randn(60, 2, generator=generator)
@@ -64,7 +64,7 @@ def test_common_direction_is_found_in_narrow_and_wide_cones() -> None:
 
 
 def test_common_direction_without_a_mean() -> None:
-    """Many codes must not outvote the few: (1, 0) a thousand times and (-0.6, 0.8)."""
+    """Many equal codes must not dominate: (1, 0) a thousand times and (-0.6, 0.8)."""
     codes = torch.tensor([[1.0, 0.0]]).repeat(1000, 1)
     codes = torch.cat((codes, torch.tensor([[-0.6, 0.8]])))
     assert float(codes.mean(dim=0) @ codes[-1]) < 0.0

@@ -1,4 +1,4 @@
-"""Tensors that stay in few bits in memory: what they compute, what they allocate, and how they are kept."""
+"""Tensors that stay packed in memory: results, allocations, and storage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODES = (torch.enable_grad, torch.no_grad, torch.inference_mode)
 
 
 def packed(store: str, *shape: int, seed: int = 0) -> nn.Parameter:
-    """A parameter in few bits."""
+    """A packed parameter."""
     values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
     form = FORMATS[store](shape)
     return nn.Parameter(PackedTensor(form, form.encode(values)), requires_grad=False)
@@ -38,7 +38,7 @@ def plain(tensor: Any) -> Tensor:
 
 
 def installed(embedding: se.SharedEmbedding, store: str) -> se.SharedEmbedding:
-    """A copy of an embedding that holds its numbers as `store` does."""
+    """A copy of an embedding with tensors packed as `store`."""
     state = distinct_state(embedding)
     held = copy.deepcopy(embedding)
     held.load_state_dict(install(held, hold(pack(state, state, store))), strict=False)

@@ -1,4 +1,4 @@
-"""What is special about `quantized`: the bits of words, packed rows, scores, and rounding in training."""
+"""Tests of `quantized`: the bits of words, packed rows, scores, and rounding in training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_fit_takes_at_most_the_bytes_of_its_options(codec: str) -> None:
         plain = se.build("quantized", num_embeddings=WORDS, embedding_dim=DIM, **options)
         for counts in (None, COUNTS.float()):
             found = stored_bits(fitted(counts, **options))
-            least = 0.6 if codec == "residual" else 0.93  # a further codebook may not fit
+            least = 0.6 if codec == "residual" else 0.93  # another codebook may not fit
             assert least * stored_bits(plain) < found <= stored_bits(plain), (bits, counts is None)
 
 
@@ -148,7 +148,7 @@ def embedding(done: list[int], counts: Tensor | None = None, **given: object) ->
 
 
 def rounded(table: se.SharedEmbedding, counts: Tensor | None = None, **options: object) -> Tensor:
-    """What `quantized` stores for the plain table."""
+    """The table that `quantized` stores for a plain table."""
     given = {"bits": 2, "codec": "lloyd_max", **options}
     plain = dict(table.named_parameters())["weight"].detach()
     fitted, _ = se.fit("quantized", plain, token_counts=counts, padding_idx=0, progress=False, **given)
@@ -214,7 +214,7 @@ def test_a_share_of_the_words_is_rounded_per_step() -> None:
         is_rounded = torch.isclose(found, wanted).all(dim=1)
         assert bool((is_rounded | torch.isclose(found, plain).all(dim=1)).all())
         chosen.append(is_rounded[1:])
-        torch.testing.assert_close(table.table(), found)  # the same words in both uses of a step
+        torch.testing.assert_close(table.table(), found)  # the same words on both sides in a step
     assert all(0.2 < float(one.float().mean()) < 0.8 for one in chosen)
     assert not torch.equal(*chosen)
 

@@ -135,7 +135,7 @@ def count(method: str, options: dict[str, Any], v: int = VOCABULARY, d: int = DI
 
 
 def suggestion(method: str, budget: int, v: int = VOCABULARY, d: int = DIMENSION) -> suggest.Suggestion:
-    """What is suggested for one method."""
+    """The suggestion for one method."""
     return next(found for found in suggest.suggest(v, d, budget) if found.method == method)
 
 
@@ -176,7 +176,7 @@ def test_invalid_budgets_fail(text: str) -> None:
 def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str, budget: int) -> None:
     found = suggestion(method, budget)
     if found.options is None:
-        # The least that the method can do is beyond the budget, on every grid.
+        # The smallest size of the method exceeds the budget, on every grid.
         grids = method_class(method).search_grids(VOCABULARY, DIMENSION)
         assert found.count == min(count(method, grid.options_at(0)) for grid in grids) > budget
         assert f"{found.count:,}" in found.remark
@@ -312,7 +312,7 @@ def test_factors_of_a_dimension(number: int, expected: tuple[int, int, int]) -> 
 
 
 def page_data(text: str) -> dict[str, Any]:
-    """The sizes in a page."""
+    """The sizes on a page."""
     return dict(json.loads(text.split('id="data">')[1].split("</script>")[0]))
 
 

@@ -18,7 +18,7 @@ from tests.shared_embeddings.support import MemoryMeter, assert_same_gradients, 
 
 
 class Dense(nn.Module):
-    """A plain table behind ``F.cross_entropy``, to measure against."""
+    """A plain table with ``F.cross_entropy`` as the reference."""
 
     def __init__(self, rows: int, dim: int) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ MEMORY_CASES = [
 
 
 def measured(emb: nn.Module, hidden: Tensor, targets: Tensor, **options: object) -> MemoryMeter:
-    """Memory that one forward and backward pass of the loss takes."""
+    """The memory of one forward and backward pass of the loss."""
     loss = emb.cross_entropy  # type: ignore[operator]
     with MemoryMeter(hidden, targets, *emb.parameters(), *emb.buffers()) as meter:
         loss(hidden, targets, **options).sum().backward()
@@ -202,7 +202,7 @@ def test_results_do_not_depend_on_the_size_of_a_chunk(case: Case, tokens: int) -
 
 @each_output_case
 def test_low_precision_accumulates_in_single_precision(case: Case) -> None:
-    """The sum of many small losses, which bfloat16 with its eight bits cannot hold, comes out right."""
+    """The sum of many small losses, too precise for bfloat16, is exact."""
     emb = case.build()
     hidden = case.hidden(4000)
     targets = torch.randint(case.num_embeddings, (4000,))

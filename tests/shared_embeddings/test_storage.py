@@ -1,4 +1,4 @@
-"""Tensors in fewer bits: what is lost, what is not, and what is refused."""
+"""Packed tensors: their errors, exact cases, and invalid data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def stored(packed: dict[str, Tensor]) -> int:
-    """The bytes of what was packed, without its description."""
+    """The bytes of the packed tensors, without their description."""
     return sum(tensor.nbytes for name, tensor in packed.items() if name != HEADER)
 
 
@@ -66,7 +66,7 @@ def test_no_value_moves_by_more_than_half_a_step(shape: tuple[int, ...]) -> None
     table = numbers(*shape)
     found = unpack(pack({"t": table}, ["t"], "int8"))["t"]
     largest = table.abs().flatten(1).amax(dim=1).view(-1, *[1] * (len(shape) - 1))
-    # A scale is off by 2**-9 of itself at most, which moves the end of a row by a quarter of a step.
+    # The relative error of a scale is at most 2**-9, which moves the largest value by a quarter of a step.
     assert bool(((found - table).abs() <= 0.51 * largest / 127).all())
     assert not torch.equal(found, table)
 

@@ -19,7 +19,7 @@ SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24, "num_groups"
 
 
 def test_structured_worked_example() -> None:
-    """Pieces of two: [1, 2] or [3, 4] in front, [5, 6] or [7, 8] behind."""
+    """Pieces of two: [1, 2] or [3, 4] first, then [5, 6] or [7, 8]."""
     emb = se.build("structured", num_embeddings=3, embedding_dim=4, num_groups=2, num_clusters=2)
     with torch.no_grad():
         emb.centroids.copy_(torch.tensor([[[1.0, 2], [3, 4]], [[5, 6], [7, 8]]]))
@@ -49,7 +49,7 @@ def test_equals_the_naive_pieces_in_value_and_gradient(case: Case) -> None:
 
 
 def test_structured_sizes_of_the_distilled_embedding_paper() -> None:
-    """Appendix A.1 and tables 1 to 3: K * D + V * G, so every place has centroids of its own."""
+    """Appendix A.1 and tables 1 to 3: K * D + V * G, so every position has its own centroids."""
     from shared_embeddings.methods.structured import StructuredEmbedding, StructuredOptions
 
     for words, dim, clusters, size, factor in [

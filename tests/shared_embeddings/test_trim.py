@@ -27,7 +27,7 @@ from tests.shared_embeddings.support import each_of
 
 
 class Letters:
-    """A model of the letters a to e, which cuts "bb" otherwise once it is trimmed."""
+    """A model of the letters a to e, which tokenizes "bb" differently once it is trimmed."""
 
     def __init__(self, spells: bool = False) -> None:
         self.kept: list[int] = []
@@ -263,7 +263,7 @@ def opened(content: dict[str, Any]) -> Any:
 
 
 def trained(**marks: str) -> TokenizerFile:
-    """A BPE tokenizer whose parts are marked inside or at the end of a word."""
+    """A BPE tokenizer with markers inside or at the end of words."""
     trainer = tokenizers.trainers.BpeTrainer(
         special_tokens=["<unk>"], show_progress=False, vocab_size=60, **marks
     )
@@ -296,7 +296,7 @@ def test_path_of_a_merge_by_hand() -> None:
     }
     merges = [("l", "o"), ("e", "r"), ("w", "er"), ("lo", "w"), ("low", "er"), ("lo", "wer")]
     file = file_of(models.BPE(vocab, merges))
-    # "w" and "er" are joined before "lo" and "w" can be, so that "low" is not on the way.
+    # "w" and "er" merge before "lo" and "w", so "low" is not an intermediate piece.
     assert {file.tokens[number] for number in file.closed({vocab["lower"]})} == set(vocab) - {"low"}
     left = file.trimmed(sorted(file.closed({vocab["lower"]})))["model"]["merges"]
     assert [tuple(merge) for merge in left] == [("l", "o"), ("e", "r"), ("w", "er"), ("lo", "wer")]

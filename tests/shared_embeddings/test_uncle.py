@@ -1,4 +1,4 @@
-"""UnClE: rows and scores by hand, the loss by loops, the sizes in print, and where classes come from."""
+"""UnClE: rows and scores by hand, the loss by loops, published sizes, and sources of classes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def build(
 
 
 def message(**options: Any) -> str:
-    """The text of the error that building raises, which must be one short line."""
+    """The message of the error that building raises, which must be one short line."""
     settings = {"num_embeddings": 6, "embedding_dim": 8, "unique_dim": 2} | options
     with pytest.raises(se.OptionError) as error:
         se.build("uncle", **settings)
@@ -123,7 +123,7 @@ def naive_table(emb: se.SharedEmbedding) -> Tensor:
 def naive_losses(
     emb: se.SharedEmbedding, hidden: Tensor, targets: Tensor, ignored: int, smoothing: float
 ) -> list[Tensor]:
-    """The loss of every token that counts, from its own softmax, word by word."""
+    """The loss of every token that is not ignored, from its own softmax, word by word."""
     losses = []
     table = naive_table(emb)
     for state, target in zip(hidden, targets.tolist()):
@@ -250,7 +250,7 @@ def test_the_loss_holds_neither_scores_nor_table(case: Case, options: dict[str, 
     with MemoryMeter(hidden, targets, *emb.parameters(), *emb.buffers()) as meter:
         emb.cross_entropy(hidden, targets, **options).sum().backward()
     scores = TOKENS * VOCABULARY * 4
-    # The dense loss holds scores, their softmax and its gradient.
+    # The dense loss stores scores, their softmax and its gradient.
     assert meter.peak < 0.2 * 2 * scores
     assert meter.largest < scores / 4
 
@@ -286,7 +286,7 @@ def test_entries_start_with_the_std_of_the_whole_vector() -> None:
     assert emb.unique[0].abs().max() == 0
 
 
-# Sizes in print
+# Published sizes
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_sizes_of_the_paper(vocabulary: int, dim: int, rows: dict[int, tuple[flo
             random_classes=True,
         )
         assert count == vocabulary * unique_dim + 1000 * (dim - unique_dim)
-        # The tables cut digits off rather than round them.
+        # The tables truncate digits instead of rounding.
         assert count / 1e6 == pytest.approx(millions, abs=0.06 if millions > 10 else 0.01)
         assert vocabulary * dim / count == pytest.approx(ratio, abs=0.011)
 
@@ -356,7 +356,7 @@ def test_bits_and_widths_of_sub_classes() -> None:
     assert emb.counts()["stored_bits"] == 32 * emb.counts()["total"] + (2 + 5) * 40
 
 
-# What cannot be
+# Errors
 
 
 RANDOM = {"random_classes": True, "num_classes": 3}

@@ -1,4 +1,4 @@
-"""UnClE: where classes come from."""
+"""UnClE: sources of classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shared_embeddings.methods.uncle import UncleEmbedding
 from tests.shared_embeddings.cases import Case
 from tests.shared_embeddings.test_uncle import build, each_uncle, message
 
-# Where classes come from
+# Sources of classes
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_classes_may_be_given_in_any_container(given: Any) -> None:
 
 
 def save_classes(path: Path, classes: list[int], num_classes: int) -> str:
-    """A class file of made-up words."""
+    """A class file of generated words."""
     random = np.random.default_rng(0)
     vectors = random.normal(size=(len(classes), 3))
     centers = random.normal(size=(num_classes, 3))
@@ -116,7 +116,7 @@ def test_levels_come_from_several_files(tmp_path: Path) -> None:
 
 
 def test_the_file_is_not_needed_later(tmp_path: Path) -> None:
-    """What a host stores builds the module again, and parameters can be reset when the file is gone."""
+    """The options in a checkpoint rebuild the module, and parameters can be reset without the file."""
     path = save_classes(tmp_path / "classes.npz", [1, 0, 4, 4, 1], 5)
     emb = build(path, padding_idx=3)
     Path(path).unlink()

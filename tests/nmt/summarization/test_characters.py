@@ -31,7 +31,7 @@ def run(command: str, *arguments: str | Path) -> None:
 
 
 def refused(capsys: pytest.CaptureFixture[str], command: str, *arguments: str | Path) -> str:
-    """Run a command that must refuse with one line and exit code 2; returns the line."""
+    """Run a command that must fail with one line and exit code 2; returns the line."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         run(command, *arguments)
@@ -156,7 +156,7 @@ BY_HAND_CONCATENATED = {
 def added(
     encodings: list[str], lengths: list[int], size: int, dim: int = 4, layout: str = INTERLEAVED
 ) -> Tensor:
-    """What the positions 0 to ``size`` - 1 add to embeddings of 0."""
+    """The encodings of positions 0 to ``size`` - 1, added to embeddings of 0."""
     positions = LengthControlledPositions(dim, encodings, layout)
     positions.set_lengths(torch.tensor(lengths))
     return positions(torch.zeros(len(lengths), size, dim))
@@ -197,11 +197,11 @@ def test_stepwise_positions_equal_those_of_a_sequence(encodings: list[str]) -> N
 def test_difference_encoding_depends_on_the_remaining_length() -> None:
     short, long = added(["ldpe"], [3, 8], 9)
     torch.testing.assert_close(short[0:4], long[5:9])
-    torch.testing.assert_close(short[3], torch.tensor([0.0, 1.0, 0.0, 1.0]))  # the end is due: sin 0, cos 0
+    torch.testing.assert_close(short[3], torch.tensor([0.0, 1.0, 0.0, 1.0]))  # the desired end: sin 0, cos 0
 
 
 def test_ratio_encoding_depends_on_the_written_fraction() -> None:
-    """Half way through 100 and through 50, the slowest wave (exponent 14/16) is nearly as far."""
+    """Halfway through 100 and through 50, the slowest wave (exponent 14/16) is almost equal."""
     one, two = added(["lrpe"], [100], 51, dim=16)[0, 50], added(["lrpe"], [50], 26, dim=16)[0, 25]
     assert float((one - two)[-2:].abs().max()) < 0.1
     assert float((one - two)[:2].abs().max()) > 0.1
@@ -218,7 +218,7 @@ def test_input_dtype_is_kept() -> None:
         positions(torch.zeros(1, 301, 4, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)
     )
     assert coarse.dtype == torch.bfloat16
-    torch.testing.assert_close(coarse, exact.bfloat16())  # angles of 300 have no place in 8 bits
+    torch.testing.assert_close(coarse, exact.bfloat16())  # angles of 300 do not fit into 8 bits
 
 
 def test_lengths_follow_the_rows() -> None:
@@ -252,9 +252,9 @@ SOURCE = "the Prime Minister of Italy resigned on monday after the vote ."
         (["of the after on the", "monday"], 1),  # function words do not count
         (["vote monday", "italy resigned"], 0),  # equals: the model's first
         (["nothing here", "at all"], 0),
-        (["voted", "VOTE"], 1),  # no stems, small letters
+        (["voted", "VOTE"], 1),  # no stemming, lowercase
         (["ital", "in italy"], 1),  # whole words
-        ([". . .", "resigned."], 1),  # punctuation is no word, and does not hide one
+        ([". . .", "resigned."], 1),  # punctuation is not a word and does not hide one
     ],
 )
 def test_best_hypothesis(hypotheses: list[str], best: int) -> None:

@@ -1,4 +1,4 @@
-"""Length control through OpenNMT's commands: a model that writes as many words as it is asked for."""
+"""Length control through OpenNMT's commands: a model that generates the requested number of words."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COUNTING: dict[str, Any] = {
 
 
 def counting_host(folder: Path) -> Host:
-    """A corpus of any words to some ``v1``, whose number the source does not tell."""
+    """A corpus of random words to repeated ``v1``, whose number does not depend on the source."""
     host = Host(folder)
     generator = random.Random(3)
     for split, size in (("train", 120), ("valid", 10)):
@@ -64,11 +64,11 @@ def sizes(lines: list[str]) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave no handler behind: it would write to the captured stderr of a test that is over."""
+    """Remove handlers, which would write to the captured stderr of a finished test."""
     monkeypatch.setattr(logging.getLogger("onmt"), "handlers", [])
 
 
-# What comes out
+# Outputs
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_translations_have_the_desired_lengths(counting: tuple[Host, Path]) -> N
     ids=["greedy", "n_best", "sampling", "alignments", "small batches"],
 )
 def test_batches_equal_single_lines(counting: tuple[Host, Path], options: tuple[str, ...]) -> None:
-    """Hypotheses of a batch end at several steps, so that lengths have to follow the beams that are left."""
+    """Hypotheses of a batch end at different steps, so lengths must follow the remaining beams."""
     host, checkpoint = counting
     together = host.translate(checkpoint, "-desired_lengths", str(host.folder / "lengths"), *options)
     alone = []
@@ -123,7 +123,7 @@ def test_length_can_exceed_training_by_one(counting: tuple[Host, Path]) -> None:
 
 
 def test_gold_scores(counting: tuple[Host, Path]) -> None:
-    """Targets are scored with the desired length, whether they have it or not."""
+    """Targets are scored with the desired length, whatever their own length."""
     host, checkpoint = counting
     host.write("gold", ["v1 v1", "v1 v1", "", "v1 v1 v1", "v1", "v1"])
     lines = host.translate(checkpoint, "-desired_length", "2", "-tgt", str(host.folder / "gold"))
@@ -226,7 +226,7 @@ def test_server(counting: tuple[Host, Path]) -> None:
 
 
 def server_answer(checkpoint: Path, **options: Any) -> str:
-    """What OpenNMT's server makes of ``w1`` with a model and its options."""
+    """The output of OpenNMT's server for ``w1`` with a model and its options."""
     from nmt.patches.table import apply_patches
 
     apply_patches()
@@ -238,7 +238,7 @@ def server_answer(checkpoint: Path, **options: Any) -> str:
     return str(texts[0])
 
 
-# Refusals
+# Errors
 
 
 @pytest.mark.parametrize(

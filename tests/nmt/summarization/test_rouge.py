@@ -52,7 +52,7 @@ def test_stemming_applies_to_words_of_at_least_four_letters() -> None:
     stemmed = replace(PLAIN, stemming=True)
     assert means(score("cats killing", "cat killed", settings=stemmed), "f1") == [100, 100, 100]
     assert means(score("bus its", "bu it", settings=stemmed), "f1") == [0, 0, 0]
-    # The algorithm of 1980 makes "di" of "dies", and "die" is too short for it.
+    # The algorithm of 1980 stems "dies" to "di"; "die" is too short for it.
     assert means(score("dies", "die", settings=stemmed), "f1")[0] == 0
 
 
@@ -167,14 +167,14 @@ def test_same_f1_as_rouge_score(outputs: tuple[list[str], list[list[str]]]) -> N
 
 @pytest.fixture
 def py_rouge(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """py-rouge's class; what it takes from setuptools and from NLTK's downloads is done here in its place."""
+    """py-rouge's class; its dependencies on setuptools and NLTK downloads are replaced."""
     folder = Path(str(find_spec("rouge").origin)).parent  # type: ignore[union-attr]
     resources = types.ModuleType("pkg_resources")
     resources.resource_filename = lambda name, file: str(folder / file)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pkg_resources", resources)
     import rouge
 
-    # Its texts hold letters, digits and spaces only when it comes to this.
+    # At this point, texts have letters, digits and spaces only.
     monkeypatch.setattr(rouge.Rouge, "tokenize_text", staticmethod(lambda text, language="": text.split()))
     return rouge.Rouge
 
@@ -207,7 +207,7 @@ def test_same_scores_as_py_rouge(
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs ``onmt_rouge`` in a folder with candidates and two references of each; status, stdout, stderr."""
+    """Runs ``onmt_rouge`` in a folder with candidates and two references each; gives status and output."""
     (tmp_path / "candidates").write_text("the cats sat\n\n", encoding="utf-8")
     (tmp_path / "first").write_text("the cat sat\na dog\n", encoding="utf-8")
     (tmp_path / "second").write_text("a cat\n\n", encoding="utf-8")

@@ -203,7 +203,7 @@ def test_only_the_output_side_has_a_bias(case: Case) -> None:
 
 @each_output_case
 def test_the_bias_of_another_output_layer_is_copied(case: Case) -> None:
-    """Where hidden states say nothing, the bias alone decides, in two steps as in one."""
+    """With hidden states of zero, the bias determines probabilities, with one or two softmax steps."""
     emb, given = case.build(), torch.randn(case.num_embeddings) * 2
     if case.bias is None:
         with pytest.raises(RuntimeError, match="output_bias=True"):

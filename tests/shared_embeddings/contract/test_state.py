@@ -28,7 +28,7 @@ from tests.shared_embeddings.support import (
 
 
 def test_the_bias_is_stored_after_the_table() -> None:
-    """As in the states of optimizers, which number the parameters."""
+    """As in optimizer states, which number the parameters."""
     emb = by_name("standard-output-bias").build()
     assert [name for name, _ in emb.named_parameters()] == ["weight", "bias"]
 
@@ -67,7 +67,7 @@ def test_counts_agree_with_the_tensors_and_with_the_formula(case: Case) -> None:
 
 @each_case
 def test_counts_per_side(case: Case) -> None:
-    """``shared`` is what both sides use; ``input`` and ``output`` are what one side uses, alone or in all."""
+    """``shared`` is used by both sides, ``input`` and ``output`` by one side, exclusively or in total."""
     counts = case.build().counts()
     exclusive = counts["input"] + counts["output"] + counts["shared"]
     inclusive = counts["input"] + counts["output"] - counts["shared"]
@@ -170,7 +170,7 @@ def test_evaluation_equals_training(case: Case) -> None:
 
 
 def fresh_results(emb: se.SharedEmbedding, case: Case, hidden: Tensor) -> list[Tensor]:
-    """What a new module with the same tensors computes, so without any cache."""
+    """The results of a new module with the same tensors, without a cache."""
     twin = case.build().to(next(emb.parameters()).dtype)
     twin.load_state_dict(emb.state_dict())
     return cached_results(twin, case, hidden.to(next(emb.parameters()).dtype))
@@ -178,7 +178,7 @@ def fresh_results(emb: se.SharedEmbedding, case: Case, hidden: Tensor) -> list[T
 
 @torch.no_grad()
 def cached_results(emb: se.SharedEmbedding, case: Case, hidden: Tensor) -> list[Tensor]:
-    """Both sides of an embedding in evaluation, where it may answer from its cache."""
+    """Both sides of an embedding in evaluation, which may use the cache."""
     found = [emb(all_ids(case)), emb.table()]
     if case.output:
         found += [emb.output_table(), emb.log_prob(hidden)]
@@ -188,13 +188,13 @@ def cached_results(emb: se.SharedEmbedding, case: Case, hidden: Tensor) -> list[
 
 @torch.no_grad()
 def scale_in_place(emb: se.SharedEmbedding) -> None:
-    """Change every parameter without the module being told."""
+    """Change every parameter without notifying the module."""
     for parameter in emb.parameters():
         parameter.mul_(1.5).add_(0.1)
 
 
 def replace_data(emb: se.SharedEmbedding) -> None:
-    """Give every parameter other memory, as model averaging and some optimizers do."""
+    """Give every parameter new memory, like model averaging and some optimizers."""
     for parameter in emb.parameters():
         parameter.data = parameter.data * 1.5 + 0.1
 

@@ -1,4 +1,4 @@
-"""What all tests of models of Hugging Face need."""
+"""Fixtures of all tests of Hugging Face models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """Sentences of few words."""
+    """Sentences from a small vocabulary."""
     from tests.shared_embeddings.hf.trimming import sentences
 
     path = tmp_path / "text"

@@ -1,4 +1,4 @@
-"""Tiny random models of Hugging Face, built from their configurations, and what they say to some ids."""
+"""Tiny random Hugging Face models, built from their configurations, and their outputs."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 
 
 def build(kind: str) -> Any:
-    """The model, with nothing that is zero by its initialization."""
+    """The model, without parameters that are initialized to zero."""
     name, settings, _ = KINDS[kind]
     chosen = getattr(transformers, name)
     torch.manual_seed(3)
@@ -112,7 +112,7 @@ def build(kind: str) -> Any:
 
 
 def write(kind: str, folder: Path) -> Any:
-    """A folder with the model; gives the model."""
+    """A folder with the model; returns the model."""
     model = build(kind)
     model.save_pretrained(folder)
     return model
@@ -146,7 +146,7 @@ def scores(model: Any) -> Tensor:
 
 
 def spoken(model: Any) -> Tensor:
-    """What a model says after some ids; for a model that does not speak, its scores."""
+    """The ids that a model generates after some ids; the scores of models that do not generate."""
     if not model.can_generate():
         return scores(model)
     torch.manual_seed(5)

@@ -27,7 +27,7 @@ from tests.shared_embeddings.hf.trimming import save, sentences, trim
 FULL_SIZE = {
     kind: ["standard"] if place % 2 else ["projective", "--rank", DIM] for place, kind in enumerate(KINDS)
 }
-# Those whose `generate`, or scores where they have none, are looked at in a fresh process.
+# Models whose `generate`, or scores, are checked in a new process.
 SPEAKING = ["gemma", "llama", "qwen2", "t5", "marian", "bert"]
 
 
@@ -84,7 +84,7 @@ def test_without_running_nothing_is_measured(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_layers_of_another_task_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As in BERT's published checkpoints, which were trained to tell the next sentence, too."""
+    """As in BERT's published checkpoints, which were also trained to predict the next sentence."""
     torch.manual_seed(3)
     whole = transformers.BertForPreTraining(transformers.BertConfig(**KINDS["bert"][1]))
     whole.config.architectures = None
@@ -202,7 +202,7 @@ def test_both_sides_give_gradients_to_the_shared_table(tmp_path: Path, kind: str
     never_read = 123
     assert never_read not in IDS
     model(input_ids=IDS, labels=IDS).loss.backward()
-    # Of a word that no input has, the output alone gives a gradient; with the output held, the input alone.
+    # Words outside the input get gradients from the output only; with a frozen output, from the input only.
     assert codes.grad[never_read].abs().sum() > 0
     model.zero_grad()
     hidden = model.get_input_embeddings()(IDS)
@@ -296,6 +296,6 @@ def test_the_best_candidate_is_a_folder_that_loads(
     assert "kept" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "text.txt") == ["model", "small"]
     assert hf.load(str(small)) is not None
-    assert main(arguments) == 2  # it is there already
+    assert main(arguments) == 2  # it exists already
     assert "--force" in capsys.readouterr().err
     assert main([*arguments, "--force"]) == 0

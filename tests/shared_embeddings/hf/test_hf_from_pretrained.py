@@ -50,7 +50,7 @@ def hidden(model: Any) -> torch.Tensor:
 @pytest.mark.slow_except("int8")
 @pytest.mark.parametrize("store", ["fp32", "int8"])
 def test_every_family(tmp_path: Path, store: str) -> None:
-    """With and without its output layer; what it saves is read again."""
+    """With and without its output layer, and after saving and loading."""
     for kind in KINDS:
         small, again, base = (tmp_path / f"{kind}_{name}" for name in ("small", "again", "base"))
         shrink(kind, small, store)
@@ -73,7 +73,7 @@ def test_every_family(tmp_path: Path, store: str) -> None:
 @pytest.mark.slow_except("int8")
 @pytest.mark.parametrize("store", ["fp32", "int8", "int4"])
 def test_every_method(tmp_path: Path, store: str) -> None:
-    """In both dtypes; what it saves is read again."""
+    """In both dtypes, and after saving and loading."""
 
     def check(method: str) -> None:
         options = example(method, WORDS, DIM)
@@ -191,7 +191,7 @@ torch.save(found, sys.argv[2])
 
 
 def test_without_the_library(tmp_path: Path) -> None:
-    """The scores are those with the library; what is saved is a plain model."""
+    """The scores equal those with the library; saving writes a plain model."""
     given = []
     for name, (kind, store, method, options) in FOLDERS.items():
         shrink(kind, tmp_path / name, store, method, **options)

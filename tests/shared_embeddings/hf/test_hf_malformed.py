@@ -113,7 +113,7 @@ IDS = ("bad_words_ids", "suppress_tokens", "forced_decoder_ids", "sequence_bias"
 
 
 def odd_folders(model: Path, small: Path, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Folders with something wrong in a JSON file, by what it is."""
+    """Folders with an error in a JSON file, by its description."""
     plain, entry = (
         json.loads((model / "config.json").read_text()),
         json.loads((small / "config.json").read_text()),
@@ -145,7 +145,7 @@ def odd_folders(model: Path, small: Path, folder: Path) -> Iterator[tuple[str, P
 
 @pytest.mark.slow
 def test_settings_of_another_type(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No traceback, whatever stands in a JSON file; each case goes to one of three commands in turn."""
+    """No traceback for any content of a JSON file; three commands take turns."""
     model, small, output = save(tmp_path / "model", "gpt2"), tmp_path / "small", tmp_path / "output"
     assert compress(model, "projective", small, "--rank", 4) == 0
     pairs = tmp_path / "pairs"
@@ -165,7 +165,7 @@ def test_settings_of_another_type(tmp_path: Path, text: Path, capsys: pytest.Cap
             status = repr(error)
         error = capsys.readouterr().err
         shutil.rmtree(output, ignore_errors=True)
-        # What does not matter to a command may be anything.
+        # Keys that a command does not use may have any value.
         if status != 0 and not (status == 2 and told(error, "shared-embeddings", folder)):
             failures.append(f"{kind}: {command[0]}: {status} {error[-400:]}")
     assert not failures, "\n".join(failures)

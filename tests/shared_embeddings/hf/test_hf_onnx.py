@@ -18,7 +18,7 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers.exporters.exporter_onnx")
 
-# Graphs of these tiny models are not small beside their weights.
+# The graphs of these tiny models are not small compared to their weights.
 GRAPH_BYTES = 15_000
 UNIFORM = {"method": "quantized", "bits": 4, "codec": "uniform", "group_size": 16}
 
@@ -43,7 +43,7 @@ def test_encoder_with_dynamic_shapes(tmp_path: Path, capsys: pytest.CaptureFixtu
     printed = capsys.readouterr()
     assert "words: 4-bit blocks of 16 numbers" in printed.out and "tokens per second" in printed.out
     assert not printed.err
-    # fp16 scales lie beside 4-bit codes, and both sides read the same ones.
+    # fp16 scales are stored with 4-bit codes, and both sides share them.
     assert output.stat().st_size < (model / "model.safetensors").stat().st_size + GRAPH_BYTES
     names = [one.name for one in onnx.load(output).graph.initializer]
     assert [name for name in names if "codes" in name] == ["words.table_codes"]

@@ -1,4 +1,4 @@
-"""What compressed models keep: perplexity, predictions, and their storage."""
+"""The quality of compressed models: perplexity, predictions, and their storage."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_perplexity_before_and_after(tmp_path: Path) -> None:
 
 
 def test_windows_score_every_token_once() -> None:
-    """A model that sees one token back says the same in any window."""
+    """A model with a context of one token has the same perplexity in any window."""
     from shared_embeddings.hf.agreement import _nats
 
     table = torch.randn(9, 9, generator=torch.Generator().manual_seed(2))
@@ -127,7 +127,7 @@ def words(tmp_path: Path) -> Path:
 
 
 def kept(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str, dict[str, Any]]:
-    """The last line, and what the report has about it."""
+    """The last line, and its part of the report."""
     report = folder / "report.json"
     capsys.readouterr()
     asked = [*arguments, "--report", report, "--force"]
@@ -180,7 +180,7 @@ def test_agreement_compares_next_tokens(
 
 
 def test_generated_answers_are_greedy_and_end_at_eos(tmp_path: Path, words: Path) -> None:
-    """What a translator predicts after every word of its answer is that answer."""
+    """The predictions of a translator after every word of its output are that output."""
     model = write("marian", tmp_path / "model")
     add_tokenizer(tmp_path / "model")
     words.write_text("w5 w9 w2\n")
@@ -188,7 +188,7 @@ def test_generated_answers_are_greedy_and_end_at_eos(tmp_path: Path, words: Path
     ids = torch.tensor([[5, 9, 2]])
     said = model.generate(ids, do_sample=False, num_beams=1, max_new_tokens=9)[0].tolist()[1:]
     end = said.index(1) + 1 if 1 in said else len(said)
-    # The last token is not free where it is forced to be the mark of the end.
+    # The last token is fixed if it is forced to be the end-of-sequence token.
     assert found[: end - 1] == said[: end - 1] and len(found) == end
 
 
@@ -268,7 +268,7 @@ def test_packed_on_disk(
     if model.can_generate():
         stored = json.loads((small / "generation_config.json").read_text())
         assert model.generation_config.pad_token_id == stored.get("pad_token_id")
-    # What is written later has the same bytes, unless it was loaded to be trained.
+    # Saving again gives the same bytes, unless the model was loaded for training.
     for trainable in (False, True):
         again = tmp_path / f"again_{trainable}"
         opened = hf.load(small, trainable=trainable)

@@ -1,4 +1,4 @@
-"""What is no model that can be compressed is refused in one line, and nothing is lost by a failure."""
+"""Folders that cannot be compressed fail with one line, and failures change no files."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_models_that_take_more_than_text(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_models_with_other_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They multiply with the weight of their output layer, or do not say where their words are."""
+    """They multiply with the weight of their output layer, or do not expose their word embeddings."""
     bert = KINDS["bert"][1]
     narrow = {**bert, "embedding_size": DIM, "hidden_size": 24}
     sizes = {"d_model": DIM, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "langs": ["en", "de"]}
@@ -140,7 +140,7 @@ def test_existing_outputs(
     other.mkdir()
     (other / "letter").write_text("dear")
     with monkeypatch.context() as patch:
-        # A fit may take long, so what cannot be written is refused before.
+        # A fit may take long, so unwritable outputs fail before it.
         patch.setattr(
             "shared_embeddings.checkpoints.fitted_tables.fit", lambda *_, **__: pytest.fail("was fitted")
         )
@@ -236,7 +236,7 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
 
 
 def test_without_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What transformers says where nothing has registered the quantizer."""
+    """The error of transformers without a registered quantizer."""
     from transformers.quantizers import auto
 
     model, small = tmp_path / "model", tmp_path / "small"
@@ -252,7 +252,7 @@ def test_without_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_tables_are_found(tmp_path: Path, kind: str) -> None:
-    """For analysis: plain tables are the model's own, those of a full-rank model nearly so."""
+    """For analysis: tables of plain models are exact, those of full-rank models almost."""
     model, same = tmp_path / "model", tmp_path / "same"
     whole = write(kind, model)
     assert compress(model, "projective", same, "--rank", DIM) == 0

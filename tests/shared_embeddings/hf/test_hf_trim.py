@@ -1,4 +1,4 @@
-"""Trimming models of Hugging Face: covered texts are cut as before, kept tokens keep their probabilities."""
+"""Trimming Hugging Face models: covered texts have the same tokens, kept tokens the same probabilities."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_shards_counts_and_words_to_keep(
     total = sum(tensor.nbytes for tensor in written)
     index = json.loads((output / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == total and f"{total:,}  (" in printed
-    # The bad words were the padding and one word that has gone.
+    # The bad words were the padding and a removed word.
     assert json.loads((output / "generation_config.json").read_text())["bad_words_ids"] == [[0]]
     found = transformers.MarianMTModel.from_pretrained(output)
     assert found.final_logits_bias.shape == (1, len(trimmed))
@@ -147,7 +147,7 @@ def test_user_errors(
 
 
 def test_lists_of_ids() -> None:
-    """What is gone needs no mention, and transformers refuses lists without anything in them."""
+    """Removed ids are dropped, and transformers rejects empty lists."""
     new_ids = {0: 0, 1: 1, 9: 3}
     settings = {
         "suppress_tokens": [9, 400],
@@ -195,7 +195,7 @@ def test_wrongly_nested_lists(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["RobertaForMaskedLM", "XGLMForCausalLM", "LlamaForCausalLM"])
 def test_positions_relative_to_the_padding(name: str, tmp_path: Path, text: Path) -> None:
-    """The id of padding stays then, and otherwise not."""
+    """The padding id is kept only then."""
     words = [f"w{number}" for number in range(40)]
     words[10], words[11] = "<pad>", "<unk>"
     plain = tokenizers.Tokenizer(

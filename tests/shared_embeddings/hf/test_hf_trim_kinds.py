@@ -1,4 +1,4 @@
-"""Trimming tokenizers of every kind; trimming and compressing in both orders, and in one go."""
+"""Trimming tokenizers of every kind; trimming and compressing in both orders, and in one step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNKNOWN = "Kato 漢字 xyzzy!  zwei"
 
 
 def trained(model: Any, trainer: Any, splitter: Any, normalizer: Any = None) -> dict[str, Any]:
-    """The model part of a tokenizer of made-up words."""
+    """The model part of a tokenizer for generated words."""
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = splitter
     if normalizer is not None:
@@ -245,7 +245,7 @@ def test_compressed_models(kind: str, method: list[Any], tmp_path: Path, text: P
 
 
 def test_trimmed_models_are_compressed(tmp_path: Path, text: Path) -> None:
-    """The other order: rows that are left out before the fit do not change a full-rank one."""
+    """The other order: removing rows before the fit does not change a full-rank one."""
     model, output, small = save(tmp_path / "model", "llama"), tmp_path / "trimmed", tmp_path / "small"
     assert trim("--model", model, "--text", text, "--output", output) == 0
     assert compress(output, "projective", small, "--rank", 16) == 0

@@ -1,4 +1,4 @@
-"""What people do with a model of transformers works with compressed ones, see ``docs/huggingface.md``."""
+"""Common uses of transformers models work with compressed ones, see ``docs/huggingface.md``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_generation(tmp_path: Path, kind: str) -> None:
         for name, how in GENERATION.items():
             if not (name == "prompt lookup" and model.config.is_encoder_decoder):
                 assert torch.equal(said(model, **how), said(again, **how)), name
-        # An assistant changes how long it takes, but not what is said.
+        # An assistant changes the speed, not the output.
         if not model.config.is_encoder_decoder:
             assert torch.equal(said(model, assistant_model=again), said(model))
 
@@ -91,7 +91,7 @@ def arguments(folder: Path) -> Any:
 @pytest.mark.slow_except("gemma")
 @pytest.mark.parametrize("kind", ["gemma", "bert", "t5_untied", "marian"])
 def test_trainer_resumes(tmp_path: Path, kind: str) -> None:
-    """To the same weights, with recomputed activations; packed embeddings stay as they are."""
+    """To the same weights, with gradient checkpointing; packed embeddings are unchanged."""
     rows = [{"input_ids": ids, "labels": ids} for ids in IDS] * 4
     for store in ("fp32", "int4"):
         whole, model = opened(kind, tmp_path, store), opened(kind, tmp_path, store)

@@ -30,7 +30,7 @@ SEQUENCES = {
 
 
 def sentences(number: int, seed: int) -> list[str]:
-    """Sentences of made-up words, of which the first half of a lexicon is in those of seed 1."""
+    """Sentences of generated words; those of seed 1 use the first half of the lexicon."""
     draw = random.Random(3)
     lexicon = ["".join(draw.choices(SYLLABLES, k=draw.randint(1, 4))) for _ in range(150)]
     draw = random.Random(seed)
@@ -89,14 +89,14 @@ def wordpiece() -> Any:
 
 
 def llama(words: int) -> Any:
-    """A causal model whose output is a table of its own, and has rows without a token."""
+    """A causal model with a separate output table that has rows without a token."""
     ids = {"bos_token_id": 0, "eos_token_id": [1, 2], "pad_token_id": 2}
     config = transformers.LlamaConfig(vocab_size=words + 7, num_key_value_heads=2, **SIZES, **ids)
     return transformers.LlamaForCausalLM(config)
 
 
 def gpt2(words: int) -> Any:
-    """A causal model with tied tables, whose configuration names an id that is no token."""
+    """A causal model with tied tables, whose configuration names an id without a token."""
     config = transformers.GPT2Config(
         vocab_size=words, n_embd=16, n_layer=1, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=50256
     )
@@ -104,7 +104,7 @@ def gpt2(words: int) -> Any:
 
 
 def t5(words: int) -> Any:
-    """A sequence-to-sequence model with an output layer of its own."""
+    """A sequence-to-sequence model with a separate output layer."""
     config = transformers.T5Config(
         vocab_size=words,
         d_model=16,
@@ -181,7 +181,7 @@ def trim(*arguments: object) -> int:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that the command prints on stderr for a mistake."""
+    """The one line that the command prints on stderr for a user error."""
     capsys.readouterr()
     assert trim(*arguments) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("shared-embeddings")]
