@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import shared_embeddings as se
-from benchmarks import compression, decoding, fitting, gpu, language_model, large_fits, layers, preprocessing
+from benchmarks import compression, decoding, fitting, gpu, language_model, layers, preprocessing
 from benchmarks.layers import PLAIN, PUBLISHED, SETTINGS, as_table, operations, rows, with_ratios, words
 from benchmarks.measuring import Record, median_times, read_record, read_records, save_record
 from recipes.common.tools import run_main
@@ -159,12 +159,31 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "language model": lambda record: language_model.as_table(record["measured"]),
     "decoding": lambda record: "\n\n".join(decoding.as_table(*part) for part in record["measured"].items()),
     "fitting": lambda record: fitting.as_table(record["fits"]),
-    "large fits": lambda record: large_fits.as_table(record["fits"]),
+    "large fits": lambda record: fitting.as_large_table(record["fits"]),
     "preprocessing": preprocessing.as_table,
     "compression ptb": compression.as_table,
     "compression quickstart": compression.as_table,
     "gpu": of_cases,
 }
+
+
+def test_the_choice_of_compress_is_named() -> None:
+    def trial(method: str, options: dict[str, str], store: str, kept: float, predictions: float) -> Record:
+        key = {"method": method, "options": options, "store": store, "ratio": 8.0}
+        return {**key, "kept": kept, "predictions": predictions, "bytes": 10}
+
+    found = [
+        trial("quantized", {}, "fp16", 0.9, 0.7),
+        trial("quantized", {"codec": "uniform"}, "fp16", 0.8, 0.75),
+        trial("structured", {}, "fp16", 0.95, 0.99),  # not a candidate
+    ]
+    assert list(compression.choices(found)) == [
+        "- At 8x, `compress` chooses quantized, trellis by quality (90.0%) and quantized, uniform by predictions "
+        "(80.0%); the best row is structured (95.0%)."
+    ]
+    for one in found:
+        del one["predictions"]
+    assert "predictions" not in next(compression.choices(found))
 
 
 def test_readme_tables_match_the_results() -> None:
