@@ -178,8 +178,8 @@ def test_the_choice_of_compress_is_named() -> None:
         trial("structured", {}, "fp16", 0.95, 0.99),  # not a candidate
     ]
     assert list(compression.choices(found)) == [
-        "- At 8x, `compress` chooses quantized, trellis by quality (90.0%) and quantized, uniform by predictions "
-        "(80.0%); the best row is structured (95.0%)."
+        "- At 8x, `compress` chooses quantized, trellis by quality (90.0%) and quantized, uniform by "
+        "predictions (80.0%); the best row is structured (95.0%)."
     ]
     for one in found:
         del one["predictions"]
