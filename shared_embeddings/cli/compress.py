@@ -1,4 +1,4 @@
-"""The command `compress`: replaces the embeddings of a trained model by smaller ones."""
+"""The command `compress`: replaces the embeddings of a trained model with smaller ones."""
 
 from __future__ import annotations
 
