@@ -29,7 +29,7 @@ from shared_embeddings.checkpoints.adapter import (
     with_untrained_part,
 )
 from shared_embeddings.checkpoints.agreement import Probe
-from shared_embeddings.checkpoints.onnx_body import OnnxBody
+from shared_embeddings.checkpoints.onnx_graph import OnnxBody
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.storage import packed_as
 from shared_embeddings.checkpoints.tensors import contains_strings

@@ -18,7 +18,7 @@ import torch
 
 from shared_embeddings.checkpoints import adapter as adapters
 from shared_embeddings.cli.main import main
-from shared_embeddings.utils.tracking import WandbWriter
+from shared_embeddings.utils.results import WandbWriter
 from tests.files.commands import HOSTS, hosts_of_this_tree
 from tests.lm.runs import run as train_lm
 from tests.lm.runs import settings, small_corpus

@@ -29,7 +29,7 @@ from shared_embeddings.utils.command_line import USER_ERROR
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import locked, remove, remove_leftovers, write_text
 from shared_embeddings.utils.interrupts import RESUME, Interrupted
-from shared_embeddings.utils.tracking import WandbWriter
+from shared_embeddings.utils.results import WandbWriter
 
 LAST, BEST, CONFIG = "last.pt", "best.pt", "config.yaml"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from shared_embeddings.utils.tracking import Writer, Writers
+from shared_embeddings.utils.results import Writer, Writers
 
 
 class Report:

@@ -49,7 +49,7 @@ from nmt.checkpoint.files import allow_checkpoint_types
 from nmt.data.batches import Batches, QuietLoader
 from nmt.data.corpora import CleanCorpus
 from nmt.data.vocabulary import read_vocabulary
-from nmt.patches import building, checkpoints, copying, options, search, text, training
+from nmt.patches import building, checkpoints, copying, search, text, training
 
 
 class Wrap(NamedTuple):
@@ -102,10 +102,10 @@ def _replace(owner: Any, name: str, new: Any) -> None:
 # Reasons, and the patches that each needs. Patches of the same attribute nest: the last one is the outermost.
 PATCHES: dict[str, tuple[Wrap | Replace, ...]] = {
     "adds options: embeddings, distillation, autocast, resume, lengths; transforms default to the model's": (
-        Wrap(onmt.opts, "model_opts", options.with_embedding_options),
-        Wrap(onmt.opts, "_add_train_general_opts", options.with_training_options),
-        Wrap(onmt.opts, "translate_opts", options.with_length_options),
-        Wrap(onmt.opts, "translate_opts", options.with_transforms_of_checkpoint),
+        Wrap(onmt.opts, "model_opts", building.with_embedding_options),
+        Wrap(onmt.opts, "_add_train_general_opts", building.with_training_options),
+        Wrap(onmt.opts, "translate_opts", building.with_length_options),
+        Wrap(onmt.opts, "translate_opts", building.with_transforms_of_checkpoint),
     ),
     "builds models with shared embeddings, length control, fast dropout and positions without limit": (
         Wrap(onmt.model_builder, "build_base_model", building.with_shared_embeddings),

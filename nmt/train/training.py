@@ -33,7 +33,7 @@ from shared_embeddings.checkpoints.tensors import check_optimizer
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.interrupts import Interrupted
-from shared_embeddings.utils.tracking import WandbWriter, Writers
+from shared_embeddings.utils.results import WandbWriter, Writers
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of mallopt(3) in the GNU C library
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.checkpoints.agreement import Probe
-from shared_embeddings.checkpoints.onnx_body import OnnxBody
+from shared_embeddings.checkpoints.onnx_graph import OnnxBody
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.errors import UserError

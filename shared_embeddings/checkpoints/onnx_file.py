@@ -13,8 +13,14 @@ import torch
 from torch import nn
 
 from shared_embeddings.checkpoints.adapter import WordEmbedding
-from shared_embeddings.checkpoints.onnx_body import Example, OnnxBody, joined
-from shared_embeddings.checkpoints.onnx_graph import TableGraph, serialized, table_graph
+from shared_embeddings.checkpoints.onnx_graph import (
+    Example,
+    OnnxBody,
+    TableGraph,
+    joined,
+    serialized,
+    table_graph,
+)
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import replacing

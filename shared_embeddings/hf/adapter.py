@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.checkpoints.adapter import EmbeddingTable, WordEmbedding, check_scores
 from shared_embeddings.checkpoints.agreement import Probe
-from shared_embeddings.checkpoints.onnx_body import OnnxBody
+from shared_embeddings.checkpoints.onnx_graph import OnnxBody
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.tensors import check_finite
 from shared_embeddings.embedding import SharedEmbedding

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared_embeddings.checkpoints.onnx_body import Example, OnnxBody, StandIn, quiet
+from shared_embeddings.checkpoints.onnx_graph import Example, OnnxBody, StandIn, quiet
 from shared_embeddings.hf.entry import ENTRY
 from shared_embeddings.hf.sides import InputSide, OutputSide
 from shared_embeddings.utils.extras import require

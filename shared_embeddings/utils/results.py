@@ -1,4 +1,4 @@
-"""Write results as JSON files, with the code version, machine and date that produced them."""
+"""Results as JSON files with version, machine and date; progress of trainings for Weights & Biases."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import write_text
 
 # The repository, whose git state is part of every record.
@@ -105,3 +106,60 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+class Writer(Protocol):
+    """The part of ``torch.utils.tensorboard.SummaryWriter`` that trainings use."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """Record a value at a step."""
+
+    def close(self) -> None:
+        """Write everything."""
+
+
+class WandbWriter:
+    """Sends scalars to a project of Weights & Biases.
+
+    A resumed training is another run of the same group, which is named after its folder. The environment
+    variables of wandb apply, such as ``WANDB_MODE=offline``.
+
+    Args:
+        project: name of the project.
+        folder: of the training, where wandb keeps its files.
+        config: settings to show with the run.
+
+    Raises:
+        ModuleNotFoundError: wandb is not installed; the message names the extra.
+    """
+
+    def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
+        name = folder.absolute().name
+        self._run = require("wandb").init(
+            project=project, group=name, name=name, dir=str(folder), config=dict(config)
+        )
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """Record a value at a step."""
+        self._run.log({tag: scalar_value}, step=global_step)
+
+    def close(self) -> None:
+        """Send the remaining values."""
+        self._run.finish()
+
+
+class Writers:
+    """Several writers as one."""
+
+    def __init__(self, writers: Iterable[Writer]) -> None:
+        self._writers = list(writers)
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """Record a value at a step."""
+        for writer in self._writers:
+            writer.add_scalar(tag, scalar_value, global_step)
+
+    def close(self) -> None:
+        """Close all writers."""
+        for writer in self._writers:
+            writer.close()

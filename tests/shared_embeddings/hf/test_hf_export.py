@@ -1,4 +1,4 @@
-"""Whole models in ONNX Runtime: the numbers of torch for any shape, in the bytes of the checkpoint."""
+"""`shared-embeddings export`: whole models for ONNX Runtime, and dense folders with the same scores."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 
 import shared_embeddings.hf as hf
 from shared_embeddings.checkpoints import onnx_file
 from shared_embeddings.cli.main import main
-from tests.shared_embeddings.hf.models import IDS, KINDS, build, shrink, write
-
-onnx = pytest.importorskip("onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
-pytest.importorskip("transformers.exporters.exporter_onnx")
+from tests.helpers import in_turn
+from tests.shared_embeddings.hf.models import IDS, KINDS, build, scores, shrink, write
 
 # The graphs of these tiny models are not small compared to their weights.
 GRAPH_BYTES = 15_000
 UNIFORM = {"method": "quantized", "bits": 4, "codec": "uniform", "group_size": 16}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers.exporters.exporter_onnx")
     monkeypatch.setattr(onnx_file, "_SECONDS", 0.0)
 
 
@@ -36,6 +38,7 @@ def opened(path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
+@pytest.mark.usefixtures("_no_measuring")
 def test_encoder_with_dynamic_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, output = tmp_path / "model", tmp_path / "model.onnx"
     shrink("bert", model, store="fp16", **UNIFORM)
@@ -63,6 +66,7 @@ def test_encoder_with_dynamic_shapes(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert export(model, output, "--format", "onnx-embeddings", "--force") == 0
 
 
+@pytest.mark.usefixtures("_no_measuring")
 @pytest.mark.slow
 def test_a_decoder_with_its_cache(tmp_path: Path) -> None:
     """Greedy generation token by token gives what torch generates."""
@@ -88,6 +92,7 @@ def test_a_decoder_with_its_cache(tmp_path: Path) -> None:
     assert texts.tolist() == wanted.tolist()
 
 
+@pytest.mark.usefixtures("_no_measuring")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("bert", "llama")])
 def test_every_family(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,6 +102,7 @@ def test_every_family(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "two factors of rank 6" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("_no_measuring")
 @pytest.mark.slow
 def test_a_plain_model_in_bfloat16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The tied table is stored once, and the weights in 16 bits."""
@@ -110,6 +116,7 @@ def test_a_plain_model_in_bfloat16(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(tables) == 1 and tables[0].data_type in (onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16)
 
 
+@pytest.mark.usefixtures("_no_measuring")
 def test_models_that_cannot_be_traced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,3 +132,53 @@ def test_models_that_cannot_be_traced(
     error = capsys.readouterr().err
     assert "no such operator" in error and "onnx-embeddings" in error and error.count("\n") == 1
     assert not output.exists()
+
+
+def export_dense(model: Path, output: Path, *more: str) -> int:
+    return main(["export", "--format", "dense", "--model", str(model), "--output", str(output), *more])
+
+
+@in_turn("kind", ["gemma3", "t5_untied", "marian_two_vocabularies", "bert"])
+def test_dense_export_keeps_names_and_scores(kind: str, tmp_path: Path) -> None:
+    model, plain, original = (tmp_path / f"{kind}_{name}" for name in ("model", "plain", "original"))
+    shrink(kind, model)
+    build(kind).save_pretrained(original)
+    assert export_dense(model, plain) == 0
+    weights, wanted = (load_file(folder / "model.safetensors") for folder in (plain, original))
+    assert {name: one.shape for name, one in weights.items()} == {
+        name: one.shape for name, one in wanted.items()
+    }
+    loaded = getattr(transformers, KINDS[kind][0]).from_pretrained(plain)
+    torch.testing.assert_close(scores(loaded), scores(hf.load(model)), rtol=1e-4, atol=1e-4)
+
+
+def test_quantized_rows_in_gguf(tmp_path: Path) -> None:
+    """4-bit blocks of 32 become Q4_0 and Q8_0 with the error of their own scales."""
+    quants = pytest.importorskip("gguf.quants")
+    from gguf import MODEL_ARCH, GGMLQuantizationType, get_tensor_name_map
+
+    model, plain = tmp_path / "model", tmp_path / "plain"
+    shrink("llama", model, method="quantized", bits=8, codec="uniform")
+    assert export_dense(model, plain) == 0
+    weights = load_file(plain / "model.safetensors")
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, 1)
+    assert all(names.get_name(name, try_suffixes=(".weight",)) for name in weights)
+    table = weights["model.embed_tokens.weight"].repeat(1, 2).numpy()  # whole blocks
+    stored = quants.quantize(table, GGMLQuantizationType.Q8_0)
+    error = abs(quants.dequantize(stored, GGMLQuantizationType.Q8_0) - table).max()
+    assert error < 0.01 * abs(table).max()
+
+
+def test_dense_export_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, plain, other = tmp_path / "model", tmp_path / "plain", tmp_path / "other"
+    shrink("gpt2", model)
+    assert export_dense(model, plain) == 0 and export_dense(model, plain) == 2
+    assert "--force" in capsys.readouterr().err
+    assert export_dense(model, plain, "--force") == 0
+    assert export_dense(plain, other) == 2 and "is not compressed" in capsys.readouterr().err
+    other.mkdir()
+    (other / "thesis.txt").touch()
+    assert export_dense(model, other, "--force") == 2 and "is not replaced" in capsys.readouterr().err
+    assert (other / "thesis.txt").is_file()
+    assert main(["export", "--model", str(model), "--output", str(plain), "--force"]) == 2
+    assert "is a folder" in capsys.readouterr().err
