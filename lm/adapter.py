@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from shared_embeddings.checkpoints.adapter import (
     EmbeddingTable,
     Vocabulary,
     WordEmbedding,
+    WordTokens,
     check_scores,
     copy_output_bias,
     lines_without,
@@ -58,7 +58,7 @@ class Adapter:
     read_tables = read_trimmable = read
 
 
-class CheckpointModel:
+class CheckpointModel(WordTokens):
     """A language model read from a checkpoint, on the CPU.
 
     Args:
@@ -186,20 +186,6 @@ class CheckpointModel:
         """The ids of the words of each line, and of ``<eos>``."""
         del vocabulary  # there is only one
         return [self.original.encode(line) for line in lines]
-
-    def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
-        """How often the lines use each word."""
-        return [Counter(word for line in self.encode(vocabulary, lines) for word in line)]
-
-    def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
-        """The ids unchanged: no word depends on another."""
-        del vocabulary
-        return ids
-
-    def characters(self, vocabulary: str) -> set[int]:
-        """No ids: words are not composed of other words."""
-        del vocabulary
-        return set()
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except those ``(n,)``; in texts, the others become ``<unk>``.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,13 @@ from nmt.compression import CheckpointModel
 from nmt.data.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from nmt.model.plan import PADDING, words_of
-from shared_embeddings.checkpoints.adapter import BANDS_NOTE, TRAINING_STATE_NOTE, Vocabulary, lines_without
+from shared_embeddings.checkpoints.adapter import (
+    BANDS_NOTE,
+    TRAINING_STATE_NOTE,
+    Vocabulary,
+    WordTokens,
+    lines_without,
+)
 from shared_embeddings.checkpoints.storage import packed_as
 from shared_embeddings.errors import UserError
 
@@ -23,7 +28,7 @@ SIDES = {"source": "src", "target": "tgt"}
 BOTH = "words"
 
 
-class TrimmableCheckpoint(CheckpointModel):
+class TrimmableCheckpoint(WordTokens, CheckpointModel):
     """A translation model whose words can be removed; sentences that contain them then read ``<unk>``.
 
     A vocabulary shared by both sides is trimmed for both at once.
@@ -65,20 +70,6 @@ class TrimmableCheckpoint(CheckpointModel):
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of the words of each line."""
         return [self.original[vocabulary](line.split()) for line in lines]
-
-    def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
-        """Return how often the lines use each word."""
-        return [Counter(word for line in self.encode(vocabulary, lines) for word in line)]
-
-    def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
-        """Return the ids unchanged: no word depends on another."""
-        del vocabulary
-        return ids
-
-    def characters(self, vocabulary: str) -> set[int]:
-        """Return no ids: words are not spelled."""
-        del vocabulary
-        return set()
 
     def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         """Like `encode`, with the trimmed vocabulary."""

@@ -255,6 +255,26 @@ class TrimmableModel(StoredModel, Protocol):
         """
 
 
+class WordTokens:
+    """The part of a `TrimmableModel` whose tokens are whole words."""
+
+    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+        """The ids of the words of each line."""
+        raise NotImplementedError
+
+    def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
+        """How often the lines use each word."""
+        return [Counter(word for line in self.encode(vocabulary, lines) for word in line)]
+
+    def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
+        """The ids unchanged: no word depends on another."""
+        return ids
+
+    def characters(self, vocabulary: str) -> set[int]:
+        """No ids: words are not composed of other words."""
+        return set()
+
+
 class Adapter(Protocol):
     """The object behind an entry point of the group `GROUP`; it is constructed without arguments."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,7 +15,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shared_embeddings.analysis.vectors import looks_like_vectors, read_vectors
-from shared_embeddings.checkpoints.adapter import EmbeddingTable, Vocabulary, WordEmbedding, teacher_table
+from shared_embeddings.checkpoints.adapter import (
+    EmbeddingTable,
+    Vocabulary,
+    WordEmbedding,
+    WordTokens,
+    teacher_table,
+)
 from shared_embeddings.checkpoints.agreement import NEIGHBORS, PREDICTIONS, Predictions, Probe
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.storage import Packing, hold, packed_as, packing_of
@@ -56,7 +61,7 @@ class Adapter:
     read_tables = read_trimmable = read
 
 
-class VectorsModel:
+class VectorsModel(WordTokens):
     """Word vectors read from a file.
 
     Args:
@@ -168,18 +173,6 @@ class VectorsModel:
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         """The ids of the words of each line; words without a vector are skipped."""
         return _encoded(self.original, lines)
-
-    def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
-        """How often the lines use each word."""
-        return [Counter(word for line in _encoded(self.original, lines) for word in line)]
-
-    def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
-        """The ids unchanged: no word depends on another."""
-        return ids
-
-    def characters(self, vocabulary: str) -> set[int]:
-        """No ids: words are not composed of other words."""
-        return set()
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except those ``(n,)``.
