@@ -152,7 +152,7 @@ class UncleEmbedding(SharedEmbedding):
 
     options: UncleOptions
     paper = "UnClE, Eq. 1 and 2"
-    summary = "V x U_d beside one vector for each class of words"
+    summary = "V x U_d, and one vector for each class of words"
     grid_choice = "V / 11 classes, the largest unique part; replace random classes by your class file"
     fit_bound = 0.55
     file_options = ("classes",)
