@@ -127,6 +127,19 @@ class Kept:
 NOT_CHECKED = Kept(None, "predictions", "--no-check", needs_training=True)
 
 
+@dataclasses.dataclass
+class Original:
+    """What has been measured of a model before it is changed; `Comparison` fills it once for all changes.
+
+    Attributes:
+        quality: on the validation data, or None.
+        predictions: for the texts, or None.
+    """
+
+    quality: Quality | None = None
+    predictions: Predictions | None = None
+
+
 class Measured(Protocol):
     """The methods of a host's model that are used here."""
 
@@ -145,7 +158,7 @@ class Comparison:
         validation: the data for its quality, or None.
         texts: texts whose words it predicts; None to generate one.
         seed: for sampling.
-        before: the quality of the model, if it has been measured on this data.
+        original: what has been measured of the model with the same data.
 
     Raises:
         ValueError: the quality cannot be measured.
@@ -157,35 +170,38 @@ class Comparison:
         validation: Validation | None,
         texts: Sequence[Path] | None,
         seed: int,
-        before: Quality | None = None,
+        original: Original | None = None,
     ) -> None:
         self._model, self._validation = model, validation
-        self._quality = before
-        if before is None and validation is not None:
-            self._quality = checked(model.quality(validation))
+        self._original = original = Original() if original is None else original
+        if original.quality is None and validation is not None:
+            original.quality = checked(model.quality(validation))
         self._probe: Probe | None = None
         self._reason = ""
-        if self._quality is not None and self._quality.value > 0:  # a BLEU of 0 cannot get worse
+        if original.quality is not None and original.quality.value > 0:  # a BLEU of 0 cannot get worse
             return
         try:
             self._probe = model.probe(texts, seed)
-            self._predictions = self._probe.predict()
+            if original.predictions is None:
+                original.predictions = self._probe.predict()
         except ValueError as error:
             self._reason = str(error)
 
     def result(self) -> tuple[QualityReport | None, Kept]:
         """The quality before and after, if validation data was given, and the share that was kept."""
-        if self._quality is None or self._validation is None:
+        before = self._original.quality
+        if before is None or self._validation is None:
             return None, self._kept_predictions()
-        quality = compared(self._quality, self._model.quality(self._validation))
-        return quality, kept_quality(quality) if self._quality.value > 0 else self._kept_predictions()
+        quality = compared(before, self._model.quality(self._validation))
+        return quality, kept_quality(quality) if before.value > 0 else self._kept_predictions()
 
     def _kept_predictions(self) -> Kept:
         """The share of unchanged predictions."""
-        if self._reason or self._probe is None:
+        before = self._original.predictions
+        if self._reason or self._probe is None or before is None:
             return Kept(None, "predictions", self._reason, needs_training=True)
         try:
-            share = agreement(self._predictions, self._probe.predict())
+            share = agreement(before, self._probe.predict())
         except ValueError as error:
             return Kept(None, "predictions", str(error), needs_training=True)
         return Kept.measured(share, self._probe.of, self._probe.how)

@@ -11,10 +11,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from shared_embeddings.checkpoints.adapter import find_host
-from shared_embeddings.checkpoints.compress import announce, checked_files, compress, publish
-from shared_embeddings.checkpoints.quality import Quality, Validation
+import torch
+
+from shared_embeddings.checkpoints.adapter import EmbeddingTable, find_host
+from shared_embeddings.checkpoints.agreement import Original
+from shared_embeddings.checkpoints.compress import announce, checked_files, compress, publish, within
+from shared_embeddings.checkpoints.fitted_tables import Errors
+from shared_embeddings.checkpoints.quality import Validation
 from shared_embeddings.checkpoints.report import CompressionReport, TrimReport
+from shared_embeddings.checkpoints.token_counts import counts_of
+from shared_embeddings.fitting.fit import fit
 from shared_embeddings.method import Candidate
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import method_class, methods
@@ -22,9 +28,16 @@ from shared_embeddings.sizing.suggest import as_yaml
 from shared_embeddings.sizing.targets import Target
 from shared_embeddings.utils.files import workplace
 
-# The ratios that `smallest` searches, and how close it gets: by a factor of 64**(1 / 2**6), about 1.07.
-_RATIOS = (2.0, 128.0)
-_HALVINGS = 6
+# Candidates for larger tables are ranked by fits to so many rows; so many of them are fitted to all rows.
+_SAMPLED, _FITTED = 2**12, 3
+# Squared distances of words are weighted by their counts to this power, as `quantized` does by default.
+_COUNT_EXPONENT = 0.5
+# The ratios that `smallest` searches, and the factor between two ratios that are as good as equal.
+_RATIOS, _CLOSE = (2.0, 128.0), 1.07
+# The first ratio that it tries, and the share of the largest loss that is close enough to it.
+_FIRST_RATIO, _NEAR = 16.0, 0.8
+# Losses are taken to grow by this factor where codes have a bit less: between distance and squared distance.
+_LOSS_PER_BIT = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +46,8 @@ class Trial:
 
     Attributes:
         method, options, store: of the candidate.
-        report: of the compressed model, or None if the method is impossible at this size.
-        reason: why it is impossible.
+        report: of the compressed model, or None if it was not written.
+        reason: why it was not written.
     """
 
     method: str
@@ -49,12 +62,6 @@ class Trial:
         if self.report is None or self.report.kept.share is None:
             return -1.0
         return self.report.kept.share
-
-    @property
-    def quality_before(self) -> Quality | None:
-        """The quality of the model that was compressed, if it was measured."""
-        found = None if self.report is None else self.report.quality
-        return None if found is None else Quality(found.measure, found.before, found.how)
 
     @property
     def embedding_bytes(self) -> int:
@@ -102,7 +109,7 @@ class Choice:
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines = ["  ".join(_aligned(cells, widths)) for cells in rows]
         lines += [
-            f"not possible: {trial.method}: {trial.reason.removeprefix(f'{trial.method}: ')}"
+            f"not tried: {as_yaml(trial.method, dict(trial.options))}: {trial.reason}"
             for trial in self.trials
             if trial.report is None
         ]
@@ -156,24 +163,25 @@ def choose(
     """
     if output is not None:
         checked_files(find_host(model)[1].read(model), output, texts, validation, report_file, force)
+    stored = find_host(model)[1].read_tables(model)
+    if counts is None and texts is not None:
+        counts = stored.count_text(texts)
+    possible, trials = promising(stored.tables(), target, counts, seed, progress)
     settings: dict[str, object] = {
         "counts": counts,
         "texts": texts,
         "validation": validation,
+        "original": Original(),
         "seed": seed,
         "progress": progress,
         "trimmed": trimmed,
     }
     with workplace(output) as folder:
         name = Path(model).name if output is None else output.name
-        trials: list[Trial] = []
-        possible = list(candidates())
         for number, (method, candidate) in enumerate(possible, 1):
             described = as_yaml(method, candidate.options)
             announce(f"candidate {number} of {len(possible)}: {described} in {candidate.store}", progress)
-            place = folder / str(len(trials)) / name
-            trials.append(tried(model, place, method, candidate, target, settings))
-            settings["before"] = trials[-1].quality_before or settings.get("before")
+            trials.append(tried(model, folder / str(number) / name, method, candidate, target, settings))
         ranked = sorted(trials, key=lambda trial: (trial.report is None, -trial.share, trial.embedding_bytes))
         if ranked[0].report is None:
             raise ValueError(f"no method is possible at this size; {ranked[0].reason}")
@@ -186,8 +194,79 @@ def choose(
         return found
 
 
+def promising(
+    tables: Sequence[EmbeddingTable],
+    target: Target,
+    counts: Mapping[str, int] | None,
+    seed: int,
+    progress: bool,
+) -> tuple[list[tuple[str, Candidate]], list[Trial]]:
+    """The candidates to fit to all rows, and trials without reports of the others.
+
+    Where a table is large, these are the ones with the smallest errors on a sample of its rows.
+
+    Args:
+        tables: of the model.
+        target, counts, seed, progress: as in `choose`.
+    """
+    every = list(candidates())
+    if max(len(table.table) for table in tables) <= 2 * _SAMPLED or len(every) <= _FITTED:
+        return every, []
+    errors: list[tuple[float, str, Candidate]] = []
+    trials: list[Trial] = []
+    for number, (method, candidate) in enumerate(every, 1):
+        announce(f"sample of rows {number} of {len(every)}: {method} {dict(candidate.options)}", progress)
+        try:
+            found = [
+                _sampled_error(method, candidate, target, table, tables, counts, seed) for table in tables
+            ]
+        except OptionError as reason:
+            trials.append(_impossible(method, candidate, reason))
+            continue
+        missed, squares = map(sum, zip(*found))
+        errors.append((math.sqrt(missed / squares) if squares else 0.0, method, candidate))
+    errors.sort(key=lambda one: one[0])
+    for error, method, candidate in errors[_FITTED:]:
+        why = f"on a sample of rows, its error is {error:.3f}, the smallest {errors[0][0]:.3f}"
+        trials.append(Trial(method, *candidate, None, why))
+    return [(method, candidate) for _, method, candidate in errors[:_FITTED]], trials
+
+
+def _sampled_error(
+    method: str,
+    candidate: Candidate,
+    target: Target,
+    table: EmbeddingTable,
+    tables: Sequence[EmbeddingTable],
+    counts: Mapping[str, int] | None,
+    seed: int,
+) -> tuple[float, float]:
+    """The weighted squared distances and norms of a sample of rows, to which a candidate is fitted.
+
+    Raises:
+        OptionError: the method is impossible at this size.
+    """
+    options = within(target, method, candidate.options, candidate.store, table, tables)
+    ids = torch.arange(0, len(table.table), max(1, len(table.table) // _SAMPLED))
+    ids = ids[ids != (-1 if table.padding_idx is None else table.padding_idx)]
+    rows = table.table[ids].float()
+    of_words = None if counts is None else counts_of(table.words, counts, table.sentence_marks)[ids]
+    embedding, _ = fit(
+        method,
+        rows,
+        token_counts=of_words,
+        seed=seed,
+        progress=False,
+        **options,  # type: ignore[arg-type]
+    )
+    weights = torch.ones(len(ids)) if of_words is None else of_words**_COUNT_EXPONENT
+    return Errors(embedding.eval(), rows.__getitem__).weighted(weights)
+
+
 def smallest(model: Path, max_loss: float, **settings: object) -> Target:
     """The smallest size at which the first candidate loses at most `max_loss` of the quality or predictions.
+
+    The logarithm of the loss is taken to be linear in the bits of the codes, so that few sizes are tried.
 
     Args:
         model: as in `compress`.
@@ -200,23 +279,49 @@ def smallest(model: Path, max_loss: float, **settings: object) -> Target:
     if not 0.0 <= max_loss < 1.0:
         raise ValueError(f"the largest loss is {max_loss:.0%}, but it must be at least 0% and below 100%")
     method, candidate = next(iter(candidates()))
-    low, high = map(math.log, _RATIOS)
-    found: Target | None = None
+    settings = {"original": Original(), **settings}
+    low, high, ratio = *_RATIOS, _FIRST_RATIO
+    losses: dict[float, float] = {}  # by ratio
     with workplace(None) as folder:
-        for number in range(_HALVINGS):
-            target = Target(ratio=math.exp((low + high) / 2))
-            place = folder / str(number) / Path(model).name
-            trial = tried(model, place, method, candidate, target, settings)
-            settings["before"] = trial.quality_before or settings.get("before")
-            if trial.share >= 1.0 - max_loss:
-                found, low = target, (low + high) / 2
+        while high / low > _CLOSE:
+            place = folder / str(len(losses)) / Path(model).name
+            losses[ratio] = 1.0 - tried(model, place, method, candidate, Target(ratio=ratio), settings).share
+            if losses[ratio] > max_loss:
+                high = ratio
             else:
-                high = (low + high) / 2
-    if found is None:
+                low = ratio
+                if losses[ratio] >= _NEAR * max_loss > 0:
+                    break
+            ratio = _next_ratio(losses, max_loss, low, high)
+    if low not in losses:
         raise ValueError(
             f"{method} loses more than {max_loss:.1%} at all sizes that were tried; allow a larger loss"
         )
-    return found
+    return Target(ratio=low)
+
+
+def _next_ratio(losses: Mapping[float, float], max_loss: float, low: float, high: float) -> float:
+    """A ratio between `low` and `high` whose loss should be a little below the largest one.
+
+    Args:
+        losses: those that were measured, by ratio; a ratio is 32 divided by the bits.
+        max_loss: the largest loss.
+        low, high: the loss at `low` is small enough, that at `high` is not.
+    """
+    middle = math.sqrt(low * high)
+    wanted = max_loss * (1 + _NEAR) / 2
+    # No loss is nothing to compute with, and impossible sizes have one above 1.
+    measured = {ratio: loss for ratio, loss in losses.items() if 0 < loss <= 1}
+    if not measured or wanted <= 0:
+        return middle
+    known = sorted(measured, key=lambda ratio: abs(math.log(measured[ratio] / wanted)))[:2]
+    slope = math.log(_LOSS_PER_BIT)
+    if len(known) == 2 and losses[known[1]] != losses[known[0]]:
+        slope = math.log(losses[known[1]] / losses[known[0]]) / (32 / known[0] - 32 / known[1])
+    if slope <= 0 or len(losses) > 2 and len(losses) % 3 == 0:
+        return middle
+    bits = 32 / known[0] + math.log(losses[known[0]] / wanted) / slope
+    return min(max(32 / max(bits, 0.01), low * _CLOSE**0.5), high / _CLOSE**0.5)
 
 
 def candidates() -> Iterator[tuple[str, Candidate]]:
@@ -257,8 +362,13 @@ def tried(
             **settings,  # type: ignore[arg-type]
         )
     except OptionError as error:
-        return Trial(method, options, store, None, str(error))
+        return _impossible(method, candidate, error)
     return Trial(method, options, store, report)
+
+
+def _impossible(method: str, candidate: Candidate, error: OptionError) -> Trial:
+    """The trial of a candidate that is impossible at a size."""
+    return Trial(method, *candidate, None, str(error).removeprefix(f"{method}: "))
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:

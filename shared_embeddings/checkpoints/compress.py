@@ -15,9 +15,9 @@ from pathlib import Path
 from torch import Tensor
 
 from shared_embeddings.checkpoints.adapter import EmbeddingTable, StoredModel, TrainedModel, find_host
-from shared_embeddings.checkpoints.agreement import NOT_CHECKED, Comparison
+from shared_embeddings.checkpoints.agreement import NOT_CHECKED, Comparison, Original
 from shared_embeddings.checkpoints.fitted_tables import fit_table
-from shared_embeddings.checkpoints.quality import Quality, Validation
+from shared_embeddings.checkpoints.quality import Validation
 from shared_embeddings.checkpoints.report import CompressionReport, Sizes, TableReport, TrimReport
 from shared_embeddings.checkpoints.storage import check_store, pack
 from shared_embeddings.embedding import SharedEmbedding
@@ -46,7 +46,7 @@ def compress(
     counts: Mapping[str, int] | None = None,
     texts: Sequence[Path] | None = None,
     validation: Validation | None = None,
-    before: Quality | None = None,
+    original: Original | None = None,
     check: bool = True,
     seed: int = 0,
     steps: int | None = None,
@@ -66,10 +66,10 @@ def compress(
         store: how the numbers of the embeddings are stored, see `shared_embeddings.checkpoints.storage`; None
             for the method's `default_store`.
         counts: of the words, for methods that weight words by frequency and for the frequency bands.
-        texts: to count words in instead of `counts`, tokenized by the host; without `validation`, the
+        texts: to count words in without `counts`, tokenized by the host; without `validation`, the
             predictions of both models in them are compared.
         validation: what the quality of the model is measured on, before and after.
-        before: that quality, if it has been measured.
+        original: what has been measured of the model with the same texts and validation.
         check: run the model before and after to measure what it keeps. Without, a Hugging Face model is not
             built, which saves memory.
         seed: of all random numbers.
@@ -92,12 +92,12 @@ def compress(
     trained = adapter.read(model) if check else adapter.read_tables(model)
     named = _named_files(method, given)
     files = checked_files(trained, output, texts, validation, report_file, force, named)
-    if texts is not None:
+    if counts is None and texts is not None:
         counts = trained.count_text(texts)
-    original, tables = _Footprint.of(trained, trained.tensors()), trained.tables()
+    before, tables = _Footprint.of(trained, trained.tensors()), trained.tables()
     # All options are checked before the first fit, which may take long.
     chosen = _chosen_options(trained, tables, method, given, target, store)
-    comparison = Comparison(trained, validation, texts, seed, before) if check else None
+    comparison = Comparison(trained, validation, texts, seed, original) if check else None
     fitting = {"seed": seed, "steps": steps, "progress": progress}
     fits = {
         table.name: fit_table(table, method, store, counts, fitting | chosen[table.name]) for table in tables
@@ -117,9 +117,9 @@ def compress(
             method=method,
             store=store,
             bytes_on_disk=Sizes(disk, 0),
-            bytes_of_weights=Sizes(original.weights, after.weights),
-            bytes_in_memory=Sizes(original.memory, after.memory),
-            parameters=Sizes(original.parameters, after.parameters),
+            bytes_of_weights=Sizes(before.weights, after.weights),
+            bytes_in_memory=Sizes(before.memory, after.memory),
+            parameters=Sizes(before.parameters, after.parameters),
             quality=quality,
             kept=kept,
             tables=reports,
@@ -228,7 +228,7 @@ def _chosen_options(
         table.name: trained.options_for(
             table.name,
             method,
-            given if target is None else _within(target, method, given, store, table, tables),
+            given if target is None else within(target, method, given, store, table, tables),
         )
         for table in tables
     }
@@ -277,7 +277,7 @@ def _packed(trained: TrainedModel, fitted: Mapping[str, SharedEmbedding], store:
     return pack(tensors, [name for name, tensor in tensors.items() if tensor.data_ptr() in own], store)
 
 
-def _within(
+def within(
     target: Target,
     method: str,
     given: Mapping[str, object],

@@ -118,6 +118,16 @@ class Errors:
         """``||E - Ê|| / ||E||`` over all words except padding."""
         return self._of(torch.arange(len(self._missed)))[1]
 
+    def weighted(self, weights: Tensor) -> tuple[float, float]:
+        """The sums of squared distances and of squared norms over all words except padding.
+
+        Args:
+            weights: ``(V,)`` of the words.
+        """
+        words = torch.arange(len(self._missed)) != (-1 if self._padding is None else self._padding)
+        weights = weights[words].double()
+        return float(self._missed[words] @ weights), float(self._squares[words] @ weights)
+
     def bands(self, counts: Tensor | None) -> list[Band]:
         """The errors by frequency band.
 
