@@ -310,8 +310,8 @@ def _next_ratio(losses: Mapping[float, float], max_loss: float, low: float, high
     """
     middle = math.sqrt(low * high)
     wanted = max_loss * (1 + _NEAR) / 2
-    # No loss is nothing to compute with, and impossible sizes have one above 1.
-    measured = {ratio: loss for ratio, loss in losses.items() if 0 < loss <= 1}
+    # No loss is nothing to compute with, and it is at least 1 at impossible sizes.
+    measured = {ratio: loss for ratio, loss in losses.items() if 0 < loss < 1}
     if not measured or wanted <= 0:
         return middle
     known = sorted(measured, key=lambda ratio: abs(math.log(measured[ratio] / wanted)))[:2]
@@ -321,7 +321,8 @@ def _next_ratio(losses: Mapping[float, float], max_loss: float, low: float, high
     if slope <= 0 or len(losses) > 2 and len(losses) % 3 == 0:
         return middle
     bits = 32 / known[0] + math.log(losses[known[0]] / wanted) / slope
-    return min(max(32 / max(bits, 0.01), low * _CLOSE**0.5), high / _CLOSE**0.5)
+    found = 32 / max(bits, 0.01)
+    return found if low * _CLOSE**0.5 <= found <= high / _CLOSE**0.5 else middle
 
 
 def candidates() -> Iterator[tuple[str, Candidate]]:

@@ -22,7 +22,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from shared_embeddings.checkpoints.storage import HEADER, hold, pack, packing_of
 from shared_embeddings.hf.entry import ENTRY, from_entry, place, placements_in
 from shared_embeddings.hf.folder import check_weights, read_tensor, tensor_names
-from shared_embeddings.hf.sides import InputSide, OutputSide
+from shared_embeddings.hf.sides import InputSide, OutputSide, Placeholder
 from shared_embeddings.layers.packed_tensor import PackedTensor, unfreeze
 
 
@@ -108,9 +108,9 @@ class EmbeddingsQuantizer(HfQuantizer):
         for parameter in packed:
             parameter.requires_grad_(False)
         for module in model.modules():
-            # Optimizers would count tied placeholders differently after they are loaded again.
+            # transformers has made plain, trainable parameters of the placeholders.
             if isinstance(module, (InputSide, OutputSide)):
-                module.weight.requires_grad_(False)
+                module.weight = Placeholder(module.weight.data)
         if not packed:
             self._detach(model)
 

@@ -15,6 +15,38 @@ from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
 
+# What adapters do with the rows of a table.
+_USES_OF_ROWS = {"__getitem__", "add", "add_", "__iadd__", "index_copy", "index_copy_"}
+_COPIES = (Tensor.data.__get__, Tensor.clone)  # type: ignore[attr-defined]
+
+
+class Placeholder(nn.Parameter):
+    """A frozen tensor ``(V, 0)`` in place of a table; an adapter that uses its rows gets an error.
+
+    `trainable_token_indices` of PEFT reads rows, and `merge_and_unload` adds to ``weight.data``.
+    """
+
+    def __new__(cls, data: Tensor, requires_grad: bool = False) -> Placeholder:
+        """A placeholder with the values of a tensor ``(V, 0)``."""
+        return Tensor._make_subclass(cls, data.detach(), requires_grad)  # type: ignore[attr-defined, no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle a plain parameter, which ``torch.load(weights_only=True)`` can read."""
+        return nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Run an operation as on a plain tensor, unless it uses rows; copies are placeholders, too."""
+        if func.__name__ in _USES_OF_ROWS:
+            raise RuntimeError(
+                "compressed embeddings have no rows that an adapter can read or change: keep a LoRA adapter "
+                "beside the model instead of merging it, and use LoRA on the input layer instead of "
+                "trainable_token_indices"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **(kwargs or {}))
+            return cls(found) if func in _COPIES else found
+
 
 class _Side(nn.Module):
     """A layer that uses an embedding without owning it.
@@ -37,7 +69,7 @@ class _Side(nn.Module):
         like = next(embedding.parameters())
         # Not `new_empty`, which would decode a packed tensor.
         empty = torch.empty(embedding.num_embeddings, 0, dtype=like.dtype, device=like.device)
-        self.weight = nn.Parameter(empty, requires_grad=False)
+        self.weight = Placeholder(empty)
 
     def _moved(self, tensor: Tensor) -> Tensor:
         """A tensor on the device of the embedding, which may be another one than that of this layer."""
