@@ -1,7 +1,7 @@
-"""The table that compares ways to compress one trained model: fitted, trained on, distilled, from scratch.
+"""The table that compares ways to compress one trained model: fitted, finetuned, distilled, from scratch.
 
 A line combines the rows ``X``, ``X_fitted``, ``X_finetuned`` and ``X_distilled``; plain tables in networks of
-several sizes have lines of their own.
+several sizes have separate lines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from recipes.common.tools import option_value
 
 # For plain tables: the one that all others are fitted to, and those of smaller networks.
 NONE = "–"
-STAGES = {"_fitted": "fitted", "_finetuned": "trained on", "_distilled": "distilled", "": "from scratch"}
+STAGES = {"_fitted": "fitted", "_finetuned": "finetuned", "_distilled": "distilled", "": "from scratch"}
 # The option for the length of a training, with its unit.
 LENGTHS = {"train_steps": "steps", "epochs": "epochs"}
 
@@ -35,7 +35,7 @@ def comparison_table(records: Sequence[Record], metric: str) -> str:
         "bits per weight",
         "total parameters",
         *STAGES.values(),
-        "trained on for",
+        "finetuned for",
     ]
     lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
     for name in sorted(_lines(by_name), key=lambda name: -_size(name, by_name)):
@@ -94,7 +94,7 @@ def _sizes(records: Sequence[Record], plain: Record | None) -> list[str]:
 
 
 def _length(record: Record) -> str:
-    """How long a line's rows were trained on, by the results or the settings of one of them."""
+    """How long a line's rows were finetuned, by the results or the settings of one of them."""
     if not record["config"].get("distill"):
         return NONE
     settings = {**record["config"], **(record["config"].get("train") or {})}

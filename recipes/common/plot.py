@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Bbox
 
 PLAIN = "plain table"
-STAGES = ("trained from scratch", "fitted to a trained table", "fitted, then trained on")
+STAGES = ("trained from scratch", "fitted to a trained table", "fitted, then finetuned")
 TITLES = {"bleu": "BLEU", "perplexity": "test perplexity"}
 # Colors that stand out on light and on dark ground; markers of matplotlib and of Vega (names, or paths).
 _COLORS = (

@@ -228,7 +228,7 @@ def test_comparison_table(recipe: Recipe) -> None:
         not_run("smaller_4x", config("standard")),
     ]
     header, _, *lines = comparison_table(records, "bleu").splitlines()
-    assert header.endswith("| fitted | trained on | distilled | from scratch | trained on for |")
+    assert header.endswith("| fitted | finetuned | distilled | from scratch | finetuned for |")
     assert lines == [
         "| standard | output_bias True | – | 32.00 | 1.50 M | – | – | – | 30.0 | – |",
         "| f_4x | rank 3, output_bias True | 4.0x | 8.00 | 1.50 M | 12.3 | "
