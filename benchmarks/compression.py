@@ -31,7 +31,7 @@ from shared_embeddings.utils.path_options import PathOption
 
 RATIOS = (4.0, 8.0, 16.0, 32.0)
 PLAIN = [("standard", Candidate({}, store)) for store in ("fp16", "int8", "int4")]
-# Methods that `compress` does not try by itself.
+# Methods that `compress` does not try by default.
 OTHERS = [
     ("structured", Candidate({}, "fp16")),
     ("compositional_code", Candidate({}, "fp16")),

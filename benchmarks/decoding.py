@@ -1,4 +1,4 @@
-"""Memory and time of quantized tables when a model generates text, beside plain tables in fp32 and bf16.
+"""Memory and time of quantized tables in text generation, compared with plain tables in fp32 and bf16.
 
 Every table is measured in its own process: the memory that it holds there, and the time to look up 64 words,
 to score all words for one token, and for 256 tokens. Times are medians of runs that alternate with those of
@@ -85,7 +85,7 @@ def quantized_uses(options: dict[str, Any], size: tuple[int, int]) -> tuple[Uses
 
 @torch.no_grad()
 def measure(table: Table, size: tuple[int, int], repeats: int) -> dict[str, Any]:
-    """The memory that a table holds in this process, and its times beside plain tables."""
+    """The memory of a table in this process, and its times compared with plain tables."""
     if not table.plain:
         # Compiled loops take 160 MiB of this process, for tables of any size.
         for use in quantized_uses(table.options, (1000, 128))[0].values():

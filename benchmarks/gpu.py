@@ -217,7 +217,7 @@ def outcome(run: Callable[[float], Measured], seconds: float) -> dict[str, Any]:
 
 
 def run_apart(name: str, options: argparse.Namespace) -> None:
-    """Run a slice in a process of its own; if it dies, another one goes on with the cases behind."""
+    """Run a slice in a new process; if it crashes, another one continues with the remaining cases."""
     deadline = time.monotonic() + 60 * options.minutes
     while (left := deadline - time.monotonic()) > _LEAST:
         asked = ["--slices", name, "--minutes", f"{left / 60:.2f}", "--folder", str(options.folder), "--here"]

@@ -237,7 +237,7 @@ def train_shared(folder: Path, tiny: bool) -> Measured:
 
 @contextmanager
 def _joined_on_one_device(device: str) -> Iterator[Any]:
-    """Join the group of torchrun with the first device for all; NCCL refuses that, gloo does not."""
+    """Join the group of torchrun with the first device for all; NCCL rejects that, gloo does not."""
     from lm.train.distributed import Group
 
     place = torch.device(device, 0) if device == "cuda" else torch.device(device)

@@ -54,7 +54,7 @@ check_integer MASTER_PORT "$port" 1 65535
 
 torchrun="--nnodes $nodes --node-rank $node_rank --nproc-per-node $gpus --master-addr $master --master-port $port"
 read -ra torchrun_options <<<"$torchrun"
-# OpenNMT starts its own processes; each machine gets the ranks of its own.
+# OpenNMT starts its own processes; each machine gets its own ranks.
 mapfile -t ranks < <(seq $((node_rank * gpus)) $((node_rank * gpus + gpus - 1)))
 onmt_options=(-world_size $((nodes * gpus)) -gpu_ranks "${ranks[@]}" -master_ip "$master" -master_port "$port")
 

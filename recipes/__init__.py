@@ -1,1 +1,1 @@
-"""Recipes: one directory per task, with what is needed to run it and the results that it gave."""
+"""Recipes: one directory per task, with its scripts, settings and results."""

@@ -25,7 +25,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-# Files of the repository that are pages of the site, at the same path, and the pictures beside them.
+# Files of the repository that are pages of the site, at the same path, and the figures next to them.
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
     *("recipes/README.md", "recipes/*/README.md", "benchmarks/README.md", "docker/README.md"),

@@ -93,7 +93,7 @@ class Method(CachingModule):
         summary: what replaces the V x D table, in a few words.
         file_options: the options that name files about words; see `options_for_vocabulary`.
         per_word: the parameters and buffers with one row per word, ``(V, ...)``; ``bias`` need not be listed.
-            Empty if words have no rows of their own.
+            Empty if words have no separate rows.
         expensive_rows: whether a row takes more work than indexing and one small product. Then each distinct
             word of a batch is computed once (not in compiled graphs), and the table is cached for inference.
         grid_choice: how `search_grids` chooses options, in a few words.

@@ -180,7 +180,7 @@ def _matched(value: object, hint: Any) -> object:
     if origin in (Union, types.UnionType):
         return _matched_union(value, arguments)
     if origin is Literal:
-        # `True == 1`, so equality alone would let a bool stand for a number.
+        # `True == 1`, so equality alone would accept a bool as a number.
         if any(value == allowed and type(value) is type(allowed) for allowed in arguments):
             return value
         raise TypeError

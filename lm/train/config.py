@@ -308,7 +308,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def _description(options: type, name: str) -> str:
-    """The description of a key; subclasses that only change a default have none of their own."""
+    """The description of a key; subclasses that only change a default inherit it."""
     fields = (getattr(owner, "__dataclass_fields__", {}).get(name) for owner in options.__mro__)
     described = (field.metadata.get("description") for field in fields if field is not None)
     return str(next(filter(None, described)))

@@ -25,7 +25,7 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.layers.packed_tensor import install
 from shared_embeddings.sizing.accounting import distinct_state, parameter_table
 
-# Sides with an option of their own; `embedding` describes the target and possibly others.
+# Sides with their own option; `embedding` describes the target and possibly others.
 _SIDES = {"src_embedding": "source", "output_embedding": "output"}
 
 

@@ -128,7 +128,7 @@ def plot_runs(runs: Sequence[Path], output: Path) -> None:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The ends of paths that tell them apart."""
+    """The shortest suffixes of paths that differ."""
     whole = [path.absolute().parts for path in paths]
     longest = max(map(len, whole))
     length = next(

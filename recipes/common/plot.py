@@ -199,7 +199,7 @@ def best_of_each_size(results: Sequence[Record], quality: str, kept: Sequence[Re
 
 
 def _note(record: Record) -> str:
-    """What is written beside a point whose method and size say too little."""
+    """The label of a point whose method and size are ambiguous."""
     start = record["config"].get("fit") or {}
     method = shown_method(record)
     if method != PLAIN:
@@ -228,7 +228,7 @@ def draw_points(
         axes: empty or with lines.
         results: rows with results.
         quality: the metric.
-        note: what is written beside a point; may be empty.
+        note: the label of a point; may be empty.
         hollow: rows whose markers are not filled.
     """
     from matplotlib.patheffects import withStroke
@@ -253,7 +253,7 @@ def draw_points(
 
 
 def place_names(axes: Axes) -> None:
-    """Move the names of `draw_points` beside their markers, where they cover least.
+    """Move the labels of `draw_points` to the positions next to their markers with the least overlap.
 
     Args:
         axes: complete and laid out.
@@ -330,7 +330,7 @@ def new_figure(panels: int, title: str, shared: bool = True) -> tuple[Figure, li
 
 
 def finish(figure: Figure, panels: Sequence[Axes], path: Path) -> None:
-    """Add one legend of all methods below the panels, move names apart, and write the picture as PNG."""
+    """Add one legend of all methods below the panels, separate labels, and write the figure as PNG."""
     from matplotlib.lines import Line2D
 
     labels = {label for axes in panels for label in axes.get_legend_handles_labels()[1]}

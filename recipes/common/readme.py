@@ -1,4 +1,4 @@
-"""The tables of a recipe's README, made from its results, and the picture beside it.
+"""The tables of a recipe's README, made from its results, and the figure next to it.
 
 ``readme`` in ``rows.yaml`` lists the tables. A table has
 
@@ -9,7 +9,7 @@
   from a trained one;
 - ``quality``: ``bleu`` or ``perplexity``, by which the models are judged;
 - ``columns``: names out of `recipes.common.table.COLUMNS`, with commas (default: those of the quality);
-- ``picture``: also draws this PNG file beside the README, quality against stored bytes of the rows.
+- ``picture``: also draws this PNG file next to the README, quality against stored bytes of the rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def update_tables(recipe: Recipe, results: Path, readme: Path) -> str:
     Args:
         recipe: whose tables they are.
         results: a ``results.jsonl`` or a folder with one; without it, no row was run.
-        readme: gets the tables; the picture lies beside it.
+        readme: gets the tables; the figure is next to it.
 
     Returns:
         How many rows are measured.

@@ -144,13 +144,13 @@ def _compression(line: Line) -> str:
 
 
 def _papers(tasks: Sequence[Task]) -> list[Block]:
-    """A table for each table of a paper that rows stand for."""
+    """A table for each table of a paper that rows reproduce."""
     tables = by_table(line for task in tasks for line in task.lines)
     if not tables:
-        return [Paragraph("No row stands for a row of a paper.")]
+        return [Paragraph("No row reproduces a row of a paper.")]
     blocks: list[Block] = [
         Paragraph(
-            "Rows that stand for a row of a published table, with the settings of the paper. Most of them "
+            "Rows that reproduce a row of a published table, with the settings of the paper. Most of them "
             "need GPUs for days. Rows of smaller models are only compared with each other, under their task."
         )
     ]
@@ -287,7 +287,7 @@ def _all_commands(task: Task) -> str:
 
 
 def by_table(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
-    """The lines that stand for rows of a paper, by (paper, table), in natural order."""
+    """The lines that reproduce rows of a paper, by (paper, table), in natural order."""
     tables: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         found = _SOURCE.fullmatch(str(line.paper.get("source", "")))
@@ -306,7 +306,7 @@ def comparison(lines: Sequence[Line]) -> Table:
     """One table of a paper: sizes and measures, theirs and ours.
 
     Args:
-        lines: the rows that stand for the paper's.
+        lines: the rows that reproduce the paper's.
     """
     keys = in_order(dict.fromkeys(key for line in lines for key in line.paper))
     sizes = [key for key in _SIZES if any(key in line.paper for line in lines)]

@@ -62,7 +62,7 @@ class LeftOut:
 
 
 def committed(recipes: Path) -> Iterator[tuple[Path, str]]:
-    """Results files beside the recipes, as (path, recipe)."""
+    """Results files in the folders of recipes, as (path, recipe)."""
     for path in sorted(recipes.glob(f"*/{FILE}")):
         yield path, path.parent.name
 
@@ -216,7 +216,7 @@ def chosen(keys: Iterable[str]) -> str | None:
     """The measure among `keys` that a recipe is judged by: of those without an order, the first."""
     known = [key for key in keys if measure(key) is not None]
     order = list(_PLAIN)
-    # Between the measures of whole models and those that only say how far vectors are apart.
+    # Between the metrics of whole models and those of distances between vectors.
     other = order.index("relative_error") - 0.5
     return min(known, key=lambda key: order.index(key) if key in _PLAIN else other, default=None)
 

@@ -25,7 +25,7 @@ _LONGEST = 256
 _ROUNDS = 5
 # What an encoder reads.
 _INPUTS = ("input_ids", "attention_mask")
-# Neighbors that are compared beside the nearest one.
+# Neighbors that are compared in addition to the nearest one.
 NEIGHBORS = 10
 WORDS = "words"
 Vectors = Mapping[str, np.ndarray]

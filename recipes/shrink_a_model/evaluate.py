@@ -98,7 +98,7 @@ def evaluate(home: Path, row: ShrinkRow, data: Mapping[str, Any]) -> Path:
 
 
 def _fit(folder: Path) -> dict[str, Any]:
-    """What the report of ``compress`` beside a folder says of the fit of its one table."""
+    """The part of the report of ``compress`` next to a folder about the fit of its table."""
     fit: dict[str, Any] = read_json(folder.with_suffix(".json"))["tables"][0]["fit"]
     return fit
 
@@ -170,7 +170,7 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--readme",
         type=PathOption.UPDATED,
-        help="with the markers; gets the table, also without rows (default: README.md beside the results)",
+        help="with the markers; gets the table, also without rows (default: README.md next to the results)",
     )
     parser.add_argument(SMOKE, action="store_true", help=f"{SMOKE_HELP}; all of its rows")
     options = parser.parse_args(arguments)
@@ -186,7 +186,7 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
 
 
 def write_report(rows: Mapping[str, ShrinkRow], results: Path, readme: Path) -> None:
-    """Put the results of the rows into a README, and draw the picture beside it.
+    """Put the results of the rows into a README, and draw the figure next to it.
 
     Raises:
         UserError: there are no results, or the README lacks the markers.

@@ -184,7 +184,7 @@ def _add_factors(graph: GraphBuilder, module: SharedEmbedding | nn.Embedding, ha
 
 
 def _factors(module: SharedEmbedding | nn.Embedding) -> tuple[Tensor, list[Tensor]]:
-    """The input table, and what is stored of it: itself, or two smaller matrices whose product it is."""
+    """The input table, and its stored form: itself, or two smaller matrices whose product it is."""
     if isinstance(module, nn.Embedding):
         return module.weight.detach().float(), [module.weight]
     table = module.table().detach().float()

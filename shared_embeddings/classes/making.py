@@ -31,7 +31,7 @@ def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
     """Cluster word vectors with k-means (section 4.2), after scaling each of them to unit length.
 
     The length of a skip-gram vector depends on the word's frequency; without scaling, k-means puts most
-    frequent words into classes of their own. All-zero vectors belong to words that never occurred: they are
+    frequent words into separate classes. All-zero vectors belong to words that never occurred: they are
     excluded from the clustering and assigned to the class of `class_of_unseen`.
 
     Args:

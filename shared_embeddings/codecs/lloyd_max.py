@@ -79,5 +79,5 @@ def normal_error(width: int) -> float:
     levels = normal_levels(width).double()
     edge = torch.full((1,), torch.inf, dtype=torch.float64, device="cpu")
     borders = torch.cat([-edge, (levels[1:] + levels[:-1]) / 2, edge])
-    # A level is the mean of the numbers that it stands for.
+    # A level is the mean of the numbers that it represents.
     return 1.0 - float((torch.special.ndtr(borders).diff() * levels.square()).sum())

@@ -137,7 +137,7 @@ class _Held(ConversionOps):
     """
 
     supports_many_to_many = True
-    # Tells transformers not to cast what is in the files.
+    # transformers then does not cast the tensors of the files.
     hf_quantizer = EmbeddingsQuantizer
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:

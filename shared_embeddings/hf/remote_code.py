@@ -114,7 +114,7 @@ class TableQuantizer(HfQuantizer):
 class _Table(ConversionOps):
     """Puts a table where the files have a placeholder."""
 
-    hf_quantizer = TableQuantizer  # transformers then does not cast what is in the files
+    hf_quantizer = TableQuantizer  # transformers then does not cast the tensors of the files
 
     def __init__(self, table: Tensor) -> None:
         self.table = table

@@ -46,7 +46,7 @@ class TrimmableFolder:
         path: the folder.
 
     Raises:
-        ValueError: a part is missing, needs code of its own, or is of a kind that cannot be trimmed.
+        ValueError: a part is missing, needs custom code, or is of a kind that cannot be trimmed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,7 +63,7 @@ class TrimmableFolder:
                 "own settings; it cannot be trimmed"
             )
         self.rows = int(text.vocab_size)
-        # Loading it first says better what is wrong with a damaged one.
+        # Loading it first gives a better error for damaged ones.
         self.tokenizer = _load_tokenizer(path)
         has_file = (path / TOKENIZER).is_file()
         self.file = TokenizerFile(
@@ -274,7 +274,7 @@ def _settings_files(folder: Path) -> list[str]:
 
 
 def _check_folder(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ValueError for a model that needs code of its own, or has two vocabularies."""
+    """Raise ValueError for a model that needs custom code, or has two vocabularies."""
     if "auto_map" in settings and find_entry(settings) is None:
         raise ValueError(
             f"model {folder}: needs code that comes with it, which is not run; it cannot be trimmed"

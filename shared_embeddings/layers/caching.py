@@ -1,4 +1,4 @@
-"""Caching what is derived from parameters in inference, as long as the parameters do not change."""
+"""Caching tensors derived from parameters in inference, as long as the parameters do not change."""
 
 from __future__ import annotations
 

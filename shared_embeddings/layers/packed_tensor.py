@@ -50,7 +50,7 @@ class PackedTensor(Tensor):
         dtype: torch.dtype = torch.float32,
         is_transposed: bool = False,
     ) -> PackedTensor:
-        """A tensor without memory of its own."""
+        """A tensor without its own memory."""
         shape = form.shape[::-1] if is_transposed else form.shape
         strides = (1, form.shape[-1]) if is_transposed else None
         # Views of tensors that were made outside of inference mode must not be inference tensors.

@@ -1,6 +1,6 @@
 """Cross entropy of linear scores, in blocks of tokens; in evaluation, also of scores from a function.
 
-A vocabulary may consist of segments, each with codes and hidden states of its own width, whose scores are
+A vocabulary may consist of segments, each with codes and hidden states of a different width, whose scores are
 concatenated in one softmax.
 
 Axes: ``N`` tokens, ``V`` vocabulary, ``R`` width of the hidden states and of the codes.

@@ -135,7 +135,7 @@ def staged(outputs: Sequence[Path]) -> Iterator[list[Path]]:
 
 @contextmanager
 def workplace(output: Path | None) -> Iterator[Path]:
-    """Yield a temporary folder, beside an output so that models can be moved there; deleted at the end."""
+    """Yield a temporary folder next to an output, so that models can be moved there; deleted at the end."""
     if output is None:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
