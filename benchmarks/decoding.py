@@ -50,6 +50,8 @@ TABLES = [
             "lloyd_max": (4, 2),
             "residual": (4, 2),
             "trellis": (4, 2),
+            "spectral": (4, 2),
+            "principal": (4, 2),
         }.items()
         for bits in widths
     ),
