@@ -82,7 +82,10 @@ def _store(embedding: SharedEmbedding, store: str, teacher: Tensor, counts: Tens
     tensors = (*embedding.parameters(), *embedding.buffers())
     fitted = copy.deepcopy(embedding, {id(tensor): tensor for tensor in tensors})
     sizes = Sizes(*(-(-accounting.stored_bits(embedding, kind) // 8) for kind in ("fp32", store)))
-    state = accounting.distinct_state(embedding)
+    # Hosts copy biases into the embedding after the fit.
+    state = {
+        name: tensor for name, tensor in accounting.distinct_state(embedding).items() if tensor.dim() > 1
+    }
     embedding.load_state_dict(install(embedding, hold(pack(state, state, store))), strict=False)
     added, errors = Errors(embedding, fitted), Errors(embedding, teacher.__getitem__)
     return StorageReport(

@@ -123,11 +123,11 @@ def test_methods_that_the_model_cannot_use(tmp_path: Path, capsys: pytest.Captur
     assert not (tmp_path / "small.pt").exists()
 
 
-def wide_model(path: Path, words: int = WORDS, dimension: int = DIMENSION) -> Path:
+def wide_model(path: Path, words: int = WORDS, dimension: int = DIMENSION, **settings: object) -> Path:
     """A checkpoint of an untrained model in which the table is most of the weights; gives its path."""
     torch.manual_seed(3)
     options = {"embedding_dim": dimension, "hidden_dim": 12, "num_layers": 2}
-    config = {"model": "awd_lstm", "embedding": {"method": "standard"}, **options}
+    config = {"model": "awd_lstm", "embedding": {"method": "standard", **settings}, **options}
     vocabulary = ["<eos>", "<unk>", *(f"w{number}" for number in range(words - 2))]
     model = models.build("awd_lstm", vocabulary, config["embedding"], options)
     for parameter in model.parameters():
@@ -211,6 +211,19 @@ def test_bytes_on_disk_match_the_report(tmp_path: Path) -> None:
         weights = written["bytes_of_weights"]["after"]
         assert abs(output.stat().st_size - rest - weights) < 0.02 * weights
         assert 0 < written["tables"][0]["stored_bytes"]["after"] - numbers[store] <= 4 * 16 * 24
+
+
+@pytest.mark.parametrize("store", ["fp32", "fp16", "int8", "int4"])
+def test_the_output_bias_is_copied_and_stored_in_fp16(tmp_path: Path, store: str) -> None:
+    model = wide_model(tmp_path / "model.pt", words=400, output_bias=True)
+    small, report = tmp_path / "small.pt", tmp_path / "report.json"
+    assert compress(model, "quantized", small, "--bits", 4, "--store", store, "--report", report) == 0
+    bias = torch.load(model, weights_only=True)["model"]["embedding.bias"]
+    kept = torch.load(small, weights_only=True)["model"]["embedding.bias"]
+    assert torch.equal(kept, bias if store == "fp32" else bias.half())
+    tensors = torch.load(small, weights_only=True)["model"]
+    weights = sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith("embedding."))
+    assert abs(json.loads(report.read_text())["tables"][0]["stored_bytes"]["after"] - weights) <= 64
 
 
 def test_packed_models_are_evaluated_and_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
