@@ -8,6 +8,7 @@ hidden states that are scored, ``R`` rank or small dimension.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from shared_embeddings.layers.packed_tensor import PackedTensor, dense, warn_of_frozen
 from shared_embeddings.layers.tracing import needs_fixed_shapes
 from shared_embeddings.losses.blockwise import LossOptions, Reduction, pad_to_multiple
-from shared_embeddings.losses.chunked import linear_cross_entropy
+from shared_embeddings.losses.chunked import linear_cross_entropy, scored_cross_entropy
 from shared_embeddings.losses.fastest import fastest_cross_entropy
 from shared_embeddings.method import Method, OutputFactors
 from shared_embeddings.sizing import accounting
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 Embedding = TypeVar("Embedding", bound="SharedEmbedding")
 Loss = TypeVar("Loss")
+
+# Words whose rows are decoded together for scores.
+_SCORED_ROWS = 2048
 
 
 class SharedEmbedding(Method):
@@ -49,6 +53,12 @@ class SharedEmbedding(Method):
         False for a softmax in two steps.
         """
         return self.has_output
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether numbers or word codes are in few bits, so that no decoded table is kept."""
+        tensors = itertools.chain(self.parameters(), self.buffers())
+        return any(isinstance(tensor, PackedTensor) for tensor in tensors)
 
     def train(self: Embedding, mode: bool = True) -> Embedding:
         """As in the base class; warns once if there are packed tensors, which are not trained."""
@@ -91,7 +101,7 @@ class SharedEmbedding(Method):
         flat = ids.reshape(-1)
         if not self.expensive_rows:
             vectors = self.without_padding(self.rows(flat), flat)
-        elif self.cache_state() is not None:
+        elif self.cache_state() is not None and not self.is_packed:
             vectors = F.embedding(flat, self.table())
         elif needs_fixed_shapes(flat):
             # The number of distinct words is unknown, so repeated words are transformed repeatedly.
@@ -103,7 +113,7 @@ class SharedEmbedding(Method):
 
     def table(self) -> Tensor:
         """The dense input table ``(V, D)``. In inference it may be the cached one: do not modify it."""
-        if self.expensive_rows:
+        if self.expensive_rows and not self.is_packed:
             return self.cached("table", self._all_rows_without_padding)
         return self._all_rows_without_padding()
 
@@ -115,13 +125,36 @@ class SharedEmbedding(Method):
         Raises:
             ValueError: the last axis of `hidden` is not `score_dim`.
         """
-        codes, basis = self._factors()
+        self.check_output()
         self.check_hidden(hidden)
+        if self.scores_by_blocks():
+            return self.completed(self.block_scores(hidden.reshape(-1, self.score_dim)), hidden.shape[:-1])
+        codes, basis = self._factors()
         projected = hidden if basis is None else F.linear(hidden, basis)
         scores = F.linear(projected, codes, self.output_bias())
         if self.padding_idx is not None:
             scores[..., self.padding_idx] = 0.0
         return scores
+
+    def completed(self, scores: Tensor, shape: torch.Size) -> Tensor:
+        """Scores ``(N, V)``, which may be overwritten, with the bias as ``(*shape, V)``; padding has zero."""
+        if (bias := self.output_bias()) is not None:
+            scores += bias
+        if self.padding_idx is not None:
+            scores[:, self.padding_idx] = 0.0
+        return scores.view(*shape, self.num_embeddings)
+
+    def scores_by_blocks(self) -> bool:
+        """Whether scores are computed without an output table, which only gradients and compilers need."""
+        needs_table = torch.is_grad_enabled() or torch.compiler.is_compiling()
+        return self.scores_in_blocks and not needs_table and self.is_packed
+
+    def block_scores(self, hidden: Tensor) -> Tensor:
+        """The scores ``(N, V)`` without bias for hidden states ``(N, S)``, from blocks of rows."""
+        basis, rows = self.output_basis(), self.output_rows()
+        projected = hidden if basis is None else F.linear(hidden, basis)
+        blocks = self.all_ids(hidden.device).split(_SCORED_ROWS)
+        return torch.cat([F.linear(projected, rows(ids)) for ids in blocks], dim=-1)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """The log-probabilities ``(..., V)`` of all words for hidden states ``(..., S)``."""
@@ -193,7 +226,8 @@ class SharedEmbedding(Method):
         Args:
             options: the other arguments of `cross_entropy`.
         """
-        if type(self).flat_loss_and_predictions is not SharedEmbedding.flat_loss_and_predictions:
+        is_own = type(self).flat_loss_and_predictions is not SharedEmbedding.flat_loss_and_predictions
+        if is_own or self.scores_by_blocks():
             return self.flat_loss_and_predictions(hidden, targets, **options)[0]
         return self._linear_loss(fastest_cross_entropy, hidden, targets, **options)
 
@@ -201,6 +235,8 @@ class SharedEmbedding(Method):
         self, hidden: Tensor, targets: Tensor, **options: Unpack[LossOptions]
     ) -> tuple[Tensor, Tensor]:
         """`cross_entropy_and_predictions` of flat hidden states and targets; see `flat_loss`."""
+        if self.scores_by_blocks():
+            return scored_cross_entropy(self.logits, self.num_embeddings, hidden, targets, **options)
         return self._linear_loss(linear_cross_entropy, hidden, targets, **options)
 
     def output_table(self) -> Tensor:

@@ -96,6 +96,8 @@ class Method(CachingModule):
             Empty if words have no separate rows.
         expensive_rows: whether a row takes more work than indexing and one small product. Then each distinct
             word of a batch is computed once (not in compiled graphs), and the table is cached for inference.
+        scores_in_blocks: whether an embedding in few bits computes scores from blocks of `output_rows`; if
+            not, because rows take too long, the output table is cached for inference.
         grid_choice: how `search_grids` chooses options, in a few words.
         fit_bound: the relative error that fitting the first of the `examples` must not exceed in the tests.
         default_store: the storage dtype unless `compress --store` names another one.
@@ -120,6 +122,7 @@ class Method(CachingModule):
     file_options: ClassVar[tuple[str, ...]] = ()
     per_word: ClassVar[tuple[str, ...]] = ()
     expensive_rows: ClassVar[bool] = False
+    scores_in_blocks: ClassVar[bool] = False
     default_store: ClassVar[str] = "fp32"
     candidates: ClassVar[tuple[Candidate, ...]] = ()
     fullgraph_limit: ClassVar[str | None] = None
@@ -288,6 +291,14 @@ class Method(CachingModule):
     def output_factors(self) -> OutputFactors:
         """The output table in factors; by default the table itself."""
         return OutputFactors(self.all_rows(), None)
+
+    def output_rows(self) -> Callable[[Tensor], Tensor]:
+        """A function: word ids ``(n,)`` -> their rows ``(n, R)`` of the codes in `output_factors`."""
+        return self.row_function()
+
+    def output_basis(self) -> Tensor | None:
+        """The basis of `output_factors` for methods with `scores_in_blocks`."""
+        return None
 
     def check_ids(self, ids: Tensor) -> None:
         """Raise IndexError for an id out of range, unless checking would synchronize with a device."""

@@ -1,7 +1,7 @@
 """Store the tensors of embeddings in fewer bits: fp16, int8 and int4 with scales, and bit-packed word codes.
 
-On loading, real numbers become packed tensors that stay in few bits (`hold`), or float32 (`unpack`). Packing
-either again gives the same bytes. `shared_embeddings.layers.number_formats` has the formats.
+On loading, tensors stay in few bits (`hold`), or become plain ones (`unpack`). Packing either again gives the
+same bytes. `shared_embeddings.layers.number_formats` has the formats.
 
 A packed state contains an extra tensor of bytes, `HEADER`, with JSON that describes how tensors are packed.
 
@@ -11,8 +11,7 @@ Axes: ``V`` vocabulary.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from shared_embeddings.errors import UserError
-from shared_embeddings.layers.number_formats import FORMATS, NumberFormat, Packed, expect
+from shared_embeddings.layers.number_formats import FORMATS, BitCodes, NumberFormat, Packed, format_of
 from shared_embeddings.layers.packed_tensor import PackedTensor, dense
 from shared_embeddings.utils.reading import parse_json
 
@@ -35,6 +34,8 @@ _VALUES_AT_ONCE = 2**22
 _LEAST_VALUES = 256
 # Integers are packed if they need at most this share of their bits; codes that are packed already need more.
 _MOST_BITS = 0.95
+# Integers stay packed in memory if they need at most this share: other tensors may be read by compiled loops.
+_MOST_HELD = 5 / 6
 _INTEGERS = {
     str(kind).removeprefix("torch."): kind
     for kind in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -94,7 +95,8 @@ def pack(state: Mapping[str, Tensor], prefixes: Iterable[str], store: str) -> di
         if is_packable(tensor, store) and not _exceeds_fp16(tensor):
             form, parts = _pack_numbers(name, tensor, store)
         elif _has_codes(tensor):
-            form, parts = _pack_codes(name, tensor)
+            codes = BitCodes.of(tensor)
+            form, parts = _parts(name, PackedTensor(codes, codes.encode(tensor), tensor.dtype))
         else:
             continue
         packed.update(parts)
@@ -115,7 +117,7 @@ def unpack(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def hold(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`unpack`, except that real numbers stay in few bits, as `PackedTensor`.
+    """`unpack`, except that real numbers and word codes stay in few bits, as `PackedTensor`.
 
     Raises:
         StorageError: see `unpack`.
@@ -224,6 +226,10 @@ def _pack_numbers(name: str, tensor: Tensor, store: str) -> tuple[dict[str, Any]
 def _parts(name: str, tensor: PackedTensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The description of a packed tensor, and its parts by name."""
     form: dict[str, Any] = {"as": tensor.form.name}
+    if tensor.form.widths:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        form |= {"type": kind, "shape": list(tensor.shape), "widths": list(tensor.form.widths)}
+        return form, {name: _reversed_bits(tensor.codes)}
     if tensor.codes.shape != tensor.shape:
         form["shape"] = list(tensor.shape)
     scales = {} if tensor.scales is None else {f"{name}{_SCALE}": tensor.scales}
@@ -235,50 +241,25 @@ def _has_codes(tensor: Tensor) -> bool:
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _INTEGERS or tensor.numel() < _LEAST_VALUES or bool((tensor < 0).any()):
         return False
-    widths = _widths(tensor)
+    widths = BitCodes.of(tensor).widths
     return sum(widths) <= _MOST_BITS * 8 * tensor.element_size() * len(widths)
 
 
-def _widths(tensor: Tensor) -> list[int]:
-    """The bits of the largest value of each column of nonnegative integers."""
-    columns = tensor.size(1) if tensor.dim() == 2 else 1
-    return [int(largest).bit_length() for largest in tensor.reshape(-1, columns).amax(dim=0)]
-
-
-def _pack_codes(name: str, tensor: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Pack integers, each column in the bits of its largest value; returns their description and bytes."""
-    widths = _widths(tensor)
-    codes = tensor.detach().long().reshape(-1, len(widths)).numpy()
-    bits = [codes[:, [column]] >> np.arange(width) & 1 for column, width in enumerate(widths)]
-    packed = np.packbits(np.concatenate(bits, axis=1).astype(np.uint8))
-    kind = str(tensor.dtype).removeprefix("torch.")
-    return {"as": "bits", "type": kind, "shape": list(tensor.shape), "widths": widths}, {
-        name: torch.from_numpy(packed)
-    }
-
-
 def _held(name: str, form: Mapping[str, Any], parts: dict[str, Tensor]) -> Tensor:
-    """A packed tensor, or unpacked integers; removes its scales from `parts`."""
+    """A packed tensor, or integers that hardly become smaller by packing; removes scales from `parts`."""
     tensor = parts[name]
-    if form["as"] in FORMATS:
-        numbers = FORMATS[form["as"]](form.get("shape", tensor.shape))
-        packed = Packed(tensor, parts.pop(f"{name}{_SCALE}", None))
-        numbers.check(packed)
+    numbers = format_of(form["as"], form.get("shape", tensor.shape), form.get("widths", ()))
+    packed = Packed(tensor, parts.pop(f"{name}{_SCALE}", None))
+    numbers.check(packed)
+    if not numbers.widths:
         return PackedTensor(numbers, packed)
-    expect(form["as"] == "bits" and tensor.dtype == torch.uint8)
-    return _unpack_codes(tensor, form["shape"], form["widths"]).to(_INTEGERS[form["type"]])
+    held = PackedTensor(numbers, Packed(_reversed_bits(tensor), None), _INTEGERS[form["type"]])
+    return held if numbers.bytes <= _MOST_HELD * held.nbytes else held.decoded()
 
 
-def _unpack_codes(packed: Tensor, shape: Sequence[int], widths: Sequence[int]) -> Tensor:
-    """Unpack integers of a shape from bytes."""
-    expect(all(0 <= width < 64 for width in widths))
-    rows = math.prod(shape) // len(widths)
-    total = rows * sum(widths)
-    expect(packed.numel() == -(-total // 8) and rows * len(widths) == math.prod(shape))
-    bits = np.unpackbits(packed.numpy(), count=total).reshape(rows, sum(widths)).astype(np.int64)
-    ends = np.cumsum(widths)
-    codes = [bits[:, end - width : end] @ (1 << np.arange(width)) for end, width in zip(ends, widths)]
-    return torch.from_numpy(np.stack(codes, axis=1)).reshape(tuple(shape))
+def _reversed_bits(codes: Tensor) -> Tensor:
+    """Bytes with their bits in reverse order: in files, the first bit is the highest one."""
+    return torch.from_numpy(np.packbits(np.unpackbits(codes.numpy()), bitorder="little"))
 
 
 def _read_header(header: Tensor) -> dict[str, dict[str, Any]]:

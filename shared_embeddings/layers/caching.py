@@ -78,7 +78,11 @@ class CachingModule(nn.Module):
         for module in self.modules():
             derived = module._derived if isinstance(module, CachingModule) else None
             cached = [] if derived is None else _tensors(derived.tensors.values())
-            own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+            own = (
+                *module.parameters(recurse=False),
+                *module.buffers(recurse=False),
+                *_tensors(vars(module).values()),
+            )
             for tensor in (part for held in (*own, *cached) for part in inner_tensors(held)):
                 memory = tensor.untyped_storage()
                 found[memory.data_ptr()] = memory.nbytes()

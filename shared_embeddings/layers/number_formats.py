@@ -1,4 +1,4 @@
-"""Real numbers in few bits: fp16, int8 with a scale for each row, int4 with a scale for each group of a row.
+"""Numbers in few bits: fp16, int8 with a scale for each row, int4 with one for each group, bits of integers.
 
 int8 is symmetric: a row is a scale times integers from -127 to 127. Each row has its own scale, since norms
 differ most between rows: rows of tables and codes are words, whose norms grow with rarity, and rows of a
@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -35,8 +36,10 @@ _LARGEST = 127
 # int4: the bits of a value, and the values that share a scale.
 _WIDTH = 4
 _GROUP = 32
-# int4 is encoded in parts of this many values, to save memory.
+# int4 is encoded, and integers are decoded, in parts of this many values, to save memory.
 _VALUES_AT_ONCE = 2**20
+# The most bits of an integer: with those of a byte before it, they fit into 64.
+_MOST_BITS = 56
 # More hidden states than this are multiplied faster with decoded rows.
 _FEW_STATES = 4
 # The minimum number of values per scale, so that scales stay small compared to values.
@@ -56,7 +59,7 @@ class Packed(NamedTuple):
 
 
 class NumberFormat(ABC):
-    """How the real numbers of tensors of a shape are stored, except for the size of the first axis.
+    """How the numbers of tensors of a shape are stored, except for the size of the first axis.
 
     The length of the first axis of `codes` and of `scales` is a multiple of that of the tensor.
 
@@ -66,9 +69,11 @@ class NumberFormat(ABC):
     Attributes:
         name: of the storage.
         shape: of the tensor.
+        widths: the bits of the integers of each column; empty for real numbers.
     """
 
     name: ClassVar[str]
+    widths: tuple[int, ...] = ()
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.shape = tuple(shape)
@@ -90,6 +95,18 @@ class NumberFormat(ABC):
     @abstractmethod
     def decode(self, packed: Packed) -> Tensor:
         """The values in float32 ``(n, ...)`` of n of the first axis."""
+
+    def decode_rows(self, packed: Packed, ids: Tensor) -> Tensor:
+        """The values ``(n, ...)`` at the places `ids` ``(n,)`` of the first axis."""
+        return self.decode(self.rows_of(packed, lambda part: part.index_select(0, ids)))
+
+    def rows_of(self, packed: Packed, choose: Callable[[Tensor], Tensor]) -> Packed:
+        """The codes and scales of some of the first axis; `choose` selects from this axis."""
+        chosen = [
+            None if part is None else choose(part.unflatten(0, (self.shape[0], -1))).flatten(0, 1)
+            for part in packed
+        ]
+        return Packed(*chosen)  # type: ignore[arg-type]
 
     def scores(self, hidden: Tensor, packed: Packed) -> Tensor:
         """The products ``(N, n)`` of hidden states ``(N, D)`` in at least 32 bits with n rows of a matrix."""
@@ -231,7 +248,85 @@ class Int4(NumberFormat):
         return groups.mul_(packed.scales.float()[:, None, :, None]).flatten(1)
 
 
+class BitCodes(NumberFormat):
+    """Nonnegative integers such as word codes: each column in the bits of its largest value, least bit first.
+
+    The rows follow each other without gaps, in one array of bytes that is filled from the lowest bit.
+
+    Args:
+        shape: of the tensor.
+        widths: the bits of each column, or of all integers if the tensor is not a matrix.
+    """
+
+    name = "bits"
+
+    def __init__(self, shape: Sequence[int], widths: Sequence[int]) -> None:
+        expect(len(widths) > 0 and all(0 <= width <= _MOST_BITS for width in widths))
+        self.shape, self.widths = tuple(shape), tuple(widths)
+        self.rows = math.prod(self.shape) // len(self.widths)
+        expect(self.rows * len(self.widths) == math.prod(self.shape))
+
+    @staticmethod
+    def of(values: Tensor) -> BitCodes:
+        """The format for nonnegative integers."""
+        columns = values.size(1) if values.dim() == 2 else 1
+        largest = values.reshape(-1, columns).amax(dim=0)
+        return BitCodes(values.shape, [number.bit_length() for number in largest.tolist()])
+
+    @property
+    def bytes(self) -> int:
+        """As in the base class."""
+        return -(-self.rows * sum(self.widths) // 8)
+
+    def encode(self, values: Tensor) -> Packed:
+        """As in the base class; the integers are on a CPU."""
+        codes = values.detach().long().reshape(-1, len(self.widths)).numpy()
+        bits = [codes[:, [column]] >> np.arange(width) & 1 for column, width in enumerate(self.widths)]
+        stream = np.packbits(np.concatenate(bits, axis=1).astype(np.uint8), bitorder="little")
+        return Packed(torch.from_numpy(stream), None)
+
+    def check(self, packed: Packed) -> None:
+        """As in the base class."""
+        expect(packed.codes.dtype == torch.uint8 and packed.scales is None)
+        expect(packed.codes.shape == (self.bytes,))
+
+    def decode(self, packed: Packed) -> Tensor:
+        """All integers, in the smallest type."""
+        ids = torch.arange(self.rows, device=packed.codes.device)
+        size = self.rows if torch.compiler.is_compiling() else max(1, _VALUES_AT_ONCE // len(self.widths))
+        parts = [self._decoded(packed.codes, part) for part in ids.split(size)]
+        return (torch.cat(parts) if parts else ids).reshape(self.shape)
+
+    def decode_rows(self, packed: Packed, ids: Tensor) -> Tensor:
+        """As in the base class, in the smallest type."""
+        each = self.rows // self.shape[0]
+        if each != 1:
+            return self.decode(packed).index_select(0, ids)
+        return self._decoded(packed.codes, ids.long()).reshape(-1, *self.shape[1:])
+
+    def _decoded(self, codes: Tensor, rows: Tensor) -> Tensor:
+        """The integers ``(n, columns)`` of `rows` ``(n,)``."""
+        ends = torch.tensor(self.widths, device=codes.device).cumsum(0)
+        widths = ends.diff(prepend=ends.new_zeros(1))
+        starts = rows.unsqueeze(1) * sum(self.widths) + (ends - widths)
+        places, found = starts >> 3, torch.zeros_like(starts)
+        for number in range((max(self.widths) + 14) // 8 if self.bytes else 0):
+            found += codes[(places + number).clamp(max=len(codes) - 1)].long() << 8 * number
+        return (found >> (starts & 7) & (1 << widths) - 1).to(self._type)
+
+    @property
+    def _type(self) -> torch.dtype:
+        """The smallest type of the integers."""
+        types = {8: torch.uint8, 15: torch.int16, 31: torch.int32, _MOST_BITS: torch.int64}
+        return next(kind for bits, kind in types.items() if max(self.widths) <= bits)
+
+
 FORMATS: dict[str, type[NumberFormat]] = {kind.name: kind for kind in (Float16, Int8, Int4)}
+
+
+def format_of(name: str, shape: Sequence[int], widths: Sequence[int] = ()) -> NumberFormat:
+    """The format of a name, for tensors of a shape; integers have `widths`."""
+    return BitCodes(shape, widths) if name == BitCodes.name else FORMATS[name](shape)
 
 
 def _scaled_axes(shape: Sequence[int]) -> int:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
 
-from shared_embeddings.layers.number_formats import FORMATS, NumberFormat, Packed
+from shared_embeddings.layers.number_formats import NumberFormat, Packed, format_of
 
 # A matrix is decoded in blocks of this many values for a product, so that it is never in memory as a whole.
 _VALUES_AT_ONCE = 2**19
@@ -23,7 +24,7 @@ _aten = torch.ops.aten
 
 
 class PackedTensor(Tensor):
-    """A frozen tensor of real numbers in the codes of a `NumberFormat`; it behaves like the decoded tensor.
+    """A frozen tensor in the codes of a `NumberFormat`; it behaves like the decoded tensor.
 
     Looking up rows decodes only these rows, and products with the transposed matrix decode one block of rows
     at a time. Other operations decode the whole tensor. There are no gradients, and only another packed
@@ -87,7 +88,7 @@ class PackedTensor(Tensor):
 
     def select_rows(self, ids: Tensor) -> Tensor:
         """The decoded rows ``(n, ...)`` of ids ``(n,)``."""
-        return self.form.decode(self._rows(lambda part: part.index_select(0, ids))).to(self.dtype)
+        return self.form.decode_rows(self.packed, ids).to(self.dtype)
 
     def narrowed(self, start: int, stop: int) -> PackedTensor:
         """Consecutive rows with the same codes."""
@@ -116,6 +117,16 @@ class PackedTensor(Tensor):
             found[:, start:stop] = self.form.scores(states, self._part(start, stop))
         return found
 
+    def sums(self, weights: Tensor) -> Tensor:
+        """The products ``(N, R)`` of weights ``(N, V)`` with the matrix, decoded in blocks."""
+        if weights.size(1) != self.form.shape[0]:
+            raise RuntimeError(f"{tuple(weights.shape)} and {self.form.shape} cannot be multiplied")
+        kind = torch.promote_types(weights.dtype, torch.float32)
+        found = weights.new_zeros((len(weights), self.form.shape[1]), dtype=kind)
+        for (start, stop), block in zip(self._ranges(), self.blocks()):
+            found.addmm_(weights[:, start:stop].to(kind), block.to(kind))
+        return found.to(weights.dtype)
+
     def blocks(self) -> Iterator[Tensor]:
         """The decoded rows in blocks, in float32."""
         for start, stop in self._ranges():
@@ -130,15 +141,7 @@ class PackedTensor(Tensor):
 
     def _part(self, start: int, stop: int) -> Packed:
         """Codes and scales of consecutive rows."""
-        return self._rows(lambda part: part[start:stop])
-
-    def _rows(self, choose: Callable[[Tensor], Tensor]) -> Packed:
-        """The codes and scales of some of the first axis; `choose` selects from this axis."""
-        chosen = [
-            None if part is None else choose(part.unflatten(0, (self.form.shape[0], -1))).flatten(0, 1)
-            for part in self.packed
-        ]
-        return Packed(*chosen)  # type: ignore[arg-type]
+        return self.form.rows_of(self.packed, lambda part: part[start:stop])
 
     def mapped(self, change: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None) -> PackedTensor:
         """A tensor with changed codes and scales, such as on another device."""
@@ -174,16 +177,16 @@ class PackedTensor(Tensor):
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
         """The names of the plain tensors inside, and everything else."""
         names = ["codes"] if self.packed.scales is None else ["codes", "scales"]
-        return names, (self.form.name, self.form.shape, self.dtype, self.is_transposed)
+        return names, (self.form.name, self.form.shape, self.form.widths, self.dtype, self.is_transposed)
 
     @staticmethod
     def __tensor_unflatten__(
         inner: Mapping[str, Tensor], context: tuple[Any, ...], outer_size: Any, outer_stride: Any
     ) -> PackedTensor:
         """The inverse of `__tensor_flatten__`."""
-        name, shape, dtype, is_transposed = context
+        name, shape, widths, dtype, is_transposed = context
         packed = Packed(inner["codes"], inner.get("scales"))
-        return PackedTensor(FORMATS[name](shape), packed, dtype, is_transposed)
+        return PackedTensor(format_of(name, shape, widths), packed, dtype, is_transposed)
 
     @property
     def codes(self) -> Tensor:
@@ -206,7 +209,7 @@ class PackedTensor(Tensor):
         """Pickle the codes, from which `restore` rebuilds the tensor."""
         is_parameter = isinstance(self, nn.Parameter)
         content = (self.form.name, self.form.shape, *self.packed, self.dtype, self.is_transposed)
-        return restore, (*content, is_parameter)
+        return restore, (*content, is_parameter, self.form.widths)
 
 
 def restore(
@@ -217,13 +220,14 @@ def restore(
     dtype: torch.dtype,
     is_transposed: bool,
     is_parameter: bool,
+    widths: Sequence[int] = (),
 ) -> Tensor:
     """Rebuild an unpickled tensor; ``torch.load(weights_only=True)`` may call this.
 
     Raises:
         ValueError: the parts do not belong together.
     """
-    form, packed = FORMATS[name](shape), Packed(codes, scales)
+    form, packed = format_of(name, shape, widths), Packed(codes, scales)
     form.check(packed)
     tensor = PackedTensor(form, packed, dtype, is_transposed)
     return nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
@@ -238,6 +242,24 @@ def inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
         yield from (part for part in tensor.packed if part is not None)
     else:
         yield tensor
+
+
+def column_sums(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum ``(R,)`` of the rows of a matrix; that of a packed one is kept until its codes change."""
+    if not isinstance(matrix, PackedTensor):
+        return matrix.sum(dim=0, dtype=dtype)
+    codes = matrix.codes
+    can_be_kept = type(codes) is Tensor and not (codes.is_inference() or torch.compiler.is_compiling())
+    state = (codes._version, dtype, matrix.dtype) if can_be_kept else None
+    kept_state, kept = _column_sums.get(codes, (None, None))
+    if kept is None or state is None or kept_state != state:
+        kept = matrix.sums(torch.ones(1, len(matrix), dtype=dtype, device=codes.device))[0]
+        if state is not None:
+            _column_sums[codes] = state, kept
+    return kept
+
+
+_column_sums: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def dense(tensor: Tensor) -> Tensor:
@@ -264,7 +286,7 @@ def _clone(tensor: PackedTensor, **settings: Any) -> Any:
 
 def _to_copy(tensor: PackedTensor, **settings: Any) -> Any:
     dtype = settings.get("dtype") or tensor.dtype
-    if not dtype.is_floating_point:
+    if dtype != tensor.dtype and not (dtype.is_floating_point and tensor.is_floating_point()):
         return NotImplemented
     device = settings.get("device") or tensor.device
     return tensor.mapped(lambda part: part.to(device, copy=True), dtype)
@@ -277,11 +299,13 @@ def _copy(tensor: Tensor, source: Tensor, *others: Any) -> Any:
         return NotImplemented
     for part, new in zip(inner_tensors(tensor), inner_tensors(source)):
         part.copy_(new)
+        if not part.is_inference():  # torch does not count changes at this level
+            torch.autograd.graph.increment_version(part)
     return tensor
 
 
 def _key(tensor: PackedTensor) -> tuple[Any, ...]:
-    return tensor.form.name, tensor.form.shape, tensor.is_transposed
+    return tensor.form.name, tensor.form.shape, tensor.form.widths, tensor.is_transposed
 
 
 def _transpose(tensor: PackedTensor, *axes: Any) -> Any:
@@ -294,14 +318,16 @@ def _permute(tensor: PackedTensor, axes: Sequence[int]) -> Any:
 
 
 def _slice(tensor: PackedTensor, axis: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    if axis != 0 or step != 1 or tensor.is_transposed:
+    if axis != 0 or step != 1 or tensor.is_transposed or tensor.form.widths:
         return NotImplemented
     first, stop, _ = slice(start, end).indices(tensor.size(0))
     return tensor.narrowed(first, max(first, stop))
 
 
 def _index_select(tensor: PackedTensor, axis: int, ids: Tensor) -> Any:
-    return tensor.select_rows(ids) if axis == 0 and not tensor.is_transposed else NotImplemented
+    if axis != 0 or not isinstance(tensor, PackedTensor) or tensor.is_transposed:
+        return NotImplemented
+    return tensor.select_rows(dense(ids))
 
 
 def _embedding(tensor: Any, ids: Tensor, *others: Any) -> Any:
@@ -314,10 +340,20 @@ def _embedding(tensor: Any, ids: Tensor, *others: Any) -> Any:
     )
 
 
-def _mm(first: Any, second: Any, *, out: Tensor | None = None) -> Any:
-    if isinstance(first, PackedTensor) or isinstance(out, PackedTensor) or not second.is_transposed:
+def _select(tensor: PackedTensor, axis: int, place: int) -> Any:
+    if axis != 0 or tensor.is_transposed or not -len(tensor) <= place < len(tensor):
         return NotImplemented
-    return second.scores(first, out)
+    with torch.inference_mode(False):  # as in `PackedTensor.__new__`
+        return tensor.select_rows(torch.tensor([place % len(tensor)], device=tensor.device))[0]
+
+
+def _mm(first: Any, second: Any, *, out: Tensor | None = None) -> Any:
+    if isinstance(first, PackedTensor) or isinstance(out, PackedTensor):
+        return NotImplemented
+    if second.is_transposed:
+        return second.scores(first, out)
+    sums = second.sums(first)
+    return sums if out is None else out.copy_(sums)
 
 
 def _addmm(bias: Any, first: Any, second: Any, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -336,6 +372,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten.transpose.int: _transpose,
     _aten.permute.default: _permute,
     _aten.slice.Tensor: _slice,
+    _aten.select.int: _select,
     _aten.index_select.default: _index_select,
     _aten.embedding.default: _embedding,
     _aten.mm.default: _mm,
@@ -371,6 +408,7 @@ def _replace(module: nn.Module, new: Mapping[int, Tensor]) -> None:
     parameters = {
         key: nn.Parameter(tensor, requires_grad=not isinstance(tensor, PackedTensor))
         for key, tensor in new.items()
+        if tensor.is_floating_point()
     }
     for part in module.modules():
         for parameter, old in part._parameters.items():

@@ -19,7 +19,7 @@ from torch import Tensor
 from shared_embeddings.layers.tracing import has_values, true_positions, without_autocast
 from shared_embeddings.losses.blocks import sum_dtype
 from shared_embeddings.losses.blockwise import Reduction
-from shared_embeddings.losses.chunked import linear_cross_entropy
+from shared_embeddings.losses.chunked import segmented_cross_entropy
 
 # The target of ignored tokens inside this module: never a word id, whatever the caller's `ignore_index` is.
 _IGNORED = -1
@@ -46,20 +46,28 @@ class Part:
     """Entries that share one softmax: the head, or one cluster.
 
     Attributes:
-        codes: one row ``(R,)`` per entry.
+        segments: one row ``(R,)`` per entry, in tables one after the other.
         basis: ``(R, D)``, which projects hidden states; None if they are multiplied by the codes directly.
         masked_entry: the entry whose score is always zero.
         bias: one number per entry, or None without.
     """
 
-    codes: Tensor
+    segments: tuple[Tensor, ...]
     basis: Tensor | None
     masked_entry: int | None
     bias: Tensor | None = None
 
+    @property
+    def entries(self) -> int:
+        """The number of entries."""
+        return sum(len(codes) for codes in self.segments)
+
     def log_prob(self, hidden: Tensor) -> Tensor:
         """The log-probabilities of the entries for hidden states ``(..., D)``, in at least 32 bits."""
-        scores = F.linear(self.narrowed(hidden), self.codes, self.bias)
+        narrowed = self.narrowed(hidden)
+        scores = torch.cat([F.linear(narrowed, codes) for codes in self.segments], dim=-1)
+        if self.bias is not None:
+            scores = scores + self.bias
         if self.masked_entry is not None:
             scores[..., self.masked_entry] = 0.0
         return F.log_softmax(scores, dim=-1, dtype=sum_dtype(scores))
@@ -73,9 +81,9 @@ class Part:
         block_size: int | None,
     ) -> tuple[Tensor, Tensor]:
         """Loss and best entries of hidden states ``(n, D)`` for the entries `targets` ``(n,)``."""
-        return linear_cross_entropy(
-            self.narrowed(hidden),
-            self.codes,
+        return segmented_cross_entropy(
+            (self.narrowed(hidden),) * len(self.segments),
+            self.segments,
             targets,
             bias=self.bias,
             masked_word=self.masked_entry,
@@ -107,7 +115,7 @@ class AdaptiveSoftmax:
     @property
     def vocabulary(self) -> int:
         """V."""
-        return self.cutoffs[-1] + self.tails[-1].codes.size(0)
+        return self.cutoffs[-1] + self.tails[-1].entries
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """The log-probabilities ``(..., V)`` of all words for hidden states ``(..., D)``."""
@@ -213,15 +221,17 @@ class AdaptiveSoftmax:
         The uniform distribution over V words gives a cluster of n words the weight n / V in the head, and
         each of its words the weight 1 / n inside. The smoothing of the head gave each of its K entries 1 / K.
         """
-        entries = self.head.codes.size(0)
+        entries = self.head.entries
         weights = hidden.new_full((entries,), 1 / entries - 1 / self.vocabulary, dtype=sum_dtype(hidden))
         for entry, tail in enumerate(self.tails, start=self.cutoffs[0]):
-            weights[entry] = 1 / entries - tail.codes.size(0) / self.vocabulary
+            weights[entry] = 1 / entries - tail.entries / self.vocabulary
         if self.head.masked_entry is not None:
             weights[self.head.masked_entry] = 0.0
         narrowed = self.head.narrowed(hidden)
         with without_autocast(hidden.device):
-            vector = weights @ self.head.codes.to(weights.dtype)
+            parts = weights.unsqueeze(0).split([len(codes) for codes in self.head.segments], dim=1)
+            vectors = [part @ codes.to(part.dtype) for part, codes in zip(parts, self.head.segments)]
+            vector = torch.cat(vectors).sum(dim=0)
             loss = narrowed.to(weights.dtype) @ vector
             if self.head.bias is not None:
                 loss = loss + weights @ self.head.bias.to(weights.dtype)
@@ -231,7 +241,7 @@ class AdaptiveSoftmax:
         anywhere = torch.where(kept, 0, _IGNORED)
         for tail in self.tails:
             uniform, _ = tail.cross_entropy(hidden, anywhere, 1.0, reduction, block_size)
-            loss = loss + uniform * (tail.codes.size(0) / self.vocabulary)
+            loss = loss + uniform * (tail.entries / self.vocabulary)
         return loss
 
 

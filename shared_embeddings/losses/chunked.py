@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.layers.packed_tensor import column_sums
 from shared_embeddings.losses.blocks import Gradients, LossSettings, ScoreSource, sum_dtype, tokens_per_block
 from shared_embeddings.losses.blockwise import (
     Reduction,
@@ -156,9 +157,9 @@ class _Segment:
             self.masked = None
         self.code_sum: Tensor | None = None
         if settings.label_smoothing != 0.0:
-            self.code_sum = codes.sum(dim=0, dtype=self.dtype)
+            self.code_sum = column_sums(codes, self.dtype)
             if self.masked is not None:
-                self.code_sum -= codes[self.masked]
+                self.code_sum = self.code_sum - codes[self.masked]
 
     def summed(self, rows: slice) -> Tensor:
         """The sum ``(n,)`` of the scores of all words of the segment but the masked one."""

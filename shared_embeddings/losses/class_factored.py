@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.layers.packed_tensor import column_sums
 from shared_embeddings.losses.blocks import Gradients, LossSettings, ScoreSource, sum_dtype
 from shared_embeddings.losses.blockwise import ScoreOptions, blockwise_cross_entropy
 
@@ -115,7 +116,7 @@ class _Classes(ScoreSource):
     def _sum_of_tables(self, tables: Sequence[Tensor]) -> Tensor:
         """``(D,)`` the sum of the rows of all words but the masked one, for label smoothing."""
         unique, *levels = tables
-        total = unique.sum(dim=0, dtype=self.dtype)
+        total = column_sums(unique, self.dtype)
         if self.masked_word is not None:
             total = total - unique[self.masked_word].to(self.dtype)
         sizes = self.class_sizes.split([level.size(0) for level in levels])

@@ -283,7 +283,7 @@ class AdaptiveEmbedding(SharedEmbedding):
     def output_table(self) -> Tensor:
         """The vectors ``(V, S)`` of all words; scores are only comparable within a band."""
         self.check_output()
-        table = torch.cat([projected(band.codes, band.basis) for band in self._output_bands()])
+        table = torch.cat([projected(band.segments[0], band.basis) for band in self._output_bands()])
         return self.without_padding(table, self.all_ids(table.device))
 
     def set_output_bias(self, bias: Tensor) -> None:
@@ -307,7 +307,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         """The output side with the current parameters."""
         assert self.clusters is not None
         first, *tails = self._output_bands()
-        head = dataclasses.replace(first, codes=torch.cat([first.codes, self.clusters]))
+        head = dataclasses.replace(first, segments=(*first.segments, self.clusters))
         if self.cluster_bias is not None:
             assert self.bias is not None
             of_head, *of_tails = self.bias.split(self.options.sizes(self.num_embeddings))
@@ -319,7 +319,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         """The bands of the output."""
         projections = self._output_projections()
         return [
-            Part(codes, projections.get(str(band)), self._padding_in(band))
+            Part((codes,), projections.get(str(band)), self._padding_in(band))
             for band, codes in enumerate(self._output_codes())
         ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.codes import learn_codes
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import code_bits, code_dtype, draw_codes, entry_std
+from shared_embeddings.layers.packed_tensor import dense
 from shared_embeddings.method import Options, OutputFactors, SearchGrid
 from shared_embeddings.options import EmbeddingOptions, option, require_at_least, require_seed
 from shared_embeddings.registry import register
@@ -50,6 +51,7 @@ class CompositionalCodeEmbedding(SharedEmbedding):
     per_word = ("codes",)
     codes: Tensor
     expensive_rows = True
+    scores_in_blocks = True
 
     def __init__(
         self,
@@ -72,8 +74,16 @@ class CompositionalCodeEmbedding(SharedEmbedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``."""
-        entries = self._entries(self.codes.index_select(0, ids))
-        return F.embedding_bag(entries, self.codebooks.flatten(0, 1), mode="sum")
+        return self.row_function()(ids)
+
+    def row_function(self) -> Callable[[Tensor], Tensor]:
+        """As in the base class; packed codebooks are decoded once."""
+        entries = dense(self.codebooks).flatten(0, 1)
+
+        def rows(ids: Tensor) -> Tensor:
+            return F.embedding_bag(self._entries(self.codes.index_select(0, ids)), entries, mode="sum")
+
+        return rows
 
     def output_factors(self) -> OutputFactors:
         """Ones at the entries of each word ``(V, M * K)`` and all entries ``(M * K, D)``; or the table.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
@@ -52,6 +52,7 @@ class FunnelEmbedding(SharedEmbedding):
     grid_choice = "the largest rank"
     fit_bound = 0.6
     per_word = ("codes",)
+    scores_in_blocks = True
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: FunnelOptions
@@ -90,6 +91,14 @@ class FunnelEmbedding(SharedEmbedding):
     def output_factors(self) -> OutputFactors:
         """The activated codes ``(V, R)`` and the basis ``(R, D)``."""
         return OutputFactors(self._activated(self.codes), self.basis)
+
+    def output_rows(self) -> Callable[[Tensor], Tensor]:
+        """As in the base class."""
+        return lambda ids: self._activated(F.embedding(ids, self.codes))
+
+    def output_basis(self) -> Tensor:
+        """As in the base class."""
+        return self.basis
 
     def _activated(self, codes: Tensor) -> Tensor:
         """f of Eq. 3."""

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from shared_embeddings.fitting.factorization import restore_scale, shrink_codes
 from shared_embeddings.fitting.groups import GroupLayout, frequency_groups, group_reduce, groups_within
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import code_bits, code_dtype, entry_std
+from shared_embeddings.layers.number_formats import BitCodes
+from shared_embeddings.layers.packed_tensor import PackedTensor, dense, inner_tensors
 from shared_embeddings.layers.tracing import needs_fixed_shapes
 from shared_embeddings.losses.chunked import segmented_cross_entropy
 from shared_embeddings.method import Layer, Options, SearchGrid
@@ -120,21 +122,6 @@ class GroupReduceOptions(EmbeddingOptions):
         return frequency_groups(zipf, self.num_groups, self.min_rank, self.max_rank, embedding_dim)
 
 
-class _Order(NamedTuple):
-    """The words sorted by group and id, derived from one state of the assignment.
-
-    Attributes:
-        source, version: the assignment and torch's version counter of it.
-        words: ``(V,)`` the id at each place.
-        places: ``(V,)`` the place of each id.
-    """
-
-    source: Tensor
-    version: int | None
-    words: Tensor
-    places: Tensor
-
-
 @register("group_reduce", GroupReduceOptions)
 class GroupReduceEmbedding(SharedEmbedding):
     """The row of word w in group g is ``f(codes[g][w]) @ bases[g]``; without an activation f is the identity.
@@ -151,6 +138,7 @@ class GroupReduceEmbedding(SharedEmbedding):
     fit_bound = 0.3
     groups: Tensor
     per_word = ("groups",)
+    scores_in_blocks = True
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: GroupReduceOptions
@@ -160,7 +148,8 @@ class GroupReduceEmbedding(SharedEmbedding):
         self.codes = nn.ParameterList(torch.empty(shape) for shape in zip(*self.layout))
         self.bases = nn.ParameterList(torch.empty(rank, embedding_dim) for rank in self.layout.ranks)
         self.register_buffer("groups", torch.empty(num_embeddings, dtype=code_dtype(len(self.layout.sizes))))
-        self._order: _Order | None = None
+        # The groups, torch's count of their changes, and the places that they determine.
+        self._order: tuple[Tensor, int | None, Tensor] | None = None
         self.reset_parameters()
 
     def init_weights(self) -> None:
@@ -197,7 +186,7 @@ class GroupReduceEmbedding(SharedEmbedding):
         """As in the base class; groups without a word are removed, with their basis."""
         options, state = super().state_for_ids(ids)
         starts = torch.tensor([0, *itertools.accumulate(self.layout.sizes)], device=ids.device)
-        places = self._ordered().places.index_select(0, ids) - starts[state["groups"].long()]
+        places = self._places().index_select(0, ids) - starts[state["groups"].long()]
         present, groups = state["groups"].long().unique(return_inverse=True)
         state = {name: tensor for name, tensor in state.items() if not name.startswith(("codes.", "bases."))}
         state["groups"] = groups
@@ -210,7 +199,7 @@ class GroupReduceEmbedding(SharedEmbedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``; every group computes its own words only."""
-        places = self._ordered().places.index_select(0, ids)
+        places = self._places().index_select(0, ids)
         if needs_fixed_shapes(places):
             return self._rows_of_fixed_shapes(places)
         places, permutation = places.sort()
@@ -236,7 +225,7 @@ class GroupReduceEmbedding(SharedEmbedding):
     def layers(self, ids: Tensor) -> list[Layer]:
         """The codes of every group, of those words that are in it, and the output."""
         members = self.groups.index_select(0, ids).long()
-        places = self._ordered().places.index_select(0, ids)
+        places = self._places().index_select(0, ids)
         starts = itertools.accumulate(self.layout.sizes, initial=0)
         inner = [
             Layer(f"codes {group}", self._activated(codes[places[members == group] - start]))
@@ -255,61 +244,64 @@ class GroupReduceEmbedding(SharedEmbedding):
     def all_rows(self) -> Tensor:
         """The rows ``(V, D)`` of all words."""
         products = [self._activated(codes) @ basis for codes, basis in zip(self.codes, self.bases)]
-        return torch.cat(products).index_select(0, self._ordered().places)
+        return torch.cat(products).index_select(0, self._places())
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The scores ``(..., V)`` of all words for hidden states ``(..., D)``, group by group."""
         self.check_hidden(hidden)
+        return self.completed(self.block_scores(hidden.reshape(-1, self.embedding_dim)), hidden.shape[:-1])
+
+    def block_scores(self, hidden: Tensor) -> Tensor:
+        """As in the base class, group by group."""
         parts = zip(*self._projected(hidden))
         scores = torch.cat([F.linear(part, codes) for part, codes in parts], dim=-1)
-        scores = scores.index_select(-1, self._ordered().places)
-        bias = self.output_bias()
-        if bias is not None:
-            scores += bias
-        if self.padding_idx is not None:
-            scores[..., self.padding_idx] = 0.0
-        return scores
+        return scores.index_select(-1, self._places())
 
     def flat_loss_and_predictions(
         self, hidden: Tensor, targets: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor]:
         """As in the base class, with the groups side by side in one softmax."""
-        order = self._ordered()
+        if self.scores_by_blocks():
+            return super().flat_loss_and_predictions(hidden, targets, **options)
+        places = self._places()
+        words = _inverse(dense(places))
         ignore_index = options.pop("ignore_index")
         bias, masked = self.output_bias(), None
         hiddens, codes = self._projected(hidden)
         if self.padding_idx is not None and needs_fixed_shapes(targets):
             # The place of the padding word is unknown, but its codes can be zeros.
-            words = order.words.split(self.layout.sizes)
-            paddings = ((part == self.padding_idx).unsqueeze(1) for part in words)
+            by_group = words.split(self.layout.sizes)
+            paddings = ((part == self.padding_idx).unsqueeze(1) for part in by_group)
             codes = [part.masked_fill(padding, 0.0) for part, padding in zip(codes, paddings)]
         elif self.padding_idx is not None:
-            masked = int(order.places[self.padding_idx])
+            masked = int(places[self.padding_idx])
         loss, predictions = segmented_cross_entropy(
             hiddens,
             codes,
-            self._target_places(targets, ignore_index, order),
-            bias=None if bias is None else bias.index_select(0, order.words),
+            self._target_places(targets, ignore_index, places),
+            bias=None if bias is None else bias.index_select(0, words),
             masked_word=masked,
             ignore_index=_IGNORED,
             **options,
         )
-        return loss, order.words[predictions]
+        return loss, words[predictions]
 
-    def _target_places(self, targets: Tensor, ignore_index: int, order: _Order) -> Tensor:
+    def _target_places(self, targets: Tensor, ignore_index: int, places: Tensor) -> Tensor:
         """The places ``(N,)`` of target ids, and _IGNORED for those that do not count."""
         ignored = targets == ignore_index
         words = targets.masked_fill(ignored, 0)
         if words.device.type == "cpu" and words.numel() and not needs_fixed_shapes(words):
             for word in (int(words.min()), int(words.max())):
                 if not 0 <= word < self.num_embeddings:
-                    raise IndexError(
-                        f"Target {word} is out of bounds: the vocabulary has {self.num_embeddings} words"
-                    )
-        return order.places[words].masked_fill(ignored, _IGNORED)
+                    count = self.num_embeddings
+                    raise IndexError(f"Target {word} is out of bounds: the vocabulary has {count} words")
+        return places.index_select(0, words).masked_fill(ignored, _IGNORED)
 
     def _projected(self, hidden: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Each group's projection ``(..., r_g)`` of hidden states ``(..., D)``; its codes ``(V_g, r_g)``."""
+        if self.scores_by_blocks():
+            codes = [self._activated(codes) for codes in self.codes]
+            return [F.linear(hidden, basis) for basis in self.bases], codes
         codes, basis = self.cached("groups", self._group_factors)
         return list(F.linear(hidden, basis).split(self.layout.ranks, dim=-1)), codes
 
@@ -321,25 +313,28 @@ class GroupReduceEmbedding(SharedEmbedding):
         """f, or the codes themselves."""
         return codes if self.options.activation is None else _ACTIVATIONS[self.options.activation](codes)
 
-    def _ordered(self) -> _Order:
-        """The order of words in groups, derived again whenever the assignment has changed."""
+    def _places(self) -> Tensor:
+        """The place ``(V,)`` of each word in the order of groups and ids, for the current assignment."""
         groups = self.groups
         if needs_fixed_shapes(groups):
-            words = groups.long().argsort(stable=True)
-            return _Order(groups, None, words, _inverse(words))
+            return _places_of(groups)
         # torch does not count changes of tensors made in inference mode.
-        version = None if groups.is_inference() else groups._version
-        order = self._order
-        if order is None or version is None or order.source is not groups or order.version != version:
+        (memory,) = inner_tensors(groups)
+        version = None if memory.is_inference() else memory._version
+        kept = self._order
+        if kept is None or version is None or kept[0] is not groups or kept[1] != version:
             sizes = groups.long().bincount(minlength=len(self.layout.sizes)).tolist()
             if sizes != list(self.layout.sizes):
                 raise ValueError(
                     f"the assignment 'groups' has groups of {sizes} words, but the codes have groups of "
                     f"{list(self.layout.sizes)}: load the assignment that was saved with these codes"
                 )
-            words = groups.long().argsort(stable=True)
-            order = self._order = _Order(groups, version, words, _inverse(words))
-        return order
+            places = _places_of(groups)
+            if self.is_packed:
+                form = BitCodes.of(places)
+                places = PackedTensor(form, form.encode(places.cpu()), places.dtype).to(places.device)
+            kept = self._order = groups, version, places
+        return kept[2]
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles derive the order again.
@@ -439,6 +434,11 @@ class GroupReduceEmbedding(SharedEmbedding):
 
 # The target of ignored tokens, after ids have been converted to places.
 _IGNORED = -100
+
+
+def _places_of(groups: Tensor) -> Tensor:
+    """The place ``(V,)`` of each word in the order of groups ``(V,)``."""
+    return _inverse(groups.long().argsort(stable=True))
 
 
 def _inverse(permutation: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +23,9 @@ from shared_embeddings.codecs.trellis import TrellisCodec
 from shared_embeddings.codecs.uniform import UniformCodec
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY, FitTask
-from shared_embeddings.layers.initialization import entry_std
+from shared_embeddings.layers.initialization import code_dtype, entry_std
 from shared_embeddings.layers.packed_tensor import dense
 from shared_embeddings.layers.rotation import rotate, rotate_back
-from shared_embeddings.losses.chunked import scored_cross_entropy
 from shared_embeddings.method import Candidate, Options, OutputFactors, SearchGrid
 from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least, require_seed
 from shared_embeddings.registry import register
@@ -119,6 +118,8 @@ class QuantizedEmbedding(SharedEmbedding):
     grid_choice = "trellis codes, the most bits; 32 bits of codes count as a parameter"
     fit_bound = 0.3
     default_store = "fp16"
+    scores_in_blocks = True
+    is_packed = True
     candidates = (
         Candidate({}, "fp16"),
         *(
@@ -208,40 +209,19 @@ class QuantizedEmbedding(SharedEmbedding):
 
     # The output side.
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """As in the base class; without gradients, from blocks of decoded rows."""
-        if not self._scores_by_blocks():
-            return super().logits(hidden)
-        self.check_hidden(hidden)
-        coded = self._prepared(hidden.reshape(-1, self.embedding_dim))
+    def block_scores(self, hidden: Tensor) -> Tensor:
+        """As in the base class."""
+        coded = self._prepared(hidden)
         scores = torch.cat([self._scores_of(coded, *part) for part in self._parts()], dim=-1)
-        if self._is_mixed:
-            scores = scores.index_select(-1, self._slots())
-        bias = self.output_bias()
-        if bias is not None:
-            scores += bias
-        if self.padding_idx is not None:
-            scores[:, self.padding_idx] = 0.0
-        return scores.view(*hidden.shape[:-1], self.num_embeddings)
-
-    def flat_loss_and_predictions(
-        self, hidden: Tensor, targets: Tensor, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        """As in the base class; without gradients, from blocks of decoded rows for each block of tokens."""
-        if not self._scores_by_blocks():
-            return super().flat_loss_and_predictions(hidden, targets, **options)
-        return scored_cross_entropy(self.logits, self.num_embeddings, hidden, targets, **options)
-
-    def _scores_by_blocks(self) -> bool:
-        """Whether scores are computed without a table ``(V, D)``, which only gradients and compilers need."""
-        return not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+        return scores.index_select(-1, self._slots().int()) if self._is_mixed else scores
 
     def _parts(self) -> Iterator[tuple[int, Tensor]]:
         """Each width and the scales ``(V_b, S)`` of its words, in the order of the vocabulary."""
         if not self._is_mixed:
             yield next(iter(self.word_counts)), dense(self.scales)
             return
-        words = self.cached("words", lambda: self._slots().argsort().int())
+        slots = self._slots().long()
+        words = torch.empty_like(slots).scatter_(0, slots, self.all_ids(slots.device))
         for width, ids in zip(self.word_counts, words.split(list(self.word_counts.values()))):
             yield width, self.scales.index_select(0, ids)
 
@@ -255,7 +235,7 @@ class QuantizedEmbedding(SharedEmbedding):
     def _all_coded_rows(self) -> Tensor:
         """The scaled rows ``(V, D)`` of all words, rotated if the codec rotates."""
         rows = torch.cat([self._decoded(width, scales) for width, scales in self._parts()])
-        return rows.index_select(0, self._slots()) if self._is_mixed else rows
+        return rows.index_select(0, self._slots().int()) if self._is_mixed else rows
 
     def _decoded(self, width: int, scales: Tensor) -> Tensor:
         """The scaled rows ``(V_b, D)`` of the words with `width` bits."""
@@ -276,7 +256,7 @@ class QuantizedEmbedding(SharedEmbedding):
             return self.codec.scaled(values, scales)
         # Sizes must not depend on data in compiled graphs, so each width decodes all words.
         widths = self.widths.index_select(0, ids).unsqueeze(1)
-        places, start = self._slots().index_select(0, ids), 0
+        places, start = self._slots().index_select(0, ids).int(), 0
         rows = self.codec.uncoded(codebooks, scales)
         for width, count in self.word_counts.items():
             if width:
@@ -288,7 +268,7 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def _codes(self, width: int) -> Tensor:
         """The codes ``(V_b, bytes)`` of the words with `width` bits."""
-        return self.get_buffer(f"codes{width}")
+        return dense(self.get_buffer(f"codes{width}"))
 
     def _slots(self) -> Tensor:
         """For every word ``(V,)`` its row among the codes of all widths, one width after the other."""
@@ -300,7 +280,7 @@ class QuantizedEmbedding(SharedEmbedding):
             is_this = self.widths == width
             slots = torch.where(is_this, (is_this.cumsum(0) - 1 + start).int(), slots)
             start += count
-        return slots
+        return slots.to(code_dtype(self.num_embeddings))
 
     # Sizes and selections of words.
 

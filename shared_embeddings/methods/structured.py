@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.codes import product_quantization
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import code_bits, code_dtype, draw_codes, entry_std
+from shared_embeddings.layers.packed_tensor import dense
 from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least, require_seed
 from shared_embeddings.registry import register
@@ -53,6 +54,7 @@ class StructuredEmbedding(SharedEmbedding):
     grid_choice = "pieces and clusters with the least expected error; 32 bits of codes count as a parameter"
     fit_bound = 0.15
     default_store = "fp16"
+    scores_in_blocks = True
     per_word = ("codes",)
     codes: Tensor
 
@@ -72,9 +74,17 @@ class StructuredEmbedding(SharedEmbedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)``."""
-        codes = self.codes.index_select(0, ids).long()
-        starts = torch.arange(self.options.num_groups, device=codes.device) * self.options.num_clusters
-        return F.embedding(codes + starts, self.centroids.flatten(0, 1)).flatten(1)
+        return self.row_function()(ids)
+
+    def row_function(self) -> Callable[[Tensor], Tensor]:
+        """As in the base class; packed centroids are decoded once."""
+        centroids = dense(self.centroids).flatten(0, 1)
+        starts = torch.arange(self.options.num_groups, device=centroids.device) * self.options.num_clusters
+
+        def rows(ids: Tensor) -> Tensor:
+            return F.embedding(self.codes.index_select(0, ids).long() + starts, centroids).flatten(1)
+
+        return rows
 
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """As in the base class; unused centroids are removed if there are more centroids than words."""

@@ -157,6 +157,7 @@ class UncleEmbedding(SharedEmbedding):
     fit_bound = 0.55
     file_options = ("classes",)
     per_word = ("unique", "classes")
+    scores_in_blocks = True
     classes: Tensor
 
     def __init__(
@@ -164,21 +165,23 @@ class UncleEmbedding(SharedEmbedding):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
         levels = options.assignments(num_embeddings)
-        # Kept next to the buffer, so that parameters can be reset without the class file.
-        self._assignment = np.stack([level.assignment for level in levels], axis=1)
         self.num_classes = tuple(level.num_classes for level in levels)
+        dtype = _index_dtype(max(self.num_classes))
+        # Kept until classes are loaded, so that parameters can be reset without the class file.
+        assignment = np.stack([level.assignment for level in levels], axis=1)
+        self._assignment: Tensor | None = torch.tensor(assignment, dtype=dtype, device="cpu")
         self.widths = (options.unique_dim, *options.widths(embedding_dim))
         self.unique = nn.Parameter(torch.empty(num_embeddings, options.unique_dim))
         self.class_tables = nn.ParameterList(
             torch.empty(count, width) for count, width in zip(self.num_classes, self.widths[1:])
         )
-        dtype = _index_dtype(max(self.num_classes))
-        self.register_buffer("classes", torch.empty(self._assignment.shape, dtype=dtype))
+        self.register_buffer("classes", torch.empty(assignment.shape, dtype=dtype))
         self.reset_parameters()
 
     def init_weights(self) -> None:
         """Normal entries of std D**-0.5; the classes of the options, or those that were loaded."""
-        self.classes.copy_(torch.tensor(self._assignment, device="cpu"))
+        if self._assignment is not None:
+            self.classes.copy_(self._assignment)
         for parameter in (self.unique, *self.class_tables):
             nn.init.normal_(parameter, std=entry_std(self.embedding_dim))
         zero_padding_row(self.unique, self.padding_idx)
@@ -215,6 +218,8 @@ class UncleEmbedding(SharedEmbedding):
         self, hidden: Tensor, targets: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor]:
         """As in the base class, with the scores of a class computed once for all of its words."""
+        if self.scores_by_blocks():
+            return super().flat_loss_and_predictions(hidden, targets, **options)
         index = self.cached("index", self._index)
         tables = tuple(self.class_tables)
         bias, padding = self.output_bias(), self.padding_idx
@@ -252,7 +257,7 @@ class UncleEmbedding(SharedEmbedding):
         super()._load_from_state_dict(*args, **kwargs)
         if not self.classes.is_meta:
             # Otherwise resetting a module built with classes "stored" would discard the loaded classes.
-            self._assignment = self.classes.to("cpu", copy=True).numpy()
+            self._assignment = None
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
         """log2(C_s) bits, rounded up, for every class of a word."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,13 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from shared_embeddings.checkpoints.storage import StorageError, hold, pack, unpack
 from shared_embeddings.layers.number_formats import FORMATS, Packed
-from shared_embeddings.layers.packed_tensor import PackedTensor, install, unfreeze, warn_of_frozen
+from shared_embeddings.layers.packed_tensor import (
+    PackedTensor,
+    column_sums,
+    install,
+    unfreeze,
+    warn_of_frozen,
+)
 from shared_embeddings.registry import method_class
 from shared_embeddings.sizing.accounting import distinct_state
 from tests.shared_embeddings.support import MemoryMeter
@@ -183,6 +190,11 @@ def test_packed_models_equal_unpacked_ones(method: str) -> None:
                         wanted += [expected.log_prob(hidden), losses[1]]
                 for one, other in zip(found, wanted):
                     assert torch.allclose(one, other, rtol=1e-4, atol=1e-4), where
+            if embedding.has_output:
+                states = hidden.clone().requires_grad_()
+                losses = [one.cross_entropy(states, ids, label_smoothing=0.1) for one in (held, expected)]
+                of_held, of_expected = (torch.autograd.grad(loss, states)[0] for loss in losses)
+                torch.testing.assert_close(of_held, of_expected, rtol=1e-4, atol=1e-5)
             # Packing again gives the same bytes.
             first, again = pack(state, state, store), distinct_state(held)
             second = pack(again, again, store)
@@ -195,6 +207,145 @@ def test_packed_models_equal_unpacked_ones(method: str) -> None:
             unfreeze(held)
             assert all(parameter.requires_grad for parameter in held.parameters())
             assert torch.equal(held.table(), expected.table())
+
+
+def held_bytes(root: object) -> int:
+    """The bytes of all tensors and arrays that can be reached from an object, each memory block once."""
+    seen: set[int] = set()
+    found: dict[int, int] = {}
+    waiting = [root]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, PackedTensor):
+            waiting += [one.codes, one.scales]
+        elif isinstance(one, Tensor):
+            found[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+        elif isinstance(one, np.ndarray):
+            found[one.ctypes.data] = one.nbytes
+        elif isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, (list, tuple)):
+            waiting += one
+        elif isinstance(one, nn.Module) or type(one).__module__.startswith("shared_embeddings."):
+            waiting += getattr(one, "__dict__", {}).values()
+    return sum(found.values())
+
+
+def cases(words: int, dim: int) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Options of all methods, with more of `quantized`, and storages."""
+    for method in se.methods():
+        for options in method_class(method).examples(words, dim).values():
+            yield from ((method, options, store) for store in ("int8", "int4"))
+    for codec in ("uniform", "lloyd_max", "residual", "trellis", "principal", "spectral"):
+        for bits in (1.0, 1.5, 2.0, 3.0, 4.0, 8.0):
+            yield "quantized", {"bits": bits, "codec": codec}, "fp16"
+
+
+# Rows of these take too long to be computed for every token, so their output table is cached.
+CACHED = ("alone", "define", "tensor_train")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "dim"), [(4000, 200), (3000, 512)])
+def test_memory_stays_that_of_the_file(words: int, dim: int) -> None:
+    for method, options, store in cases(words, dim):
+        made = se.build(method, num_embeddings=words, embedding_dim=dim, padding_idx=3, **options)
+        state = distinct_state(made)
+        file = {name: tensor.clone() for name, tensor in pack(state, state, store).items()}
+        size = sum(tensor.nbytes for tensor in file.values())
+        sizes = {"num_embeddings": words, "embedding_dim": dim, "padding_idx": 3}
+        loaded = se.build(method, **sizes, **made.stored_options())
+        loaded.load_state_dict(install(loaded, hold(file)), strict=False)
+        del made, state, file
+        loaded.eval()
+        hidden, ids = torch.randn(2, loaded.score_dim), torch.tensor([5, words - 1])
+        with torch.no_grad():
+            loaded(ids)
+            assert held_bytes(loaded) <= 1.2 * size, (method, options, store)
+            if loaded.has_output and (method not in CACHED or options.get("output") == "map"):
+                loaded.logits(hidden)
+                loaded.cross_entropy(hidden, ids, label_smoothing=0.1)
+            assert held_bytes(loaded) <= 1.2 * size, (method, options, store)
+            assert loaded.bytes_in_memory() <= held_bytes(loaded)
+
+
+def test_losses_and_scores_allocate_no_table() -> None:
+    words, dim = 40_000, 64
+    for method in se.methods():
+        if method in CACHED:
+            continue
+        (options, *_) = method_class(method).examples(words, dim).values()
+        made = se.build(method, num_embeddings=words, embedding_dim=dim, **options)
+        held = installed(made, "int8")
+        hidden, ids = torch.randn(2, dim), torch.tensor([0, words - 1])
+        known = (*held.parameters(), *held.buffers())
+        with torch.no_grad(), MemoryMeter(*known) as meter:
+            held(ids)
+            held.log_prob(hidden)
+            held.cross_entropy(hidden, ids, label_smoothing=0.1)
+        assert meter.peak < 0.9 * 4 * words * dim, (method, meter.peak)
+
+
+def test_sums_of_packed_rows_are_kept_until_codes_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, other = packed("int4", ROWS, WIDTH), packed("int4", ROWS, WIDTH, seed=1)
+    decoded: list[int] = []
+    blocks = PackedTensor.blocks
+    monkeypatch.setattr(PackedTensor, "blocks", lambda self: decoded.append(1) or blocks(self))
+    for wanted in (table, other):
+        with torch.no_grad():
+            table.copy_(wanted)
+        for matrix in (table, table.detach(), table):
+            found = column_sums(matrix, torch.float32)
+            torch.testing.assert_close(found, plain(wanted).sum(dim=0), rtol=1e-4, atol=1e-4)
+    assert len(decoded) == 2
+
+
+def test_word_codes_stay_packed() -> None:
+    for kind, most, shape in (
+        (torch.uint8, 2**4, (700, 6)),
+        (torch.int16, 2**11, (700, 5)),
+        (torch.int32, 2**25, (700, 3)),
+        (torch.int64, 2**50, (300, 2)),
+        (torch.uint8, 5, (900,)),
+        (torch.bool, 2, (3, 40, 5)),
+    ):
+        codes = torch.randint(most, shape).to(kind)
+        state = pack({"codes": codes}, ["codes"], "fp32")
+        held: Any = hold(state)["codes"]
+        assert isinstance(held, PackedTensor) and held.dtype == kind and held.shape == shape
+        assert torch.equal(held.decoded(), codes)
+        assert torch.equal(held.form.decode(held.packed).to(kind), codes)
+        assert held.codes.nbytes == held.form.bytes == state["codes"].nbytes
+        ids = torch.randint(shape[0], (9,))
+        assert torch.equal(held.index_select(0, ids), codes.index_select(0, ids))
+        assert torch.equal(held[-1], codes[-1]) and torch.equal(held[1:5], codes[1:5])
+        assert torch.equal(held.long(), codes.long()) and torch.equal(held.float(), codes.float())
+        assert isinstance(held.to("cpu", kind), PackedTensor)
+        again = pack({"codes": held}, ["codes"], "fp32")
+        assert again.keys() == state.keys() and all(torch.equal(again[name], state[name]) for name in state)
+        file = io.BytesIO()
+        torch.save(held, file)
+        file.seek(0)
+        assert torch.equal(torch.load(file, weights_only=True).decoded(), codes)
+    dense = torch.randint(256, (700, 6), dtype=torch.uint8)
+    dense[:, 0] %= 16
+    assert not isinstance(hold(pack({"codes": dense}, ["codes"], "fp32"))["codes"], PackedTensor)
+
+
+def test_packed_codes_train() -> None:
+    for method in ("structured", "compositional_code", "uncle", "group_reduce"):
+        (options,) = method_class(method).examples(300, 32).values()
+        embedding = se.build(method, num_embeddings=300, embedding_dim=32, **options)
+        held, ids = installed(embedding, "fp32").train(), torch.randint(300, (4,))
+        assert any(isinstance(buffer, PackedTensor) for buffer in held.buffers()), method
+        assert all(parameter.requires_grad for parameter in held.parameters())
+        for one in (embedding, held):
+            one.cross_entropy(one(ids), ids).backward()
+        for one, other in zip(held.parameters(), embedding.parameters()):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_training_warns_once() -> None:
