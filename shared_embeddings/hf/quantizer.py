@@ -112,6 +112,7 @@ class EmbeddingsQuantizer(HfQuantizer):
             if isinstance(module, (InputSide, OutputSide)):
                 module.weight = Placeholder(module.weight.data)
         if not packed:
+            unfreeze(model)  # word codes, which transformers cannot save
             self._detach(model)
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
