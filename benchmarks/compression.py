@@ -23,6 +23,7 @@ from recipes.common.tools import run_main
 from shared_embeddings.checkpoints.adapter import find_host
 from shared_embeddings.checkpoints.agreement import agreement
 from shared_embeddings.checkpoints.choosing import Trial, candidates, tried
+from shared_embeddings.checkpoints.compress import Settings
 from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.method import Candidate
@@ -154,11 +155,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--marker", default="compression", help="name of the results (default: compression)")
     options = parser.parse_args(arguments)
     sides = (options.validation_source, options.validation_target, options.validation_subwords)
-    settings = {
-        "texts": options.text,
-        "validation": Validation(options.validation, *sides),
-        "progress": sys.stderr.isatty(),
-    }
+    settings = Settings(
+        texts=options.text,
+        validation=Validation(options.validation, *sides),
+        progress=sys.stderr.isatty(),
+    )
     texts = [path.name for path in options.text]
     new: Record = {"title": options.title or options.model.name, "texts": texts, "trials": []}
     record = earlier_record(options.output, options.marker) or new

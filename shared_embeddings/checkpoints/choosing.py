@@ -15,10 +15,17 @@ import torch
 
 from shared_embeddings.checkpoints.adapter import EmbeddingTable, find_host
 from shared_embeddings.checkpoints.agreement import Original
-from shared_embeddings.checkpoints.compress import announce, checked_files, compress, publish, within
+from shared_embeddings.checkpoints.compress import (
+    DEFAULTS,
+    Settings,
+    announce,
+    checked_files,
+    compress,
+    publish,
+    within,
+)
 from shared_embeddings.checkpoints.fitted_tables import Errors
-from shared_embeddings.checkpoints.quality import Validation
-from shared_embeddings.checkpoints.report import CompressionReport, TrimReport
+from shared_embeddings.checkpoints.report import CompressionReport
 from shared_embeddings.checkpoints.token_counts import counts_of
 from shared_embeddings.fitting.fit import fit
 from shared_embeddings.method import Candidate
@@ -140,20 +147,12 @@ def choose(
     model: Path,
     output: Path | None,
     target: Target,
-    *,
-    counts: Mapping[str, int] | None = None,
-    texts: Sequence[Path] | None = None,
-    validation: Validation | None = None,
-    seed: int = 0,
-    force: bool = False,
-    report_file: Path | None = None,
-    progress: bool = True,
-    trimmed: TrimReport | None = None,
+    settings: Settings = DEFAULTS,
 ) -> Choice:
     """Compress a model with every candidate, and write the one that keeps the most.
 
     Args:
-        model, counts, texts, validation, seed, force, report_file, progress, trimmed: as in `compress`.
+        model, settings: as in `compress`.
         output: the model to write; None compares only.
         target: the size of the embeddings.
 
@@ -162,26 +161,18 @@ def choose(
         OSError: a file cannot be read or written.
     """
     if output is not None:
-        checked_files(find_host(model)[1].read(model), output, texts, validation, report_file, force)
+        checked_files(find_host(model)[1].read(model), output, settings)
     stored = find_host(model)[1].read_tables(model)
-    if counts is None and texts is not None:
-        counts = stored.count_text(texts)
-    possible, trials = promising(stored.tables(), target, counts, seed, progress)
-    settings: dict[str, object] = {
-        "counts": counts,
-        "texts": texts,
-        "validation": validation,
-        "original": Original(),
-        "seed": seed,
-        "progress": progress,
-        "trimmed": trimmed,
-    }
+    counts, progress = settings.counts_for(stored), settings.progress
+    possible, trials = promising(stored.tables(), target, counts, settings.seed, progress)
+    # Candidates are written to a temporary folder, without a report.
+    each = dataclasses.replace(settings, counts=counts, original=Original(), force=False, report_file=None)
     with workplace(output) as folder:
         name = Path(model).name if output is None else output.name
         for number, (method, candidate) in enumerate(possible, 1):
             described = as_yaml(method, candidate.options)
             announce(f"candidate {number} of {len(possible)}: {described} in {candidate.store}", progress)
-            trials.append(tried(model, folder / str(number) / name, method, candidate, target, settings))
+            trials.append(tried(model, folder / str(number) / name, method, candidate, target, each))
         ranked = sorted(trials, key=lambda trial: (trial.report is None, -trial.share, trial.embedding_bytes))
         if ranked[0].report is None:
             raise ValueError(f"no method is possible at this size; {ranked[0].reason}")
@@ -190,7 +181,7 @@ def choose(
         trained = find_host(model)[1].read(model)
         files = trained.files(Path(ranked[0].report.output))
         found = Choice(ranked, None).with_output(output)
-        publish(dict(zip(files, trained.files(output))), found.written(), report_file)
+        publish(dict(zip(files, trained.files(output))), found.written(), settings.report_file)
         return found
 
 
@@ -263,15 +254,14 @@ def _sampled_error(
     return Errors(embedding.eval(), rows.__getitem__).weighted(weights)
 
 
-def smallest(model: Path, max_loss: float, **settings: object) -> Target:
+def smallest(model: Path, max_loss: float, settings: Settings = DEFAULTS) -> Target:
     """The smallest size at which the first candidate loses at most `max_loss` of the quality or predictions.
 
     The logarithm of the loss is taken to be linear in the bits of the codes, so that few sizes are tried.
 
     Args:
-        model: as in `compress`.
+        model, settings: as in `compress`.
         max_loss: the largest loss, from 0 to 1.
-        settings: other arguments of `compress`.
 
     Raises:
         ValueError: as in `compress`, or the loss is larger at all sizes.
@@ -279,7 +269,7 @@ def smallest(model: Path, max_loss: float, **settings: object) -> Target:
     if not 0.0 <= max_loss < 1.0:
         raise ValueError(f"the largest loss is {max_loss:.0%}, but it must be at least 0% and below 100%")
     method, candidate = next(iter(candidates()))
-    settings = {"original": Original(), **settings}
+    settings = dataclasses.replace(settings, original=Original(), force=False, report_file=None)
     low, high, ratio = *_RATIOS, _FIRST_RATIO
     losses: dict[float, float] = {}  # by ratio
     with workplace(None) as folder:
@@ -338,14 +328,13 @@ def tried(
     method: str,
     candidate: Candidate,
     target: Target | None,
-    settings: Mapping[str, object],
+    settings: Settings,
 ) -> Trial:
     """Compress a model with one candidate; a trial without a report if the method is impossible at this size.
 
     Args:
-        model, output, target: as in `compress`.
+        model, output, target, settings: as in `compress`.
         method, candidate: of the embeddings.
-        settings: other arguments of `compress`.
 
     Raises:
         ValueError, OSError: as in `compress`.
@@ -354,13 +343,7 @@ def tried(
     options, store = candidate
     try:
         report = compress(
-            model,
-            method,
-            output,
-            options=options,
-            target=target,
-            store=store,
-            **settings,  # type: ignore[arg-type]
+            model, method, output, options=options, target=target, store=store, settings=settings
         )
     except OptionError as error:
         return _impossible(method, candidate, error)

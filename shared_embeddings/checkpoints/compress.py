@@ -35,6 +35,45 @@ _SET_BY_THE_TABLE = ("num_embeddings", "embedding_dim", "padding_idx", "words")
 _MUCH_ADDED = 0.05
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is measured and written when a model is compressed, with any method.
+
+    Attributes:
+        counts: of the words, for methods that weight words by frequency and for the frequency bands.
+        texts: to count words in without `counts`, tokenized by the host; without `validation`, the
+            predictions of both models in them are compared.
+        validation: what the quality of the model is measured on, before and after.
+        original: what has been measured of the model with the same texts and validation.
+        seed: of all random numbers.
+        force: replace existing files.
+        report_file: a JSON file for the report.
+        progress: show progress bars for long fits.
+        trimmed: how the model was trimmed before, for the report and the model card.
+    """
+
+    counts: Mapping[str, int] | None = None
+    texts: Sequence[Path] | None = None
+    validation: Validation | None = None
+    original: Original | None = None
+    seed: int = 0
+    force: bool = False
+    report_file: Path | None = None
+    progress: bool = True
+    trimmed: TrimReport | None = None
+
+    def counts_for(self, model: TrainedModel) -> Mapping[str, int] | None:
+        """The counts of a model's words: `counts`, or those in the texts."""
+        return model.count_text(self.texts) if self.counts is None and self.texts is not None else self.counts
+
+    def comparison(self, model: TrainedModel) -> Comparison:
+        """The comparison of a model that is about to change."""
+        return Comparison(model, self.validation, self.texts, self.seed, self.original)
+
+
+DEFAULTS = Settings()
+
+
 def compress(
     model: Path,
     method: str,
@@ -43,17 +82,9 @@ def compress(
     options: Mapping[str, object] | None = None,
     target: Target | None = None,
     store: str | None = None,
-    counts: Mapping[str, int] | None = None,
-    texts: Sequence[Path] | None = None,
-    validation: Validation | None = None,
-    original: Original | None = None,
-    check: bool = True,
-    seed: int = 0,
     steps: int | None = None,
-    force: bool = False,
-    report_file: Path | None = None,
-    progress: bool = True,
-    trimmed: TrimReport | None = None,
+    check: bool = True,
+    settings: Settings = DEFAULTS,
 ) -> CompressionReport:
     """Write a copy of a trained model with other embeddings, fitted to its own.
 
@@ -65,19 +96,10 @@ def compress(
         target: a size that determines the other options.
         store: how the numbers of the embeddings are stored, see `shared_embeddings.checkpoints.storage`; None
             for the method's `default_store`.
-        counts: of the words, for methods that weight words by frequency and for the frequency bands.
-        texts: to count words in without `counts`, tokenized by the host; without `validation`, the
-            predictions of both models in them are compared.
-        validation: what the quality of the model is measured on, before and after.
-        original: what has been measured of the model with the same texts and validation.
+        steps: of gradient descent, for methods that are fitted by it.
         check: run the model before and after to measure what it keeps. Without, a Hugging Face model is not
             built, which saves memory.
-        seed: of all random numbers.
-        steps: of gradient descent, for methods that are fitted by it.
-        force: replace existing files.
-        report_file: a JSON file for the report.
-        progress: show progress bars for long fits.
-        trimmed: how `model` was trimmed before, for the report and the model card.
+        settings: what is measured and written.
 
     Raises:
         ValueError: no host recognizes the model, the paths clash, the options are invalid, or the quality
@@ -87,51 +109,93 @@ def compress(
     store = method_class(method).default_store if store is None else store
     check_store(store)
     given = _checked_options(method, options or {})
-    announce(f"reading {model}", progress)
-    name, adapter = find_host(model)
+    announce(f"reading {model}", settings.progress)
+    host, adapter = find_host(model)
     trained = adapter.read(model) if check else adapter.read_tables(model)
-    named = _named_files(method, given)
-    files = checked_files(trained, output, texts, validation, report_file, force, named)
-    if counts is None and texts is not None:
-        counts = trained.count_text(texts)
-    before, tables = _Footprint.of(trained, trained.tensors()), trained.tables()
+    files = checked_files(trained, output, settings, _named_files(method, given))
+    counts, tables = settings.counts_for(trained), trained.tables()
     # All options are checked before the first fit, which may take long.
     chosen = _chosen_options(trained, tables, method, given, target, store)
-    comparison = Comparison(trained, validation, texts, seed, original) if check else None
-    fitting = {"seed": seed, "steps": steps, "progress": progress}
-    fits = {
-        table.name: fit_table(table, method, store, counts, fitting | chosen[table.name]) for table in tables
-    }
-    fitted = {table: embedding for table, (embedding, _) in fits.items()}
+    comparison = settings.comparison(trained) if check else None
+    compression = _Compression(trained, model, output, host, method, store, settings)
+    fitting = {"seed": settings.seed, "steps": steps, "progress": settings.progress}
+    fits = {one.name: fit_table(one, method, store, counts, fitting | chosen[one.name]) for one in tables}
     reports = [report for _, report in fits.values()]
-    notes = [*_shortcomings(reports, tables, target), *trained.place(fitted)]
-    written = _packed(trained, fitted, store)
-    after = _Footprint.of(trained, written)
-    quality, kept = (None, NOT_CHECKED) if comparison is None else comparison.result()
-    disk = sum(map(bytes_on_disk, trained.sources()))
-    with _writing(output, files, report_file) as (places, report_place):
+    notes = [*_shortcomings(reports, tables, target)]
+    notes += compression.place({table: embedding for table, (embedding, _) in fits.items()})
+    return compression.write(files, reports, notes, comparison)
+
+
+class _Compression:
+    """Places fitted embeddings in a model, and writes it with its report.
+
+    Args:
+        trained: the model, not yet changed.
+        model, output, method, store, settings: as in `compress`.
+        host: name of the model's host.
+    """
+
+    def __init__(
+        self,
+        trained: TrainedModel,
+        model: Path,
+        output: Path,
+        host: str,
+        method: str,
+        store: str,
+        settings: Settings,
+    ) -> None:
+        self._trained, self._settings = trained, settings
+        self._model, self._output = model, output
+        self._host, self._method, self._store = host, method, store
+        self._tensors = trained.tensors()
+        self._before = _Footprint.of(trained, self._tensors)
+
+    def place(self, fitted: Mapping[str, SharedEmbedding]) -> Sequence[str]:
+        """Place embeddings in the model; returns notes for the report."""
+        notes = self._trained.place(fitted)
+        self._tensors = _packed(self._trained, fitted, self._store)
+        return notes
+
+    def write(
+        self,
+        files: Sequence[Path],
+        tables: list[TableReport],
+        notes: list[str],
+        comparison: Comparison | None,
+    ) -> CompressionReport:
+        """Write the model and its report; all files appear, or none.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        trained, trimmed, before = self._trained, self._settings.trimmed, self._before
+        after = _Footprint.of(trained, self._tensors)
+        quality, kept = (None, NOT_CHECKED) if comparison is None else comparison.result()
+        disk = sum(map(bytes_on_disk, trained.sources()))
         result = CompressionReport(
-            model=os.fspath(model) if trimmed is None else trimmed.model,
-            output=os.fspath(output),
-            host=name,
-            method=method,
-            store=store,
+            model=os.fspath(self._model) if trimmed is None else trimmed.model,
+            output=os.fspath(self._output),
+            host=self._host,
+            method=self._method,
+            store=self._store,
             bytes_on_disk=Sizes(disk, 0),
             bytes_of_weights=Sizes(before.weights, after.weights),
             bytes_in_memory=Sizes(before.memory, after.memory),
             parameters=Sizes(before.parameters, after.parameters),
             quality=quality,
             kept=kept,
-            tables=reports,
+            tables=tables,
             notes=notes,
             trimmed=trimmed,
         )
-        trained.write(places[0], written, result.card())
-        after_disk = Sizes(disk, sum(map(bytes_on_disk, places)))
-        result = dataclasses.replace(result, bytes_on_disk=after_disk)
-        if report_place is not None:
-            result.write(report_place)
-    return result
+        with _writing(self._output, files, self._settings.report_file) as (places, report_place):
+            trained.write(places[0], self._tensors, result.card())
+            after_disk = Sizes(disk, sum(map(bytes_on_disk, places)))
+            result = dataclasses.replace(result, bytes_on_disk=after_disk)
+            if report_place is not None:
+                result.write(report_place)
+        return result
 
 
 def announce(text: str, progress: bool) -> None:
@@ -143,10 +207,7 @@ def announce(text: str, progress: bool) -> None:
 def checked_files(
     trained: StoredModel,
     output: Path,
-    texts: Sequence[Path] | None = None,
-    validation: Validation | None = None,
-    report_file: Path | None = None,
-    force: bool = False,
+    settings: Settings,
     named: Mapping[str, str] | None = None,
     beside: Sequence[Path] = (),
 ) -> list[Path]:
@@ -154,7 +215,7 @@ def checked_files(
 
     Args:
         trained: the model.
-        output, texts, validation, report_file, force: as in `compress`.
+        output, settings: as in `compress`.
         named: files that options of the method name, by option.
         beside: other files that are written together with the model.
 
@@ -165,13 +226,13 @@ def checked_files(
     check_paths(
         {
             "--model": (PathOption.SOURCE, trained.sources()),
-            "--text": (PathOption.FILE, texts),
-            **_paths_of(validation),
+            "--text": (PathOption.FILE, settings.texts),
+            **_paths_of(settings.validation),
             **{f"--{name}": (PathOption.FILE, path) for name, path in (named or {}).items()},
             "--output": (_kind_of(trained.sources()), [*files, *beside]),
-            "--report": (PathOption.NEW_FILE, report_file),
+            "--report": (PathOption.NEW_FILE, settings.report_file),
         },
-        force,
+        settings.force,
     )
     return files
 

@@ -17,8 +17,7 @@ from typing import Protocol
 from torch import Tensor
 
 from shared_embeddings.checkpoints.adapter import StoredModel, TrimmableModel, Vocabulary, find_host
-from shared_embeddings.checkpoints.compress import checked_files, publish
-from shared_embeddings.checkpoints.quality import Validation
+from shared_embeddings.checkpoints.compress import DEFAULTS, Settings, checked_files, publish
 from shared_embeddings.checkpoints.report import (
     CompressionReport,
     Coverage,
@@ -184,11 +183,8 @@ def trim_and_compress(
     model: Path,
     output: Path | None,
     texts: Sequence[Path],
-    run: Callable[[Path, Path | None, TrimReport], Compressed],
-    *,
-    validation: Validation | None = None,
-    force: bool = False,
-    report_file: Path | None = None,
+    run: Callable[[Path, Path | None, Settings], Compressed],
+    settings: Settings = DEFAULTS,
 ) -> Compressed:
     """Trim a trained model to the words of texts, and compress what is left; all outputs appear, or none.
 
@@ -196,8 +192,8 @@ def trim_and_compress(
         model: a file or folder of any host.
         output: the file or folder to write; None writes nothing.
         texts: as the host's commands read them.
-        run: compresses a model: its arguments are the trimmed model, the output, and the report of trimming.
-        validation, force, report_file: as in `shared_embeddings.checkpoints.compress.compress`.
+        run: compresses a model: its arguments are the trimmed model, the output, and the settings for it.
+        settings: as in `shared_embeddings.checkpoints.compress.compress`; `texts` are for measuring.
 
     Raises:
         ValueError: the model cannot be trimmed or compressed, its sides have their own vocabularies, or the
@@ -213,21 +209,23 @@ def trim_and_compress(
         )
     maps = {} if output is None else map_files(trained, output, vocabularies)
     if output is not None:
-        checked_files(trained, output, texts, validation, report_file, force, beside=_beside(output, maps))
+        checked = dataclasses.replace(settings, texts=texts)
+        checked_files(trained, output, checked, beside=_beside(output, maps))
     name = Path(model).name if output is None else output.name
     with workplace(output) as folder:
         small, place = folder / "trimmed" / name, folder / "compressed" / name
         for path in (small, place):
             path.parent.mkdir()
         trimmed = _with_output(trim(model, Texts(texts), small), output, maps)
+        inner = dataclasses.replace(settings, force=False, report_file=None, trimmed=trimmed)
         if output is None:
-            return run(small, None, trimmed)
-        found = run(small, place, trimmed).with_output(output)
+            return run(small, None, inner)
+        found = run(small, place, inner).with_output(output)
         moves = dict(zip(trained.files(place), trained.files(output)))
         small_maps = map_files(trained, small, vocabularies)
         beside = _beside(output, maps)
         moves |= {small_maps[key]: path for key, path in maps.items() if path in beside}
-        publish(moves, found.written(), report_file)
+        publish(moves, found.written(), settings.report_file)
         return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
 from shared_embeddings.checkpoints.storage import STORES
@@ -15,6 +15,7 @@ from shared_embeddings.utils.path_options import PathOption
 
 if TYPE_CHECKING:
     from shared_embeddings.checkpoints.choosing import Choice
+    from shared_embeddings.checkpoints.compress import Settings
     from shared_embeddings.checkpoints.report import CompressionReport
     from shared_embeddings.sizing.targets import Target
 
@@ -97,6 +98,7 @@ def _add_validation(command: argparse.ArgumentParser) -> None:
 
 
 def _compress(known: argparse.Namespace, rest: list[str]) -> str:
+    from shared_embeddings.checkpoints.compress import Settings
     from shared_embeddings.checkpoints.token_counts import read_counts
 
     if known.token_counts is not None and known.text is not None:
@@ -111,31 +113,31 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
                 f"--{name} has no effect with --compare, which writes no files; remove one of them"
             )
     require_seed(known.seed)
-    settings = {
-        "counts": read_counts(known.token_counts) if known.token_counts is not None else None,
-        "texts": known.text,
-        "validation": _validation(known),
-        "seed": known.seed,
-    }
-    writing = {"force": known.force, "report_file": known.report}
+    settings = Settings(
+        counts=read_counts(known.token_counts) if known.token_counts is not None else None,
+        texts=known.text,
+        validation=_validation(known),
+        seed=known.seed,
+        force=known.force,
+        report_file=known.report,
+    )
     output = None if known.compare else Path(known.output[0])
     run = _choose if known.method is None else _compress_with
     if known.trim_to is None:
-        return run(known, rest, known.model, output, {**settings, **writing}).described()
+        return run(known, rest, known.model, output, settings).described()
     from shared_embeddings.checkpoints.trim import trim_and_compress
 
     return trim_and_compress(
         known.model,
         output,
         known.trim_to,
-        lambda model, place, trimmed: run(known, rest, model, place, {**settings, "trimmed": trimmed}),
-        validation=settings["validation"],
-        **writing,
+        lambda model, place, inner: run(known, rest, model, place, inner),
+        settings,
     ).described()
 
 
 def _compress_with(
-    known: argparse.Namespace, rest: list[str], model: Path, output: Path | None, settings: dict[str, Any]
+    known: argparse.Namespace, rest: list[str], model: Path, output: Path | None, settings: Settings
 ) -> CompressionReport:
     """Compress with the given method."""
     from shared_embeddings.checkpoints.compress import compress
@@ -143,7 +145,7 @@ def _compress_with(
     for name in ("compare", "max_loss"):
         if getattr(known, name):
             raise ValueError(f"--{name.replace('_', '-')} compares methods; remove --method")
-    if known.no_check and settings["validation"] is not None:
+    if known.no_check and settings.validation is not None:
         raise ValueError("--no-check does not run the model; remove the --validation options")
     assert output is not None
     options = read_options(rest)
@@ -156,14 +158,14 @@ def _compress_with(
         options=options,
         target=_target(known.target_ratio, known.target_bytes),
         store=known.store,
-        check=not known.no_check,
         steps=known.fit_steps,
-        **settings,
+        check=not known.no_check,
+        settings=settings,
     )
 
 
 def _choose(
-    known: argparse.Namespace, rest: list[str], model: Path, output: Path | None, settings: dict[str, Any]
+    known: argparse.Namespace, rest: list[str], model: Path, output: Path | None, settings: Settings
 ) -> Choice:
     """Compress with the best of the candidates."""
     from shared_embeddings.checkpoints.choosing import choose, smallest
@@ -184,9 +186,8 @@ def _choose(
             "give exactly one of --target-ratio, --target-bytes, --bits and --max-loss, or a --method"
         )
     target = _target(known.target_ratio if ratio is None else ratio, known.target_bytes)
-    measuring = {name: value for name, value in settings.items() if name not in ("force", "report_file")}
-    target = target or smallest(model, known.max_loss, **measuring)
-    return choose(model, output, target, **settings)
+    target = target or smallest(model, known.max_loss, settings)
+    return choose(model, output, target, settings)
 
 
 def _ratio_of(bits: object) -> float:

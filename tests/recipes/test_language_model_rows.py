@@ -382,7 +382,7 @@ def test_codes_replace_the_stored_word_vectors(
     save_model(tmp_path / "best.pt", model, words, stored, None)
     options = {key: value for key, value in row.embedding.items() if key != "method"}
     small = tmp_path / "small.pt"
-    compress(tmp_path / "best.pt", row.embedding["method"], small, options=options, steps=2, progress=False)
+    compress(tmp_path / "best.pt", row.embedding["method"], small, options=options, steps=2)
     new = load_model(small).model
     assert new.embedding.inner_embedding().method == "compositional_code"
     assert adaptive_part(new.embedding).method == "adaptive"

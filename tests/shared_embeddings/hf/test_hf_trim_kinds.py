@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from shared_embeddings import hf
-from shared_embeddings.checkpoints.report import Sizes, TrimReport
+from shared_embeddings.checkpoints.compress import Settings
+from shared_embeddings.checkpoints.report import Sizes
 from shared_embeddings.checkpoints.selection import Keep, Texts
 from shared_embeddings.checkpoints.storage import HEADER
 from shared_embeddings.checkpoints.trim import trim as trim_model
@@ -175,8 +176,9 @@ def test_trim_and_compress_in_one_step(
 def test_a_failure_leaves_no_files(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = save(tmp_path / "model", "gpt2")
 
-    def fails(small: Path, place: Path | None, trimmed: TrimReport) -> Any:
-        assert small.is_dir() and place is not None and trimmed.output == str(tmp_path / "out")
+    def fails(small: Path, place: Path | None, settings: Settings) -> Any:
+        assert small.is_dir() and place is not None and settings.trimmed is not None
+        assert settings.trimmed.output == str(tmp_path / "out")
         raise OSError("no space")
 
     with pytest.raises(OSError, match="no space"):
