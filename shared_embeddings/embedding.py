@@ -32,6 +32,8 @@ Loss = TypeVar("Loss")
 
 # Words whose rows are decoded together for scores.
 _SCORED_ROWS = 2048
+# More tokens than this are scored faster by a product with decoded rows than by sums over word codes.
+_FEW_TOKENS = 16
 
 
 class SharedEmbedding(Method):
@@ -151,6 +153,11 @@ class SharedEmbedding(Method):
 
     def block_scores(self, hidden: Tensor) -> Tensor:
         """The scores ``(N, V)`` without bias for hidden states ``(N, S)``, from blocks of rows."""
+        if len(hidden) <= _FEW_TOKENS and isinstance(codes := getattr(self, "codes", None), PackedTensor):
+            tables = self.code_scores(hidden)
+            scores = None if tables is None else codes.table_scores(tables)
+            if scores is not None:
+                return scores
         basis, rows = self.output_basis(), self.output_rows()
         projected = hidden if basis is None else F.linear(hidden, basis)
         blocks = self.all_ids(hidden.device).split(_SCORED_ROWS)

@@ -296,6 +296,13 @@ class Method(CachingModule):
         """A function: word ids ``(n,)`` -> their rows ``(n, R)`` of the codes in `output_factors`."""
         return self.row_function()
 
+    def code_scores(self, hidden: Tensor) -> Tensor | None:
+        """The products ``(N, C, K)`` of hidden states with what each of K values of each of C `codes` adds.
+
+        A row of `output_rows` is the sum of these. None, the default, if words have no such codes.
+        """
+        return None
+
     def output_basis(self) -> Tensor | None:
         """The basis of `output_factors` for methods with `scores_in_blocks`."""
         return None

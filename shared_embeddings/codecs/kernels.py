@@ -88,6 +88,26 @@ def table_scores(codes: Tensor, tables: Tensor, scales: Tensor) -> Tensor:
     return out.to(tables.dtype)
 
 
+def field_scores(stream: Tensor, widths: Sequence[int], count: int, tables: Tensor) -> Tensor:
+    """Sums ``(N, n)`` over the integers of rows, from what each of them adds.
+
+    Args:
+        stream: the bytes of all rows without gaps, lowest bit first.
+        widths: the bits of each integer of a row.
+        count: n.
+        tables: for every token and integer of a row, what its values add, ``(N, T, K)``.
+    """
+    out = torch.empty(len(tables), count)
+    numbers, entries, sums = _array(stream), _array(tables.float()), out.numpy()
+    bits = _array(torch.tensor(widths))
+
+    def score(rows: slice) -> None:
+        _loops().field_scores(numbers, bits, rows.start, entries, sums[:, rows])
+
+    _in_threads(score, count, len(widths))
+    return out.to(tables.dtype)
+
+
 def uniform_scores(hidden: Tensor, codes: Tensor, width: int, scales: Tensor) -> Tensor:
     """Products ``(N, n)`` of hidden states ``(N, D)`` with rows of evenly spaced levels in whole groups.
 

@@ -159,6 +159,36 @@ def byte_scores(codes: Any, scales: Any, vector: Any, out: Any) -> None:
 
 
 @_compiled
+def field_scores(stream: Any, widths: Any, first: int, tables: Any, out: Any) -> None:
+    """Sums over the fields of rows of integers, with a table for each field.
+
+    Args:
+        stream: the bytes of all rows without gaps, lowest bit first.
+        widths: the bits of each field ``(T,)``.
+        first: the row that the sums begin with.
+        tables: what each integer adds, ``(N, T, K)``.
+        out: ``(N, n)``, overwritten.
+    """
+    bit = first * np.sum(widths)
+    place, unread = bit // 8, -(bit % 8)
+    buffer = np.uint64(0)
+    for row in range(out.shape[1]):
+        out[:, row] = 0.0
+        for field in range(widths.shape[0]):
+            while unread < widths[field]:
+                # The bits before the first row are shifted out.
+                byte = np.uint64(stream[place])
+                buffer |= byte << np.uint64(unread) if unread >= 0 else byte >> np.uint64(-unread)
+                place += 1
+                unread += 8
+            code = buffer & ((np.uint64(1) << np.uint64(widths[field])) - np.uint64(1))
+            buffer >>= np.uint64(widths[field])
+            unread -= widths[field]
+            for token in range(out.shape[0]):
+                out[token, row] += tables[token, field, code]
+
+
+@_compiled
 def nearest_sums(pieces: Any, stages: Any, out: Any) -> None:
     """Codes ``(n, s)`` of sums of entries that are near to pieces ``(n, p)``: a beam search.
 

@@ -304,6 +304,12 @@ class BitCodes(NumberFormat):
             return self.decode(packed).index_select(0, ids)
         return self._decoded(packed.codes, ids.long()).reshape(-1, *self.shape[1:])
 
+    def table_scores(self, packed: Packed, tables: Tensor) -> Tensor | None:
+        """Sums ``(N, rows)`` of what each integer adds, `tables` ``(N, columns, K)``; None without a loop."""
+        if not kernels.usable(packed.codes, tables):
+            return None
+        return kernels.field_scores(packed.codes, self.widths, self.rows, tables)
+
     def _decoded(self, codes: Tensor, rows: Tensor) -> Tensor:
         """The integers ``(n, columns)`` of `rows` ``(n,)``."""
         ends = torch.tensor(self.widths, device=codes.device).cumsum(0)

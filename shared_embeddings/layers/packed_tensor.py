@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shared_embeddings.layers.number_formats import NumberFormat, Packed, format_of
+from shared_embeddings.layers.number_formats import BitCodes, NumberFormat, Packed, format_of
 
 # A matrix is decoded in blocks of this many values for a product, so that it is never in memory as a whole.
 _VALUES_AT_ONCE = 2**19
@@ -116,6 +116,10 @@ class PackedTensor(Tensor):
         for start, stop in self._ranges():
             found[:, start:stop] = self.form.scores(states, self._part(start, stop))
         return found
+
+    def table_scores(self, tables: Tensor) -> Tensor | None:
+        """See `BitCodes.table_scores`, for word codes."""
+        return self.form.table_scores(self.packed, tables) if isinstance(self.form, BitCodes) else None
 
     def sums(self, weights: Tensor) -> Tensor:
         """The products ``(N, R)`` of weights ``(N, V)`` with the matrix, decoded in blocks."""

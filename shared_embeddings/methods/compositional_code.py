@@ -85,6 +85,10 @@ class CompositionalCodeEmbedding(SharedEmbedding):
 
         return rows
 
+    def code_scores(self, hidden: Tensor) -> Tensor:
+        """As in the base class."""
+        return torch.einsum("nd,mkd->nmk", hidden, dense(self.codebooks))
+
     def output_factors(self) -> OutputFactors:
         """Ones at the entries of each word ``(V, M * K)`` and all entries ``(M * K, D)``; or the table.
 

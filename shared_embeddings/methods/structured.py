@@ -86,6 +86,11 @@ class StructuredEmbedding(SharedEmbedding):
 
         return rows
 
+    def code_scores(self, hidden: Tensor) -> Tensor:
+        """As in the base class: products of pieces."""
+        pieces = hidden.unflatten(1, (self.options.num_groups, -1))
+        return torch.einsum("ngd,gkd->ngk", pieces, dense(self.centroids))
+
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """As in the base class; unused centroids are removed if there are more centroids than words."""
         options, state = super().state_for_ids(ids)

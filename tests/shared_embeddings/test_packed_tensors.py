@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from shared_embeddings.checkpoints.storage import StorageError, hold, pack, unpack
-from shared_embeddings.layers.number_formats import FORMATS, Packed
+from shared_embeddings.codecs import kernels
+from shared_embeddings.layers.number_formats import FORMATS, BitCodes, Packed
 from shared_embeddings.layers.packed_tensor import (
     PackedTensor,
     column_sums,
@@ -333,6 +334,31 @@ def test_word_codes_stay_packed() -> None:
     dense = torch.randint(256, (700, 6), dtype=torch.uint8)
     dense[:, 0] %= 16
     assert not isinstance(hold(pack({"codes": dense}, ["codes"], "fp32"))["codes"], PackedTensor)
+
+
+def test_scores_by_word_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled loop, on one or more threads, agrees with decoded rows, for fields of any width."""
+    monkeypatch.setattr(kernels, "_NUMBERS_PER_THREAD", 1)
+    for most in (1, 2, 3, 12, 300, 2**20):
+        codes = torch.randint(most, (701, 5), dtype=torch.int32)
+        codes[:, 3] = 0
+        tables = torch.randn(2, 5, most)
+        form = BitCodes.of(codes)
+        wanted = sum(tables[:, column, codes[:, column].long()] for column in range(5))
+        for threads in (1, 3):
+            monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+            found = form.table_scores(form.encode(codes), tables)
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    for method in ("structured", "compositional_code"):
+        (options,) = method_class(method).examples(300, 32).values()
+        embedding = se.build(method, num_embeddings=300, embedding_dim=32, padding_idx=3, **options)
+        held, hidden = installed(embedding, "int8"), torch.randn(2, 32)
+        scored = []
+        with torch.no_grad():
+            for is_usable in (True, False):
+                monkeypatch.setattr(kernels, "usable", lambda *_, use=is_usable: use)
+                scored.append(held.logits(hidden))
+        torch.testing.assert_close(*scored, rtol=1e-4, atol=1e-4)
 
 
 def test_packed_codes_train() -> None:
