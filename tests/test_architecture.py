@@ -1,9 +1,10 @@
-"""Imports without cycles in one direction, and documents that match the code."""
+"""Imports without cycles in one direction, short files and functions, and documents that match the code."""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from shared_embeddings.utils import stubs
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("shared_embeddings", "lm", "nmt", "recipes")
+MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 550, 450, 60
 
 # Top-level packages, each may import those after it (lm and nmt not each other).
 MAY_IMPORT = {
@@ -142,6 +144,35 @@ def test_layers_of_the_library() -> None:
         if layer_of(module) > layer_of(target)  # type: ignore[operator]
     ]
     assert wrong == []
+
+
+def python_files(*folders: str) -> list[Path]:
+    """The Python files of some folders of the repository."""
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def test_the_repository_has_few_files() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert len(listed.stdout.splitlines()) < MOST_FILES
+
+
+def test_files_are_short() -> None:
+    files = python_files(*PACKAGES, "benchmarks", "scripts", "docker", "tests")
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > MOST_LINES} == {}
+
+
+def test_functions_are_short() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in python_files(*PACKAGES, "benchmarks", "scripts", "docker")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= MOST_LINES_OF_A_FUNCTION
+    ]
+    assert long == []
 
 
 DOCUMENTS = [

@@ -93,10 +93,7 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
         optim = _build_optimizer(opt, model, checkpoint)
     first_step = optim.training_step - 1
     _check_same_start(opt, first_step)
-    if opt.train_steps and first_step >= opt.train_steps and not opt.single_pass:
-        logger.info(
-            f"The checkpoint has {first_step} steps and train_steps is {opt.train_steps}: nothing to do"
-        )
+    if _is_finished(opt, first_step):
         return
     saver = train_single.build_model_saver(model_opt, opt, model, vocabs, optim, device_id)
     saver.run = record
@@ -120,6 +117,14 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
         restore_state(trainer, resume)
     restore_dropout(model, opt, first_step)
     _train(trainer, batches, valid, opt)
+
+
+def _is_finished(opt: Namespace, step: int) -> bool:
+    """Return whether a training has all its steps, and log it."""
+    if opt.single_pass or not opt.train_steps or step < opt.train_steps:
+        return False
+    logger.info(f"The checkpoint has {step} steps and train_steps is {opt.train_steps}: nothing to do")
+    return True
 
 
 def _count_checkpoints(saver: Any, opt: Namespace) -> None:

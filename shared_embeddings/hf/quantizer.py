@@ -20,9 +20,16 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from shared_embeddings.checkpoints.storage import HEADER, hold, pack, packing_of
-from shared_embeddings.hf.entry import ENTRY, from_entry, place, placements_in
+from shared_embeddings.hf.entry import (
+    ENTRY,
+    InputSide,
+    OutputSide,
+    Placeholder,
+    from_entry,
+    place,
+    placements_in,
+)
 from shared_embeddings.hf.folder import check_weights, read_tensor, tensor_names
-from shared_embeddings.hf.sides import InputSide, OutputSide, Placeholder
 from shared_embeddings.layers.packed_tensor import PackedTensor, unfreeze
 
 

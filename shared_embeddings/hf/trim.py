@@ -23,10 +23,9 @@ from shared_embeddings.hf.saving import (
     replacing_folder,
     write_card,
 )
-from shared_embeddings.hf.token_ids import check_ids, named_ids, with_new_ids
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
 from shared_embeddings.hf.word_rows import SIDES, Weights, without_weights, word_axes
-from shared_embeddings.hf.words import check_tokens, first_position
+from shared_embeddings.hf.words import check_ids, check_tokens, first_position, named_ids, with_new_ids
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
 

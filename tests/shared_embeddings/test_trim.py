@@ -20,8 +20,8 @@ from shared_embeddings.checkpoints.adapter import Vocabulary
 from shared_embeddings.checkpoints.report import Sizes
 from shared_embeddings.checkpoints.selection import Keep, Texts
 from shared_embeddings.checkpoints.token_counts import text_lines
-from shared_embeddings.hf.token_ids import check_ids, named_ids, with_new_ids
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
+from shared_embeddings.hf.words import check_ids, named_ids, with_new_ids
 from tests.shared_embeddings.cases import CASES, PADDING, Case, by_name
 from tests.shared_embeddings.support import each_of
 

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from shared_embeddings import hf
 from shared_embeddings.cli.main import main
-from shared_embeddings.hf.entry import find_entry
-from shared_embeddings.hf.sides import InputSide
+from shared_embeddings.hf.entry import InputSide, find_entry
 from tests.shared_embeddings.hf.models import DIM, IDS, KINDS, WORDS, compress, scores, spoken, write
 from tests.shared_embeddings.hf.test_hf_from_pretrained import hidden
 from tests.shared_embeddings.hf.trimming import save, sentences, trim

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import shared_embeddings as se
 from shared_embeddings import hf
 from shared_embeddings.hf import remote_code
-from shared_embeddings.hf.sides import InputSide
+from shared_embeddings.hf.entry import InputSide
 from tests.helpers import (
     check_each,
     example,
