@@ -204,7 +204,7 @@ class Odd:
         }
 
 
-def told(error: str, program: str, path: Path) -> bool:
+def names_file(error: str, program: str, path: Path) -> bool:
     """Whether what a command printed on stderr ends in one line that names a file."""
     lines = [line for line in error.splitlines() if line.startswith(f"{program}: ")]
     return len(lines) == 1 and error.count("Traceback") == 0 and str(path) in lines[0] and len(lines[0]) < 900

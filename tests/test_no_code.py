@@ -199,7 +199,7 @@ def test_literals_of_tokenizers_in_any_spelling() -> None:
     wanted = {"mode": "space", "joiner_annotate": True, "segment_alphabet": ["Han"]}
     for text in (wanted, repr(wanted), json.dumps(wanted), yaml.safe_dump(wanted)):
         assert parse_tokenizer("src_onmttok_kwargs", text) == wanted
-    for wrong, said in [
+    for wrong, printed in [
         ("{'mod': 'none'}", "did you mean mode"),
         ("{'joiner_annotate': 'yes'}", "true or false"),
         ("{'bpe_model_path': 'x'}", "src_subword_model"),
@@ -210,7 +210,7 @@ def test_literals_of_tokenizers_in_any_spelling() -> None:
     ]:
         with pytest.raises(ValueError, match="src_onmttok_kwargs") as error:
             parse_tokenizer("src_onmttok_kwargs", wrong)
-        assert said in str(error.value)
+        assert printed in str(error.value)
 
 
 def _replaced(folder: Path, checkpoint: dict[str, Any], name: str, **changed: Any) -> Path:

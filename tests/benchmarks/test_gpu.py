@@ -213,12 +213,12 @@ def test_everything_runs_on_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [(["--slices", "ptb"], "no CUDA device"), (["--tiny", "--publish"], "remove --tiny")],
 )
 def test_cases_that_need_a_gpu_report_it(
-    asked: list[str], told: str, monkeypatch, capsys, tmp_path: Path
+    asked: list[str], message: str, monkeypatch, capsys, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     status = gpu.run_main("gpu", gpu.main, [*asked, "--folder", str(tmp_path)])
-    assert status == 2 and told in capsys.readouterr().err
+    assert status == 2 and message in capsys.readouterr().err

@@ -109,7 +109,7 @@ def test_the_program_writes_numbers_and_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (None, "no such file"),
         ("no JSON", "cannot be read as JSON"),
@@ -117,13 +117,13 @@ def test_the_program_writes_numbers_and_a_table(tmp_path: Path) -> None:
         ('{"benchmark": "decoding", "measured": []}', "no numbers of the benchmark 'output layer'"),
     ],
 )
-def test_invalid_results_are_reported_in_one_line(tmp_path: Path, capsys, content, told) -> None:
+def test_invalid_results_are_reported_in_one_line(tmp_path: Path, capsys, content, message) -> None:
     path = tmp_path / "numbers.json"
     if content is not None:
         path.write_text(content)
     assert run_main("layers", layers.main, ["output", "--input", str(path)]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and told in lines[0] and str(path) in lines[0]
+    assert len(lines) == 1 and message in lines[0] and str(path) in lines[0]
 
 
 @pytest.mark.parametrize("asked", [["--repeats", "0"], ["--methods", "dense"], ["--settings", "small"]])

@@ -19,7 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from tests.drills.runner import Drill, Running, Try, complaint_lines, remains, run
+from tests.drills.runner import Drill, Running, Try, error_lines, remains, run
 from tests.files.commands import WRITERS, Writer, make_inputs
 
 # The number of kills per command; the other drills run half as often.
@@ -101,7 +101,7 @@ def _again(name: str, folder: Path, given: Try) -> str:
     log = given.folder / "again.log"
     with Running(command_line(writer, folder), log) as running:
         status = running.end()
-        lines = complaint_lines(running.output(), writer.command)
+        lines = error_lines(running.output(), writer.command)
     is_intact = status == 2 and "already exists" in " ".join(lines)
     if status != 0 and not is_intact:
         return f"second run ended with {status} ({' '.join(lines)[:80]})"
@@ -132,7 +132,7 @@ def terminated(name: str, given: Try) -> str:
         if _disturb(running, folder, given, seconds):
             running.send(signal.SIGTERM)
         status = running.end()
-        lines = complaint_lines(running.output(), writer.command)
+        lines = error_lines(running.output(), writer.command)
         traceback = "Traceback" in running.output()
     if traceback or remains(folder):
         return "traceback" if traceback else f"{remains(folder)[0]} is left"
@@ -162,7 +162,7 @@ def full(name: str, given: Try) -> str:
     limit = given.random.randrange(max(sizes) // 4, max(sizes))
     with Running(command_line(writer, folder), given.folder / "log", largest_file=limit) as running:
         status = running.end()
-        lines = complaint_lines(running.output(), writer.command)
+        lines = error_lines(running.output(), writer.command)
         traceback = "Traceback" in running.output()
     if status != 2 or traceback or len(lines) != 1 or "File too large" not in lines[0]:
         return f"ended with {status}, {'a traceback' if traceback else lines}"

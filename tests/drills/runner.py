@@ -217,7 +217,7 @@ def remains(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob(".*.tmp"))
 
 
-def complaint_lines(output: str, program: str) -> list[str]:
+def error_lines(output: str, program: str) -> list[str]:
     """The error lines of a program."""
     return [line for line in output.splitlines() if line.startswith(f"{program}: ")]
 

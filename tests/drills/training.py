@@ -23,7 +23,7 @@ import torch
 
 from lm.checkpoint import load_model
 from nmt.checkpoint.checkpoint import read_weights
-from tests.drills.runner import Drill, Running, Try, complaint_lines, remains, run
+from tests.drills.runner import Drill, Running, Try, error_lines, remains, run
 from tests.lm.runs import settings, small_corpus
 from tests.nmt.conftest import Host as NmtFolder
 
@@ -176,7 +176,7 @@ def kill_rank(training: Training, given: Try) -> str:
             return f"ended with {status}"
         if not running.wait_for_empty_group(GRACE_SECONDS):
             return "left a rank running"
-        if status == 2 and len(complaint_lines(running.output(), training.program)) != 1:
+        if status == 2 and len(error_lines(running.output(), training.program)) != 1:
             return "was not reported in one line"
     return resumed(training, given.folder, CLEAN)
 
@@ -192,7 +192,7 @@ def ask(training: Training, number: int, to_all: bool, times: int, given: Try) -
         status = running.end(GRACE_SECONDS)
         if status not in (0, training.status(number)):
             return f"ended with {status}"
-        lines = complaint_lines(running.output(), training.program)
+        lines = error_lines(running.output(), training.program)
         if status and len(lines) != 1 and training.status(number) > 128:
             return f"printed {len(lines)} lines"
     return resumed(training, given.folder, CLEAN)
@@ -209,7 +209,7 @@ def fill_disk(training: Training, given: Try) -> str:
     limit = given.random.randrange(largest // 10, largest)
     with Running(training.command(given.folder), given.folder / "full.log", largest_file=limit) as running:
         status = running.end(120)
-        lines = complaint_lines(running.output(), training.program)
+        lines = error_lines(running.output(), training.program)
         if status != 2 or len(lines) != 1 or "cannot be written" not in lines[0]:
             return f"ended with {status} and {lines}"
     if left := remains(given.folder):

@@ -61,7 +61,7 @@ def write(name: str, inputs: Path, folder: Path, force: bool = False) -> Ended:
     return run(writer.command, [*writer.given(inputs, folder), *further])
 
 
-def complaint(name: str, ended: Ended) -> str:
+def error_of(name: str, ended: Ended) -> str:
     """The one line with which a writer reports its error."""
     lines = [line for line in ended.error.splitlines() if line.startswith(f"{WRITERS[name].command}: ")]
     assert len(lines) == 1 and "Traceback" not in ended.error, ended.error
@@ -119,7 +119,7 @@ def test_a_full_device_fails(name: str, inputs: Path, tmp_path: Path) -> None:
     except PermissionError:
         pytest.skip("devices cannot be made here")
     ended = write(name, inputs, tmp_path, force=True)
-    assert ended.status == 2 and "No space left on device" in complaint(name, ended)
+    assert ended.status == 2 and "No space left on device" in error_of(name, ended)
     assert stat.S_ISCHR(output.stat().st_mode)
     assert [path.name for path in tmp_path.iterdir()] == [output.name]
 
@@ -149,7 +149,7 @@ def test_a_full_disk_keeps_existing_files(name: str, inputs: Path, tmp_path: Pat
         with largest_file(20 if name == "onmt_character_vocab" else 100):
             ended = write(name, inputs, folder, force=True)
         assert ended.status == 2, ended.error
-        line = complaint(name, ended)
+        line = error_of(name, ended)
         # These also write temporary files elsewhere.
         where = tempfile.gettempdir() if name.endswith(("translate", "CTranslate2")) else str(folder)
         assert "File too large" in line and where in line and ".tmp" not in line
@@ -164,7 +164,7 @@ def test_a_full_disk_while_writing_weights_is_one_line(inputs: Path, tmp_path: P
     with largest_file(5000):
         ended = write("compress a folder", inputs, tmp_path / "outputs")
     assert ended.status == 2, ended.error
-    assert "File too large" in complaint("compress a folder", ended)
+    assert "File too large" in error_of("compress a folder", ended)
     assert not list((tmp_path / "outputs").iterdir())
 
 
@@ -178,7 +178,7 @@ def test_a_signal_ends_a_command_with_one_line(
     monkeypatch.setattr(files, "_flush", lambda path: signal.raise_signal(number))
     ended = write(name, inputs, tmp_path)
     assert ended.status == 128 + number, ended.error
-    assert complaint(name, ended)
+    assert error_of(name, ended)
     assert all(path.is_dir() and not list(path.iterdir()) for path in tmp_path.iterdir())
 
 
@@ -239,7 +239,7 @@ def test_token_files_are_not_text(name: str, inputs: Path, tmp_path: Path) -> No
     texts = ("/text", "/train.txt", "/words", "/long.src", "/test.src")
     for place in [number for number, word in enumerate(given) if word.endswith(texts)]:
         ended = run(writer.command, [*given[:place], str(tokens), *given[place + 1 :]])
-        line = complaint(name, ended)
+        line = error_of(name, ended)
         assert ended.status == 2 and str(tokens) in line
         assert "UTF-8" in line or name == "onmt_rerank"  # counts lines first
         assert not [path for path in folder.rglob("*") if path.is_file()]
@@ -251,7 +251,7 @@ def test_token_files_are_not_a_corpus(inputs: Path, tmp_path: Path) -> None:
     data = f"{{corpus: {{path_src: {tmp_path}/train.npy, path_tgt: {tmp_path}/train.npy}}}}"
     outputs = ["-src_vocab", f"{tmp_path}/source", "-tgt_vocab", f"{tmp_path}/target"]
     ended = run("onmt_build_vocab", ["-data", data, *outputs, "-save_data", str(tmp_path), "-n_sample", "-1"])
-    assert ended.status == 2 and "is not UTF-8" in complaint("onmt_build_vocab", ended)
+    assert ended.status == 2 and "is not UTF-8" in error_of("onmt_build_vocab", ended)
     assert [path.name for path in tmp_path.iterdir()] == ["train.npy"]
 
 
@@ -261,7 +261,7 @@ KEEPING = [call for call in CALLS if any(place.kind == ">" for place in places(c
 NO_FILES = {"data", "dump_beam", "log_file_level", "save_data", "src_subword_type", "tgt_subword_type"}
 
 
-def refused(call: str, given: list[str], folder: Path) -> str:
+def error_line(call: str, given: list[str], folder: Path) -> str:
     """Run a command that must reject its arguments and change nothing; returns its one line."""
     command = call.split()[0]
     before = content(folder)
@@ -286,7 +286,7 @@ def test_no_output_replaces_an_input(call: str, tmp_path: Path) -> None:
                 symbolic.symlink_to(tmp_path / name)
                 hard.hardlink_to(tmp_path / name)
             for path in (tmp_path / name, symbolic, hard):
-                line = refused(call, arguments(call, tmp_path, {output: path}, force=True), tmp_path)
+                line = error_line(call, arguments(call, tmp_path, {output: path}, force=True), tmp_path)
                 assert f"{path} would replace the file of " in line
 
 
@@ -295,7 +295,7 @@ def test_no_two_outputs_are_one_file(call: str, tmp_path: Path) -> None:
     first, *others = [place.name for place in places(call) if not place.is_read]
     for name in others:
         given = arguments(call, tmp_path, {name: tmp_path / first})
-        refused(call, given, tmp_path)
+        error_line(call, given, tmp_path)
 
 
 @pytest.mark.parametrize("call", KEEPING)
@@ -304,7 +304,7 @@ def test_existing_files_are_replaced_only_on_request(call: str, tmp_path: Path) 
         if place.kind == ">":
             given = arguments(call, tmp_path, {})
             (tmp_path / place.name).write_text("mine")
-            line = refused(call, given, tmp_path)
+            line = error_line(call, given, tmp_path)
             wanted = "add -overwrite" if call == "onmt_build_vocab" else "add --force"
             assert f"{tmp_path / place.name} already exists; {wanted}" in line
             (tmp_path / place.name).unlink()
@@ -325,9 +325,9 @@ def test_inputs_are_regular_files(call: str, tmp_path: Path) -> None:
         if place.kind == "<":
             odd[folder] = "is a folder"
         for path, words in odd.items():
-            line = refused(call, arguments(call, tmp_path, {place.name: path}), tmp_path)
+            line = error_line(call, arguments(call, tmp_path, {place.name: path}), tmp_path)
             assert str(path) in line and words in line
-        line = refused(call, arguments(call, tmp_path, {place.name: "a\0b"}), tmp_path)
+        line = error_line(call, arguments(call, tmp_path, {place.name: "a\0b"}), tmp_path)
         assert "NUL byte" in line or "special characters are not allowed" in line
 
 
@@ -337,7 +337,7 @@ def test_outputs_that_cannot_be_written_fail_before_any_work(call: str, tmp_path
     file.write_text("mine")
     for place in places(call):
         if not place.is_read:
-            refused(call, arguments(call, tmp_path, {place.name: file / "below"}), tmp_path)
+            error_line(call, arguments(call, tmp_path, {place.name: file / "below"}), tmp_path)
 
 
 def test_every_command_is_covered() -> None:

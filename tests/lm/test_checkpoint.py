@@ -135,11 +135,11 @@ def test_invalid_checkpoints_are_named(
     allowed = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()  # nmt, in other tests, lets Namespaces be read
     try:
-        with pytest.raises(UserError, match=word) as refusal:
+        with pytest.raises(UserError, match=word) as error_line:
             load_model(path)
     finally:
         torch.serialization.add_safe_globals(allowed)
-    assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
+    assert str(path) in str(error_line.value) and "\n" not in str(error_line.value)
     assert not recwarn.list, "a warning is another line on stderr"
 
 
@@ -317,10 +317,10 @@ def test_changed_settings_fail_by_name(
 ) -> None:
     run(settings(data, tmp_path / "run", steps=2))
     before = (tmp_path / "run/last.pt").read_bytes()
-    with pytest.raises(UserError, match="other settings") as refusal:
+    with pytest.raises(UserError, match="other settings") as error_line:
         run(settings(data, tmp_path / "run", **{"steps": 2, **changes}))
     for word in words:
-        assert word in str(refusal.value)
+        assert word in str(error_line.value)
     assert (tmp_path / "run/last.pt").read_bytes() == before
 
 
@@ -396,10 +396,12 @@ def test_full_disk_is_reported_and_saved_files_are_kept(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(UserError) as refusal:
+    with monkeypatch.context() as patch, pytest.raises(UserError) as error_line:
         patch.setattr("lm.checkpoint.save_tensors", fail)
         run({**values, "steps": 10})
-    assert f"output_dir {tmp_path / 'run'}: cannot be written (No space left on device)" in str(refusal.value)
+    assert f"output_dir {tmp_path / 'run'}: cannot be written (No space left on device)" in str(
+        error_line.value
+    )
     assert load_model(tmp_path / "run/last.pt").training["step"] == 5  # type: ignore[index]
     run({**values, "steps": 10})
     assert load_model(tmp_path / "run/last.pt").training["step"] == 10  # type: ignore[index]

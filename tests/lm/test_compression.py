@@ -142,11 +142,11 @@ def test_a_new_process_computes_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     kept: dict[str, torch.Tensor] = {}
     write = CheckpointModel.write
 
-    def remembering(self: CheckpointModel, path: Path, weights: dict[str, torch.Tensor], *card: str) -> None:
+    def recording(self: CheckpointModel, path: Path, weights: dict[str, torch.Tensor], *card: str) -> None:
         kept[path.name] = scores_of(self.module)
         write(self, path, weights, *card)
 
-    monkeypatch.setattr(CheckpointModel, "write", remembering)
+    monkeypatch.setattr(CheckpointModel, "write", recording)
     for method in se.methods():
         options = arguments(example(method, WORDS, DIMENSION))
         for store in STORES:

@@ -89,10 +89,10 @@ def test_flat_settings_survive_yaml(changes: dict[str, Any]) -> None:
     ],
 )
 def test_invalid_keys_fail_by_name(changes: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises((UserError, OptionError)) as refusal:
+    with pytest.raises((UserError, OptionError)) as error_line:
         parse({**GIVEN, **changes})
     for word in words:
-        assert word in str(refusal.value)
+        assert word in str(error_line.value)
 
 
 @pytest.mark.parametrize("key", ["data", "output_dir", "embedding", "learning_rate"])
@@ -163,9 +163,9 @@ def test_unreadable_files_are_named(tmp_path: Path, content: bytes | None, word:
     path = tmp_path / "config.yaml"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UserError, match=word) as refusal:
+    with pytest.raises(UserError, match=word) as error_line:
         from_arguments(["-config", str(path)])
-    assert str(path) in str(refusal.value)
+    assert str(path) in str(error_line.value)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ NO_COMPILER = BackendCompilerFailed(print, RuntimeError("No working C++ compiler
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "printed"),
     [
         (FileExistsError(17, "File exists", "notes.txt"), "lm_fail: notes.txt: File exists; check the path"),
         (OSError(28, "No space left on device"), "lm_fail: No space left on device; "),
@@ -209,12 +209,12 @@ NO_COMPILER = BackendCompilerFailed(print, RuntimeError("No working C++ compiler
     ],
 )
 def test_user_errors_are_one_line(
-    error: BaseException, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
         failing(error, monkeypatch)
     assert end.value.code == 2
-    assert said in one_line(capsys.readouterr().err, "lm_fail")
+    assert printed in one_line(capsys.readouterr().err, "lm_fail")
 
 
 def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ def test_text_that_changes_during_preparation_fails(
 
 
 @pytest.mark.parametrize(
-    ("split", "content", "said"),
+    ("split", "content", "printed"),
     [
         ("train", b"", "train.txt: 0 tokens; the train text needs at least 2"),
         ("valid", b"\n", "valid.txt: 1 tokens; the valid text needs at least 2"),
@@ -162,13 +162,13 @@ def test_text_that_changes_during_preparation_fails(
     ],
 )
 def test_unusable_texts_fail(
-    texts: dict[str, list[Path]], tmp_path: Path, split: str, content: bytes | None, said: str
+    texts: dict[str, list[Path]], tmp_path: Path, split: str, content: bytes | None, printed: str
 ) -> None:
     if content is None:
         texts[split][0].unlink()
     else:
         texts[split][0].write_bytes(content)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=printed):
         prepare(texts, tmp_path / "data")
     assert not (tmp_path / "data" / "data.json").exists()
 
@@ -234,7 +234,7 @@ def test_corpus_of_another_version_fails(texts: dict[str, list[Path]], tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("array", "said"),
+    ("array", "printed"),
     [
         (np.zeros(3), "float64 of shape"),
         (np.zeros(3, np.int64), "int64"),
@@ -242,9 +242,9 @@ def test_corpus_of_another_version_fails(texts: dict[str, list[Path]], tmp_path:
         (np.array([{}], dtype=object), "not a token file"),
     ],
 )
-def test_arrays_of_another_type_fail(tmp_path: Path, array: np.ndarray, said: str) -> None:
+def test_arrays_of_another_type_fail(tmp_path: Path, array: np.ndarray, printed: str) -> None:
     np.save(tmp_path / "tokens.npy", array)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=printed):
         read_tokens(tmp_path / "tokens.npy")
 
 
@@ -302,7 +302,7 @@ def test_incomplete_description(texts: dict[str, list[Path]], tmp_path: Path, ch
 
 
 @pytest.mark.parametrize(
-    ("tokens", "said"),
+    ("tokens", "printed"),
     [
         ([0, 3, 7, 0], "token 2 is 7, but the vocabulary has the ids 0 to 6"),
         ([0, 3, 1, -1], "token 3 is -1"),
@@ -317,7 +317,7 @@ def test_ids_beyond_the_vocabulary(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     tokens: list[int],
-    said: str,
+    printed: str,
     block: int,
 ) -> None:
     """Checked once, when a corpus is opened: training would fail with an IndexError after hours."""
@@ -328,6 +328,6 @@ def test_ids_beyond_the_vocabulary(
     files = json.loads((folder / "data.json").read_text())["files"]
     files["valid.npy"] = sha256(folder / "valid.npy")
     described(folder, {"files": files, "checksum": corpus._checksum(files)})
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=printed) as error:
         load_corpus(folder)
     assert str(folder / "valid.npy") in str(error.value)

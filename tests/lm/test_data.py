@@ -290,7 +290,7 @@ def test_segments_are_copies_of_the_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "batch_size", "said"),
+    ("tokens", "batch_size", "printed"),
     [
         (23, 0, "batch_size is 0"),
         (23, 12, "23 tokens are too few for 12 columns"),
@@ -298,8 +298,8 @@ def test_segments_are_copies_of_the_tokens() -> None:
         (0, 1, "0 tokens"),
     ],
 )
-def test_too_short_texts_fail(tokens: int, batch_size: int, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_too_short_texts_fail(tokens: int, batch_size: int, printed: str) -> None:
+    with pytest.raises(UserError, match=printed):
         Columns(TOKENS[:tokens], batch_size)
 
 
@@ -373,7 +373,7 @@ def test_vocabulary_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "printed"),
     [
         (b"a\t1\n<eos>\t1\n", "has no <unk>"),
         (b"a\t1\n<unk>\t1\n", "has no <eos>"),
@@ -386,12 +386,12 @@ def test_vocabulary_round_trip(tmp_path: Path) -> None:
         (b"a\xff\t1\n", "not UTF-8 at byte 1"),
     ],
 )
-def test_invalid_files_fail_by_name(tmp_path: Path, content: bytes, said: str) -> None:
+def test_invalid_files_fail_by_name(tmp_path: Path, content: bytes, printed: str) -> None:
     path = tmp_path / "vocabulary.tsv"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=said) as refusal:
+    with pytest.raises(UserError, match=printed) as error_line:
         Vocabulary.load(path)
-    assert str(path) in str(refusal.value)
+    assert str(path) in str(error_line.value)
 
 
 def test_missing_vocabulary_is_named(tmp_path: Path) -> None:

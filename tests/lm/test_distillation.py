@@ -98,8 +98,8 @@ def test_student_starts_from_the_teacher(student: Student, teacher: Path, tmp_pa
     torch.testing.assert_close(table(begun), svd(table(full), 4), rtol=1e-4, atol=1e-5)
     assert near(network(begun), network(full))
     log = (tmp_path / "student/train.log").read_text()
-    told = re.search(r"Fitted the embedding.*reconstruction loss ([\d.]+), relative error ([\d.]+)", log)
-    assert told is not None and "bias" not in log.replace("output_bias", "")
+    message = re.search(r"Fitted the embedding.*reconstruction loss ([\d.]+), relative error ([\d.]+)", log)
+    assert message is not None and "bias" not in log.replace("output_bias", "")
     bias = full.model.embedding.output_bias()
     assert bias is not None and bias.abs().max() > 0
     torch.testing.assert_close(begun.model.embedding.output_bias(), bias, rtol=0, atol=1e-6)
@@ -108,10 +108,10 @@ def test_student_starts_from_the_teacher(student: Student, teacher: Path, tmp_pa
     assert without.model.embedding.output_bias() is None
     assert "output bias is dropped" in (tmp_path / "student/train.log").read_text()
     missed = svd(table(full), 4) - table(full)
-    assert float(told.group(1)) == pytest.approx(float(missed.norm(dim=1).mean()), abs=1e-4)
-    assert float(told.group(2)) == pytest.approx(float(missed.norm() / table(full).norm()), abs=1e-3)
+    assert float(message.group(1)) == pytest.approx(float(missed.norm(dim=1).mean()), abs=1e-4)
+    assert float(message.group(2)) == pytest.approx(float(missed.norm() / table(full).norm()), abs=1e-3)
     step = next(line for line in log.splitlines() if line.startswith("step 1 epoch"))
-    assert f" reconstruction {told.group(1)} |" in step
+    assert f" reconstruction {message.group(1)} |" in step
 
 
 def test_fitted_sizes_are_stored_without_the_teacher(
@@ -255,7 +255,7 @@ def test_two_processes_equal_one_with_twice_the_batch(data: Path, teacher: Path,
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "printed"),
     [
         ({"alpha": 0.1}, "teacher is None; name a trained checkpoint"),
         ({"teacher": "x", "alfa": 0.1}, "unknown key 'alfa'; did you mean alpha?"),
@@ -267,8 +267,8 @@ def test_two_processes_equal_one_with_twice_the_batch(data: Path, teacher: Path,
         ({"teacher": "x", "fit_steps": 2, "embedding_start": "random"}, "fit_steps: 2 has no effect"),
     ],
 )
-def test_wrong_options_fail(option: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
+def test_wrong_options_fail(option: dict[str, Any], printed: str) -> None:
+    with pytest.raises(OptionError, match=printed):
         parse(settings(Path("data"), Path("output_dir"), **{OPTION: option}))
 
 
@@ -281,27 +281,27 @@ def test_options_without_effect_fail() -> None:
 
 
 def test_unsuitable_teachers_are_rejected(data: Path, teacher: Path, tmp_path: Path) -> None:
-    def said(path: Path = teacher, embedding: dict[str, Any] = PROJECTIVE, **others: Any) -> str:
-        with pytest.raises((UserError, OptionError)) as refusal:
+    def printed(path: Path = teacher, embedding: dict[str, Any] = PROJECTIVE, **others: Any) -> str:
+        with pytest.raises((UserError, OptionError)) as error_line:
             run(settings(others.pop("data", data), tmp_path / "run", **changes(path, embedding, **others)))
-        assert "\n" not in str(refusal.value) and str(refusal.value).startswith(f"{OPTION}: ")
-        return str(refusal.value)
+        assert "\n" not in str(error_line.value) and str(error_line.value).startswith(f"{OPTION}: ")
+        return str(error_line.value)
 
-    assert "teacher: checkpoint" in said(tmp_path / "none.pt")
-    assert "no such file" in said(tmp_path / "none.pt")
+    assert "teacher: checkpoint" in printed(tmp_path / "none.pt")
+    assert "no such file" in printed(tmp_path / "none.pt")
     (tmp_path / "cut.pt").write_bytes(teacher.read_bytes()[:500])
-    assert "cannot be read" in said(tmp_path / "cut.pt")
-    assert "set embedding_dim: 8" in said(embedding_dim=16)
-    line = said(hidden_dim=12)
+    assert "cannot be read" in printed(tmp_path / "cut.pt")
+    assert "set embedding_dim: 8" in printed(embedding_dim=16)
+    line = printed(hidden_dim=12)
     assert re.search(r"\(\d+, \d+\) in this model, \(\d+, \d+\) in the teacher", line), line
-    assert "is (40, 10) in this model, (32, 10) in the teacher" in said(num_layers=3)
+    assert "is (40, 10) in this model, (32, 10) in the teacher" in printed(num_layers=3)
     kind = {"model": "lstm", "weight_decay": None}
-    assert "is a awd_lstm, this model a lstm" in said(**kind)
+    assert "is a awd_lstm, this model a lstm" in printed(**kind)
     mapped = {"method": "define", "map_dim": 4, "expand_dim": 8, "depth": 2, "max_groups": 1}
-    assert "score_dim 8, this define embedding 4, so the last layers differ" in said(embedding=mapped)
+    assert "score_dim 8, this define embedding 4, so the last layers differ" in printed(embedding=mapped)
     (tmp_path / "other").mkdir()
     other = small_corpus(tmp_path / "other", seed=3)
-    assert "vocabulary of the teacher" in said(data=other)
+    assert "vocabulary of the teacher" in printed(data=other)
 
 
 ROUNDED = {"bits": 2, "codec": "lloyd_max", "count_exponent": 0}

@@ -22,7 +22,7 @@ from lm.checkpoint import read_checkpoint
 from lm.train.config import all_groups
 from shared_embeddings.cli.main import main as shared_embeddings
 from shared_embeddings.errors import UserError
-from tests.helpers import Odd, alter, flip, offsets, told
+from tests.helpers import Odd, alter, flip, names_file, offsets
 from tests.lm.runs import SMALL, run, settings, small_corpus, write_corpus, write_model
 from tests.malformed.harness import (
     DEEP,
@@ -30,7 +30,7 @@ from tests.malformed.harness import (
     Command,
     actions_of,
     arguments_of,
-    complaints,
+    failure_of,
     option_cases,
     other_cases,
 )
@@ -162,7 +162,7 @@ def test_every_command_reports_damage(
         given = arguments(home, model, tmp_path)
         status, error = outcome(command, given, capsys)
         named = tmp_path / "save/last.pt" if use == "resume" else model
-        if status != 2 or not told(error, command, named):
+        if status != 2 or not names_file(error, command, named):
             failures.append(f"{kind}: {status} {error[-300:]}")
     assert not failures, "\n".join(failures)
     assert not (tmp_path / "out.pt").exists()
@@ -203,7 +203,7 @@ def test_damaged_runs_cannot_be_resumed(
     failures = []
     for kind, model in odd_runs(home, tmp_path):
         status, error = outcome("lm_train", resume(home, model, tmp_path), capsys)
-        if status != 2 or not told(error, "lm_train", tmp_path / "save/last.pt"):
+        if status != 2 or not names_file(error, "lm_train", tmp_path / "save/last.pt"):
             failures.append(f"{kind}: {status} {error[-300:]}")
     assert not failures, "\n".join(failures)
 
@@ -237,7 +237,7 @@ def test_every_command_detects_a_flipped_byte(
     command, arguments = USES[use]
     status, error = outcome(command, arguments(home, model, tmp_path), capsys)
     named = tmp_path / "save/last.pt" if use == "resume" else model
-    assert status == 2 and told(error, command, named) and "does not match its checksum" in error
+    assert status == 2 and names_file(error, command, named) and "does not match its checksum" in error
 
 
 @pytest.mark.parametrize("use", ["generate", "resume", "start", "compress", "similarity"])
@@ -411,9 +411,9 @@ def test_malformed_input_is_one_line(name: str, folder: Path, capsys: pytest.Cap
     command = COMMANDS[name](folder)
     if name == "train":
         cases = [*key_cases(command), *other_cases(command, folder)]
-        assert not complaints(command, Case("right", arguments_of(command), status=0), folder, capsys)
+        assert not failure_of(command, Case("right", arguments_of(command), status=0), folder, capsys)
     else:
         cases = [*option_cases(command, actions_of(command)), *other_cases(command, folder)]
-    found = [line for case in cases if (line := complaints(command, case, folder, capsys))]
+    found = [line for case in cases if (line := failure_of(command, case, folder, capsys))]
     print(f"{name}: {len(cases)} cases, {len(found)} wrong")
     assert not found, "\n".join(found)

@@ -277,7 +277,7 @@ def test_few_sizes_are_tried_for_the_smallest(
     losses: dict[float, float] = {}
     for loss_at in (lambda ratio: ratio / 100, lambda ratio: min(9 * 16 ** (-32 / ratio), 1)):
 
-        def lose(
+        def losing(
             model: Path,
             output: Path,
             method: str,
@@ -290,7 +290,7 @@ def test_few_sizes_are_tried_for_the_smallest(
             losses[target.ratio] = loss_at(target.ratio)
             return SimpleNamespace(share=1 - losses[target.ratio])
 
-        monkeypatch.setattr(choosing, "tried", lose)
+        monkeypatch.setattr(choosing, "tried", losing)
         for loss in (0.03, 0.1, 0.5):
             losses.clear()
             ratio = choosing.smallest(trained[0], loss).ratio

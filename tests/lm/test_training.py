@@ -253,9 +253,13 @@ def test_command_trains_and_reports(
     arguments = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
     monkeypatch.setattr(sys, "argv", ["lm_train", *arguments])
     cli.train()
-    told = capsys.readouterr()
-    assert "input = output: funnel" in told.out and "step 2 epoch" in told.out and "tokens/s" in told.out
-    assert told.err == ""
+    message = capsys.readouterr()
+    assert (
+        "input = output: funnel" in message.out
+        and "step 2 epoch" in message.out
+        and "tokens/s" in message.out
+    )
+    assert message.err == ""
     assert {".lock", "last.pt", "best.pt", "config.yaml", "train.log", "tensorboard"} == {
         path.name for path in (tmp_path / "run").iterdir()
     }

@@ -39,7 +39,7 @@ def trim(*arguments: object) -> int:
     return main(["trim", *map(str, arguments)])
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def error_line(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The one line that the command prints on stderr for a user error."""
     capsys.readouterr()
     assert trim(*arguments) == 2
@@ -129,27 +129,27 @@ def test_user_errors(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[s
     empty.write_text("\n\nzzz\n")
     binary.write_bytes(b"a\n\xff\n")
     asked = ["--model", model, "--output", output]
-    assert "no such file" in refused(capsys, *asked, "--text", tmp_path / "none")
-    assert "has no word of the vocabulary" in refused(capsys, *asked, "--text", empty)
-    assert "line 2 is not UTF-8" in refused(capsys, *asked, "--text", binary)
-    assert "give --text" in refused(capsys, *asked)
-    assert "has no source side" in refused(capsys, *asked, "--source-text", text)
+    assert "no such file" in error_line(capsys, *asked, "--text", tmp_path / "none")
+    assert "has no word of the vocabulary" in error_line(capsys, *asked, "--text", empty)
+    assert "line 2 is not UTF-8" in error_line(capsys, *asked, "--text", binary)
+    assert "give --text" in error_line(capsys, *asked)
+    assert "has no source side" in error_line(capsys, *asked, "--source-text", text)
     found = [*asked, "--text", text]
-    assert "word to keep 'zzz'" in refused(capsys, *found, "--keep", empty)
-    assert "at least 1" in refused(capsys, *found, "--min-count", 0)
-    assert "is used 99 times; lower --min-count" in refused(capsys, *found, "--min-count", 99)
-    assert "at least 0" in refused(capsys, *found, "--keep-first", -1)
+    assert "word to keep 'zzz'" in error_line(capsys, *found, "--keep", empty)
+    assert "at least 1" in error_line(capsys, *found, "--min-count", 0)
+    assert "is used 99 times; lower --min-count" in error_line(capsys, *found, "--min-count", 99)
+    assert "at least 0" in error_line(capsys, *found, "--keep-first", -1)
     others = ["--output", output, "--text", text, "--model"]
-    assert "no such file" in refused(capsys, *others, tmp_path / "none.pt")
-    assert "truncated" in refused(capsys, *others, text)
+    assert "no such file" in error_line(capsys, *others, tmp_path / "none.pt")
+    assert "truncated" in error_line(capsys, *others, text)
     assert not output.exists()
     for taken in (output, tmp_path / "trimmed.pt.ids.tsv"):
         taken.write_text("mine")
-        assert "already exists" in refused(capsys, *found)
+        assert "already exists" in error_line(capsys, *found)
         assert taken.read_text() == "mine"
         taken.unlink()
     onto = ["--model", model, "--text", text, "--output", model]
-    assert "would replace the file of --model" in refused(capsys, *onto)
+    assert "would replace the file of --model" in error_line(capsys, *onto)
 
 
 def test_methods_without_rows_fail(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +158,7 @@ def test_methods_without_rows_fail(tmp_path: Path, text: Path, capsys: pytest.Ca
     options = ["--vocab-shape", "3,4", "--dim-shape", "2,4", "--rank", "2", "--fit-steps", "2"]
     asked = ["compress", "--method", "tensor_train", *options, "--model", model, "--output", small]
     assert main([str(argument) for argument in asked]) == 0
-    assert "trim the plain model first" in refused(
+    assert "trim the plain model first" in error_line(
         capsys, "--model", small, "--text", text, "--output", output
     )
     assert not output.exists()
@@ -176,7 +176,7 @@ def test_a_full_disk_leaves_no_partial_files(
 
     monkeypatch.setattr(torch, "save", fail)
     asked = ["--model", model, "--text", text, "--output", tmp_path / "out" / "trimmed.pt"]
-    assert "No space left" in refused(capsys, *asked)
+    assert "No space left" in error_line(capsys, *asked)
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -223,7 +223,7 @@ def digest(folder: Path) -> dict[str, str]:
     }
 
 
-def complaints(command: Command, case: Case, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def failure_of(command: Command, case: Case, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """Run a case; returns what the command did wrong, or an empty string."""
     if case.written is not None:
         case.written.write_bytes(case.document)

@@ -28,7 +28,7 @@ from tests.malformed.harness import (
     Command,
     actions_of,
     arguments_of,
-    complaints,
+    failure_of,
     option_cases,
     other_cases,
 )
@@ -126,7 +126,7 @@ def test_malformed_input_is_one_line(name: str, folder: Path, capsys: pytest.Cap
         cases += size_cases(command)
     if name == "params":
         cases += method_cases(command)
-    found = [line for case in cases if (line := complaints(command, case, folder, capsys))]
+    found = [line for case in cases if (line := failure_of(command, case, folder, capsys))]
     print(f"{name}: {len(cases)} cases, {len(found)} wrong")
     assert not found, "\n".join(found)
 
@@ -195,7 +195,7 @@ def options_of(module: ModuleType, head: list[str]) -> list[argparse.Action]:
 
 def wrong(command: Command, folder: Path, cases: list[Case], capsys: pytest.CaptureFixture[str]) -> str:
     """The failures of a command over all cases."""
-    found = [line for case in cases if (line := complaints(command, case, folder, capsys))]
+    found = [line for case in cases if (line := failure_of(command, case, folder, capsys))]
     print(f"{command.name}: {len(cases)} cases, {len(found)} wrong")
     return "\n".join(found)
 

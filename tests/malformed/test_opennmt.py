@@ -19,7 +19,7 @@ from tests.malformed.harness import (
     Command,
     actions_of,
     arguments_of,
-    complaints,
+    failure_of,
     option_cases,
     other_cases,
 )
@@ -243,6 +243,6 @@ def test_malformed_input_is_one_line(
         cases += number_cases(command, actions)
     if name == "train":
         cases += typed_cases(command, host, actions)
-    found = [line for case in cases if (line := complaints(command, case, host.folder, capsys))]
+    found = [line for case in cases if (line := failure_of(command, case, host.folder, capsys))]
     print(f"{name}: {len(cases)} cases, {len(found)} wrong")
     assert not found, "\n".join(found)

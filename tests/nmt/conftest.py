@@ -138,7 +138,7 @@ def host(tmp_path: Path) -> Host:
 
 
 Trained = Callable[..., tuple[Host, Path]]
-Refusal = Callable[..., str]
+ErrorLine = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
@@ -159,7 +159,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 @pytest.fixture
-def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
+def error_line(capsys: pytest.CaptureFixture[str]) -> ErrorLine:
     """Run a command that must fail with one line and exit code 2; returns the line."""
 
     def expect(command: str, *arguments: str) -> str:

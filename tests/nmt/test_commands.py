@@ -17,7 +17,7 @@ import torch
 
 from nmt.checkpoint.files import read_checkpoint
 from shared_embeddings.utils.files import replacing
-from tests.nmt.conftest import FUNNEL, Host, Refusal, Trained, command, run
+from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Trained, command, run
 
 # Unusual text
 
@@ -131,44 +131,44 @@ def test_messy_text_trains(host: Host) -> None:
     ],
     ids=lambda value: "-".join(map(str, value))[:40] if isinstance(value, (dict, list)) else str(value),
 )
-def test_training_fails(options: dict[str, Any], words: list[str], host: Host, refusal: Refusal) -> None:
+def test_training_fails(options: dict[str, Any], words: list[str], host: Host, error_line: ErrorLine) -> None:
     if "gpu_ranks" in options and torch.cuda.is_available():
         pytest.skip("a GPU is there")
     config = host.config("model", **{"embedding": FUNNEL, **options})
-    line = refusal("onmt_train", "-config", str(config))
+    line = error_line("onmt_train", "-config", str(config))
     assert all(word in line for word in words), line
     assert not list(host.folder.glob("*.pt"))
 
 
-def test_update_vocab_fails(trained: Trained, refusal: Refusal) -> None:
+def test_update_vocab_fails(trained: Trained, error_line: ErrorLine) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     config = host.config(
         "updated", embedding=FUNNEL, update_vocab=True, reset_optim="all", train_from=str(checkpoint)
     )
-    assert "update_vocab" in refusal("onmt_train", "-config", str(config))
+    assert "update_vocab" in error_line("onmt_train", "-config", str(config))
 
 
-def test_sides_of_unequal_length(host: Host, refusal: Refusal) -> None:
+def test_sides_of_unequal_length(host: Host, error_line: ErrorLine) -> None:
     host.write("train.tgt", ["v1"] * 89)
-    line = refusal("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
+    line = error_line("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
     assert "90" in line and "89" in line
 
 
-def test_resuming_with_another_embedding(trained: Trained, refusal: Refusal) -> None:
+def test_resuming_with_another_embedding(trained: Trained, error_line: ErrorLine) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     config = host.config("other", embedding={"method": "standard"})
-    line = refusal("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
+    line = error_line("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
     assert "embedding" in line and "checkpoint" in line
 
 
-def test_vocabulary_lines(host: Host, refusal: Refusal) -> None:
+def test_vocabulary_lines(host: Host, error_line: ErrorLine) -> None:
     host.write("vocab", ["w1\t5", "\t3"])
-    line = refusal("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
+    line = error_line("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
     assert "line 2" in line
 
 
-def test_missing_config(refusal: Refusal) -> None:
-    assert "/nowhere.yaml" in refusal("onmt_train", "-config", "/nowhere.yaml")
+def test_missing_config(error_line: ErrorLine) -> None:
+    assert "/nowhere.yaml" in error_line("onmt_train", "-config", "/nowhere.yaml")
 
 
 def broken(kind: str, checkpoint: Path, folder: Path) -> Path:
@@ -194,7 +194,9 @@ def broken(kind: str, checkpoint: Path, folder: Path) -> Path:
 @pytest.mark.parametrize(
     "name", ["onmt_translate", "onmt_train", "onmt_release_model", "onmt_average_models"]
 )
-def test_broken_checkpoints(kind: str, name: str, trained: Trained, tmp_path: Path, refusal: Refusal) -> None:
+def test_broken_checkpoints(
+    kind: str, name: str, trained: Trained, tmp_path: Path, error_line: ErrorLine
+) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     path = str(broken(kind, checkpoint, tmp_path))
     output = tmp_path / "kept"
@@ -205,12 +207,12 @@ def test_broken_checkpoints(kind: str, name: str, trained: Trained, tmp_path: Pa
         "onmt_release_model": ["-model", path, "-output", str(output), "-force"],
         "onmt_average_models": ["-models", str(checkpoint), path, "-output", str(output), "-force"],
     }[name]
-    assert path in refusal(name, *arguments)
+    assert path in error_line(name, *arguments)
     assert output.read_text() == "kept"
 
 
 def test_checkpoint_that_does_not_fit_its_vocabulary(
-    trained: Trained, tmp_path: Path, refusal: Refusal
+    trained: Trained, tmp_path: Path, error_line: ErrorLine
 ) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     saved = read_checkpoint(checkpoint)
@@ -218,20 +220,20 @@ def test_checkpoint_that_does_not_fit_its_vocabulary(
     path = tmp_path / "shrunk.pt"
     torch.save(saved, path)
     source = str(host.folder / "test.src")
-    line = refusal("onmt_translate", "-model", str(path), "-src", source, "-output", str(tmp_path / "out"))
+    line = error_line("onmt_translate", "-model", str(path), "-src", source, "-output", str(tmp_path / "out"))
     assert "vocabulary" in line and "(88, 4)" in line and "(80, 4)" in line
 
 
-def test_averaging_different_models(trained: Trained, tmp_path: Path, refusal: Refusal) -> None:
+def test_averaging_different_models(trained: Trained, tmp_path: Path, error_line: ErrorLine) -> None:
     _, one = trained(embedding=FUNNEL)
     _, other = trained(embedding={"method": "standard"})
-    refusal("onmt_average_models", "-models", str(one), str(other), "-output", str(tmp_path / "mean.pt"))
+    error_line("onmt_average_models", "-models", str(one), str(other), "-output", str(tmp_path / "mean.pt"))
     assert not (tmp_path / "mean.pt").exists()
 
 
-def test_vocabulary_is_not_overwritten(host: Host, refusal: Refusal) -> None:
+def test_vocabulary_is_not_overwritten(host: Host, error_line: ErrorLine) -> None:
     before = (host.folder / "vocab").read_text()
-    line = refusal(
+    line = error_line(
         "onmt_build_vocab", "-config", str(host.config("model")), "-save_data", str(host.folder / "s")
     )
     assert "-overwrite" in line

@@ -155,7 +155,7 @@ def test_every_method_is_loaded_as_fitted(method: str, trained: Trained, tmp_pat
     _, model = trained(embedding=STANDARD)
     output = tmp_path / "small.pt"
     options = {name: value for name, value in METHODS[method].items() if name != "method"}
-    compress(model, method, output, *spelled(options), "--fit-steps", 30, "--seed", 3, "--store", "fp32")
+    compress(model, method, output, *as_arguments(options), "--fit-steps", 30, "--seed", 3, "--store", "fp32")
     before, vocabs, *_ = build_from_checkpoint(str(model))
     asked = {"words": vocabs["src"].ids_to_tokens, "padding_idx": vocabs["src"]["<blank>"]}
     fitted, _ = se.fit(method, words_module(before, "source").table(), seed=3, steps=30, **asked, **options)
@@ -167,7 +167,7 @@ def test_every_method_is_loaded_as_fitted(method: str, trained: Trained, tmp_pat
     assert torch.equal(embedding.log_prob(hidden), fitted.eval().log_prob(hidden))
 
 
-def spelled(settings: dict[str, Any]) -> list[str]:
+def as_arguments(settings: dict[str, Any]) -> list[str]:
     """The options of a method as command line arguments."""
     names = {name.replace("output", "embedding-output"): name for name in settings if name != "method"}
     values = {name: settings[key] for name, key in names.items()}
@@ -210,7 +210,7 @@ def test_the_map_of_define_becomes_codes_and_the_rest_stays(trained: Trained, tm
         model,
         "compositional_code",
         output,
-        *spelled(codes),
+        *as_arguments(codes),
         "--fit-steps",
         20,
         "--seed",
@@ -292,15 +292,15 @@ def test_a_new_process_computes_the_same(
     kept: dict[str, torch.Tensor] = {}
     write = CheckpointModel.write
 
-    def remembering(self: CheckpointModel, path: Path, weights: dict[str, torch.Tensor], *card: str) -> None:
+    def recording(self: CheckpointModel, path: Path, weights: dict[str, torch.Tensor], *card: str) -> None:
         kept[path.name] = scores_of(self.module, self.vocabs)
         write(self, path, weights, *card)
 
-    monkeypatch.setattr(CheckpointModel, "write", remembering)
+    monkeypatch.setattr(CheckpointModel, "write", recording)
     for method, settings in METHODS.items():
         for store in STORES:
             steps = ["--fit-steps", 5, "--store", store]
-            compress(model, method, tmp_path / f"{method}_{store}.pt", *spelled(settings), *steps)
+            compress(model, method, tmp_path / f"{method}_{store}.pt", *as_arguments(settings), *steps)
     files, found = sorted(map(str, tmp_path.iterdir())), tmp_path / "found"
     code = "import sys; from tests.nmt.test_compression import write_scores; write_scores(*sys.argv[1:])"
     root = Path(__file__).parents[2]
@@ -431,7 +431,7 @@ class Trap:
 
 
 def test_pickles_do_not_run(
-    host: Host, trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Any
+    host: Host, trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], error_line: Any
 ) -> None:
     _, model = trained(embedding=STANDARD)
     sprung, zipped, plain = tmp_path / "sprung", tmp_path / "zipped.pt", tmp_path / "plain.pt"
@@ -443,7 +443,7 @@ def test_pickles_do_not_run(
         assert "UTF-8" in refused(capsys, "--model", model, *asked, "--token-counts", file)
         teacher = {"teacher": str(file)}
         config = host.config("student", embedding=METHODS["projective"], embedding_distillation=teacher)
-        assert "cannot be read" in refusal("onmt_train", "-config", str(config))
+        assert "cannot be read" in error_line("onmt_train", "-config", str(config))
     assert not sprung.exists()
     with pytest.raises(FileNotFoundError):
         pickle.loads(pickle.dumps(Trap(sprung / "the trap does work")))

@@ -173,11 +173,11 @@ def test_several_models_copy_together(learned: Any) -> None:
     assert host.translate([model, model]) == host.translate(model)
 
 
-def test_a_language_model_has_nothing_to_copy_from(host: Host, refusal: Any) -> None:
+def test_a_language_model_has_nothing_to_copy_from(host: Host, error_line: Any) -> None:
     options = {"model_task": "lm", "encoder_type": "transformer_lm", "decoder_type": "transformer_lm"}
     options["data"] = {"corpus": {"path_src": str(host.folder / "train.src"), "weight": 1}}
     config = host.config("model", **{**MODEL, **options, "copy_attn": True})
-    assert "model_task: lm lacks" in refusal("onmt_train", "-config", str(config))
+    assert "model_task: lm lacks" in error_line("onmt_train", "-config", str(config))
 
 
 @pytest.mark.slow
@@ -344,8 +344,10 @@ def test_distilled_from_a_copying_teacher(options: dict[str, Any], trained: Trai
     torch.testing.assert_close(fitted.table(), nearest, rtol=1e-4, atol=1e-5)
 
 
-def test_ctranslate2_fails(trained: Trained, tmp_path: Path, refusal: Any) -> None:
+def test_ctranslate2_fails(trained: Trained, tmp_path: Path, error_line: Any) -> None:
     _, path = trained(embedding=FUNNEL, copy_attn=True)
     output = str(tmp_path / "model")
-    message = refusal("onmt_release_model", "-model", str(path), "-output", output, "-format", "ctranslate2")
+    message = error_line(
+        "onmt_release_model", "-model", str(path), "-output", output, "-format", "ctranslate2"
+    )
     assert "copy_attn: true" in message and "format: pytorch" in message

@@ -233,7 +233,7 @@ def test_resume_is_exact(embedding: dict[str, Any], trained: Trained, host: Host
 
 
 def test_resume_without_the_option_keeps_its_value(
-    trained: Trained, host: Host, refusal: Callable[..., str]
+    trained: Trained, host: Host, error_line: Callable[..., str]
 ) -> None:
     _, teacher = trained(embedding=STANDARD)
     own = host.folder / "teacher.pt"
@@ -243,11 +243,11 @@ def test_resume_without_the_option_keeps_its_value(
     run("onmt_train", "-config", str(config), "-train_from", str(first), "-train_steps", "4")
     assert "reconstruction loss: " in (host.folder / "log").read_text()
     own.unlink()
-    said = refusal("onmt_train", "-config", str(config), "-train_from", str(first))
-    assert "embedding_distillation: teacher" in said and "no such file" in said
+    printed = error_line("onmt_train", "-config", str(config), "-train_from", str(first))
+    assert "embedding_distillation: teacher" in printed and "no such file" in printed
     other = ("-embedding_distillation", f"{{teacher: {teacher}, alpha: 0.5}}")
-    said = refusal("onmt_train", "-config", str(config), "-train_from", str(first), *other)
-    assert "has no effect with train_from" in said and "'alpha': 0.01" in said
+    printed = error_line("onmt_train", "-config", str(config), "-train_from", str(first), *other)
+    assert "has no effect with train_from" in printed and "'alpha': 0.01" in printed
 
 
 @pytest.mark.slow
@@ -287,7 +287,7 @@ def test_words_are_counted(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "printed"),
     [
         ("[1]", "is not a mapping; write it like"),
         ("{alpha: 0.1}", "teacher is None; name a trained checkpoint"),
@@ -306,8 +306,8 @@ def test_words_are_counted(host: Host) -> None:
         ),
     ],
 )
-def test_wrong_options_fail(option: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_wrong_options_fail(option: str, printed: str) -> None:
+    with pytest.raises(UserError, match=printed):
         parse_distillation(option)
 
 
@@ -320,38 +320,40 @@ def test_defaults() -> None:
 
 
 @pytest.mark.slow
-def test_unsuitable_teachers_are_rejected(trained: Trained, host: Host, refusal: Callable[..., str]) -> None:
+def test_unsuitable_teachers_are_rejected(
+    trained: Trained, host: Host, error_line: Callable[..., str]
+) -> None:
     _, teacher = trained(embedding=STANDARD)
 
-    def said(path: Any, soft_targets: float = 0.0, **options: Any) -> str:
+    def printed(path: Any, soft_targets: float = 0.0, **options: Any) -> str:
         option = {"teacher": str(path), "soft_targets": soft_targets}
         config = host.config("student", embedding_distillation=option, **{"embedding": PROJECTIVE, **options})
-        return refusal("onmt_train", "-config", str(config))
+        return error_line("onmt_train", "-config", str(config))
 
-    assert "has no effect without `embedding`" in said(teacher, embedding=None)
-    line = said(teacher, soft_targets=0.5, truncated_decoder=2)
+    assert "has no effect without `embedding`" in printed(teacher, embedding=None)
+    line = printed(teacher, soft_targets=0.5, truncated_decoder=2)
     assert "soft_targets: 0.5 does not work with truncated_decoder: 2; remove one of them" in line
-    assert "cannot have its own `seed`" in said(teacher, embedding={**METHODS["alone"], "seed": 3})
-    assert "no such file" in said(host.folder / "none.pt")
+    assert "cannot have its own `seed`" in printed(teacher, embedding={**METHODS["alone"], "seed": 3})
+    assert "no such file" in printed(host.folder / "none.pt")
     foreign = host.folder / "foreign.pt"
     save_checkpoint({"opt": Namespace(), "weights": torch.zeros(3)}, foreign)
-    assert "it has no vocab; use one written by onmt_train" in said(foreign)
-    line = said(teacher, transformer_ff=64)
+    assert "it has no vocab; use one written by onmt_train" in printed(foreign)
+    line = printed(teacher, transformer_ff=64)
     assert "feed_forward.w_1.weight is (64, 16) in this model, (32, 16) in the teacher" in line
-    assert "missing in the teacher" in said(teacher, enc_layers=2)
-    assert "(88, 16), that of this model (88, 8)" in said(
+    assert "missing in the teacher" in printed(teacher, enc_layers=2)
+    assert "(88, 16), that of this model (88, 8)" in printed(
         teacher, word_vec_size=8, hidden_size=8, share_decoder_embeddings=False
     )
     _, apart = trained(embedding=STANDARD, share_embeddings=False)
-    assert "was trained with share_embeddings: false" in said(apart)
+    assert "was trained with share_embeddings: false" in printed(apart)
     _, deeper = trained(embedding=STANDARD, enc_layers=2)
-    assert "has encoder.transformer.1" in said(deeper)
+    assert "has encoder.transformer.1" in printed(deeper)
     host.write("vocab", ["other\t3", "words\t2"])
-    assert "vocabulary of the teacher" in said(teacher)
+    assert "vocabulary of the teacher" in printed(teacher)
 
 
 @pytest.mark.slow
-def test_another_vocabulary_of_the_same_size_fails(host: Host, refusal: Callable[..., str]) -> None:
+def test_another_vocabulary_of_the_same_size_fails(host: Host, error_line: Callable[..., str]) -> None:
     """Also on a side with a plain table, and when training resumes."""
     for side in ("src", "tgt"):
         host.write(f"{side}.vocab", (host.folder / "vocab").read_text().splitlines())
@@ -367,13 +369,13 @@ def test_another_vocabulary_of_the_same_size_fails(host: Host, refusal: Callable
         host.write(f"{side}.vocab", words[::-1])
         option = {"teacher": str(teacher)}
         config = host.config("new", embedding_distillation=option, tgt_embedding=PROJECTIVE, **apart)
-        assert f"the {name} vocabulary of the teacher" in refusal("onmt_train", "-config", str(config))
+        assert f"the {name} vocabulary of the teacher" in error_line("onmt_train", "-config", str(config))
         other = host.train(f"other_{side}", tgt_embedding=STANDARD, **apart)
         host.write(f"{side}.vocab", words)
         config = host.config("student", **{**apart, "train_steps": 2})
         going_on = ("-train_from", str(student), "-embedding_distillation", f"{{teacher: {other}}}")
-        said = refusal("onmt_train", "-config", str(config), *going_on)
-        assert f"the {name} vocabulary of the teacher {other}" in said
+        printed = error_line("onmt_train", "-config", str(config), *going_on)
+        assert f"the {name} vocabulary of the teacher {other}" in printed
 
 
 def test_numbers_with_an_exponent() -> None:

@@ -22,8 +22,8 @@ from nmt.options.ranges import RANGES, check_ranges, names
 from nmt.patches.table import apply_patches
 from shared_embeddings.cli.main import main as shared_embeddings
 from shared_embeddings.errors import UserError
-from tests.helpers import Odd, alter, told
-from tests.nmt.conftest import MODEL, Host, Refusal, Trained
+from tests.helpers import Odd, alter, names_file
+from tests.nmt.conftest import MODEL, ErrorLine, Host, Trained
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 
@@ -170,7 +170,7 @@ def test_checkpoint_parts_of_another_type(
             status, error = outcome(command, arguments(host, model, tmp_path), capsys)
             for written in (tmp_path / "out", *tmp_path.glob("save*")):
                 written.unlink(missing_ok=True)
-            if status != 2 or not told(error, command, model):
+            if status != 2 or not names_file(error, command, model):
                 failures.append(f"{kind}: {status} {error[-300:]}")
     assert not failures, "\n".join(failures)
 
@@ -255,7 +255,7 @@ def sized(**changed: Any) -> Namespace:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "printed"),
     [
         ({"word_vec_size": 12}, "src_word_vec_size: 12 differs from hidden_size 16, which a transformer"),
         (
@@ -282,13 +282,13 @@ def sized(**changed: Any) -> Namespace:
         ({"hidden_size": -1, "decay_method": "noam", "enc_hid_size": 16, "dec_hid_size": 16}, "hidden_size"),
     ],
 )
-def test_inconsistent_sizes(changed: dict[str, Any], said: str) -> None:
+def test_inconsistent_sizes(changed: dict[str, Any], printed: str) -> None:
     check_model_sizes(sized())
     if "word_vec_size" in changed and changed["word_vec_size"] < 0:
         changed = {"tgt_word_vec_size": 16, **changed}
     with pytest.raises(UserError) as error:
         check_model_sizes(sized(**changed))
-    assert said in str(error.value)
+    assert printed in str(error.value)
 
 
 @pytest.mark.parametrize("changed", [{"hidden_size": 65536, "word_vec_size": 65536, "layers": 9}])
@@ -315,7 +315,7 @@ class Words:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "printed"),
     [
         ({"accum_steps": [5]}, "accum_steps: [5] is not an increasing list of steps"),
         ({"accum_count": [1, 2], "accum_steps": [0, 0]}, "accum_steps: [0, 0] is not an increasing"),
@@ -332,28 +332,30 @@ class Words:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_training_fails_in_one_line(options: dict[str, Any], said: str, host: Host, refusal: Refusal) -> None:
+def test_training_fails_in_one_line(
+    options: dict[str, Any], printed: str, host: Host, error_line: ErrorLine
+) -> None:
     config = host.config("model", **options)
     config.write_text(config.read_text().replace("'.nan'", ".nan"))
-    assert said in refusal("onmt_train", "-config", str(config))
+    assert printed in error_line("onmt_train", "-config", str(config))
     assert not list(host.folder.glob("*.pt"))
 
 
-def test_repeated_option(host: Host, refusal: Refusal, tmp_path: Path) -> None:
+def test_repeated_option(host: Host, error_line: ErrorLine, tmp_path: Path) -> None:
     config = str(host.config("model"))
-    line = refusal("onmt_train", "-config", config, "-batch_size", "3", "-batch_size", "4")
+    line = error_line("onmt_train", "-config", config, "-batch_size", "3", "-batch_size", "4")
     assert "option -batch_size is given twice" in line
-    line = refusal("onmt_train", "-config", config, "-max_grad_norm", "3", "-max_grad=4")
+    line = error_line("onmt_train", "-config", config, "-max_grad_norm", "3", "-max_grad=4")
     assert "option -max_grad is given twice" in line
     text = Path(config).read_text()
     Path(config).write_text(text + "batch_size: 3\n")
-    assert "the key 'batch_size' is given twice" in refusal("onmt_train", "-config", config)
+    assert "the key 'batch_size' is given twice" in error_line("onmt_train", "-config", config)
     Path(config).write_text(text + "--batch_size: 3\n")
-    assert "the option batch_size is given twice" in refusal("onmt_train", "-config", config)
+    assert "the option batch_size is given twice" in error_line("onmt_train", "-config", config)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         (["-n_best", "3", "-beam_size", "2"], "n_best: 3 is more than beam_size 2"),
         (["-min_length", "9", "-max_length", "8"], "min_length: 9 is more than max_length 8"),
@@ -370,12 +372,12 @@ def test_repeated_option(host: Host, refusal: Refusal, tmp_path: Path) -> None:
     ids=lambda value: str(value)[:40],
 )
 def test_translation_fails_in_one_line(
-    arguments: list[str], said: str, trained: Callable[..., tuple[Host, Path]], refusal: Refusal
+    arguments: list[str], printed: str, trained: Callable[..., tuple[Host, Path]], error_line: ErrorLine
 ) -> None:
     host, checkpoint = trained(embedding={"method": "funnel", "rank": 4})
     files = ["-model", str(checkpoint), "-src", str(host.folder / "test.src")]
-    line = refusal("onmt_translate", *files, "-output", str(host.folder / "none"), *arguments)
-    assert said in line
+    line = error_line("onmt_translate", *files, "-output", str(host.folder / "none"), *arguments)
+    assert printed in line
     assert not (host.folder / "none").exists()
 
 

@@ -15,7 +15,7 @@ from nmt.checkpoint.models import build_from_checkpoint, dense_checkpoint, descr
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from shared_embeddings.checkpoints.storage import STORES
 from tests.nmt.conftest import FUNNEL, Host, Trained, run
-from tests.nmt.test_compression import UNTIED, compress, scores, spelled
+from tests.nmt.test_compression import UNTIED, as_arguments, compress, scores
 from tests.nmt.test_training import DEFINE_MAP, METHODS
 from tests.nmt.test_trim_and_export import SOURCE, TARGET, assert_same_scores, trim
 
@@ -79,9 +79,9 @@ def test_each_side_has_its_own_embedding(host: Host, capfd: pytest.CaptureFixtur
         ({**UNTIED, "output_embedding": {"method": "funnel"}}, ["rank"]),
     ],
 )
-def test_user_errors(options: dict[str, Any], words: list[str], host: Host, refusal: Any) -> None:
+def test_user_errors(options: dict[str, Any], words: list[str], host: Host, error_line: Any) -> None:
     config = host.config("model", **{"output_embedding": FUNNEL, **options})
-    message = refusal("onmt_train", "-config", str(config))
+    message = error_line("onmt_train", "-config", str(config))
     assert all(word in message for word in words), message
 
 
@@ -111,7 +111,9 @@ def test_every_method_is_loaded_as_fitted(method: str, trained: Trained, tmp_pat
     fitted.set_output_bias(layer.bias.detach())
     output = {store: tmp_path / f"{store}.pt" for store in STORES}
     for store, path in output.items():
-        compress(model, method, path, *spelled(options), "--fit-steps", 20, "--seed", 3, "--store", store)
+        compress(
+            model, method, path, *as_arguments(options), "--fit-steps", 20, "--seed", 3, "--store", store
+        )
     hidden = torch.randn(5, 16, generator=torch.Generator().manual_seed(2))
     found = built(output["fp32"]).generator.embedding
     assert torch.equal(found.log_prob(hidden), fitted.eval().log_prob(hidden))

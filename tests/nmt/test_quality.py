@@ -197,9 +197,9 @@ def test_language_models_score_or_generate(
     }
     shared = {"share_embeddings": False, "share_decoder_embeddings": True}
     _, model = trained(embedding=STANDARD, data=data, **options, **shared)
-    for source, said in (([], "that it generated"), (["--text", folder / "test.src"], "of test.src")):
+    for source, printed in (([], "that it generated"), (["--text", folder / "test.src"], "of test.src")):
         line, _ = kept(model, tmp_path, capsys, "projective", "--rank", 16, *source)
-        assert line.startswith("kept 100% of the predictions") and said in line
+        assert line.startswith("kept 100% of the predictions") and printed in line
         line, found = kept(model, tmp_path, capsys, "projective", "--rank", 1, *source)
         assert line.startswith("warning: kept") == found["needs_training"] and found["share"] < 1
 

@@ -21,7 +21,7 @@ from nmt.train import ranks
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import lost_group
 from shared_embeddings.utils.interrupts import Interrupted
-from tests.drills.runner import Running, complaint_lines, run
+from tests.drills.runner import Running, error_lines, run
 from tests.nmt.conftest import FUNNEL, SECONDS, WORDS, Host, command, free_port
 from tests.nmt.conftest import run as run_here
 
@@ -51,8 +51,8 @@ def test_two_ranks_save_the_same_step_when_they_are_stopped(everybody: bool, hos
         (running.send_to_all if everybody else running.send)(signal.SIGTERM)
         assert running.end() == 143
         assert running.wait_for_empty_group(), running.members()
-    told = "onmt_train: terminated; run the same command again to resume"
-    assert complaint_lines(running.output(), "onmt_train") == [told]
+    message = "onmt_train: terminated; run the same command again to resume"
+    assert error_lines(running.output(), "onmt_train") == [message]
     assert "Traceback" not in running.output()
     (saved,) = host.folder.glob("model_step_*.pt")
     step = int(saved.stem.rsplit("_", 1)[1])
@@ -70,7 +70,7 @@ def test_a_killed_rank_is_named_in_one_line(place: int, host: Host) -> None:
         os.kill(victim, signal.SIGKILL)
         assert running.end() == 2
         assert running.wait_for_empty_group(), running.members()
-    (line,) = complaint_lines(running.output(), "onmt_train")
+    (line,) = error_lines(running.output(), "onmt_train")
     assert line.startswith(f"onmt_train: rank {place} (process {victim}) was killed by SIGKILL")
     assert line.endswith("run the same command again to resume from the last checkpoint")
     assert "Traceback" not in running.output()
@@ -111,14 +111,14 @@ class Ended:
     kill = join = start
 
 
-def outcome(codes: list[int], told: list[ranks.Failure], received: list[int]) -> BaseException | None:
+def outcome(codes: list[int], message: list[ranks.Failure], received: list[int]) -> BaseException | None:
     """What `run_ranks` raises when its ranks exit like this, in this order."""
     processes = [Ended(code) for code in codes]
 
     class Context:
         @staticmethod
         def SimpleQueue() -> Any:
-            waiting = list(told)
+            waiting = list(message)
             return Namespace(empty=lambda: not waiting, get=lambda: waiting.pop(0))
 
         @staticmethod
@@ -146,7 +146,7 @@ BUG = ranks.Failure(4, None, "Traceback: KeyError", is_lost=False)
 
 
 @pytest.mark.parametrize(
-    ("codes", "told", "received", "kind", "words"),
+    ("codes", "message", "received", "kind", "words"),
     [
         ([0, 0], [], [], type(None), ""),
         ([0, 0], [], [15], type(None), ""),
@@ -162,9 +162,9 @@ BUG = ranks.Failure(4, None, "Traceback: KeyError", is_lost=False)
     ],
 )
 def test_the_first_cause_is_reported(
-    codes: list[int], told: list[ranks.Failure], received: list[int], kind: type, words: str
+    codes: list[int], message: list[ranks.Failure], received: list[int], kind: type, words: str
 ) -> None:
-    found = outcome(codes, told, received)
+    found = outcome(codes, message, received)
     assert type(found) is kind and words in str(found)
 
 

@@ -13,7 +13,7 @@ from onmt.translate.beam_search import BeamSearch
 from onmt.translate.penalties import PenaltyBuilder
 
 from nmt.patches.table import apply_patches
-from tests.nmt.conftest import FUNNEL, Host, Refusal, Trained
+from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Trained
 
 Learned = Callable[[str], tuple[Host, Path]]
 RNN = {"encoder_type": "brnn", "decoder_type": "rnn", "position_encoding": False}
@@ -148,11 +148,11 @@ def test_alignments(host: Host) -> None:
     ],
 )
 def test_unsupported_reports_fail(
-    kind: str, asked: list[str], words: list[str], learned: Learned, refusal: Any
+    kind: str, asked: list[str], words: list[str], learned: Learned, error_line: Any
 ) -> None:
     host, model = learned(kind)
     source, output = str(host.folder / "test.src"), str(host.folder / "output")
-    message = refusal("onmt_translate", "-model", str(model), "-src", source, "-output", output, *asked)
+    message = error_line("onmt_translate", "-model", str(model), "-src", source, "-output", output, *asked)
     assert all(word in message for word in words), message
 
 
@@ -160,7 +160,7 @@ SAMPLED = ("-min_length", "4", "-random_sampling_topk", "-1")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         (("-world_size", "2"), "world_size: 2, but a translation runs in one process"),
         (("-tgt_file_prefix",), "tgt_file_prefix: needs a file of target prefixes"),
@@ -169,16 +169,20 @@ SAMPLED = ("-min_length", "4", "-random_sampling_topk", "-1")
     ],
 )
 def test_unsupported_options_are_one_line(
-    arguments: tuple[str, ...], said: str, trained: Trained, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...],
+    printed: str,
+    trained: Trained,
+    error_line: ErrorLine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host, checkpoint = trained(train_steps=1)
     monkeypatch.chdir(host.folder)
     host.write("gap.tgt", ["v1", "v2", "", "v4", "v5", "v6", "v7"])
     output = host.folder / "nothing"
-    line = refusal(
+    line = error_line(
         "onmt_translate", "-model", str(checkpoint), "-src", "test.src", "-output", str(output), *arguments
     )
-    assert said in line
+    assert printed in line
     assert not output.exists()
 
 

@@ -19,7 +19,7 @@ from flask.testing import FlaskClient
 
 from nmt.checkpoint.files import read_checkpoint
 from nmt.patches.table import apply_patches
-from tests.nmt.conftest import Host, Refusal
+from tests.nmt.conftest import ErrorLine, Host
 from tests.nmt.test_transforms import Subwords
 
 apply_patches()
@@ -248,31 +248,36 @@ CONFIGURATIONS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "said"), CONFIGURATIONS, ids=range(len(CONFIGURATIONS)))
+@pytest.mark.parametrize(("settings", "printed"), CONFIGURATIONS, ids=range(len(CONFIGURATIONS)))
 def test_invalid_configurations_are_one_line(
-    settings: dict[str, Any], said: str, checkpoint: Path, tmp_path: Path, refusal: Refusal, unserved: None
+    settings: dict[str, Any],
+    printed: str,
+    checkpoint: Path,
+    tmp_path: Path,
+    error_line: ErrorLine,
+    unserved: None,
 ) -> None:
     config = configure(tmp_path, checkpoint, **{"load": True, **settings})
     before = (tmp_path / "model.pt").read_bytes()
-    line = refusal("onmt_server", "--port", "0", "--model_config", str(config))
-    assert said in line and f"model_config: {config}" in line
+    line = error_line("onmt_server", "--port", "0", "--model_config", str(config))
+    assert printed in line and f"model_config: {config}" in line
     assert (tmp_path / "model.pt").read_bytes() == before
 
 
 def test_functions_are_imported_only_with_permission(checkpoint: Path, tmp_path: Path) -> None:
-    config = configure(tmp_path, checkpoint, postprocess=["tests.nmt.test_server.shouting"])
+    config = configure(tmp_path, checkpoint, postprocess=["tests.nmt.test_server.uppercase"])
     with make_app(read_models(str(config), True), ROOT).test_client() as client:
         ((one,),) = ask(client, [GOOD])
     assert one["tgt"].endswith("!")
 
 
-def shouting(sequence: dict[str, Any], model: Any) -> str:
+def uppercase(sequence: dict[str, Any], model: Any) -> str:
     """A function that a configuration names."""
     return f"{sequence['seg'][0]}!"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         (("--port", "70000"), "70000"),
         (("--port", "-5"), "-5"),
@@ -286,21 +291,21 @@ def shouting(sequence: dict[str, Any], model: Any) -> str:
 )
 def test_invalid_command_lines_are_one_line(
     arguments: tuple[str, ...],
-    said: str,
+    printed: str,
     checkpoint: Path,
     tmp_path: Path,
-    refusal: Refusal,
+    error_line: ErrorLine,
     unserved: None,
 ) -> None:
     config = configure(tmp_path, checkpoint)
-    assert said in refusal("onmt_server", "--model_config", str(config), *arguments)
+    assert printed in error_line("onmt_server", "--model_config", str(config), *arguments)
 
 
-def test_a_port_in_use_is_one_line(checkpoint: Path, tmp_path: Path, refusal: Refusal) -> None:
+def test_a_port_in_use_is_one_line(checkpoint: Path, tmp_path: Path, error_line: ErrorLine) -> None:
     config = configure(tmp_path, checkpoint, load=True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        line = refusal("onmt_server", "--model_config", str(config), "--port", port)
+        line = error_line("onmt_server", "--model_config", str(config), "--port", port)
     assert port in line and "in use" in line
 
 
@@ -332,7 +337,7 @@ def test_a_served_model(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_missing_dependencies_of_a_checkpoint_fail_at_start(
-    checkpoint: Path, subwords: Subwords, tmp_path: Path, refusal: Refusal
+    checkpoint: Path, subwords: Subwords, tmp_path: Path, error_line: ErrorLine
 ) -> None:
     import torch
 
@@ -341,5 +346,5 @@ def test_missing_dependencies_of_a_checkpoint_fail_at_start(
     vars(saved["opt"])["src_subword_model"] = "/nowhere/codes"
     torch.save(saved, tmp_path / "bare.pt")
     config = configure(tmp_path, tmp_path / "bare.pt")
-    line = refusal("onmt_server", "--port", "0", "--model_config", str(config))
+    line = error_line("onmt_server", "--port", "0", "--model_config", str(config))
     assert "src_subword_model: the file /nowhere/codes" in line

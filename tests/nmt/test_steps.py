@@ -20,7 +20,7 @@ from nmt.train.embeddings import DistillationLoss
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import Reconstruction, SoftTargets, TeacherLosses
 from tests.helpers import offsets
-from tests.nmt.conftest import Host, Refusal, Trained
+from tests.nmt.conftest import ErrorLine, Host, Trained
 
 STANDARD = {"method": "standard"}
 APART = {"embedding": STANDARD, "save_format": "safetensors"}
@@ -49,7 +49,7 @@ def commands(host: Host, model: Path, folder: Path) -> dict[str, list[str]]:
     }
 
 
-def test_weights_of_another_run_are_detected(trained: Trained, tmp_path: Path, refusal: Refusal) -> None:
+def test_weights_of_another_run_are_detected(trained: Trained, tmp_path: Path, error_line: ErrorLine) -> None:
     """The files after a kill between the two files of a step, over those of an earlier run."""
     host, one = trained(**APART)
     _, other = trained(**APART, learning_rate=0.02)
@@ -57,7 +57,7 @@ def test_weights_of_another_run_are_detected(trained: Trained, tmp_path: Path, r
     shutil.copy(other.with_suffix(".safetensors"), mixed.with_suffix(".safetensors"))
     assert not is_intact(mixed) and is_intact(one)
     for command, arguments in commands(host, mixed, tmp_path).items():
-        line = refusal(command, *arguments)
+        line = error_line(command, *arguments)
         assert str(mixed) in line and str(mixed.with_suffix(".safetensors")) in line, line
         assert "weights of another checkpoint" in line
 
@@ -145,7 +145,7 @@ def test_every_flipped_byte_is_detected(trained: Trained, tmp_path: Path, option
 
 @pytest.mark.parametrize("options", [{"embedding": STANDARD}, APART], ids=["one file", "apart"])
 def test_every_command_detects_a_flipped_byte(
-    trained: Trained, tmp_path: Path, refusal: Refusal, options: dict[str, object]
+    trained: Trained, tmp_path: Path, error_line: ErrorLine, options: dict[str, object]
 ) -> None:
     host, model = trained(**options)
     path = copied(model, tmp_path / "damaged")
@@ -155,7 +155,7 @@ def test_every_command_detects_a_flipped_byte(
     data[at] ^= 1
     file.write_bytes(data)
     for command, arguments in commands(host, path, tmp_path).items():
-        line = refusal(command, *arguments)
+        line = error_line(command, *arguments)
         assert (
             str(file) in line
             and "does not match its checksum" in line

@@ -20,7 +20,7 @@ from nmt.data.batches import TrackedBatches
 from nmt.patches.table import apply_patches
 from nmt.train.runs import differences
 from shared_embeddings.utils.files import locked
-from tests.nmt.conftest import FUNNEL, Host, Refusal, run
+from tests.nmt.conftest import FUNNEL, ErrorLine, Host, run
 
 apply_patches()  # before a test patches a function
 
@@ -50,8 +50,8 @@ def stopped_by(number: int, config: Path, capsys: pytest.CaptureFixture[str]) ->
         run("onmt_train", "-config", str(config))
     assert stop.value.code == 128 + number
     verb = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[signal.Signals(number)]
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("onmt_train")]
-    assert told == [f"onmt_train: {verb}; run the same command again to resume"]
+    message = [line for line in capsys.readouterr().err.splitlines() if line.startswith("onmt_train")]
+    assert message == [f"onmt_train: {verb}; run the same command again to resume"]
 
 
 def after(calls: int, action: Callable[[], None], original: Any) -> Any:
@@ -192,22 +192,22 @@ def test_the_same_command_resumes_and_finishes(host: Host, caplog: pytest.LogCap
     assert (host.folder / "model_step_6.pt").stat().st_mtime_ns == before
 
 
-def test_changed_settings_of_a_run_fail_by_name(host: Host, refusal: Refusal) -> None:
+def test_changed_settings_of_a_run_fail_by_name(host: Host, error_line: ErrorLine) -> None:
     host.train("model", embedding=FUNNEL, train_steps=2, save_checkpoint_steps=2)
     other = {"embedding": {"method": "funnel", "rank": 5}, "learning_rate": 0.02}
-    line = refusal("onmt_train", "-config", str(host.config("model", **other)))
+    line = error_line("onmt_train", "-config", str(host.config("model", **other)))
     assert "model_step_2.pt belongs to a run with other settings" in line
     assert "embedding.rank was 4 and is 5" in line and "learning_rate was 0.01 and is 0.02" in line
     host.write("train.src", ["w1 w2 w3"] * 90)
-    line = refusal("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
+    line = error_line("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
     assert "(the content of data.corpus.path_src has changed)" in line
     assert steps(host) == [2]
 
 
-def test_never_and_overwrite(host: Host, refusal: Refusal) -> None:
+def test_never_and_overwrite(host: Host, error_line: ErrorLine) -> None:
     host.train("model", embedding=FUNNEL, train_steps=4, save_checkpoint_steps=2)
     config = host.config("model", embedding=FUNNEL)
-    assert "step 4 of" in refusal("onmt_train", "-config", str(config), "-resume", "never")
+    assert "step 4 of" in error_line("onmt_train", "-config", str(config), "-resume", "never")
     (host.folder / "model_step_4.small.pt").write_bytes(b"of the user")
     host.train("model", "-resume", "overwrite", embedding=FUNNEL, learning_rate=0.5, train_steps=3)
     assert steps(host) == [3]
@@ -216,20 +216,20 @@ def test_never_and_overwrite(host: Host, refusal: Refusal) -> None:
     assert steps(host, "fresh") == [1]
 
 
-def test_checkpoints_without_settings_are_named(host: Host, refusal: Refusal) -> None:
+def test_checkpoints_without_settings_are_named(host: Host, error_line: ErrorLine) -> None:
     path = host.train("model", embedding=FUNNEL, train_steps=2)
     checkpoint = {name: part for name, part in read_checkpoint(path).items() if name != "run"}
     torch.save(checkpoint, path)
     config = str(host.config("model", embedding=FUNNEL))
-    assert "model_step_2.pt does not contain the settings of its run; set train_from" in refusal(
+    assert "model_step_2.pt does not contain the settings of its run; set train_from" in error_line(
         "onmt_train", "-config", config
     )
     path.write_bytes(b"damaged")
-    assert "are damaged; set resume: overwrite" in refusal("onmt_train", "-config", config)
+    assert "are damaged; set resume: overwrite" in error_line("onmt_train", "-config", config)
 
 
 @pytest.mark.slow
-def test_train_from_and_the_same_command_resumes(host: Host, refusal: Refusal) -> None:
+def test_train_from_and_the_same_command_resumes(host: Host, error_line: ErrorLine) -> None:
     options = {"embedding": FUNNEL, "save_checkpoint_steps": 2}
     first = host.train("first", **options, train_steps=2)
     begin = ("-train_from", str(first), "-reset_optim", "all")
@@ -238,7 +238,9 @@ def test_train_from_and_the_same_command_resumes(host: Host, refusal: Refusal) -
     host.train("model", *begin, **options)
     assert_same_model(host, "whole", "model", 6)
     other = host.train("other", **options, train_steps=2)
-    line = refusal("onmt_train", "-config", str(host.config("model", **options)), "-train_from", str(other))
+    line = error_line(
+        "onmt_train", "-config", str(host.config("model", **options)), "-train_from", str(other)
+    )
     assert f"train_from was '{first}' and is '{other}'" in line
     # A checkpoint of the run itself is resumed even if later ones exist.
     host.train("model", "-train_from", str(host.folder / "model_step_4.pt"), **options, train_steps=5)
@@ -276,10 +278,10 @@ def test_resumed_run_keeps_the_same_checkpoints(save_format: str, host: Host) ->
     assert len(list(host.folder.glob("model_step_*"))) == (2 if save_format == "pytorch" else 4)
 
 
-def test_one_training_at_a_time(host: Host, refusal: Refusal) -> None:
+def test_one_training_at_a_time(host: Host, error_line: ErrorLine) -> None:
     config = str(host.config("model", embedding=FUNNEL))
     with locked(host.folder / ".model.lock"):
-        assert "another process is running here" in refusal("onmt_train", "-config", config)
+        assert "another process is running here" in error_line("onmt_train", "-config", config)
         host.train("beside", embedding=FUNNEL, train_steps=1, save_checkpoint_steps=1)
     assert steps(host) == [] and steps(host, "beside") == [1]
 
@@ -301,7 +303,7 @@ def test_leftovers_of_killed_processes_are_removed(host: Host) -> None:
 @pytest.mark.slow_except("save")
 @pytest.mark.parametrize("found_by", ["report", "save"])
 def test_diverging_training_keeps_the_last_good_checkpoint(
-    found_by: str, host: Host, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+    found_by: str, host: Host, error_line: ErrorLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = {"report": {"report_every": 1}, "save": {"report_every": 100}}[found_by]
     config = host.config("model", embedding=FUNNEL, save_checkpoint_steps=2, **every)
@@ -315,7 +317,7 @@ def test_diverging_training_keeps_the_last_good_checkpoint(
     original = Trainer._gradient_accumulation
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_gradient_accumulation", poison)
-        line = refusal("onmt_train", "-config", str(config))
+        line = error_line("onmt_train", "-config", str(config))
     assert f"a parameter is not finite at step {3 if found_by == 'report' else 4}" in line
     assert "lower learning_rate" in line
     assert steps(host) == [2]
@@ -327,13 +329,13 @@ def test_diverging_training_keeps_the_last_good_checkpoint(
     assert steps(host) == [2, 4, 6]
 
 
-def test_an_extreme_learning_rate(host: Host, refusal: Refusal) -> None:
+def test_an_extreme_learning_rate(host: Host, error_line: ErrorLine) -> None:
     config = host.config("model", embedding=FUNNEL, optim="sgd", learning_rate=1e30, train_steps=50)
-    assert "lower learning_rate" in refusal("onmt_train", "-config", str(config))
+    assert "lower learning_rate" in error_line("onmt_train", "-config", str(config))
 
 
 def test_full_disk_is_reported_and_saved_files_are_kept(
-    host: Host, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+    host: Host, error_line: ErrorLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from nmt.patches import checkpoints
 
@@ -344,7 +346,7 @@ def test_full_disk_is_reported_and_saved_files_are_kept(
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "write_step", fail)
-        line = refusal("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
+        line = error_line("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
     assert "cannot be written (No space left on device)" in line and "run the same command again" in line
     assert steps(host) == [3]
     host.train("model", embedding=FUNNEL)

@@ -26,7 +26,7 @@ from shared_embeddings.errors import UserError
 from shared_embeddings.layers.dropout import Dropout
 from shared_embeddings.methods.alone import AloneEmbedding
 from tests.helpers import example
-from tests.nmt.conftest import FUNNEL, Host, Refusal, run
+from tests.nmt.conftest import FUNNEL, ErrorLine, Host, run
 
 # Every method with its example for a vocabulary of about this size.
 METHODS: dict[str, dict[str, Any]] = {
@@ -148,7 +148,7 @@ def test_other_models(options: dict[str, Any], host: Host) -> None:
     assert len(host.translate(checkpoint)) == 7
 
 
-def test_word_features_work_with_a_shared_source(host: Host, refusal: Callable[..., str]) -> None:
+def test_word_features_work_with_a_shared_source(host: Host, error_line: Callable[..., str]) -> None:
     for split in ("train", "valid", "test"):
         path = host.folder / f"{split}.src"
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -165,8 +165,8 @@ def test_word_features_work_with_a_shared_source(host: Host, refusal: Callable[.
     features = ("-n_src_feats", "1", "-transforms", "inferfeats")
     assert len(host.translate(checkpoint, *features)) == 7
     files = ("-src", str(host.folder / "test.src"), "-output", str(host.folder / "translation"))
-    said = refusal("onmt_translate", "-model", str(checkpoint), *files)
-    assert "n_src_feats: is 0, but the model was trained with 1" in said
+    printed = error_line("onmt_translate", "-model", str(checkpoint), *files)
+    assert "n_src_feats: is 0, but the model was trained with 1" in printed
     with pytest.raises(UserError, match="needs features of source words"):
         CheckpointModel(checkpoint).quality(Validation(source=Path("source"), target=Path("target")))
 
@@ -397,7 +397,7 @@ def test_tables_are_rounded_in_training_and_resumed(host: Host) -> None:
     assert any(not torch.equal(tensor, bodies[2][name]) for name, tensor in bodies[0].items())
 
 
-def test_invalid_settings(host: Host, refusal: Refusal) -> None:
+def test_invalid_settings(host: Host, error_line: ErrorLine) -> None:
     for given, embedding, reason in (
         ("[1]", STANDARD, "embedding_quantization: '[1]' is not a mapping; write it like {bits: 2"),
         ("{bitz: 1}", STANDARD, "embedding_quantization: unknown option 'bitz'"),
@@ -405,5 +405,5 @@ def test_invalid_settings(host: Host, refusal: Refusal) -> None:
         ("{bits: 1}", None, "embedding_quantization: has no effect without `embedding`"),
     ):
         config = host.config("model", embedding=embedding)
-        line = refusal("onmt_train", "-config", str(config), "-embedding_quantization", given)
+        line = error_line("onmt_train", "-config", str(config), "-embedding_quantization", given)
         assert reason in line

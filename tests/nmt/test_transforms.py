@@ -20,7 +20,7 @@ from nmt.checkpoint.models import build_from_checkpoint
 from nmt.train.training import data_share
 from nmt.translate.translation import bleu
 from shared_embeddings.cli.main import main
-from tests.nmt.conftest import FUNNEL, Host, Refusal, run
+from tests.nmt.conftest import FUNNEL, ErrorLine, Host, run
 
 BY_HAND = ("src_subword_model", "tgt_subword_model")
 
@@ -84,9 +84,9 @@ def test_plain_text_is_translated_like_its_tokens(
     wanted = subwords.by_hand(model)
     assert "transforms: none: the text is tokenized" in capsys.readouterr().err
     assert subwords.host.translate(model) == wanted
-    (told,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("transforms:"))
-    assert "bpe on the source" in told and "undone on the output" in told
-    assert "filtertoolong in training only" in told and "-transforms none" in told
+    (message,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("transforms:"))
+    assert "bpe on the source" in message and "undone on the output" in message
+    assert "filtertoolong in training only" in message and "-transforms none" in message
     codes = ("-src_subword_model", str(subwords.codes), "-tgt_subword_model", str(subwords.codes))
     assert subwords.host.translate(model, "-transforms", "bpe", *codes) == wanted
     assert subwords.host.translate(model, "-n_best", "2", "-with_score")[0].split("\t")[0] == wanted[0]
@@ -105,7 +105,7 @@ def test_a_model_without_transforms_takes_tokenized_text(
 
 @pytest.mark.usefixtures("installed_host")
 def test_bpe_codes_are_stored_in_the_checkpoint(
-    subwords: Subwords, model: Path, tmp_path: Path, refusal: Refusal
+    subwords: Subwords, model: Path, tmp_path: Path, error_line: ErrorLine
 ) -> None:
     """Also after averaging, release and compression; otherwise they are searched, and reported if missing."""
     wanted = subwords.host.translate(model)
@@ -124,7 +124,7 @@ def test_bpe_codes_are_stored_in_the_checkpoint(
         bare = tmp_path / "bare.pt"
         torch.save(saved, bare)
         asked = ("-model", str(bare), "-src", str(subwords.host.folder / "test.src"))
-        line = refusal("onmt_translate", *asked, "-output", str(tmp_path / "out"))
+        line = error_line("onmt_translate", *asked, "-output", str(tmp_path / "out"))
         assert "src_subword_model" in line and str(subwords.codes) in line and "-transforms none" in line
         (tmp_path / "codes").write_bytes(away.read_bytes())  # beside the checkpoint
         assert subwords.host.translate(bare) == wanted
@@ -141,7 +141,7 @@ def test_lines_emptied_by_transforms_keep_their_position(host: Host) -> None:
     assert len(lines) == 3
 
 
-def test_prefixes_of_a_corpus(subwords: Subwords, refusal: Refusal, tmp_path: Path) -> None:
+def test_prefixes_of_a_corpus(subwords: Subwords, error_line: ErrorLine, tmp_path: Path) -> None:
     """A single prefix is added and removed automatically; with several, the text must contain one."""
     host, data = subwords.host, {}
     for name, mark in (("one", "w1"), ("two", "w2")):
@@ -157,7 +157,7 @@ def test_prefixes_of_a_corpus(subwords: Subwords, refusal: Refusal, tmp_path: Pa
     assert host.translate(alone) == [line.removeprefix("v7").removeprefix(" ") for line in joined]
     several = subwords.train("several", data=data)
     asked = ("-model", str(several), "-src", str(host.folder / "test.src"), "-output", str(tmp_path / "out"))
-    line = refusal("onmt_translate", *asked)
+    line = error_line("onmt_translate", *asked)
     assert "w1" in line and "w2" in line and "-transforms" in line
     given = ("-transforms", "prefix", "bpe", "-src_prefix", "w2")
     host.write("tokens", [subwords.split(f"w2 {line}") for line in lines])
@@ -175,20 +175,25 @@ ODD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changed", "said"), ODD)
+@pytest.mark.parametrize(("changed", "printed"), ODD)
 def test_invalid_options_in_a_checkpoint_are_one_line(
-    changed: dict[str, Any], said: str, subwords: Subwords, model: Path, tmp_path: Path, refusal: Refusal
+    changed: dict[str, Any],
+    printed: str,
+    subwords: Subwords,
+    model: Path,
+    tmp_path: Path,
+    error_line: ErrorLine,
 ) -> None:
     saved = read_checkpoint(model)
     odd = tmp_path / "odd.pt"
     torch.save({**saved, "opt": Namespace(**{**vars(saved["opt"]), **changed})}, odd)
     source = str(subwords.host.folder / "test.src")
-    line = refusal("onmt_translate", "-model", str(odd), "-src", source, "-output", str(tmp_path / "out"))
-    assert said in line
+    line = error_line("onmt_translate", "-model", str(odd), "-src", source, "-output", str(tmp_path / "out"))
+    assert printed in line
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         (("-transforms", "none", "bpe"), "cannot be combined"),
         (("-transforms", "filtertoolong"), "filtertoolong"),
@@ -200,11 +205,16 @@ def test_invalid_options_in_a_checkpoint_are_one_line(
     ],
 )
 def test_user_errors_are_one_line(
-    arguments: tuple[str, ...], said: str, subwords: Subwords, model: Path, tmp_path: Path, refusal: Refusal
+    arguments: tuple[str, ...],
+    printed: str,
+    subwords: Subwords,
+    model: Path,
+    tmp_path: Path,
+    error_line: ErrorLine,
 ) -> None:
     source = str(subwords.host.folder / "test.src")
     asked = ("-model", str(model), "-src", source, "-output", str(tmp_path / "out"))
-    assert said in refusal("onmt_translate", *asked, *arguments)
+    assert printed in error_line("onmt_translate", *asked, *arguments)
 
 
 def test_sentencepiece_and_pyonmttok_are_undone(subwords: Subwords, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from shared_embeddings.checkpoints.storage import Packing
 from shared_embeddings.classes import WordClasses
 from shared_embeddings.cli.main import main
 from shared_embeddings.layers.packed_tensor import PackedTensor
-from tests.nmt.conftest import FUNNEL, SECONDS, Host, Refusal, Trained, command, free_port, run
+from tests.nmt.conftest import FUNNEL, SECONDS, ErrorLine, Host, Trained, command, free_port, run
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 
@@ -263,23 +263,23 @@ def test_export_keeps_the_bias_of_the_output(host: Host) -> None:
     torch.testing.assert_close(F.linear(hidden, **head), model.generator(hidden))
 
 
-def test_a_bias_without_an_output_fails(host: Host, refusal: Refusal) -> None:
+def test_a_bias_without_an_output_fails(host: Host, error_line: ErrorLine) -> None:
     settings = {"method": "standard", "output_bias": True}
     config = host.config("model", embedding=settings, share_decoder_embeddings=False)
-    assert "output_bias" in refusal("onmt_train", "-config", str(config))
+    assert "output_bias" in error_line("onmt_train", "-config", str(config))
 
 
-def test_ctranslate2_rejects_a_two_step_softmax(host: Host, refusal: Refusal) -> None:
+def test_ctranslate2_rejects_a_two_step_softmax(host: Host, error_line: ErrorLine) -> None:
     checkpoint = host.train("model", embedding={"method": "adaptive", "cutoffs": [20], "factor": 2})
     output = host.folder / "exported"
-    message = refusal(
+    message = error_line(
         "onmt_release_model", "-model", str(checkpoint), "-output", str(output), "-format", "ctranslate2"
     )
     assert "adaptive" in message and "onmt_translate" in message
     assert not output.exists()
 
 
-def test_classes_are_part_of_the_checkpoint(host: Host, refusal: Refusal) -> None:
+def test_classes_are_part_of_the_checkpoint(host: Host, error_line: ErrorLine) -> None:
     """A class file is read when training starts, and not needed afterwards."""
     words = [*(f"w{number}" for number in range(40)), *(f"v{number}" for number in range(40))]
     generator = np.random.default_rng(0)
@@ -300,11 +300,11 @@ def test_classes_are_part_of_the_checkpoint(host: Host, refusal: Refusal) -> Non
     assert len(host.translate(checkpoint)) == 7
     run("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
     assert describe_checkpoint(host.folder / "model_step_6.pt")["config"]["embedding"]["classes"] == "stored"
-    message = refusal("onmt_train", "-config", str(host.config("other", embedding=embedding)))
+    message = error_line("onmt_train", "-config", str(host.config("other", embedding=embedding)))
     assert "classes.npz" in message and "no such file" in message
 
 
-def test_ctranslate2_rejects_unsupported_models(host: Host, refusal: Refusal) -> None:
+def test_ctranslate2_rejects_unsupported_models(host: Host, error_line: ErrorLine) -> None:
     checkpoint = host.train(
         "model",
         embedding=FUNNEL,
@@ -314,7 +314,7 @@ def test_ctranslate2_rejects_unsupported_models(host: Host, refusal: Refusal) ->
         train_steps=1,
     )
     output = host.folder / "exported"
-    line = refusal(
+    line = error_line(
         "onmt_release_model", "-model", str(checkpoint), "-output", str(output), "-format", "ctranslate2"
     )
     assert "transformer" in line
@@ -370,9 +370,9 @@ def test_server(options: dict[str, Any], trained: Trained, tmp_path: Path) -> No
     assert answer[0][0]["tgt"]
 
 
-def test_server_without_its_configuration(refusal: Refusal) -> None:
-    assert "/nowhere.json" in refusal("onmt_server", "--model_config", "/nowhere.json")
-    assert "--port" in refusal("onmt_server", "--port", "x")
+def test_server_without_its_configuration(error_line: ErrorLine) -> None:
+    assert "/nowhere.json" in error_line("onmt_server", "--model_config", "/nowhere.json")
+    assert "--port" in error_line("onmt_server", "--port", "x")
 
 
 def ask(port: int, request: list[dict[str, Any]]) -> Any:

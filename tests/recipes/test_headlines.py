@@ -31,7 +31,7 @@ from recipes.translation.subwords import join_bpe
 from shared_embeddings.utils.files import sha256
 
 AGNEWS, GIGAWORD = find_recipe("agnews_headline"), find_recipe("gigaword_headline")
-Refusal = Callable[[], str]
+ErrorLine = Callable[[], str]
 SUBJECTS = ["oil prices", "the president", "microsoft", "an asteroid", "chelsea", "the court", "iraq", "nasa"]
 VERBS = ["rises", "resigns", "falls", "wins again", "loses", "is delayed", "returns", "agrees"]
 PLACES = ["in london", "in baghdad", "on friday", "after talks", "for the third time", "in new york"]
@@ -40,7 +40,7 @@ PLACES = ["in london", "in baghdad", "on friday", "after talks", "for the third 
 def headline(number: int) -> tuple[str, str]:
     """A text and its title, different for each number below 384."""
     parts = SUBJECTS[number % 8], VERBS[number // 8 % 8], PLACES[number // 64 % 6]
-    return f"{' '.join(parts)} , officials said in report {number} .", " ".join(parts)
+    return f"{' '.join(parts)} , officials printed in report {number} .", " ".join(parts)
 
 
 # Cleaning
@@ -51,7 +51,7 @@ def headline(number: int) -> tuple[str, str]:
     [
         ("United #39;s airport", "United's airport"),
         ("Hassan:  #39;Abhorrent act #39; says Blair", "Hassan: 'Abhorrent act' says Blair"),
-        (" quot;Yes, quot; he said", '"Yes," he said'),
+        (" quot;Yes, quot; he printed", '"Yes," he printed'),
         ("#36;10 million  amp; more", "$10 million & more"),
         ("WMC  #151; hostile", "WMC — hostile"),
         ("a second\\team, over \\$54 a barrel", "a second team, over $54 a barrel"),
@@ -165,7 +165,7 @@ def test_preparation_from_end_to_end(small: Prepared, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"sha256": "0" * 64}, "SHA-256"),
         ({"valid": 0}, "valid is 0"),
@@ -175,12 +175,12 @@ def test_preparation_from_end_to_end(small: Prepared, capsys: pytest.CaptureFixt
     ],
 )
 def test_user_errors_are_reported_in_one_line(
-    changes: dict[str, Any], told: str, small: Prepared, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, Any], message: str, small: Prepared, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small.configure(**changes)
     assert small.prepare() == 2
     err = capsys.readouterr().err.strip().splitlines()
-    assert told in err[-1] and err[-1].startswith("preprocess: ")
+    assert message in err[-1] and err[-1].startswith("preprocess: ")
 
 
 # Scores and the table
@@ -303,39 +303,39 @@ def test_other_layout_of_licensed_files(licensed: Licensed) -> None:
 
 
 @pytest.fixture
-def refusal(licensed: Licensed, capsys: pytest.CaptureFixture[str]) -> Refusal:
+def error_line(licensed: Licensed, capsys: pytest.CaptureFixture[str]) -> ErrorLine:
     """Prepares, expecting status 2; returns the line on stderr."""
 
-    def refuse() -> str:
+    def failing() -> str:
         assert licensed.prepare() == 2
         return capsys.readouterr().err.strip().splitlines()[-1]
 
-    return refuse
+    return failing
 
 
-def test_all_missing_files_are_named(licensed: Licensed, refusal: Refusal) -> None:
+def test_all_missing_files_are_named(licensed: Licensed, error_line: ErrorLine) -> None:
     (licensed.folder / "train" / "train.title.txt.gz").unlink()
     (licensed.folder / "DUC2004" / "task1_ref2.txt").unlink()
-    told = refusal()
-    assert "2 of 9 files are missing" in told
-    assert "train.target: train/train.title.txt or train.title.txt" in told
-    assert "reference 2: DUC2004/task1_ref2.txt or" in told and "reference 1" not in told
+    message = error_line()
+    assert "2 of 9 files are missing" in message
+    assert "train.target: train/train.title.txt or train.title.txt" in message
+    assert "reference 2: DUC2004/task1_ref2.txt or" in message and "reference 1" not in message
 
 
-def test_sides_of_unequal_length_fail(licensed: Licensed, refusal: Refusal) -> None:
+def test_sides_of_unequal_length_fail(licensed: Licensed, error_line: ErrorLine) -> None:
     licensed.write("train/train.title.txt.gz", ["a", "b"])
-    told = refusal()
-    assert "train.article.txt.gz has 40" in told and "train.title.txt.gz has 2 lines" in told
+    message = error_line()
+    assert "train.article.txt.gz has 40" in message and "train.title.txt.gz has 2 lines" in message
 
 
-def test_another_number_of_test_texts_fails(licensed: Licensed, refusal: Refusal) -> None:
+def test_another_number_of_test_texts_fails(licensed: Licensed, error_line: ErrorLine) -> None:
     licensed.write("DUC2004/task1_ref3.txt", ["a"] * 3)
-    assert "task1_ref3.txt has 3 lines; expected 4 in each" in refusal()
+    assert "task1_ref3.txt has 3 lines; expected 4 in each" in error_line()
 
 
-def test_missing_data_dir_fails(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_dir_fails(error_line: ErrorLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DATA_DIR")
-    assert "DATA_DIR is not set" in refusal()
+    assert "DATA_DIR is not set" in error_line()
 
 
 # Training and evaluation

@@ -267,8 +267,8 @@ def test_recipe_without_small_data_reports_it(capsys: pytest.CaptureFixture[str]
 
 def test_invalid_arguments_are_one_line_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main("preprocess", partial(model_data.main, find_recipe("ptb_awd_lstm")), ["--extra"]) == 2
-    told = "preprocess: '--extra' is not an argument of preprocess.sh; see preprocess.sh --help\n"
-    assert capsys.readouterr().err == told
+    message = "preprocess: '--extra' is not an argument of preprocess.sh; see preprocess.sh --help\n"
+    assert capsys.readouterr().err == message
 
 
 def test_preprocessing_help_lists_its_targets(capsys: pytest.CaptureFixture[str]) -> None:

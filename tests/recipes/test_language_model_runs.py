@@ -261,8 +261,8 @@ def test_a_folder_that_cannot_be_written_is_one_line(
 ) -> None:
     (recipe.home / "table1").write_text("notes")
     assert run_main("recipe", partial(training.main, recipe), ["table1"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"recipe: {recipe.home / 'table1'}: File exists; ") and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"recipe: {recipe.home / 'table1'}: File exists; ") and message.count("\n") == 1
 
 
 SAVES_AT_THE_END = """

@@ -121,7 +121,7 @@ def test_interrupted_preprocessing_resumes(small: Corpus, monkeypatch: pytest.Mo
     assert not list(small.data.rglob("*.tmp"))
 
 
-def refuse(small: Corpus, capsys: pytest.CaptureFixture[str]) -> str:
+def error_line(small: Corpus, capsys: pytest.CaptureFixture[str]) -> str:
     """Prepare, expecting one line on stderr and status 2; returns the line."""
     assert small.prepare() == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("preprocess:")]
@@ -131,7 +131,7 @@ def refuse(small: Corpus, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_wrong_content_fails(small: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     small.write("val.de.gz", "other\n")
-    line = refuse(small, capsys)
+    line = error_line(small, capsys)
     assert "val.de.gz" in line and "SHA-256" in line
 
 
@@ -139,14 +139,14 @@ def test_truncated_file_fails(small: Corpus, capsys: pytest.CaptureFixture[str])
     path = small.raw / "train.en.gz"
     path.write_bytes(path.read_bytes()[:-9])
     small.configure()
-    assert "truncated" in refuse(small, capsys)
+    assert "truncated" in error_line(small, capsys)
     assert not (small.data / "tokens" / "train.en").exists()
 
 
 def test_unequal_sides_fail_with_both_counts(small: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     small.write("train.de.gz", "Zwei.\nDrei.\n")
     small.configure()
-    line = refuse(small, capsys)
+    line = error_line(small, capsys)
     assert "train.en.gz has 5 lines" in line and "train.de.gz has 2 lines" in line
 
 
@@ -165,12 +165,12 @@ def test_missing_file_offline_is_one_line(
     (small.raw / "val.en.gz").unlink()
     small.configure(url="http://127.0.0.1:9")
     monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
-    line = refuse(small, capsys)
+    line = error_line(small, capsys)
     assert "http://127.0.0.1:9/val.en.gz" in line and "$DATA_DIR" in line
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "printed"),
     [
         ({"bpe_operation": 3}, "unknown settings ['bpe_operation']"),
         ({"bpe_operations": 0}, "bpe_operations is 0"),
@@ -179,11 +179,11 @@ def test_missing_file_offline_is_one_line(
     ],
 )
 def test_wrong_settings_fail(
-    small: Corpus, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], said: str
+    small: Corpus, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], printed: str
 ) -> None:
     settings = yaml.safe_load(small.settings.read_text())
     small.settings.write_text(yaml.safe_dump({**settings, **changes}))
-    assert said in refuse(small, capsys)
+    assert printed in error_line(small, capsys)
 
 
 def run_script(name: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -263,7 +263,7 @@ def test_rows_differ_only_in_their_embedding(name: str) -> None:
     differing = {key for key in {**row.train, **standard.train} if row.train[key] != standard.train[key]}
     schedule = {"train_steps", "learning_rate", "warmup_steps"}
     # Rows in fp32 start from a teacher in fp32.
-    if name == "standard_fp32" or (row.distill and row.distill["teacher"] == "standard_fp32"):
+    if (row.distill["teacher"] if row.distill else name).startswith("standard_fp32"):
         differing -= {"autocast"}
     if row.distill:
         assert differing - {"save_checkpoint_steps"} == schedule

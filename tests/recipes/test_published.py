@@ -120,8 +120,8 @@ def test_unwritable_place_is_reported(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RUNS", str(tmp_path / "file"))
     assert run_main("preprocess", partial(preprocess.main, find_recipe("iwslt_pten")), []) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1 and told[0].startswith(f"preprocess: {tmp_path / 'file'}")
+    message = capsys.readouterr().err.splitlines()
+    assert len(message) == 1 and message[0].startswith(f"preprocess: {tmp_path / 'file'}")
 
 
 def test_byte_pairs_need_words(tmp_path: Path) -> None:

@@ -337,8 +337,8 @@ def test_commands_of_a_row_that_starts_from_another(recipes: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_every_recipe_of_the_repository_is_in_the_report() -> None:
     blocks = command.build(RECIPES, None)
-    told = {row["task"] for row in cells(blocks, "glance")}
-    assert told == set(recipe_names())
+    message = {row["task"] for row in cells(blocks, "glance")}
+    assert message == set(recipe_names())
     assert checked(as_page(blocks)).charts
 
 
@@ -387,8 +387,8 @@ def test_a_browser_shows_the_page_at_every_width(page: Page, recipes: Path, tmp_
         page.wait_for("document.querySelector('#vg-tooltip-element')?.textContent.includes('table1_a')")
         ground = page.value("getComputedStyle(document.body).backgroundColor")
         assert ground == ("rgb(22, 24, 28)" if dark else "rgb(253, 253, 252)")
-        complaints = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
-        assert [event for event in page.events if event["method"] in complaints] == []
+        errors = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+        assert [event for event in page.events if event["method"] in errors] == []
         asked = [
             event["params"]["request"]["url"]
             for event in page.events

@@ -49,15 +49,15 @@ def test_every_folder_with_scripts_and_a_readme_is_a_recipe(tmp_path: Path) -> N
     for name, files in {
         "new": ("README.md", "train.sh"),
         "common": ("a.sh",),
-        "told": ("README.md",),
+        "message": ("README.md",),
     }.items():
         (tmp_path / name).mkdir()
         for file in files:
             (tmp_path / name / file).touch()
     assert recipe_names(tmp_path) == ["new"]
     assert smoke.chosen([], tmp_path) == smoke.chosen(["new"], tmp_path) == [tmp_path / "new"]
-    with pytest.raises(UserError, match="no recipe 'told'; there are: new"):
-        smoke.chosen(["told"], tmp_path)
+    with pytest.raises(UserError, match="no recipe 'message'; there are: new"):
+        smoke.chosen(["message"], tmp_path)
 
 
 @pytest.mark.parametrize("name", WITH_ROWS)
@@ -73,20 +73,20 @@ def test_rows_that_start_from_another_come_after_it(name: str) -> None:
 
 
 def test_scripts_run_in_order_with_rows() -> None:
-    def told(name: str) -> list[list[str]]:
+    def message(name: str) -> list[list[str]]:
         folder = RECIPES / name
         found = smoke.commands(folder, smoke.rows_to_run(folder))
         return [[Path(script).name, *rest] for script, *rest in found]
 
     rows = smoke.rows_to_run(RECIPES / "ptb_awd_lstm")
-    assert told("ptb_awd_lstm") == [
+    assert message("ptb_awd_lstm") == [
         ["preprocess.sh", SMOKE],
         *([script, row, SMOKE] for row in rows for script in ("train.sh", "eval.sh")),
     ]
-    assert told("glove_reconstruction") == [
+    assert message("glove_reconstruction") == [
         [script, SMOKE] for script in ("preprocess.sh", "train.sh", "eval.sh")
     ]
-    assert told("quickstart") == [["run.sh", SMOKE]]
+    assert message("quickstart") == [["run.sh", SMOKE]]
 
 
 @pytest.mark.parametrize("name", NAMES)

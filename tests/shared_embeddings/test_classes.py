@@ -51,7 +51,7 @@ def vocabulary_file(tmp_path: Path) -> Path:
     return path
 
 
-def made_up(classes: list[int] | None = None, **changes: Any) -> WordClasses:
+def example_classes(classes: list[int] | None = None, **changes: Any) -> WordClasses:
     """Classes of five words with vectors of two dimensions."""
     parts: dict[str, Any] = {
         "words": ("a", "b", "c", "d", "e"),
@@ -142,7 +142,7 @@ def test_missing_gensim_is_named(text: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_file_round_trip(tmp_path: Path) -> None:
     words = ("straße", "猫", "a\u00a0b", "\u2028", " ")
-    saved = made_up(words=words)
+    saved = example_classes(words=words)
     path = tmp_path / "deep" / "classes"
     saved.save(path)
     loaded = WordClasses.load(path)
@@ -156,7 +156,7 @@ def test_file_round_trip(tmp_path: Path) -> None:
 
 def test_an_interrupted_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "classes.npz"
-    made_up().save(path)
+    example_classes().save(path)
     before = path.read_bytes()
 
     def fail(file: io.BytesIO, **arrays: np.ndarray) -> None:
@@ -165,7 +165,7 @@ def test_an_interrupted_write_keeps_the_old_file(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(np, "savez", fail)
     with pytest.raises(KeyboardInterrupt):
-        made_up([0, 0, 0, 0, 0]).save(path)
+        example_classes([0, 0, 0, 0, 0]).save(path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["classes.npz"]
 
@@ -236,7 +236,7 @@ BROKEN = {
 @pytest.mark.parametrize("break_it", BROKEN.values(), ids=BROKEN)
 def test_unreadable_files(tmp_path: Path, break_it: Any) -> None:
     path = tmp_path / "classes.npz"
-    made_up().save(path)
+    example_classes().save(path)
     break_it(path)
     with pytest.raises(ValueError) as error:
         WordClasses.load(path)
@@ -250,7 +250,7 @@ def test_unreadable_files(tmp_path: Path, break_it: Any) -> None:
 @pytest.mark.parametrize("where", ["whole file", "an array"])
 def test_loading_runs_no_code(tmp_path: Path, where: str) -> None:
     path, trace = tmp_path / "classes.npz", tmp_path / "trace"
-    made_up().save(path)
+    example_classes().save(path)
     if where == "whole file":
         path.write_bytes(pickle.dumps(Bomb(trace)))
     else:
@@ -277,7 +277,7 @@ def test_loading_runs_no_code(tmp_path: Path, where: str) -> None:
 )
 def test_inconsistent_parts_fail(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        made_up(**changes)
+        example_classes(**changes)
 
 
 # Sizes

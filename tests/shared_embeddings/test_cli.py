@@ -38,7 +38,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return out
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line that a command prints on stderr for a user error."""
     try:
         code = main(arguments)
@@ -77,7 +77,7 @@ def test_params_of_the_units_of_define(capsys: pytest.CaptureFixture[str]) -> No
             "define", num_embeddings=5000, embedding_dim=64, map_dim=16, expand_dim=128, depth=3, unit=name
         )
         assert f"{expected:,}" in printed(capsys, *asked)
-    assert "'shuffle' has no effect" in refused(capsys, *asked, "--shuffle", "true")
+    assert "'shuffle' has no effect" in error_line(capsys, *asked, "--shuffle", "true")
 
 
 def test_suggest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +114,7 @@ def test_sizes_that_exceed_memory(
 
     monkeypatch.setattr("numpy.random.default_rng", full)
     asked = ["--unique-dim", "3", "--num-classes", "3", "--random-classes", "true"]
-    assert "15.0 GiB" in refused(capsys, "params", "--method", "uncle", *SIZES, *asked)
+    assert "15.0 GiB" in error_line(capsys, "params", "--method", "uncle", *SIZES, *asked)
 
 
 def test_invalid_paths_are_named_with_a_remedy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_invalid_paths_are_named_with_a_remedy(capsys: pytest.CaptureFixture[str
         (tmp_path, "{path} is a folder; name a file"),
         (file / "below", "no such file: {path}; check the path"),
     ):
-        line = refused(capsys, *asked, str(wrong))
+        line = error_line(capsys, *asked, str(wrong))
         assert line == f"shared-embeddings: --token-counts: {reason.format(path=wrong)}\n"
 
 
@@ -160,7 +160,7 @@ def test_invalid_paths_are_named_with_a_remedy(capsys: pytest.CaptureFixture[str
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_user_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]) -> None:
-    line = refused(capsys, *arguments)
+    line = error_line(capsys, *arguments)
     for word in words:
         assert word in line
 

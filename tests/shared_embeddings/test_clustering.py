@@ -21,7 +21,7 @@ from shared_embeddings.classes import (
 from shared_embeddings.fitting import clustering, codes
 from shared_embeddings.fitting.clustering import class_centers, kmeans, nearest
 from shared_embeddings.fitting.codes import learn_codes
-from tests.shared_embeddings.test_classes import made_up, without
+from tests.shared_embeddings.test_classes import example_classes, without
 
 
 def islands(points: int = 3000, clusters: int = 40) -> tuple[Tensor, Tensor]:
@@ -143,7 +143,7 @@ def test_missing_scikit_learn_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_vocabulary_is_checked_word_by_word() -> None:
-    made = made_up()
+    made = example_classes()
     made.check_vocabulary(["a", "b", "c", "d", "e"])
     with pytest.raises(ValueError, match="5 words, but the vocabulary has 4"):
         made.check_vocabulary(["a", "b", "c", "d"])
@@ -153,17 +153,17 @@ def test_the_vocabulary_is_checked_word_by_word() -> None:
 
 def test_the_hash_distinguishes_vocabularies() -> None:
     hashes = {
-        made_up(words=words).vocabulary_hash
+        example_classes(words=words).vocabulary_hash
         for words in [("a", "b", "c", "d", "e"), ("b", "a", "c", "d", "e"), ("ab", "c", "d", "e", "f")]
     }
     assert len(hashes) == 3
-    assert made_up(classes=[0, 0, 0, 0, 0]).vocabulary_hash in hashes
+    assert example_classes(classes=[0, 0, 0, 0, 0]).vocabulary_hash in hashes
 
 
 def test_classes_follow_the_words_of_another_vocabulary() -> None:
     """A translation host adds special tokens first and filler words last, and may drop words."""
     words = ["<unk>", "<blank>", "e", "c", "a", "filler0"]
-    made = made_up(centers=np.array([[1.0, 0.0], [0.0, 0.5], [-1.0, 0.0]]))
+    made = example_classes(centers=np.array([[1.0, 0.0], [0.0, 0.5], [-1.0, 0.0]]))
     resolved = made.for_vocabulary(words)
     assert resolved.words == tuple(words)
     assert resolved.classes.tolist() == [1, 1, 2, 1, 0, 1]
@@ -176,9 +176,9 @@ def test_classes_follow_the_words_of_another_vocabulary() -> None:
 
 def test_a_mostly_unknown_vocabulary_fails() -> None:
     with pytest.raises(ValueError, match="3 of the 5 words"):
-        made_up().for_vocabulary(["x", "y", "z", "a", "b"])
+        example_classes().for_vocabulary(["x", "y", "z", "a", "b"])
     with pytest.raises(ValueError, match="is repeated"):
-        made_up().for_vocabulary(["a", "b", "a"])
+        example_classes().for_vocabulary(["a", "b", "a"])
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def trained(classes: WordClasses, padding_idx: int | None = None) -> se.SharedEm
 
 def test_a_new_word_takes_the_nearest_class_and_a_mix_of_its_words() -> None:
     """(0, 5) is nearest to center 1; its words b = (0, 1) and c = (3, 4) have cosines 1 and 0.8."""
-    classes = made_up()
+    classes = example_classes()
     row = out_of_vocabulary_row(trained(classes), classes, np.array([0.0, 5.0]))
     first = (2 * 1.0 + 3 * 0.8) / 1.8
     assert row.tolist() == pytest.approx([first, 10 * first, 200])
@@ -256,27 +256,27 @@ def test_a_new_word_takes_the_nearest_class_and_a_mix_of_its_words() -> None:
 
 def test_nearness_is_an_angle() -> None:
     """(4, 1) is nearer to the center (0, 2) by distance than to a far one in its direction."""
-    classes = made_up(centers=np.array([[90.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]))
+    classes = example_classes(centers=np.array([[90.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]))
     row = out_of_vocabulary_row(trained(classes), classes, np.array([4.0, 1.0]))
     assert row[2].item() == 100
 
 
 def test_words_on_the_other_side_have_no_weight() -> None:
     """Of class 0's words a = (2, 0) and d = (-1, 0.1), only a is on the side of (3, 0.1)."""
-    vectors = made_up().vectors.copy()
+    vectors = example_classes().vectors.copy()
     vectors[3] = [-1, 0.1]
-    classes = made_up(vectors=vectors)
+    classes = example_classes(vectors=vectors)
     row = out_of_vocabulary_row(trained(classes), classes, np.array([3.0, 0.1]))
     assert row.tolist() == pytest.approx([1, 10, 100])
     vectors[0] = [-3, 0]
-    classes = made_up(vectors=vectors)
+    classes = example_classes(vectors=vectors)
     row = out_of_vocabulary_row(trained(classes), classes, np.array([3.0, 0.1]))
     assert row.tolist() == pytest.approx([2.5, 25, 100])
 
 
 def test_padding_is_ignored() -> None:
     """Word 4 alone has class 2; as padding it leaves the class without words."""
-    classes = made_up()
+    classes = example_classes()
     row = out_of_vocabulary_row(trained(classes, padding_idx=4), classes, np.array([-1.0, 0.2]))
     assert row[2].item() == 200
     row = out_of_vocabulary_row(trained(classes, padding_idx=0), classes, np.array([1.0, 0.0]))
@@ -284,14 +284,14 @@ def test_padding_is_ignored() -> None:
 
 
 def test_a_known_word_alone_in_its_class_gets_its_own_row() -> None:
-    classes = made_up()
+    classes = example_classes()
     emb = trained(classes)
     row = out_of_vocabulary_row(emb, classes, classes.vectors[4])
     assert row.tolist() == emb(torch.tensor(4)).tolist()
 
 
 def test_words_without_a_row() -> None:
-    classes = made_up()
+    classes = example_classes()
     emb = trained(classes)
     for vector, named in [
         ([0.0, 0.0], "zero"),
@@ -301,7 +301,7 @@ def test_words_without_a_row() -> None:
         with pytest.raises(ValueError, match=named):
             out_of_vocabulary_row(emb, classes, np.array(vector))
     with pytest.raises(ValueError, match="not the classes of the embedding"):
-        out_of_vocabulary_row(emb, made_up([0, 0, 0, 1, 2]), np.array([1.0, 0.0]))
+        out_of_vocabulary_row(emb, example_classes([0, 0, 0, 1, 2]), np.array([1.0, 0.0]))
     two = se.build("uncle", num_embeddings=5, embedding_dim=4, unique_dim=2, classes=[[0, 1, 1, 0, 2]] * 2)
     with pytest.raises(ValueError, match="one level"):
         out_of_vocabulary_row(two, classes, np.array([1.0, 0.0]))

@@ -333,11 +333,11 @@ def test_download_sends_a_user_agent_and_reports_errors(
 ) -> None:
     asked = []
 
-    def refuse(request: urllib.request.Request, timeout: float) -> None:
+    def failing(request: urllib.request.Request, timeout: float) -> None:
         asked.append(request.get_header("User-agent"))
         raise urllib.error.HTTPError(request.full_url, 404, "Not Found", Message(), None)
 
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(urllib.request, "urlopen", failing)
     with pytest.raises(DownloadError, match="the server returned 404 Not Found"):
         download.download("https://example.org/a", tmp_path / "a", None, "ask", wait_seconds=0)
     assert asked == [download.USER_AGENT] * 3

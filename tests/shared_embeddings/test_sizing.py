@@ -385,5 +385,5 @@ def test_the_page_finds_options_within_a_budget(tmp_path: Path) -> None:
         within, above = (stored_bytes("projective", 800, 64, {"rank": r}, "int8") for r in (rank, rank + 1))
         assert within <= 12_000 < above
         assert found["projective"][4] == f"{within:,}"
-        complaints = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
-        assert [event for event in shown.events if event["method"] in complaints] == []
+        errors = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+        assert [event for event in shown.events if event["method"] in errors] == []

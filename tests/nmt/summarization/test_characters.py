@@ -30,7 +30,7 @@ def run(command: str, *arguments: str | Path) -> None:
         MAINS[command]()
 
 
-def refused(capsys: pytest.CaptureFixture[str], command: str, *arguments: str | Path) -> str:
+def error_line(capsys: pytest.CaptureFixture[str], command: str, *arguments: str | Path) -> str:
     """Run a command that must fail with one line and exit code 2; returns the line."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
@@ -96,15 +96,17 @@ def test_user_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     words.write_text("a b\nbirds sing\n")
     broken.write_bytes(b"a\n\xff\n")
     empty.write_text("")
-    line = refused(capsys, "onmt_character_vocab", "-source", words, "-target", words, "-output", output)
+    line = error_line(capsys, "onmt_character_vocab", "-source", words, "-target", words, "-output", output)
     assert "'birds'" in line and "onmt_characters split" in line
-    line = refused(capsys, "onmt_character_vocab", "-source", empty, "-target", empty, "-output", output)
+    line = error_line(capsys, "onmt_character_vocab", "-source", empty, "-target", empty, "-output", output)
     assert "are empty" in line
-    assert "/nowhere" in refused(capsys, "onmt_characters", "split", "-input", "/nowhere", "-output", output)
-    assert "line 2" in refused(capsys, "onmt_characters", "join", "-input", broken, "-output", output)
-    assert "joinn" in refused(capsys, "onmt_characters", "joinn", "-input", words, "-output", output)
+    assert "/nowhere" in error_line(
+        capsys, "onmt_characters", "split", "-input", "/nowhere", "-output", output
+    )
+    assert "line 2" in error_line(capsys, "onmt_characters", "join", "-input", broken, "-output", output)
+    assert "joinn" in error_line(capsys, "onmt_characters", "joinn", "-input", words, "-output", output)
     files = ("-input", words, "-output", output)
-    assert "-outputs" in refused(capsys, "onmt_characters", "join", *files, "-outputs", "x")
+    assert "-outputs" in error_line(capsys, "onmt_characters", "join", *files, "-outputs", "x")
     assert not output.exists()
 
 
@@ -288,12 +290,12 @@ def test_rerank_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     source.write_text("a\nb\n")
     hypotheses.write_text("a\nb\nc\n")
     files = ("-source", source, "-hypotheses", hypotheses, "-output", output)
-    line = refused(capsys, "onmt_rerank", *files, "-n_best", "2")
+    line = error_line(capsys, "onmt_rerank", *files, "-n_best", "2")
     assert "3 lines" in line and "4" in line
-    assert "n_best: 0" in refused(capsys, "onmt_rerank", *files, "-n_best", "0")
-    assert "n_best" in refused(capsys, "onmt_rerank", *files, "-n_best", "two")
-    assert "n_best" in refused(capsys, "onmt_rerank", *files)
-    assert "'xx-none'" in refused(capsys, "onmt_rerank", *files, "-n_best", "1", "-language", "xx-none")
+    assert "n_best: 0" in error_line(capsys, "onmt_rerank", *files, "-n_best", "0")
+    assert "n_best" in error_line(capsys, "onmt_rerank", *files, "-n_best", "two")
+    assert "n_best" in error_line(capsys, "onmt_rerank", *files)
+    assert "'xx-none'" in error_line(capsys, "onmt_rerank", *files, "-n_best", "1", "-language", "xx-none")
     missing = ("-source", "/nowhere", "-hypotheses", hypotheses, "-output", output)
-    assert "/nowhere" in refused(capsys, "onmt_rerank", *missing, "-n_best", "1")
+    assert "/nowhere" in error_line(capsys, "onmt_rerank", *missing, "-n_best", "1")
     assert not output.exists()

@@ -18,7 +18,7 @@ from nmt.checkpoint.models import build_from_checkpoint
 from nmt.model.embeddings import shared_embeddings_of
 from nmt.summarization.length_control import LengthControlledPositions, positions_of
 from shared_embeddings.errors import UserError
-from tests.nmt.conftest import WORDS, Host, Refusal, run
+from tests.nmt.conftest import WORDS, ErrorLine, Host, run
 
 ALONE = {"method": "alone", "base_dim": 16, "hidden_dim": 32, "codebooks": 4, "codebook_size": 8}
 COUNTING: dict[str, Any] = {
@@ -260,16 +260,18 @@ def server_answer(checkpoint: Path, **options: Any) -> str:
     ],
 )
 def test_training_rejects_invalid_options(
-    host: Host, refusal: Refusal, options: dict[str, Any], words: list[str]
+    host: Host, error_line: ErrorLine, options: dict[str, Any], words: list[str]
 ) -> None:
-    line = refusal("onmt_train", "-config", str(host.config("model", embedding=ALONE, **options)))
+    line = error_line("onmt_train", "-config", str(host.config("model", embedding=ALONE, **options)))
     assert all(word in line for word in words), line
 
 
-def test_training_resumes_only_with_the_same_positions(counting: tuple[Host, Path], refusal: Refusal) -> None:
+def test_training_resumes_only_with_the_same_positions(
+    counting: tuple[Host, Path], error_line: ErrorLine
+) -> None:
     host, checkpoint = counting
     config = host.config("other", embedding=ALONE, decoder_positions=["pe", "lrpe"], train_steps=140)
-    line = refusal("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
+    line = error_line("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
     assert "decoder_positions: lrpe pe has no effect with train_from" in line and "with ldpe;" in line
 
 
@@ -286,11 +288,11 @@ def test_training_resumes_only_with_the_same_positions(counting: tuple[Host, Pat
     ],
 )
 def test_lengths_files_fail(
-    counting: tuple[Host, Path], refusal: Refusal, lengths: list[str], words: list[str]
+    counting: tuple[Host, Path], error_line: ErrorLine, lengths: list[str], words: list[str]
 ) -> None:
     host, checkpoint = counting
     host.write("broken", lengths)
-    line = refusal(
+    line = error_line(
         *translation(host, checkpoint), "-desired_lengths", str(host.folder / "broken"), "-max_length", "9"
     )
     assert all(word in line for word in words), line
@@ -310,9 +312,9 @@ def test_lengths_files_fail(
     ],
 )
 def test_translation_rejects_invalid_options(
-    counting: tuple[Host, Path], refusal: Refusal, arguments: tuple[str, ...], words: list[str]
+    counting: tuple[Host, Path], error_line: ErrorLine, arguments: tuple[str, ...], words: list[str]
 ) -> None:
-    line = refusal(*translation(*counting), *arguments)
+    line = error_line(*translation(*counting), *arguments)
     assert all(word in line for word in words), line
 
 
@@ -321,10 +323,10 @@ def translation(host: Host, checkpoint: Path) -> list[str]:
     return ["onmt_translate", "-model", str(checkpoint), *files]
 
 
-def test_export_fails(counting: tuple[Host, Path], refusal: Refusal) -> None:
+def test_export_fails(counting: tuple[Host, Path], error_line: ErrorLine) -> None:
     host, checkpoint = counting
     output = ("-output", str(host.folder / "ct2"), "-format", "ctranslate2")
-    line = refusal("onmt_release_model", "-model", str(checkpoint), *output)
+    line = error_line("onmt_release_model", "-model", str(checkpoint), *output)
     assert "ctranslate2" in line and "decoder_positions: ldpe" in line and not (host.folder / "ct2").exists()
 
 
@@ -332,13 +334,13 @@ def test_export_fails(counting: tuple[Host, Path], refusal: Refusal) -> None:
 
 
 def test_other_models_are_unchanged(
-    trained: Callable[..., tuple[Host, Path]], refusal: Refusal, tmp_path: Path
+    trained: Callable[..., tuple[Host, Path]], error_line: ErrorLine, tmp_path: Path
 ) -> None:
     host, checkpoint = trained(embedding=ALONE)
     model: Any = build_from_checkpoint(str(checkpoint))[0]
     assert not positions_of(model)
     assert isinstance(model.decoder.embeddings.make_embedding.pe, PositionalEncoding)
-    line = refusal(*translation(host, checkpoint), "-desired_length", "5")
+    line = error_line(*translation(host, checkpoint), "-desired_length", "5")
     assert "desired_length: has no effect" in line and "decoder_positions" in line
     older = read_checkpoint(checkpoint)
     del older["opt"].decoder_positions

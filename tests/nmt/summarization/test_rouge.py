@@ -250,7 +250,7 @@ def test_command_prints_json(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["first", "long"], "2 candidates, but 3 lines in file 2 of the references"),
         (["second"], "line 2 is empty in all reference files"),
@@ -262,10 +262,10 @@ def test_command_prints_json(run: Run) -> None:
         (["first", "--stems"], "unrecognized arguments: --stems; see onmt_rouge --help"),
     ],
 )
-def test_command_fails_in_one_line(run: Run, arguments: list[str], told: str) -> None:
+def test_command_fails_in_one_line(run: Run, arguments: list[str], message: str) -> None:
     status, out, err = run("--candidates", "candidates", "--references", *arguments)
     assert (status, out) == (2, "")
-    assert err.startswith("onmt_rouge: ") and told in err and err.count("\n") == 1
+    assert err.startswith("onmt_rouge: ") and message in err and err.count("\n") == 1
 
 
 def test_empty_input_fails() -> None:

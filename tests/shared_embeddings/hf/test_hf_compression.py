@@ -18,7 +18,7 @@ from torch import Tensor
 from shared_embeddings import hf
 from shared_embeddings.cli.main import main
 from shared_embeddings.hf.entry import InputSide, find_entry
-from tests.shared_embeddings.hf.models import DIM, IDS, KINDS, WORDS, compress, scores, spoken, write
+from tests.shared_embeddings.hf.models import DIM, IDS, KINDS, WORDS, compress, generated_ids, scores, write
 from tests.shared_embeddings.hf.test_hf_from_pretrained import hidden
 from tests.shared_embeddings.hf.trimming import save, sentences, trim
 
@@ -121,9 +121,9 @@ SPEAK = """
 import sys, torch
 from pathlib import Path
 from shared_embeddings import hf
-from tests.shared_embeddings.hf.models import spoken
+from tests.shared_embeddings.hf.models import generated_ids
 for folder in map(Path, sys.argv[1:]):
-    torch.save(spoken(hf.load(folder)), folder / "spoken.pt")
+    torch.save(generated_ids(hf.load(folder)), folder / "generated_ids.pt")
 """
 
 
@@ -138,7 +138,7 @@ def test_the_same_in_a_fresh_process(tmp_path: Path) -> None:
         with torch.no_grad():
             for parameter in model.shared_embeddings.parameters():
                 parameter.add_(torch.linspace(-0.2, 0.2, parameter.numel()).view_as(parameter))
-        wanted[kind] = spoken(model)
+        wanted[kind] = generated_ids(model)
         hf.save(model, tmp_path / "tuned" / kind)
     folders = [str(tmp_path / "tuned" / kind) for kind in SPEAKING]
     root = str(Path(__file__).parents[3])
@@ -151,8 +151,8 @@ def test_the_same_in_a_fresh_process(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     for kind in SPEAKING:
-        said = torch.load(tmp_path / "tuned" / kind / "spoken.pt", weights_only=True)
-        torch.testing.assert_close(said, wanted[kind], msg=lambda text, kind=kind: f"{kind}: {text}")
+        output_of = torch.load(tmp_path / "tuned" / kind / "generated_ids.pt", weights_only=True)
+        torch.testing.assert_close(output_of, wanted[kind], msg=lambda text, kind=kind: f"{kind}: {text}")
 
 
 def train(model: Any, folder: Path) -> None:

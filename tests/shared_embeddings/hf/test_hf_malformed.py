@@ -18,7 +18,7 @@ from shared_embeddings import hf  # noqa: E402
 from shared_embeddings.checkpoints.checksums import recorded_checksum  # noqa: E402
 from shared_embeddings.cli.main import main  # noqa: E402
 from shared_embeddings.errors import UserError  # noqa: E402
-from tests.helpers import flip, offsets, told  # noqa: E402
+from tests.helpers import flip, names_file, offsets  # noqa: E402
 from tests.shared_embeddings.hf.models import compress  # noqa: E402
 from tests.shared_embeddings.hf.trimming import save, trim  # noqa: E402
 
@@ -166,7 +166,7 @@ def test_settings_of_another_type(tmp_path: Path, text: Path, capsys: pytest.Cap
         error = capsys.readouterr().err
         shutil.rmtree(output, ignore_errors=True)
         # Keys that a command does not use may have any value.
-        if status != 0 and not (status == 2 and told(error, "shared-embeddings", folder)):
+        if status != 0 and not (status == 2 and names_file(error, "shared-embeddings", folder)):
             failures.append(f"{kind}: {command[0]}: {status} {error[-400:]}")
     assert not failures, "\n".join(failures)
 
@@ -180,4 +180,4 @@ def test_invalid_lists_of_ids(
     file.write_text(json.dumps({**json.loads(file.read_text()), "bad_words_ids": ids}))
     assert trim("--model", model, "--text", text, "--output", tmp_path / "small") == 2
     error = capsys.readouterr().err
-    assert told(error, "shared-embeddings", model) and "bad_words_ids" in error, error
+    assert names_file(error, "shared-embeddings", model) and "bad_words_ids" in error, error

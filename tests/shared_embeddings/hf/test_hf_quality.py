@@ -142,9 +142,11 @@ def test_damaged_models_are_reported(
 ) -> None:
     write(kind, tmp_path / "model")
     add_tokenizer(tmp_path / "model")
-    for source, said in zip(([], ["--text", words]), SAID[kind]):
+    for source, output_of in zip(([], ["--text", words]), SAID[kind]):
         line, found = kept(tmp_path, capsys, "--rank", 16, *source)
-        assert line.startswith(("kept 100%", "kept 99%")) and said in line and not found["needs_training"]
+        assert (
+            line.startswith(("kept 100%", "kept 99%")) and output_of in line and not found["needs_training"]
+        )
         line, found = kept(tmp_path, capsys, "--rank", 1, *source)
         assert line.startswith("warning: kept ") and found["share"] < 0.7
         assert line.endswith("): train this model before using it")
@@ -186,10 +188,10 @@ def test_generated_answers_are_greedy_and_end_at_eos(tmp_path: Path, words: Path
     words.write_text("w5 w9 w2\n")
     found = FolderModel(tmp_path / "model").probe([words], 1).predict().words.tolist()
     ids = torch.tensor([[5, 9, 2]])
-    said = model.generate(ids, do_sample=False, num_beams=1, max_new_tokens=9)[0].tolist()[1:]
-    end = said.index(1) + 1 if 1 in said else len(said)
+    output_of = model.generate(ids, do_sample=False, num_beams=1, max_new_tokens=9)[0].tolist()[1:]
+    end = output_of.index(1) + 1 if 1 in output_of else len(output_of)
     # The last token is fixed if it is forced to be the end-of-sequence token.
-    assert found[: end - 1] == said[: end - 1] and len(found) == end
+    assert found[: end - 1] == output_of[: end - 1] and len(found) == end
 
 
 def test_masked_words_are_predicted_with_a_mask_token(tmp_path: Path, words: Path) -> None:
@@ -229,11 +231,11 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     write_folder = FolderModel.write
 
-    def remembering(self: FolderModel, path: Path, weights: dict[str, Tensor], card: str) -> None:
+    def recording(self: FolderModel, path: Path, weights: dict[str, Tensor], card: str) -> None:
         found[path.name] = scores(self.module)
         write_folder(self, path, weights, card)
 
-    monkeypatch.setattr(FolderModel, "write", remembering)
+    monkeypatch.setattr(FolderModel, "write", recording)
     return found
 
 

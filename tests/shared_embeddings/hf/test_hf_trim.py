@@ -19,9 +19,9 @@ from tests.shared_embeddings.hf.trimming import (  # noqa: E402
     KINDS,
     SIZES,
     byte_level,
+    error_line,
     log_probabilities,
-    refused,
-    said,
+    output_of,
     save,
     sentences,
     trim,
@@ -115,34 +115,34 @@ def test_user_errors(
     model, output, empty = save(tmp_path / "model", "gpt2"), tmp_path / "out" / "trimmed", tmp_path / "empty"
     empty.write_text("")
     asked = ["--model", model, "--output", output]
-    assert "has no word of the vocabulary 'tokens'" in refused(capsys, *asked, "--text", empty)
-    assert "no such file" in refused(capsys, *asked, "--text", tmp_path / "none")
+    assert "has no word of the vocabulary 'tokens'" in error_line(capsys, *asked, "--text", empty)
+    assert "no such file" in error_line(capsys, *asked, "--text", tmp_path / "none")
     found = [*asked, "--text", text]
-    assert "word to keep 'Kato to'" in refused(
+    assert "word to keep 'Kato to'" in error_line(
         capsys, *found, "--keep", _file(tmp_path / "words", "Kato to\n")
     )
-    assert "would replace the file of --model" in refused(
+    assert "would replace the file of --model" in error_line(
         capsys, "--model", model, "--output", model, "--text", text
     )
-    assert "cannot be written" in refused(
+    assert "cannot be written" in error_line(
         capsys, "--model", model, "--output", text / "trimmed", "--text", text
     )
     with monkeypatch.context() as patch:
         patch.setattr("safetensors.torch.save_file", _full_disk)
-        assert "No space left" in refused(capsys, *found)
+        assert "No space left" in error_line(capsys, *found)
     assert not output.parent.exists() or list(output.parent.iterdir()) == []
     weights = model / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-100])
-    assert "truncated" in refused(capsys, *found)
+    assert "truncated" in error_line(capsys, *found)
     weights.rename(model / "pytorch_model.bin")
-    assert "pytorch_model.bin is not loaded" in refused(capsys, *found)
+    assert "pytorch_model.bin is not loaded" in error_line(capsys, *found)
     config = (model / "config.json").read_text()
     (model / "config.json").write_text(config.replace("{", '{"auto_map": {"AutoModel": "x.Y"},', 1))
-    assert "needs code that comes with it" in refused(capsys, *found)
+    assert "needs code that comes with it" in error_line(capsys, *found)
     (model / "config.json").write_text(config)
     (model / "tokenizer.json").unlink()
-    assert "cannot be loaded (there is no tokenizer.json; " in refused(capsys, *found)
+    assert "cannot be loaded (there is no tokenizer.json; " in error_line(capsys, *found)
     assert not output.exists()
 
 
@@ -217,8 +217,10 @@ def test_positions_relative_to_the_padding(name: str, tmp_path: Path, text: Path
     assert trim("--model", tmp_path / "model", "--text", text, "--output", tmp_path / "out") == 0
     new_ids = dict(map(int, line.split("\t")) for line in (tmp_path / "out/ids.tsv").read_text().splitlines())
     assert len(new_ids) < 20 and (new_ids[10] == 10) == (name != "LlamaForCausalLM")
-    found = said(chosen.from_pretrained(tmp_path / "out").eval(), [new_ids[word] for word in (20, 31, 22)])
-    wanted = said(model, [20, 31, 22])[:, list(new_ids)].log_softmax(dim=-1)
+    found = output_of(
+        chosen.from_pretrained(tmp_path / "out").eval(), [new_ids[word] for word in (20, 31, 22)]
+    )
+    wanted = output_of(model, [20, 31, 22])[:, list(new_ids)].log_softmax(dim=-1)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
@@ -237,7 +239,7 @@ def test_models_with_submodels_fail(tmp_path: Path, text: Path, capsys: pytest.C
     config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(half, half)
     transformers.EncoderDecoderModel(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    line = refused(capsys, "--model", tmp_path / "model", "--text", text, "--output", tmp_path / "out")
+    line = error_line(capsys, "--model", tmp_path / "model", "--text", text, "--output", tmp_path / "out")
     assert "is made of several models (encoder-decoder)" in line
 
 
@@ -264,7 +266,7 @@ def test_damaged_folders(tmp_path: Path, text: Path, capsys: pytest.CaptureFixtu
     content = (model / file).read_bytes()
     (model / file).write_bytes(damage(content))
     assert (model / file).read_bytes() != content
-    line = refused(capsys, "--model", model, "--output", tmp_path / "out", "--text", text)
+    line = error_line(capsys, "--model", model, "--output", tmp_path / "out", "--text", text)
     assert f"model {model}: " in line
 
 

@@ -26,10 +26,10 @@ from shared_embeddings.cli.main import main
 from shared_embeddings.hf.folder import INDEX
 from tests.shared_embeddings.hf.models import compress
 from tests.shared_embeddings.hf.trimming import (
+    error_line,
     llama,
     log_probabilities,
-    refused,
-    said,
+    output_of,
     save,
     sentences,
     trim,
@@ -194,17 +194,17 @@ def test_tokenizers_of_other_models(tmp_path: Path, text: Path, capsys: pytest.C
     whole = content["model"]["vocab"]
     content["model"] |= {"vocab": {word: whole[word] for word in list(whole)[:100]}, "merges": []}
     file.write_text(json.dumps(content))
-    assert "belongs to another model" in refused(capsys, *asked)
+    assert "belongs to another model" in error_line(capsys, *asked)
     content["added_tokens"].append({**content["added_tokens"][0], "id": 10_000, "content": "<far>"})
     file.write_text(json.dumps(content))
-    assert "token '<far>' has the id 10000, but the model has" in refused(capsys, *asked)
+    assert "token '<far>' has the id 10000, but the model has" in error_line(capsys, *asked)
     assert compress(model, "standard", tmp_path / "small") == 2
     assert "belongs to another model" in capsys.readouterr().err
 
 
 def test_dry_runs_reject_output(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--model", text, "--text", text]
-    assert "give either --output or --dry-run" in refused(capsys, *asked)
+    assert "give either --output or --dry-run" in error_line(capsys, *asked)
     with pytest.raises(SystemExit):
         main(["trim", *map(str, asked), "--dry-run", "--coverage", "150%"])
     assert "'150%' is not a percentage" in capsys.readouterr().err
@@ -234,8 +234,8 @@ def test_compressed_models(kind: str, method: list[Any], tmp_path: Path, text: P
     ids_after = new_ids(output)
     old, new = hf.load(small), hf.load(output)
     ids = transformers.AutoTokenizer.from_pretrained(small)(sentences(1, 1)[0])["input_ids"]
-    expected = said(old, ids)[:, list(ids_after)].log_softmax(dim=-1)
-    found = said(new, [ids_after[token] for token in ids])
+    expected = output_of(old, ids)[:, list(ids_after)].log_softmax(dim=-1)
+    found = output_of(new, [ids_after[token] for token in ids])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     before, after = (load_file(folder / "model.safetensors") for folder in (small, output))
     assert before.keys() == after.keys()
@@ -253,7 +253,7 @@ def test_trimmed_models_are_compressed(tmp_path: Path, text: Path) -> None:
     assert compress(output, "projective", small, "--rank", 16) == 0
     ids = transformers.AutoTokenizer.from_pretrained(small)(sentences(1, 1)[0])["input_ids"]
     expected = log_probabilities(output, "llama", ids)
-    torch.testing.assert_close(said(hf.load(small), ids), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(output_of(hf.load(small), ids), expected, rtol=0, atol=1e-4)
 
 
 def test_words_without_own_rows_are_kept(
@@ -262,7 +262,7 @@ def test_words_without_own_rows_are_kept(
     model, small, output = save(tmp_path / "model", "gpt2"), tmp_path / "small", tmp_path / "trimmed"
     options = ["--vocab-shape", "20,30", "--dim-shape", "4,4", "--rank", 2, "--fit-steps", 5]
     assert compress(model, "tensor_train", small, *options) == 0
-    line = refused(capsys, "--model", small, "--text", text, "--output", output)
+    line = error_line(capsys, "--model", small, "--text", text, "--output", output)
     assert "trim the plain model first" in line and not output.exists()
 
 
@@ -278,5 +278,5 @@ def test_shards_of_a_compressed_model(tmp_path: Path, text: Path) -> None:
     assert len(shards) > 1
     assert where == {name: shard.name for shard in shards for name in load_file(shard)}
     kept = list(new_ids(output))
-    expected = said(old, kept[:5])[:, kept].log_softmax(dim=-1)
-    torch.testing.assert_close(said(hf.load(output), list(range(5))), expected, rtol=0, atol=1e-5)
+    expected = output_of(old, kept[:5])[:, kept].log_softmax(dim=-1)
+    torch.testing.assert_close(output_of(hf.load(output), list(range(5))), expected, rtol=0, atol=1e-5)

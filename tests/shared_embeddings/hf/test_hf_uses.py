@@ -39,7 +39,7 @@ GENERATION: dict[str, dict[str, Any]] = {
 }
 
 
-def said(model: Any, **how: Any) -> Tensor:
+def output_of(model: Any, **how: Any) -> Tensor:
     """What a model says after some ids."""
     torch.manual_seed(4)
     given = {"attention_mask": torch.ones(1, 3), "max_new_tokens": 5, "pad_token_id": 0, **how}
@@ -54,18 +54,18 @@ def test_generation(tmp_path: Path, kind: str) -> None:
         model, again = opened(kind, tmp_path, store), opened(kind, tmp_path, store)
         for name, how in GENERATION.items():
             if not (name == "prompt lookup" and model.config.is_encoder_decoder):
-                assert torch.equal(said(model, **how), said(again, **how)), name
+                assert torch.equal(output_of(model, **how), output_of(again, **how)), name
         # An assistant changes the speed, not the output.
         if not model.config.is_encoder_decoder:
-            assert torch.equal(said(model, assistant_model=again), said(model))
+            assert torch.equal(output_of(model, assistant_model=again), output_of(model))
 
 
 def test_pipelines(tmp_path: Path) -> None:
     for kind in ("llama", "bert"):
         shrink(kind, tmp_path / kind)
         add_tokenizer(tmp_path / kind)
-    told = transformers.pipeline("text-generation", model=str(tmp_path / "llama"))
-    assert told("w5 w9", max_new_tokens=3, do_sample=False)[0]["generated_text"].startswith("w5 w9")
+    message = transformers.pipeline("text-generation", model=str(tmp_path / "llama"))
+    assert message("w5 w9", max_new_tokens=3, do_sample=False)[0]["generated_text"].startswith("w5 w9")
     vectors = transformers.pipeline("feature-extraction", model=str(tmp_path / "bert"))
     assert len(vectors("w5 w9 w3")[0]) == 3
 

@@ -163,10 +163,10 @@ def save(folder: Path, kind: str, **how: Any) -> Path:
 
 def log_probabilities(folder: Path, kind: str, ids: list[int]) -> torch.Tensor:
     """The log-probabilities ``(T, V)`` of the plain model in a folder of a text."""
-    return said(getattr(transformers, KINDS[kind][2]).from_pretrained(folder).eval(), ids)
+    return output_of(getattr(transformers, KINDS[kind][2]).from_pretrained(folder).eval(), ids)
 
 
-def said(model: Any, ids: list[int]) -> torch.Tensor:
+def output_of(model: Any, ids: list[int]) -> torch.Tensor:
     """The log-probabilities ``(T, V)`` of a model of a text, which encoder and decoder both read."""
     given = {"input_ids": torch.tensor([ids])}
     if model.config.is_encoder_decoder:
@@ -180,7 +180,7 @@ def trim(*arguments: object) -> int:
     return main(["trim", *map(str, arguments)])
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def error_line(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The one line that the command prints on stderr for a user error."""
     capsys.readouterr()
     assert trim(*arguments) == 2

@@ -14,7 +14,7 @@ import torch
 
 from nmt import cli
 from nmt.checkpoint.files import check_output, read_checkpoint
-from tests.nmt.conftest import FUNNEL, Host, Refusal, Trained, run
+from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Trained, run
 
 
 def corpora(host: Host, **changed: Any) -> dict[str, Any]:
@@ -27,29 +27,31 @@ def corpora(host: Host, **changed: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "printed"),
     [
         ({"generator_function": "sparsemax"}, "generator_function: sparsemax does not work"),
         ({"optim": "fusedadam"}, "fused_adam_cuda"),
         ({"quant_layers": ["w_1"], "quant_type": "bnb_8bit"}, "bitsandbytes"),
     ],
 )
-def test_unsupported_options(options: dict[str, Any], said: str, host: Host, refusal: Refusal) -> None:
+def test_unsupported_options(
+    options: dict[str, Any], printed: str, host: Host, error_line: ErrorLine
+) -> None:
     config = host.config("model", embedding=FUNNEL, **options)
-    assert said in refusal("onmt_train", "-config", str(config))
+    assert printed in error_line("onmt_train", "-config", str(config))
 
 
 # Data
 
 
-def test_a_language_model_has_no_targets(host: Host, refusal: Refusal) -> None:
+def test_a_language_model_has_no_targets(host: Host, error_line: ErrorLine) -> None:
     options = {"model_task": "lm", "encoder_type": "transformer_lm", "decoder_type": "transformer_lm"}
     config = host.config("model", embedding=FUNNEL, share_embeddings=None, **options)
-    assert "data: corpus: has a path_tgt, which" in refusal("onmt_train", "-config", str(config))
+    assert "data: corpus: has a path_tgt, which" in error_line("onmt_train", "-config", str(config))
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "printed"),
     [
         ({"path_tgt": None}, "data: corpus: has no path_tgt; name the file of its targets"),
         ({"path_src": [1]}, "data: corpus: option 'path_src' is [1], but it must be text"),
@@ -63,26 +65,26 @@ def test_a_language_model_has_no_targets(host: Host, refusal: Refusal) -> None:
         ({"transforms": ["clean"], "src_tgt_ratio": 0.5}, "src_tgt_ratio: 0.5 is too small"),
     ],
 )
-def test_a_corpus_fails(changed: dict[str, Any], said: str, host: Host, refusal: Refusal) -> None:
+def test_a_corpus_fails(changed: dict[str, Any], printed: str, host: Host, error_line: ErrorLine) -> None:
     config = host.config("model", embedding=FUNNEL, data=corpora(host, **changed))
-    assert said in refusal("onmt_train", "-config", str(config))
+    assert printed in error_line("onmt_train", "-config", str(config))
 
 
-def test_data_without_a_training_corpus_fails(host: Host, refusal: Refusal) -> None:
+def test_data_without_a_training_corpus_fails(host: Host, error_line: ErrorLine) -> None:
     for data in ({}, {"valid": host._corpus("valid")}):
         config = host.config("model", embedding=FUNNEL, data=data)
-        assert "there is no training corpus" in refusal("onmt_train", "-config", str(config))
+        assert "there is no training corpus" in error_line("onmt_train", "-config", str(config))
 
 
 @pytest.mark.slow_except("0")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_line_that_is_not_utf8_is_found(workers: int, host: Host, refusal: Refusal) -> None:
+def test_a_line_that_is_not_utf8_is_found(workers: int, host: Host, error_line: ErrorLine) -> None:
     """Also if a worker of the data loader finds it, whose error arrives as the text of a traceback."""
     path = host.folder / "train.tgt"
     lines = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([*lines[:4], b"\xff", *lines[5:]]))
     config = host.config("model", embedding=FUNNEL, num_workers=workers)
-    line = refusal("onmt_train", "-config", str(config))
+    line = error_line("onmt_train", "-config", str(config))
     assert line.endswith(f"data: corpus: {path}: line 5 is not UTF-8 (invalid start byte); convert it")
 
 
@@ -137,7 +139,7 @@ def test_byte_order_marks_are_not_text(trained: Trained) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "printed"),
     [
         ({"valid_steps": 0}, "valid_steps: 0 is too small; expected at least 1"),
         ({"report_every": 0}, "report_every: 0 is too small"),
@@ -153,33 +155,35 @@ def test_byte_order_marks_are_not_text(trained: Trained) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_training_fails(options: dict[str, Any], said: str, host: Host, refusal: Refusal) -> None:
+def test_training_fails(options: dict[str, Any], printed: str, host: Host, error_line: ErrorLine) -> None:
     config = host.config("model", **{"embedding": FUNNEL, **options})
-    assert said in refusal("onmt_train", "-config", str(config))
+    assert printed in error_line("onmt_train", "-config", str(config))
     assert not list(host.folder.glob("*.pt"))
 
 
-def test_more_processes_than_gpus_fail(host: Host, monkeypatch: pytest.MonkeyPatch, refusal: Refusal) -> None:
+def test_more_processes_than_gpus_fail(
+    host: Host, monkeypatch: pytest.MonkeyPatch, error_line: ErrorLine
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     config = host.config("model", embedding=FUNNEL, world_size=2, gpu_ranks=[0, 1])
-    line = refusal("onmt_train", "-config", str(config))
+    line = error_line("onmt_train", "-config", str(config))
     assert "gpu_ranks: [0, 1], but torch finds 1 CUDA devices" in line
 
 
-def test_a_vocabulary_that_is_not_utf8_is_named(host: Host, refusal: Refusal) -> None:
+def test_a_vocabulary_that_is_not_utf8_is_named(host: Host, error_line: ErrorLine) -> None:
     path = host.folder / "vocab"
     path.write_bytes(b"w1\t5\n\xff\t3\n")
-    line = refusal("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
+    line = error_line("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
     assert f"vocabulary {path}: is not UTF-8 at byte 5" in line
 
 
-def test_resuming_with_another_vocabulary_fails(trained: Trained, host: Host, refusal: Refusal) -> None:
+def test_resuming_with_another_vocabulary_fails(trained: Trained, host: Host, error_line: ErrorLine) -> None:
     _, checkpoint = trained(embedding=FUNNEL)
     words = (host.folder / "vocab").read_text().splitlines()
     other = host.write("other", [*words[1:], "x1\t2"])
     config = host.config("again", embedding=FUNNEL, src_vocab=str(other), train_steps=7)
-    line = refusal("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
+    line = error_line("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
     assert f"src_vocab: lacks 1 of the 84 words of the checkpoint {checkpoint}, such as 'w0'" in line
     more = host.write("more", [*words, "x1\t2"])
     config = host.config("again", embedding=FUNNEL, src_vocab=str(more), train_steps=7)
@@ -191,7 +195,7 @@ def test_resuming_with_another_vocabulary_fails(trained: Trained, host: Host, re
 
 
 def test_unwritable_output_fails_before_any_work(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_line: ErrorLine
 ) -> None:
     import onmt.bin.translate
 
@@ -202,16 +206,16 @@ def test_unwritable_output_fails_before_any_work(
         "nmt.checkpoint.checkpoint.average_checkpoints", lambda *args: pytest.fail("it averages")
     )
     file = str(host.folder / "test.src")
-    for path, said in ((str(tmp_path), "is a folder; name a file"), (f"{file}/x", "cannot be written")):
+    for path, printed in ((str(tmp_path), "is a folder; name a file"), (f"{file}/x", "cannot be written")):
         for command, *arguments in (
             ("onmt_translate", "-model", str(checkpoint), "-src", file),
             ("onmt_average_models", "-force", "-models", str(checkpoint)),
             ("onmt_release_model", "-force", "-model", str(checkpoint)),
         ):
-            line = refusal(command, *arguments, "-output", path)
-            assert "output: " in line and said in line
+            line = error_line(command, *arguments, "-output", path)
+            assert "output: " in line and printed in line
     config = host.config("model", embedding=FUNNEL, save_model=f"{file}/model")
-    assert "save_model: the folder" in refusal("onmt_train", "-config", str(config))
+    assert "save_model: the folder" in error_line("onmt_train", "-config", str(config))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -221,26 +225,26 @@ def test_a_folder_without_permission_fails(tmp_path: Path) -> None:
         check_output("output", tmp_path / "file")
 
 
-def test_ctranslate2_output_cannot_be_a_file(trained: Trained, refusal: Refusal) -> None:
+def test_ctranslate2_output_cannot_be_a_file(trained: Trained, error_line: ErrorLine) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     output = host.write("taken", ["kept"])
     arguments = ["-model", str(checkpoint), "-output", str(output), "-format", "ctranslate2"]
-    line = refusal("onmt_release_model", *arguments, "-quantization", "int8", "-force")
+    line = error_line("onmt_release_model", *arguments, "-quantization", "int8", "-force")
     assert f"output: {output} is a file" in line
     assert output.read_text() == "kept\n"
 
 
-def test_logs_never_overwrite_texts(host: Host, refusal: Refusal) -> None:
+def test_logs_never_overwrite_texts(host: Host, error_line: ErrorLine) -> None:
     """The options of a run are not written either."""
     config = host.config("model", embedding=FUNNEL)
     for option in ("-log_file", "-save_config"):
         before = (host.folder / "train.src").read_bytes()
-        line = refusal("onmt_train", "-config", str(config), option, str(host.folder / "train.src"))
+        line = error_line("onmt_train", "-config", str(config), option, str(host.folder / "train.src"))
         assert "would replace the file of data: corpus: path_src" in line
         assert (host.folder / "train.src").read_bytes() == before
 
 
-def test_a_log_that_cannot_be_written_ends_a_translation(trained: Trained, refusal: Refusal) -> None:
+def test_a_log_that_cannot_be_written_ends_a_translation(trained: Trained, error_line: ErrorLine) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     log, output = host.folder / "log", host.folder / "not written"
     log.unlink(missing_ok=True)
@@ -249,7 +253,7 @@ def test_a_log_that_cannot_be_written_ends_a_translation(trained: Trained, refus
     except PermissionError:
         pytest.skip("devices cannot be made here")
     asked = ["-model", str(checkpoint), "-src", str(host.folder / "test.src"), "-output", str(output)]
-    assert "No space left on device" in refusal("onmt_translate", *asked, "-log_file", str(log))
+    assert "No space left on device" in error_line("onmt_translate", *asked, "-log_file", str(log))
     assert not output.exists()
 
 
@@ -264,20 +268,20 @@ def test_vocabulary_file_name_may_have_brackets(host: Host) -> None:
     assert not list(host.folder.glob("*incomplete*"))
 
 
-def test_one_file_for_two_vocabularies_fails(host: Host, refusal: Refusal) -> None:
+def test_one_file_for_two_vocabularies_fails(host: Host, error_line: ErrorLine) -> None:
     path = str(host.folder / "new")
     config = host.config("model", share_vocab=False, src_vocab=path, tgt_vocab=path)
-    line = refusal("onmt_build_vocab", "-config", str(config), "-save_data", str(host.folder / "samples"))
+    line = error_line("onmt_build_vocab", "-config", str(config), "-save_data", str(host.folder / "samples"))
     assert f"tgt_vocab: {path} is also src_vocab" in line and "share_vocab" in line
 
 
-def test_an_empty_vocabulary_is_not_written(host: Host, refusal: Refusal) -> None:
+def test_an_empty_vocabulary_is_not_written(host: Host, error_line: ErrorLine) -> None:
     for side in ("src", "tgt"):
         host.write(f"train.{side}", [""] * 90)
     path = host.folder / "new"
     config = host.config("model", src_vocab=str(path))
     arguments = ["-config", str(config), "-n_sample", "-1", "-save_data", str(host.folder / "samples")]
-    assert "src_vocab: would be empty; data has no pair" in refusal("onmt_build_vocab", *arguments)
+    assert "src_vocab: would be empty; data has no pair" in error_line("onmt_build_vocab", *arguments)
     assert not path.exists() and not list(host.folder.glob("*incomplete*"))
 
 
@@ -285,15 +289,15 @@ def test_an_empty_vocabulary_is_not_written(host: Host, refusal: Refusal) -> Non
 
 
 @pytest.mark.parametrize("option", ["beam_size", "n_best", "max_length", "batch_size"])
-def test_an_empty_search_fails(option: str, trained: Trained, refusal: Refusal) -> None:
+def test_an_empty_search_fails(option: str, trained: Trained, error_line: ErrorLine) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     arguments = ["-model", str(checkpoint), "-src", str(host.folder / "test.src"), f"-{option}", "0"]
-    line = refusal("onmt_translate", *arguments, "-output", str(host.folder / "none"))
+    line = error_line("onmt_translate", *arguments, "-output", str(host.folder / "none"))
     assert f"{option}: 0 is too small; expected at least 1" in line
 
 
 @pytest.mark.parametrize("name", ["onmt_train", "onmt_build_vocab", "onmt_translate"])
-def test_missing_subword_models_are_named(name: str, trained: Trained, refusal: Refusal) -> None:
+def test_missing_subword_models_are_named(name: str, trained: Trained, error_line: ErrorLine) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     arguments = ["-config", str(host.config("new", embedding=FUNNEL))]
     if name == "onmt_translate":
@@ -301,25 +305,25 @@ def test_missing_subword_models_are_named(name: str, trained: Trained, refusal: 
     elif name == "onmt_build_vocab":
         arguments += ["-save_data", str(host.folder / "samples")]
     options = ["-transforms", "sentencepiece", "-src_subword_model", "/nowhere.model"]
-    assert "src_subword_model: no such file: /nowhere.model" in refusal(name, *arguments, *options)
+    assert "src_subword_model: no such file: /nowhere.model" in error_line(name, *arguments, *options)
 
 
-def test_a_missing_gpu_fails(trained: Trained, refusal: Refusal) -> None:
+def test_a_missing_gpu_fails(trained: Trained, error_line: ErrorLine) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     number = torch.cuda.device_count()
     arguments = ["-model", str(checkpoint), "-src", str(host.folder / "test.src"), "-gpu", str(number)]
-    line = refusal("onmt_translate", *arguments, "-output", str(host.folder / "none"))
+    line = error_line("onmt_translate", *arguments, "-output", str(host.folder / "none"))
     assert f"gpu: {number}, but torch finds {number} CUDA devices" in line
 
 
-def test_averaging_needs_equal_vocabularies(trained: Trained, tmp_path: Path, refusal: Refusal) -> None:
+def test_averaging_needs_equal_vocabularies(trained: Trained, tmp_path: Path, error_line: ErrorLine) -> None:
     _, checkpoint = trained(embedding=FUNNEL)
     saved = read_checkpoint(checkpoint)
     words = saved["vocab"]["src"]
     saved["vocab"] = {**saved["vocab"], "src": words[::-1], "tgt": words[::-1]}
     other, mean = tmp_path / "other.pt", tmp_path / "mean.pt"
     torch.save(saved, other)
-    line = refusal("onmt_average_models", "-models", str(checkpoint), str(other), "-output", str(mean))
+    line = error_line("onmt_average_models", "-models", str(checkpoint), str(other), "-output", str(mean))
     assert f"{other}: its vocabulary differs from {checkpoint}" in line
     assert not mean.exists()
 
@@ -328,7 +332,7 @@ def test_averaging_needs_equal_vocabularies(trained: Trained, tmp_path: Path, re
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "printed"),
     [
         ("[]", "has no list of models; write it like"),
         ("{}", "has no list of models"),
@@ -338,19 +342,19 @@ def test_averaging_needs_equal_vocabularies(trained: Trained, tmp_path: Path, re
     ],
 )
 def test_invalid_server_configurations_fail(
-    content: str, said: str, tmp_path: Path, refusal: Refusal
+    content: str, printed: str, tmp_path: Path, error_line: ErrorLine
 ) -> None:
     path = tmp_path / "server.json"
     path.write_text(content)
-    line = refusal("onmt_server", "--model_config", str(path), "--port", "0")
-    assert "model_config" in line and f"{path}: " in line and said in line
+    line = error_line("onmt_server", "--model_config", str(path), "--port", "0")
+    assert "model_config" in line and f"{path}: " in line and printed in line
 
 
-def test_a_server_gpu_that_is_missing_fails(trained: Trained, tmp_path: Path, refusal: Refusal) -> None:
+def test_a_server_gpu_that_is_missing_fails(trained: Trained, tmp_path: Path, error_line: ErrorLine) -> None:
     _, checkpoint = trained(embedding=FUNNEL)
     shutil.copy(checkpoint, tmp_path / "model.pt")
     number = torch.cuda.device_count()
     model = {"id": 1, "model": "model.pt", "load": True, "opt": {"gpu": number}}
     path = tmp_path / "server.json"
     path.write_text(json.dumps({"models_root": str(tmp_path), "models": [model]}))
-    assert f"gpu: {number}, but torch finds" in refusal("onmt_server", "--model_config", str(path))
+    assert f"gpu: {number}, but torch finds" in error_line("onmt_server", "--model_config", str(path))

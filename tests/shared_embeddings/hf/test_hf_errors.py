@@ -23,7 +23,7 @@ from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, compress, write
 from tests.shared_embeddings.hf.trimming import save  # noqa: E402
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+def error_line(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
     """The one line that the command prints on stderr."""
     capsys.readouterr()
     assert compress(*arguments) == 2
@@ -51,18 +51,18 @@ def test_models_of_other_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str
     write("qwen2", model)
     plain = json.loads((model / "config.json").read_text())
     quantized = with_settings(model, quantization_config={"quant_method": "gptq", "bits": 4})
-    assert "is quantized" in refused(capsys, quantized, *asked)
+    assert "is quantized" in error_line(capsys, quantized, *asked)
     (model / "config.json").write_text(json.dumps(plain))
     with_settings(model, architectures=["Own"], auto_map={"AutoModel": "own.Own"})
     (model / "own.py").write_text("raise SystemExit('code of the folder was run')")
-    assert "code in the folder is not run" in refused(capsys, model, *asked)
+    assert "code in the folder is not run" in error_line(capsys, model, *asked)
     (model / "config.json").write_text(json.dumps(plain))
     (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-40])
-    assert "cannot be read" in refused(capsys, model, *asked)
+    assert "cannot be read" in error_line(capsys, model, *asked)
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    assert "pytorch_model.bin is not loaded" in refused(capsys, model, *asked)
+    assert "pytorch_model.bin is not loaded" in error_line(capsys, model, *asked)
     (model / "pytorch_model.bin").unlink()
-    assert "has no model.safetensors" in refused(capsys, model, *asked)
+    assert "has no model.safetensors" in error_line(capsys, model, *asked)
     assert not small.exists()
 
 
@@ -74,7 +74,7 @@ def test_models_that_take_more_than_text(tmp_path: Path, capsys: pytest.CaptureF
         vision_config={"model_type": "clip_vision_model", "image_size": 4, "patch_size": 2, **vision},
     )
     transformers.LlavaForConditionalGeneration(settings).save_pretrained(tmp_path / "model")
-    line = refused(capsys, tmp_path / "model", "standard", tmp_path / "small")
+    line = error_line(capsys, tmp_path / "model", "standard", tmp_path / "small")
     assert "takes more than text (vision_config)" in line
 
 
@@ -83,7 +83,7 @@ def test_models_with_other_scores(tmp_path: Path, capsys: pytest.CaptureFixture[
     bert = KINDS["bert"][1]
     narrow = {**bert, "embedding_size": DIM, "hidden_size": 24}
     sizes = {"d_model": DIM, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "langs": ["en", "de"]}
-    for number, (name, settings, said) in enumerate(
+    for number, (name, settings, output_of) in enumerate(
         [
             ("MobileBertForMaskedLM", narrow, f"its output layer (Linear ({WORDS}, {DIM}))"),
             ("DebertaV2ForMaskedLM", {**bert, "legacy": False}, f"its output layer (Linear ({DIM}, {DIM}))"),
@@ -96,7 +96,7 @@ def test_models_with_other_scores(tmp_path: Path, capsys: pytest.CaptureFixture[
     ):
         chosen = getattr(transformers, name)
         chosen(chosen.config_class(**settings)).save_pretrained(tmp_path / f"model{number}")
-        assert said in refused(capsys, tmp_path / f"model{number}", "standard", tmp_path / "small")
+        assert output_of in error_line(capsys, tmp_path / f"model{number}", "standard", tmp_path / "small")
     assert not (tmp_path / "small").exists()
 
 
@@ -119,7 +119,7 @@ def test_damaged_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str], nam
     before = (model / file).read_text() if (model / file).exists() else ""
     (model / file).write_text(damage(before))
     assert (model / file).read_text() != before
-    line = refused(capsys, model, "standard", tmp_path / "small")
+    line = error_line(capsys, model, "standard", tmp_path / "small")
     assert f"model {model}: " in line
     assert not (tmp_path / "small").exists()
 
@@ -131,9 +131,9 @@ def test_existing_outputs(
     write("bert", model)
     before = content(model)
     assert compress(model, "standard", small) == 0
-    assert "already exists; add --force" in refused(capsys, model, "standard", small)
-    assert "would replace the file of --model" in refused(capsys, model, "standard", model, "--force")
-    assert "is already compressed" in refused(capsys, small, "standard", tmp_path / "again")
+    assert "already exists; add --force" in error_line(capsys, model, "standard", small)
+    assert "would replace the file of --model" in error_line(capsys, model, "standard", model, "--force")
+    assert "is already compressed" in error_line(capsys, small, "standard", tmp_path / "again")
     assert compress(model, "projective", small, "--rank", 4, "--force") == 0
     assert hf.load(small).shared_embeddings["words"].method == "projective"
     other = tmp_path / "other"
@@ -144,12 +144,14 @@ def test_existing_outputs(
         patch.setattr(
             "shared_embeddings.checkpoints.fitted_tables.fit", lambda *_, **__: pytest.fail("was fitted")
         )
-        assert "is not a model" in refused(capsys, model, "standard", other, "--force")
+        assert "is not a model" in error_line(capsys, model, "standard", other, "--force")
         inside = other / "letter" / "small"
-        assert "cannot be written" in refused(capsys, model, "standard", inside)
-        assert "cannot be written" in refused(capsys, model, "standard", tmp_path / "new", "--report", inside)
+        assert "cannot be written" in error_line(capsys, model, "standard", inside)
+        assert "cannot be written" in error_line(
+            capsys, model, "standard", tmp_path / "new", "--report", inside
+        )
         report = model / "config.json"
-        line = refused(capsys, model, "standard", tmp_path / "new", "--report", report, "--force")
+        line = error_line(capsys, model, "standard", tmp_path / "new", "--report", report, "--force")
         assert "would replace the file of --model" in line
     assert content(other) == {"letter": b"dear"} and content(model) == before
 
@@ -162,7 +164,7 @@ def test_other_files_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixt
     assert compress(model, "standard", small) == 0
     (small / name).parent.mkdir(exist_ok=True)
     (small / name).write_text("weeks of work")
-    line = refused(capsys, model, "standard", small, "--force")
+    line = error_line(capsys, model, "standard", small, "--force")
     assert f"contains {name.split('/')[0]}, which is not part of a model and would be lost" in line
     assert (small / name).read_text() == "weeks of work"
 
@@ -194,7 +196,7 @@ def test_a_full_disk_changes_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full_disk)
-    line = refused(capsys, model, "projective", small, "--rank", 4, "--force")
+    line = error_line(capsys, model, "projective", small, "--rank", 4, "--force")
     assert "No space left" in line
     assert {folder.name: content(folder) for folder in tmp_path.iterdir()} == before
 
