@@ -1,4 +1,4 @@
-"""Vectors of sentences, from an encoder in PyTorch or in ONNX Runtime, and how good they are.
+"""Vectors of sentences, from an encoder in PyTorch or ONNX Runtime, and how good they are; decoder speed.
 
 Axes: ``N`` sentences, ``B`` batch, ``T`` tokens, ``D`` dimensions.
 """
@@ -23,6 +23,8 @@ _BATCH = 32
 _LONGEST = 256
 # Runs of which the fastest counts.
 _ROUNDS = 5
+# Tokens that a decoder generates in each run.
+_GENERATED = 8
 # What an encoder reads.
 _INPUTS = ("input_ids", "attention_mask")
 # Neighbors that are compared in addition to the nearest one.
@@ -119,6 +121,31 @@ def speed_ratio(encoder: Encoder, original: Encoder, sentences: Sequence[str]) -
             seconds = (time.perf_counter() - started) / inputs[0].size
             best[is_own] = min(best.get(is_own, seconds), seconds)
     return best[False] / best[True]
+
+
+def generating_speeds(folder: Path, original: Path, prompt: str) -> tuple[int, float, float]:
+    """The words of a decoder, and the tokens per second of the original and of the decoder.
+
+    The two take turns, so that other work on the machine slows both.
+
+    Args:
+        folder: of the decoder.
+        original: folder of the original.
+        prompt: the beginning of the text.
+    """
+    models = [
+        require("transformers").AutoModelForCausalLM.from_pretrained(place, local_files_only=True).eval()
+        for place in (original, folder)
+    ]
+    prompts = [_tokenizer(place)(prompt, return_tensors="pt") for place in (original, folder)]
+    seconds = [float("inf"), float("inf")]
+    for _ in range(_ROUNDS):
+        for place, (model, inputs) in enumerate(zip(models, prompts)):
+            started = time.perf_counter()
+            model.generate(**inputs, do_sample=False, min_new_tokens=_GENERATED, max_new_tokens=_GENERATED)
+            seconds[place] = min(seconds[place], time.perf_counter() - started)
+    words = models[1].get_input_embeddings().num_embeddings
+    return words, _GENERATED / seconds[0], _GENERATED / seconds[1]
 
 
 def table_bytes(folder: Path) -> int:

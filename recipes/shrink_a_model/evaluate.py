@@ -17,6 +17,7 @@ from recipes.common.tools import print_line, read_json, run_module
 from recipes.shrink_a_model.encoder import (
     Encoder,
     Texts,
+    generating_speeds,
     measure,
     read_all,
     read_encoder,
@@ -24,7 +25,7 @@ from recipes.shrink_a_model.encoder import (
     speed_ratio,
     table_bytes,
 )
-from recipes.shrink_a_model.preprocess import MODEL, PAIRS, TEXTS, VECTORS
+from recipes.shrink_a_model.preprocess import DECODER, MODEL, PAIRS, TEXTS, VECTORS
 from recipes.shrink_a_model.train import (
     COMMAND,
     ORIGINAL,
@@ -93,6 +94,41 @@ def evaluate(home: Path, row: ShrinkRow, data: Mapping[str, Any]) -> Path:
             * (_weights(folder) - _weights(prepared / MODEL) + table_bytes(prepared / MODEL)),
         },
         metrics={**metrics, "relative_error": fit["relative_error"]},
+        data_checksum=data["checksum"],
+    )
+
+
+def evaluate_decoder(home: Path, row: ShrinkRow, data: Mapping[str, Any]) -> Path:
+    """Read the report of a compressed decoder, and measure its speed; returns the file of results.
+
+    Args:
+        home, row, data: as in `evaluate`.
+
+    Raises:
+        UserError: the model is not there.
+    """
+    folder, original = model_folder(home, row), home / "data" / DECODER
+    report = read_json(folder.with_suffix(".json"))
+    if report is None or not (folder / WEIGHTS).is_file():
+        raise UserError(f"{folder}: no model; run train.sh {row.name}")
+    prompt = Texts(**read_json(home / "data" / TEXTS)).captions[0]
+    words, before, after = generating_speeds(folder, original, prompt)
+    fit = _fit(folder)
+    return write_result(
+        home,
+        row.name,
+        config={"trim": row.trim, "given": row.embedding, "embedding": {"method": fit["method"]}},
+        counts={
+            "words": words,
+            "folder_bytes": bytes_on_disk(folder),
+            "folder_bytes_before": bytes_on_disk(original),
+            "stored_bits": 8 * report["tables"][0]["stored_bytes"]["after"],
+        },
+        metrics={
+            "kept": report["kept"],
+            "tokens_per_second": {"before": before, "after": after},
+            "relative_error": fit["relative_error"],
+        },
         data_checksum=data["checksum"],
     )
 
@@ -178,10 +214,12 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     rows = chosen_rows(recipe, ["*"] if options.smoke else options.rows)
     data = recipe.describe_data(recipe.data)
     for row in rows:
-        print_line(f"{row.name}: wrote {evaluate(recipe.home, row, data)}")
+        measured = evaluate_decoder if row.decoder else evaluate
+        print_line(f"{row.name}: wrote {measured(recipe.home, row, data)}")
     readme = options.readme or recipe.home / "README.md"
     if options.readme is None:
-        write_text(readme, f"<!-- BEGIN {MARKER} -->\n<!-- END {MARKER} -->\n")
+        markers = "".join(f"<!-- BEGIN {name} -->\n<!-- END {name} -->\n" for name in (MARKER, DECODER))
+        write_text(readme, markers)
     write_report(read_grid(recipe), recipe.home / FILE, readme)
 
 
@@ -192,9 +230,13 @@ def write_report(rows: Mapping[str, ShrinkRow], results: Path, readme: Path) -> 
         UserError: there are no results, or the README lacks the markers.
     """
     found = {record["row"]: record for record in read_results(results)}
-    records = [found.get(name) or not_run(name, _config(row)) for name, row in rows.items()]
-    update_readme(readme, MARKER, table(records))
-    draw([record for record in records if record["metrics"]], readme.with_name(PICTURE))
+    of_kind: dict[bool, list[Record]] = {False: [], True: []}
+    for name, row in rows.items():
+        of_kind[row.decoder].append(found.get(name) or not_run(name, _config(row)))
+    update_readme(readme, MARKER, table(of_kind[False]))
+    if of_kind[True]:
+        update_readme(readme, DECODER, decoder_table(of_kind[True]))
+    draw([record for record in of_kind[False] if record["metrics"]], readme.with_name(PICTURE))
     print(f"wrote the results into {readme}")
 
 
@@ -222,6 +264,21 @@ def table(records: Sequence[Record]) -> str:
         Column("ONNX, MB", _onnx(lambda found: f"{found['bytes'] / 1e6:.1f}")),
         Column("ONNX, difference", _onnx(lambda found: f"{found['difference']:.0e}")),
         Column("ONNX, speed", _onnx(lambda found: f"{found['speed']:.2f}x")),
+    ]
+    return markdown_table(records, columns)
+
+
+def decoder_table(records: Sequence[Record]) -> str:
+    """The Markdown table of the rows of the decoder."""
+    columns = [
+        Column("row", lambda r: r["row"], always=True),
+        Column("words", lambda r: f"{r['counts']['words']:,}"),
+        Column("table, MB", lambda r: f"{r['counts']['stored_bits'] / 8e6:.1f}"),
+        Column("folder, MB", lambda r: f"{r['counts']['folder_bytes'] / 1e6:.1f}"),
+        Column("folder before, MB", lambda r: f"{r['counts']['folder_bytes_before'] / 1e6:.1f}"),
+        Column("predictions kept", lambda r: f"{100 * r['metrics']['kept']['share']:.1f} %"),
+        Column("tokens/s", lambda r: f"{r['metrics']['tokens_per_second']['after']:.2f}"),
+        Column("tokens/s before", lambda r: f"{r['metrics']['tokens_per_second']['before']:.2f}"),
     ]
     return markdown_table(records, columns)
 

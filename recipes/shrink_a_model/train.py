@@ -15,9 +15,10 @@ from recipes.common.recipe import Recipe
 from recipes.common.rows import FILE, read_file
 from recipes.common.smoke import SMOKE, SMOKE_HELP
 from recipes.common.tools import print_line, run_module, run_step
-from recipes.shrink_a_model.preprocess import MODEL, TEXT
+from recipes.shrink_a_model.preprocess import CAPTIONS, DECODER, MODEL, TEXT, get_decoder
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.reading import read_yaml
 
 COMMAND = "shared_embeddings.cli.main"
 WEIGHTS = "model.safetensors"
@@ -33,12 +34,14 @@ class ShrinkRow:
         trim: whether the vocabulary is trimmed to the texts.
         ratio: how many times fewer bytes its table takes than before compression, or None.
         embedding: method and options; empty where `compress` chooses them, or nothing is compressed.
+        decoder: whether it is the decoder instead of the encoder.
     """
 
     name: str
     trim: bool = False
     ratio: float | None = None
     embedding: dict[str, Any] = field(default_factory=dict)
+    decoder: bool = False
 
     @property
     def is_compressed(self) -> bool:
@@ -57,7 +60,9 @@ def read_grid(recipe: Recipe) -> dict[str, ShrinkRow]:
     try:
         return {name: ShrinkRow(name, **settings) for name, settings in rows.items()}
     except TypeError as error:
-        raise UserError(f"{path}: grids: {error}; a row may hold trim, ratio and embedding") from error
+        raise UserError(
+            f"{path}: grids: {error}; a row may hold trim, ratio, embedding and decoder"
+        ) from error
 
 
 def chosen_rows(recipe: Recipe, patterns: Sequence[str]) -> list[ShrinkRow]:
@@ -76,6 +81,20 @@ def chosen_rows(recipe: Recipe, patterns: Sequence[str]) -> list[ShrinkRow]:
 def model_folder(home: Path, row: ShrinkRow) -> Path:
     """The folder of the model of a row."""
     return home / "models" / row.name
+
+
+def shrink_decoder(recipe: Recipe, row: ShrinkRow) -> None:
+    """Write the decoder of a row unless it is there, from the same model and settings."""
+    data, folder = recipe.data, model_folder(recipe.home, row)
+    get_decoder(read_yaml(recipe.folder / "data.yaml")["decoder"], recipe.home)
+    run_step(
+        row.name,
+        recipe.home / "steps",
+        partial(_compress, data / DECODER, data / CAPTIONS, folder, row, data / TEXT if row.trim else None),
+        inputs=[data / DECODER / WEIGHTS, data / CAPTIONS, *([data / TEXT] if row.trim else [])],
+        outputs=[folder / WEIGHTS],
+        settings=vars(row),
+    )
 
 
 def shrink(home: Path, row: ShrinkRow) -> None:
@@ -100,7 +119,7 @@ def shrink(home: Path, row: ShrinkRow) -> None:
             partial(_compress, source, data / TEXT, folder, row),
             inputs=[source / WEIGHTS, data / TEXT],
             outputs=[folder / WEIGHTS],
-            settings=vars(row),
+            settings={name: value for name, value in vars(row).items() if name != "decoder"},
         )
     elif not row.trim:
         shutil.copytree(source, folder, dirs_exist_ok=True)
@@ -112,10 +131,12 @@ def _trim(model: Path, text: Path, output: Path) -> None:
     run_module(COMMAND, ["trim", "--model", model, "--text", text, "--output", output])
 
 
-def _compress(model: Path, text: Path, output: Path, row: ShrinkRow) -> None:
-    """Replace the table of a model."""
+def _compress(model: Path, text: Path, output: Path, row: ShrinkRow, trim_to: Path | None = None) -> None:
+    """Replace the table of a model, maybe after trimming it to a text."""
     arguments: list[str | Path] = ["compress", "--model", model, "--text", text, "--output", output]
     arguments += ["--report", output.with_suffix(".json"), "--force"]
+    if trim_to is not None:
+        arguments += ["--trim-to", trim_to]
     if row.ratio is not None:
         arguments += ["--target-ratio", str(row.ratio)]
     for name, value in row.embedding.items():
@@ -127,16 +148,21 @@ def _compress(model: Path, text: Path, output: Path, row: ShrinkRow) -> None:
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Write the models of the rows; those that are up to date are kept."""
     parser = Parser("train.sh", description=main.__doc__)
-    parser.add_argument("rows", nargs="*", default=["*"], help="names or patterns, 'automatic_*'; all")
+    parser.add_argument("rows", nargs="*", help="names or patterns, 'automatic_*'; all of the encoder")
     parser.add_argument("--list", action="store_true", help="only list the rows")
     parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
     options = parser.parse_args(arguments)
     recipe = recipe.smoke() if options.smoke else recipe
-    rows = chosen_rows(recipe, options.rows)
+    rows = chosen_rows(recipe, options.rows or ["*"])
+    if not options.rows and not options.list:
+        rows = [row for row in rows if not row.decoder]
     if options.list:
         print("\n".join(row.name for row in rows))
         return
     recipe.describe_data(recipe.data)  # fails where there are none
     for row in rows:
-        shrink(recipe.home, row)
+        if row.decoder:
+            shrink_decoder(recipe, row)
+        else:
+            shrink(recipe.home, row)
         print_line(f"{row.name}: {model_folder(recipe.home, row)}")

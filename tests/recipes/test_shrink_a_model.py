@@ -13,7 +13,7 @@ from recipes.common.results import FILE, write_result
 from recipes.common.tools import run_main
 from recipes.shrink_a_model import preprocess
 from recipes.shrink_a_model.encoder import WORDS, Texts, agreement, measure, similarities
-from recipes.shrink_a_model.evaluate import PICTURE, table, write_report
+from recipes.shrink_a_model.evaluate import PICTURE, decoder_table, table, write_report
 from recipes.shrink_a_model.train import ShrinkRow, chosen_rows, read_grid
 from shared_embeddings.analysis.similarity import WordPair, WordPairs
 from shared_embeddings.errors import UserError
@@ -27,6 +27,7 @@ def test_rows_are_chosen_by_pattern_in_the_order_of_the_file() -> None:
     assert [row.name for row in chosen_rows(RECIPE, ["trimmed", "original"])] == ["original", "trimmed"]
     assert not rows["trimmed"].is_compressed and rows["automatic_8x"].is_compressed
     assert rows["automatic_8x"].ratio == 8 and not rows["automatic_8x"].embedding
+    assert [row.name for row in rows.values() if row.decoder] == [name for name in rows if "gemma" in name]
     with pytest.raises(UserError, match="no row is called 'small'; there are: original, trimmed"):
         chosen_rows(RECIPE, ["small"])
 
@@ -91,8 +92,12 @@ def test_readme_table_matches_the_results() -> None:
         record["row"]: record for record in map(json.loads, (RECIPE.folder / FILE).read_text().splitlines())
     }
     text = (RECIPE.folder / "README.md").read_text(encoding="utf-8")
-    measured = [records[name] for name in read_grid(RECIPE) if name in records]
-    assert measured and set(table(measured).splitlines()) <= set(text.splitlines())
+    rows = read_grid(RECIPE)
+    for is_decoder, made in ((False, table), (True, decoder_table)):
+        measured = [
+            records[name] for name, row in rows.items() if name in records and row.decoder == is_decoder
+        ]
+        assert measured and set(made(measured).splitlines()) <= set(text.splitlines())
 
 
 def test_a_model_without_a_configuration_is_named(
