@@ -264,7 +264,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow_except("embedding0-awd_lstm")
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("embedding", [{"method": "standard"}, {"method": "adaptive", "cutoffs": [50, 150]}])
 def test_whole_models(
