@@ -61,6 +61,8 @@ def fit_table(
     embedding.to(table.table.dtype).eval()
     bands = Errors(embedding, table.table.__getitem__).bands(of_words)
     stored = None if store == "fp32" else _store(embedding, store, table.table, of_words)
+    if stored is None:
+        _hold(embedding, store)  # packs word codes
     after = -(-accounting.stored_bits(embedding) // 8) if stored is None else stored.stored_bytes.after
     return embedding, TableReport(
         name=table.name,
@@ -76,17 +78,23 @@ def fit_table(
     )
 
 
+def _hold(embedding: SharedEmbedding, store: str) -> None:
+    """Keep the numbers of an embedding in memory as its storage does, except for biases.
+
+    Hosts copy biases into the embedding after the fit.
+    """
+    tensors = accounting.distinct_state(embedding).items()
+    state = {name: one for name, one in tensors if one.dim() > 1 or not one.is_floating_point()}
+    embedding.load_state_dict(install(embedding, hold(pack(state, state, store))), strict=False)
+
+
 @torch.no_grad()
 def _store(embedding: SharedEmbedding, store: str, teacher: Tensor, counts: Tensor | None) -> StorageReport:
     """Keep the numbers of an embedding as its storage does, and measure the difference."""
     tensors = (*embedding.parameters(), *embedding.buffers())
     fitted = copy.deepcopy(embedding, {id(tensor): tensor for tensor in tensors})
     sizes = Sizes(*(-(-accounting.stored_bits(embedding, kind) // 8) for kind in ("fp32", store)))
-    # Hosts copy biases into the embedding after the fit.
-    state = {
-        name: tensor for name, tensor in accounting.distinct_state(embedding).items() if tensor.dim() > 1
-    }
-    embedding.load_state_dict(install(embedding, hold(pack(state, state, store))), strict=False)
+    _hold(embedding, store)
     added, errors = Errors(embedding, fitted), Errors(embedding, teacher.__getitem__)
     return StorageReport(
         store=store,
