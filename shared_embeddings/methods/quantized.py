@@ -404,7 +404,10 @@ class QuantizedEmbedding(SharedEmbedding):
             self.widths.copy_(widths)
         codec, used = self.codec, list(self.word_counts)
         every = max(1, self.num_embeddings // _SAMPLE)
-        learned = source.learn(self._prepared(task.teacher[::every]), used, task.seed)
+        # In blocks: rotating takes several copies.
+        sample = torch.cat([self._prepared(rows) for rows in task.teacher[::every].split(_BLOCK)])
+        learned = source.learn(sample, used, task.seed)
+        del sample
         for name, values in learned.items():
             self.get_parameter(name).copy_(values)
         codebooks = {name: values.detach() for name, values in self.codebooks().items()}
