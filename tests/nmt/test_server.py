@@ -323,8 +323,12 @@ def test_a_served_model(checkpoint: Path, tmp_path: Path) -> None:
         rest: list[str] = []
         threading.Thread(target=lambda: rest.extend(lines), daemon=True).start()
         for size, status in ((1, 400), (1001, 413), (1 << 20, 413)):
-            with pytest.raises(urllib.error.HTTPError) as answer:
+            with pytest.raises(urllib.error.URLError) as answer:
                 urllib.request.urlopen(f"{address}/translate", b"[" * size, timeout=60)
+            if not isinstance(answer.value, urllib.error.HTTPError):
+                # The server may close the connection while a large request is still being sent.
+                assert size == 1 << 20 and isinstance(answer.value.reason, ConnectionError)
+                continue
             assert answer.value.code == status
             assert json.load(answer.value)["status"] == "error"
         with urllib.request.urlopen(f"{address}/translate", json.dumps([GOOD]).encode(), timeout=60) as good:

@@ -265,7 +265,8 @@ def test_packed_on_disk(
     weights = json.loads(report_file.read_text())["bytes_of_weights"]["after"]
     assert abs(tensor_bytes(small / "model.safetensors") - weights) < 0.02 * weights
     model = hf.load(small)
-    torch.testing.assert_close(scores(model), in_memory["small"], rtol=0, atol=0)
+    # Scores of packed codes are summed in another order.
+    torch.testing.assert_close(scores(model), in_memory["small"], rtol=0, atol=1e-6)
     assert model.name_or_path == str(small)
     if model.can_generate():
         stored = json.loads((small / "generation_config.json").read_text())
