@@ -81,7 +81,9 @@ def quantized_uses(options: dict[str, Any], size: tuple[int, int]) -> tuple[Uses
         "token": lambda: embedding.logits(hidden[:1]),
         "batch": lambda: embedding.logits(hidden),
     }
-    numbers = sum(packed_bytes(parameter, embedding.default_store) for parameter in embedding.parameters())
+    numbers = sum(
+        packed_bytes(tensor, embedding.default_store, name) for name, tensor in embedding.named_parameters()
+    )
     return uses, numbers + sum(buffer.nbytes for buffer in embedding.buffers())
 
 

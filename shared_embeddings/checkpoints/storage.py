@@ -19,11 +19,20 @@ import torch
 from torch import Tensor
 
 from shared_embeddings.errors import UserError
-from shared_embeddings.layers.number_formats import FORMATS, BitCodes, NumberFormat, Packed, format_of
+from shared_embeddings.layers.number_formats import (
+    FORMATS,
+    BitCodes,
+    Logarithms,
+    NumberFormat,
+    Packed,
+    format_of,
+)
 from shared_embeddings.layers.packed_tensor import PackedTensor, dense
 from shared_embeddings.utils.reading import parse_json
 
 STORES = ("fp32", *FORMATS)
+# The last part of the names of tensors with a positive scale for each row.
+ROW_SCALES = "row_scales"
 HEADER = "packed_tensors"
 VERSION = 1
 
@@ -62,8 +71,9 @@ def pack(state: Mapping[str, Tensor], prefixes: Iterable[str], store: str) -> di
     """Pack the tensors of embeddings in the state of a model.
 
     Floating-point tensors with two or more axes are converted to `store`, and biases to fp16, unless `store`
-    is fp32. Tensors with fewer than 256 values, and biases that do not fit fp16, are unchanged. Integers such
-    as word codes are bit-packed, with the bits of the largest value of their column, for any `store`.
+    is fp32. Positive scales of rows, the tensors named `ROW_SCALES`, become 8-bit logarithms instead. Tensors
+    with fewer than 256 values, and biases that do not fit fp16, are unchanged. Integers such as word codes
+    are bit-packed, with the bits of the largest value of their column, for any `store`.
 
     Args:
         state: the state, with each tensor once.
@@ -92,7 +102,7 @@ def pack(state: Mapping[str, Tensor], prefixes: Iterable[str], store: str) -> di
             continue
         if not any(name == prefix or name.startswith(f"{prefix}.") for prefix in chosen):
             continue
-        if is_packable(tensor, store) and not _exceeds_fp16(tensor):
+        if is_packable(tensor, store, name) and not _exceeds_fp16(tensor):
             form, parts = _pack_numbers(name, tensor, store)
         elif _has_codes(tensor):
             codes = BitCodes.of(tensor)
@@ -147,9 +157,10 @@ def packing_of(state: Mapping[str, Tensor]) -> Packing | None:
         return None
     forms = _read_header(state[HEADER])
     stores = [form["as"] for form in forms.values() if form.get("as") in STORES]
-    # Biases are in fp16 with any storage.
+    # Biases are in fp16, and scales of rows are logarithms, with any storage but fp32.
     others = [store for store in stores if store != "fp16"]
-    return Packing(list(forms), (others or stores or ["fp32"])[0])
+    is_fp32 = not stores and all(form.get("as") != Logarithms.name for form in forms.values())
+    return Packing(list(forms), (others or ["fp32" if is_fp32 else "fp16"])[0])
 
 
 def default_packing(module: torch.nn.Module) -> Packing | None:
@@ -170,29 +181,31 @@ def check_store(store: str) -> None:
         raise StorageError(f"unknown storage '{store}'; choose one of {', '.join(STORES)}")
 
 
-def is_packable(tensor: Tensor, store: str) -> bool:
-    """Whether `pack` converts a floating-point tensor."""
+def is_packable(tensor: Tensor, store: str, name: str) -> bool:
+    """Whether `pack` converts a floating-point tensor of a name."""
     is_large = tensor.dim() >= 1 and tensor.numel() >= _LEAST_VALUES
-    return is_large and tensor.is_floating_point() and _bytes_as(tensor, store) < tensor.nbytes
+    return is_large and tensor.is_floating_point() and _bytes_as(tensor, store, name) < tensor.nbytes
 
 
-def packed_bytes(tensor: Tensor, store: str) -> int:
-    """The size of a floating-point tensor in a storage, including scales; depends only on its shape.
+def packed_bytes(tensor: Tensor, store: str, name: str) -> int:
+    """The size of a floating-point tensor in a storage, including scales; depends on its shape and name only.
 
     A packed tensor stays as it is.
     """
     if isinstance(tensor, PackedTensor):
         return tensor.form.bytes
-    return _bytes_as(tensor, store) if is_packable(tensor, store) else tensor.nbytes
+    return _bytes_as(tensor, store, name) if is_packable(tensor, store, name) else tensor.nbytes
 
 
-def _bytes_as(tensor: Tensor, store: str) -> int:
+def _bytes_as(tensor: Tensor, store: str, name: str) -> int:
     """The size of a tensor in a storage, ignoring the minimum size for packing."""
-    return tensor.nbytes if store == "fp32" else _format_of(tensor, store).bytes
+    return tensor.nbytes if store == "fp32" else _format_of(tensor, store, name).bytes
 
 
-def _format_of(tensor: Tensor, store: str) -> NumberFormat:
+def _format_of(tensor: Tensor, store: str, name: str) -> NumberFormat:
     """The format of a tensor in a storage other than fp32."""
+    if name.rpartition(".")[2] == ROW_SCALES:
+        return Logarithms(tensor.shape)
     return FORMATS[store if tensor.dim() > 1 else "fp16"](tensor.shape)
 
 
@@ -203,8 +216,10 @@ def _exceeds_fp16(tensor: Tensor) -> bool:
 
 def _pack_numbers(name: str, tensor: Tensor, store: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Pack a floating-point tensor; returns its description and its parts by name."""
-    form = _format_of(tensor, store)
+    form = _format_of(tensor, store, name)
     rows = max(1, _VALUES_AT_ONCE // max(tensor[0].numel(), 1))
+    if isinstance(form, Logarithms):  # all share a scale
+        rows = len(tensor)
     encoded = []
     for values in (part.float() for part in tensor.detach().split(rows)):
         if not bool(values.isfinite().all()):
@@ -212,10 +227,10 @@ def _pack_numbers(name: str, tensor: Tensor, store: str) -> tuple[dict[str, Any]
                 f"tensor {name} contains NaN or infinity and cannot be stored as {store}; use a checkpoint "
                 "from before the training diverged"
             )
-        encoded.append(_format_of(values, store).encode(values))
+        encoded.append(_format_of(values, store, name).encode(values))
     scales = [part.scales for part in encoded if part.scales is not None]
     packed = Packed(torch.cat([part.codes for part in encoded]), torch.cat(scales) if scales else None)
-    if store == "fp16" and not bool(packed.codes.isfinite().all()):
+    if packed.codes.is_floating_point() and not bool(packed.codes.isfinite().all()):
         raise StorageError(
             f"tensor {name} has values up to {float(tensor.abs().max()):g}, but fp16 is limited to 65504; "
             "use another storage"

@@ -23,27 +23,30 @@ def widths_within(
     limit: int,
     size_of: Callable[[Mapping[int, int]], int],
     widths: Sequence[int],
+    sizes: Sequence[int],
     error_shares: Tensor,
 ) -> Tensor:
     """The widths ``(V,)`` with the least total error that take `limit` bytes at most.
 
-    The squared error of a word is estimated as its importance times the share for its width. Bits go one by
-    one to the word whose error they lower most.
+    The squared error of a word is estimated as its importance times the share for its width. Words get the
+    next width one by one, first those whose error it lowers most for each byte.
 
     Args:
         importance: ``(V,)`` nonnegative: the squared norm of the row, times a weight.
         limit: bytes.
         size_of: the bytes for numbers of words by width.
-        widths: consecutive widths, ascending; all words have at least the first.
-        error_shares: for each width; falls by less and less.
+        widths: ascending by size; all words have at least the first.
+        sizes: the bytes of the codes of a word for each width.
+        error_shares: for each width; falls.
     """
-    gains = importance.double().unsqueeze(1) * error_shares.diff().neg()
+    gains = importance.double().unsqueeze(1) * _slopes(sizes, error_shares)
     order = gains.flatten().argsort(descending=True, stable=True)
+    by_step = torch.tensor(widths, dtype=torch.uint8)
 
     def found(extra: int) -> Tensor:
         chosen = torch.zeros(gains.numel(), dtype=torch.uint8)
         chosen[order[:extra]] = 1
-        return (widths[0] + chosen.view_as(gains).sum(dim=1)).to(torch.uint8)
+        return by_step[chosen.view_as(gains).sum(dim=1)]
 
     # The size grows with the number of bits but for a few codebooks: bisect.
     least, most = 0, len(order)
@@ -57,14 +60,31 @@ def widths_within(
     return found(least)
 
 
-def direction_bits(variances: Tensor, errors: Tensor, total: int) -> Tensor:
-    """The bits of each direction ``(R,)`` with the least squared error: `total`, or as many as they can take.
+def _slopes(sizes: Sequence[int], errors: Tensor) -> Tensor:
+    """How much each width lowers the error for each byte, of the convex hull of all: descending."""
+    points = list(zip(sizes, errors.tolist()))
+    slopes: list[float] = []
+    start = 0
+    while start < len(points) - 1:
+        size, error = points[start]
+        steepest = [(error - lower) / max(more - size, 1) for more, lower in points[start + 1 :]]
+        best = max(range(len(steepest)), key=lambda place: (steepest[place], place))
+        slopes += [steepest[best]] * (best + 1)
+        start += best + 1
+    return torch.tensor(slopes, dtype=torch.float64)
+
+
+def direction_bits(variances: Tensor, rates: Sequence[float], errors: Tensor, total: float) -> Tensor:
+    """Which of the `rates` each direction ``(R,)`` has, for the least squared error with `total` bits.
 
     Args:
         variances: ``(R,)`` of the numbers along each direction.
-        errors: the squared error of normal numbers with 0, 1, ... bits; falls by less and less.
-        total: the bits of all directions together.
+        rates: the bits of a number that are possible, ascending from 0.
+        errors: the squared error of normal numbers for each of them; falls by less and less.
+        total: the most bits of all directions together.
     """
-    gains = (variances.unsqueeze(1) * errors.diff().neg()).flatten()
-    chosen = gains.argsort(descending=True, stable=True)[:total] // (len(errors) - 1)
-    return torch.bincount(chosen, minlength=len(variances))
+    steps = torch.tensor(rates, dtype=torch.float64).diff()
+    gains = variances.double().unsqueeze(1) * (errors.diff().neg() / steps)
+    order = gains.flatten().argsort(descending=True, stable=True)
+    fits = steps[order % len(steps)].cumsum(0) <= total + 1e-9
+    return torch.bincount(order[: int(fits.sum())] // len(steps), minlength=len(variances))

@@ -1,6 +1,7 @@
 """What a codec provides: bytes for rows of a table, with a scale for each row or group of numbers.
 
-A row has a *width*, the bits of each of its numbers. Codecs see rows after the rotation, if they want one.
+A row has a *width*, the bits of each of its numbers; the widths 9 and 10 stand for a half and a quarter of a
+bit. Codecs see rows after the rotation, if they want one.
 
 Axes: ``n`` rows, ``D`` dimensions, ``S`` scales of a row.
 """
@@ -18,6 +19,9 @@ from torch import Tensor
 from shared_embeddings.codecs import kernels
 
 Codebooks = dict[str, Tensor]
+
+# The bits of a number by width.
+RATES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 0.5, 0.25)
 
 # Rows that are computed with together, so that no dense table is in memory.
 _BLOCK = 512
@@ -44,14 +48,16 @@ class Codec(ABC):
         name: the value of the option `codec`.
         rotates: whether rows are rotated before they are encoded.
         adapts: whether the sizes of its codebooks and the bits of its numbers depend on the table.
-        widths: the widths that it supports, ascending; 0 for rows without codes.
+        widths: the widths that it supports, ascending by bits; 0 for rows without codes.
+        row_scales: whether scales are positive and one for each row, which 8 bits are enough for.
         dim: D.
     """
 
     name: ClassVar[str]
     rotates: ClassVar[bool] = True
     adapts: ClassVar[bool] = False
-    widths: ClassVar[tuple[int, ...]] = tuple(range(9))
+    row_scales: ClassVar[bool] = True
+    widths: tuple[int, ...] = tuple(range(9))
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
@@ -83,7 +89,7 @@ class Codec(ABC):
 
     def error_shares(self) -> Tensor:
         """The estimated share of the squared error of rows at each width; the limit for normal numbers."""
-        return 4.0 ** -torch.tensor(self.widths, dtype=torch.float64)
+        return 4.0 ** -torch.tensor([RATES[width] for width in self.widths], dtype=torch.float64)
 
     def energy(self, rows: Tensor) -> Tensor:
         """The squared error ``(n,)`` of rows ``(n, D)`` without codes."""
@@ -172,7 +178,11 @@ def fitted_scales(rows: Tensor, values: Tensor) -> Tensor:
     return (rows * values).sum(dim=1, keepdim=True) / norms
 
 
-def rms(rows: Tensor) -> Tensor:
-    """The root mean square ``(n, 1)`` of each row ``(n, D)``; one for rows of zeros."""
+def row_sizes(rows: Tensor) -> Tensor:
+    """The root mean square ``(n, 1)`` of each row ``(n, D)``, a power of 2**(1/16); one for rows of zeros.
+
+    Scales are such powers when they are stored, so exact codes need no other scale.
+    """
     found = rows.square().mean(dim=1, keepdim=True).sqrt()
-    return found.masked_fill(found == 0, 1.0)
+    found = found.masked_fill(found == 0, 1.0)
+    return (found.log2() * 16).round().div(16).exp2()

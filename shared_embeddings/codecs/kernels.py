@@ -147,42 +147,66 @@ def nearest_sums(pieces: Tensor, stages: Tensor) -> Tensor:
     return out
 
 
-def decode_fields(codes: Tensor, ends: Tensor, book: Tensor) -> Tensor:
-    """Entries ``(n, D)`` of `book` ``(2**b,)`` for the last b bits of a stream at each number.
+def decode_fields(codes: Tensor, ends: Tensor, numbers: Tensor, books: Tensor) -> Tensor:
+    """Entries ``(n, D)`` of codebooks for the last b bits of a stream at each number.
 
     Args:
         codes: streams, bytes ``(n, B)``.
         ends: the bits up to the end of each number ``(D,)``.
-        book: floats.
+        numbers: the codebook of each number ``(D,)``.
+        books: floats ``(m, 2**b)``.
     """
     out = torch.empty(len(codes), len(ends))
-    streams, places, entries, values = _array(codes), _array(ends), _array(book.float()), out.numpy()
+    streams, places, offsets = _array(codes), _array(ends), _array(numbers * books.size(1))
+    entries, values = _array(books.float().flatten()), out.numpy()
 
     def decode(rows: slice) -> None:
-        _loops().decode_fields(streams[rows], places, len(entries) - 1, entries, values[rows])
+        _loops().decode_fields(streams[rows], places, offsets, books.size(1) - 1, entries, values[rows])
 
     _in_threads(decode, len(codes), len(ends))
-    return out
+    return out.to(books.dtype)
 
 
-def nearest_paths(rows: Tensor, widths: Sequence[int], weights: Tensor, start: int, book: Tensor) -> Tensor:
-    """The states ``(n, D)`` of the nearest path to each row, among those that begin in the first states.
+def path_scores(
+    hidden: Tensor, codes: Tensor, ends: Tensor, numbers: Tensor, books: Tensor, scales: Tensor
+) -> Tensor:
+    """Products ``(N, n)`` of hidden states ``(N, D)`` with rows as in `decode_fields`, times `scales`."""
+    out = torch.empty(len(hidden), len(codes))
+    streams, places, offsets = _array(codes), _array(ends), _array(numbers * books.size(1))
+    entries, states = _array(books.float().flatten()), _array(hidden.float())
+    factors, products = _array(scales.float().squeeze(1)), out.numpy()
+
+    def score(rows: slice) -> None:
+        mask = books.size(1) - 1
+        _loops().path_scores(
+            streams[rows], places, offsets, mask, entries, factors[rows], states, products[:, rows]
+        )
+
+    _in_threads(score, len(codes), hidden.size(1))
+    return out.to(hidden.dtype)
+
+
+def nearest_paths(
+    rows: Tensor, steps: Sequence[tuple[int, int]], weights: Tensor, start: int, books: Tensor
+) -> Tensor:
+    """The states ``(n, T)`` of the nearest path to each row, among those that begin in the first states.
 
     Args:
         rows: ``(n, D)``.
-        widths: the bits of each number.
+        steps: for each state, the bits between it and the one before, and how many numbers it gives.
         weights: of the squared errors of the numbers ``(D,)``.
         start: the number of states that a path can begin in.
-        book: the entry of each state.
+        books: the entry of each state, for the first, second, ... number that it gives.
     """
-    out = torch.empty(rows.shape, dtype=torch.long)
-    numbers, entries, states = _array(rows.float()), _array(book.float()), out.numpy()
-    bits, factors = _array(torch.tensor(widths)), _array(weights.float())
+    out = torch.empty(len(rows), len(steps), dtype=torch.long)
+    numbers, entries, states = _array(rows.float()), _array(books.float()), out.numpy()
+    bits, sizes = _array(torch.tensor(steps)).T
+    factors = _array(weights.float())
 
     def find(some: slice) -> None:
-        _loops().nearest_paths(numbers[some], bits, factors, start, entries, states[some])
+        _loops().nearest_paths(numbers[some], bits, sizes, factors, start, entries, states[some])
 
-    _in_threads(find, len(rows), rows.size(1) * len(entries))
+    _in_threads(find, len(rows), rows.size(1) * entries.shape[1])
     return out
 
 

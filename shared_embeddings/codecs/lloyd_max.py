@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shared_embeddings.codecs import kernels
 from shared_embeddings.codecs.bit_packing import byte_products, bytes_for, pack_bits, read_entries
-from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
+from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, row_sizes
 from shared_embeddings.layers.caching import cache_tensor
 
 _ITERATIONS = 3000
@@ -40,7 +40,7 @@ class LloydMaxCodec(Codec):
         """As in the base class: the nearest levels at unit variance, then the best scale."""
         levels = codebooks[f"levels{width}"].float()
         borders = (levels[1:] + levels[:-1]) / 2
-        codes = torch.bucketize((rows / rms(rows)).contiguous(), borders)
+        codes = torch.bucketize((rows / row_sizes(rows)).contiguous(), borders)
         return Encoded(pack_bits(codes, width), fitted_scales(rows, levels[codes]))
 
     def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:

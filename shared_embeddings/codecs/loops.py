@@ -256,44 +256,72 @@ def _insert_nearest(
 
 
 @_compiled
-def decode_fields(codes: Any, ends: Any, mask: int, book: Any, out: Any) -> None:
-    """Entries ``(n, D)`` of `book` for the last bits of streams ``(n, B)`` before each of `ends` ``(D,)``."""
+def decode_fields(codes: Any, ends: Any, offsets: Any, mask: int, book: Any, out: Any) -> None:
+    """Entries ``(n, D)`` of `book` for the last bits of streams ``(n, B)`` before each of `ends` ``(D,)``.
+
+    The codebook of a number starts at its place in `offsets` ``(D,)``.
+    """
     for row in range(codes.shape[0]):
-        stream, read, place = 0, 0, 0
-        for column in range(out.shape[1]):
-            while read < ends[column]:
-                stream = (stream << 8 | codes[row, place]) & 0xFFFFFFFF
-                place += 1
-                read += 8
-            out[row, column] = book[stream >> (read - ends[column]) & mask]
+        _row_of_fields(codes[row], ends, offsets, np.uint64(mask), book, out[row])
 
 
 @_compiled
-def nearest_paths(rows: Any, widths: Any, weights: Any, start: int, book: Any, out: Any) -> None:
-    """The states ``(n, D)`` of the path that is nearest to each row, as `trellis.nearest_states`.
+def path_scores(
+    codes: Any, ends: Any, offsets: Any, mask: int, book: Any, scales: Any, hidden: Any, out: Any
+) -> None:
+    """Products ``(N, n)`` of vectors ``(N, D)`` with the rows of `decode_fields` times `scales` ``(n,)``."""
+    numbers = np.empty(hidden.shape[1], np.float32)
+    for row in range(codes.shape[0]):
+        _row_of_fields(codes[row], ends, offsets, np.uint64(mask), book, numbers)
+        for token in range(hidden.shape[0]):
+            score = np.float32(0.0)
+            for column in range(numbers.shape[0]):
+                score += numbers[column] * hidden[token, column]
+            out[token, row] = score * scales[row]
+
+
+@_compiled
+def _row_of_fields(codes: Any, ends: Any, offsets: Any, mask: Any, book: Any, out: Any) -> None:
+    """One row ``(D,)`` of `decode_fields`."""
+    stream, read, place = np.uint64(0), 0, 0
+    for column in range(out.shape[0]):
+        while read < ends[column]:
+            stream = stream << np.uint64(8) | np.uint64(codes[place])
+            place += 1
+            read += 8
+        out[column] = book[offsets[column] + np.int64(stream >> np.uint64(read - ends[column]) & mask)]
+
+
+@_compiled
+def nearest_paths(rows: Any, bits: Any, sizes: Any, weights: Any, start: int, books: Any, out: Any) -> None:
+    """The states ``(n, T)`` of the path that is nearest to each row, as `trellis.nearest_states`.
 
     The loops over states read contiguous numbers, which stay in the first cache, so they are vectorized.
 
     Args:
         rows: ``(n, D)``.
-        widths: the bits of each number ``(D,)``.
+        bits: between each state and the one before ``(T,)``.
+        sizes: the numbers of each state ``(T,)``.
         weights: of the squared errors of the numbers ``(D,)``.
         start: the number of states that a path can begin in.
-        book: the entry of each state.
-        out: int64 ``(n, D)``, overwritten.
+        books: the entry of each state, for the first, second, ... of its numbers.
+        out: int64 ``(n, T)``, overwritten.
     """
-    dim, states = rows.shape[1], book.shape[0]
-    lowest = np.empty((dim, states >> np.min(widths)), np.float32)
+    states = books.shape[1]
+    lowest = np.empty((bits.shape[0], states >> np.min(bits)), np.float32)
     costs, spare = np.empty(states, np.float32), np.empty(states, np.float32)
     for row in range(rows.shape[0]):
         costs[:start], costs[start:] = 0.0, _FAR
-        for step in range(dim):
+        column = 0
+        for step in range(bits.shape[0]):
             if step > 0:
-                least = lowest[step][: states >> widths[step]]
+                least = lowest[step][: states >> bits[step]]
                 _lowest_of_predecessors(costs, least)
                 costs, spare = _repeated(least, costs, spare)
-            _add_errors(book, rows[row, step], weights[step], costs)
-        _trace(rows[row], widths, weights, start, book, lowest, np.argmin(costs), out[row])
+            for number in range(sizes[step]):
+                _add_errors(books[number], rows[row, column], weights[column], costs)
+                column += 1
+        _trace(rows[row], bits, sizes, weights, start, books, lowest, np.argmin(costs), out[row])
 
 
 @_compiled
@@ -349,19 +377,31 @@ def _double(values: Any, out: Any) -> None:
 
 @_compiled
 def _trace(
-    numbers: Any, widths: Any, weights: Any, start: int, book: Any, lowest: Any, state: Any, out: Any
+    numbers: Any,
+    bits: Any,
+    sizes: Any,
+    weights: Any,
+    start: int,
+    books: Any,
+    lowest: Any,
+    state: Any,
+    out: Any,
 ) -> None:
     """The states of a path, from the last one to the first; costs on the way are computed again."""
-    last = numbers.shape[0] - 1
+    last, states = bits.shape[0] - 1, books.shape[1]
     out[last] = state
+    column = numbers.shape[0] - sizes[last]
     for step in range(last - 1, -1, -1):
-        heads = book.shape[0] >> widths[step + 1]
-        head, least = state >> widths[step + 1], 4 * _FAR
-        for other in range(head, book.shape[0], heads):
-            error = book[other] - numbers[step]
-            cost = weights[step] * error * error
+        column -= sizes[step]
+        heads = states >> bits[step + 1]
+        head, least = state >> bits[step + 1], 4 * _FAR
+        for other in range(head, states, heads):
+            cost = np.float32(0.0)
+            for number in range(sizes[step]):
+                error = books[number, other] - numbers[column + number]
+                cost += weights[column + number] * error * error
             if step > 0:
-                cost += lowest[step, other >> widths[step]]
+                cost += lowest[step, other >> bits[step]]
             elif other >= start:
                 cost += _FAR
             if cost < least:

@@ -133,7 +133,8 @@ class PrincipalCodec(Codec):
         left = float(variances[found.rank :].sum())
         kept = variances[: found.rank]
         shares = [
-            float((kept * _errors()[direction_bits(kept, _errors(), width * self.dim)]).sum()) + left
+            float((kept * _errors()[direction_bits(kept, range(9), _errors(), width * self.dim)]).sum())
+            + left
             for width in self.widths
         ]
         found._shares = torch.tensor(shares, dtype=torch.float64) / variances.sum().clamp(min=1e-30)
@@ -165,7 +166,8 @@ class PrincipalCodec(Codec):
                 for ids in mine.split(_BLOCK):
                     part = (rows[ids] - basis[0]) @ basis[1:].t()
                     variances += part.double().square().sum(dim=0).cpu() / len(mine)
-                bits = direction_bits(variances, _errors(), width * self.dim).sort(descending=True).values
+                bits = direction_bits(variances, range(9), _errors(), width * self.dim)
+                bits = bits.sort(descending=True).values
                 spread[width - 1] = variances.sqrt().clamp(min=1e-30).float()
             counts = torch.bincount(bits, minlength=_MOST_BITS + 1)
             counts[0] += self.dim - self.rank

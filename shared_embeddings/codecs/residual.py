@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.codecs import kernels
-from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
+from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, row_sizes
 from shared_embeddings.utils.extras import require
 
 _PIECE = 8
@@ -52,7 +52,7 @@ class ResidualCodec(Codec):
 
     def learn(self, rows: Tensor, widths: Sequence[int], seed: int) -> Codebooks:
         """As in the base class: k-means on a sample of pieces, stage by stage."""
-        pieces = self._pieces(rows / rms(rows)).flatten(0, 1)
+        pieces = self._pieces(rows / row_sizes(rows)).flatten(0, 1)
         generator = torch.Generator().manual_seed(seed)
         sample = pieces[torch.randperm(len(pieces), generator=generator)[:_SAMPLE].to(pieces.device)].cpu()
         stages = []
@@ -70,7 +70,7 @@ class ResidualCodec(Codec):
     def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
         """As in the base class: the best of a beam of sums, then the best scale."""
         stages = codebooks["stages"][:width].float()
-        pieces = self._pieces(rows / rms(rows))
+        pieces = self._pieces(rows / row_sizes(rows))
         if kernels.usable(pieces, stages):
             codes = kernels.nearest_sums(pieces.flatten(0, 1), stages)
         else:

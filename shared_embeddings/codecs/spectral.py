@@ -15,15 +15,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.codecs.allocation import direction_bits
-from shared_embeddings.codecs.bit_packing import bytes_for
-from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
+from shared_embeddings.codecs.codec import RATES, Codebooks, Codec, Encoded, fitted_scales, row_sizes
 from shared_embeddings.codecs.principal import principal_directions
-from shared_embeddings.codecs.trellis import START_BITS, codebook, nearest_states, packed_states, read_states
+from shared_embeddings.codecs.trellis import (
+    ERRORS,
+    Runs,
+    entries_of,
+    gains_for,
+    nearest_states,
+    packed_states,
+    path_scores,
+    read_entries,
+    steps_for,
+    stream_bytes,
+    trellis_widths,
+)
 
-_MOST_BITS = 8
 # The bits of a number of a reflection as stored, and the share of all bits that reflections may take.
 _AXIS_BITS = 16
-_SHARE = 0.03
+_SHARE = 0.04
 
 
 class SpectralCodec(Codec):
@@ -31,8 +41,8 @@ class SpectralCodec(Codec):
     numbers along each principal direction, then of the others.
 
     Args:
-        directions: K, then for each width from 1 to 8 how many dimensions have 0, 1, ... 8 bits; by default
-            all have as many as the width, with an eighth of D reflections.
+        directions: K, then for each width from 1 to 10 how many dimensions have each width; by default all
+            have that of the word, with an eighth of D reflections.
     """
 
     name = "spectral"
@@ -40,13 +50,14 @@ class SpectralCodec(Codec):
 
     def __init__(self, dim: int, directions: Sequence[int] = ()) -> None:
         super().__init__(dim)
-        plain = [dim * (bits == width) for width in self.widths[1:] for bits in range(_MOST_BITS + 1)]
+        self.widths = trellis_widths(dim)
+        plain = [dim * (other == width) for width in range(1, len(RATES)) for other in range(len(RATES))]
         self.num_axes, *self.counts = directions or (dim // 8, *plain)
         self._shares: Tensor | None = None
 
     def row_bytes(self, width: int) -> int:
         """As in the base class."""
-        return bytes_for(START_BITS + width * (self.dim - 1))
+        return stream_bytes(steps_for(((RATES[width], self.dim),)))
 
     def options(self) -> dict[str, object]:
         """As in the base class."""
@@ -60,10 +71,12 @@ class SpectralCodec(Codec):
         """As in the base class: reflections that exchange signs only."""
         return {"axes": torch.eye(self.num_axes, self.dim), "spread": torch.ones(self.num_axes + 1)}
 
-    def field_widths(self, width: int) -> list[int]:
-        """The bits of every dimension with bits, descending."""
-        counts = self.counts[9 * (width - 1) : 9 * width]
-        return [bits for bits in range(_MOST_BITS, 0, -1) for _ in range(counts[bits])]
+    def runs(self, width: int) -> Runs:
+        """The bits of the dimensions of a row, descending, each with how many dimensions have them."""
+        counts = self.counts[len(RATES) * (width - 1) : len(RATES) * width]
+        return tuple(
+            (rate, count) for rate, count in sorted(zip(RATES, counts), reverse=True) if rate * count
+        )
 
     # Adapting to a table.
 
@@ -72,13 +85,28 @@ class SpectralCodec(Codec):
         most = int(_SHARE * bits * len(rows) / _AXIS_BITS)
         found = SpectralCodec(self.dim, [min(most, self.dim // 4), *self.counts])
         variances = found._spectrum(rows)[0]
-        shares, counts = [1.0], []
-        for width in self.widths[1:]:
-            each = direction_bits(variances, _errors(), width * (self.dim - 1))
-            shares.append(float((variances * _errors()[each]).sum() / variances.sum().clamp(min=1e-30)))
-            counts += torch.bincount(each, minlength=_MOST_BITS + 1).tolist()
-        found.counts, found._shares = counts, torch.tensor(shares, dtype=torch.float64)
+        shares, counts = {0: 1.0}, []
+        for width in range(1, len(RATES)):
+            chosen = found._chosen_widths(variances, width)
+            errors = torch.tensor([ERRORS[RATES[one]] for one in chosen], dtype=torch.float64)
+            shares[width] = float((variances * errors).sum() / variances.sum().clamp(min=1e-30))
+            counts += torch.tensor(chosen).bincount(minlength=len(RATES)).tolist()
+        found.counts = counts
+        found._shares = torch.tensor([shares[width] for width in self.widths], dtype=torch.float64)
         return found
+
+    def _chosen_widths(self, variances: Tensor, width: int) -> list[int]:
+        """The width of every direction, for rows that are as long as those with `width`."""
+        rates = [RATES[one] for one in self.widths]
+        errors = torch.tensor([ERRORS[rate] for rate in rates], dtype=torch.float64)
+        total = RATES[width] * self.dim + max(RATES)  # the bits of the first state are not those of a step
+        while True:
+            chosen = direction_bits(variances, rates, errors, total)
+            counts = chosen.bincount(minlength=len(rates)).tolist()
+            runs = tuple((rate, count) for rate, count in zip(rates, counts) if rate * count)
+            if stream_bytes(steps_for(runs[::-1])) <= self.row_bytes(width):
+                return [self.widths[one] for one in chosen.tolist()]
+            total -= 1
 
     def error_shares(self) -> Tensor:
         """As in the base class, of the table that it was adapted to."""
@@ -102,14 +130,13 @@ class SpectralCodec(Codec):
     # Coding.
 
     def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
-        """As in the base class: the path with the least squared error for rows at unit variance."""
+        """As in the base class: the path with the least squared error for rows at the size of entries."""
         reflected = _reflected(rows, codebooks["axes"])
-        widths, book = self.field_widths(width), codebook(rows.device)
-        spread = self._spreads(codebooks)[: len(widths)]
-        numbers = reflected[:, : len(widths)] / (rms(rows) * spread)
-        states = nearest_states(numbers, widths, spread.square(), book)
-        values = F.pad(book[states] * spread, (0, self.dim - len(widths)))
-        codes = packed_states(states, widths)
+        steps, sizes = steps_for(self.runs(width)), self._sizes(width, codebooks)
+        targets = reflected[:, : len(sizes)] / (row_sizes(rows) * sizes)
+        states = nearest_states(targets, steps, sizes.square())
+        values = F.pad(entries_of(states, steps) * sizes, (0, self.dim - len(sizes)))
+        codes = packed_states(states, steps)
         missing = self.row_bytes(width) - codes.size(1)
         return Encoded(F.pad(codes, (0, missing)), fitted_scales(reflected, values))
 
@@ -124,16 +151,25 @@ class SpectralCodec(Codec):
         reflected = _reflected(hidden, codebooks["axes"].to(hidden.dtype))
         return super().scores(reflected, codes, width, codebooks, scales)
 
+    def direct_scores(
+        self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
+    ) -> Tensor | None:
+        """As in the base class, for reflected hidden states."""
+        sizes = self._sizes(width, codebooks)
+        return path_scores(hidden[:, : len(sizes)] * sizes, codes, steps_for(self.runs(width)), scales)
+
     def scored_rows(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
         """As in the base class: reflected rows."""
-        widths = self.field_widths(width)
-        values = read_states(codes, widths) * self._spreads(codebooks)[: len(widths)]
-        return F.pad(values, (0, self.dim - len(widths)))
+        sizes = self._sizes(width, codebooks)
+        values = read_entries(codes, steps_for(self.runs(width))) * sizes
+        return F.pad(values, (0, self.dim - len(sizes)))
 
-    def _spreads(self, codebooks: Codebooks) -> Tensor:
-        """The size of numbers along every dimension ``(D,)``."""
-        spread = codebooks["spread"]
-        return torch.cat([spread[:-1], spread[-1:].expand(self.dim - self.num_axes)])
+    def _sizes(self, width: int, codebooks: Codebooks) -> Tensor:
+        """The size of the entries of every dimension with bits."""
+        spread, runs = codebooks["spread"], self.runs(width)
+        sizes = torch.cat([spread[:-1], spread[-1:].expand(self.dim - self.num_axes)])
+        gains = gains_for(runs, spread.device)
+        return sizes[: len(gains)] * gains.to(spread.dtype)
 
 
 def _reflected(values: Tensor, axes: Tensor) -> Tensor:
@@ -141,9 +177,3 @@ def _reflected(values: Tensor, axes: Tensor) -> Tensor:
     for axis in F.normalize(axes.to(values.dtype)):
         values = values - 2 * (values @ axis).unsqueeze(1) * axis
     return values
-
-
-def _errors() -> Tensor:
-    """The mean squared errors of trellis codes of 0, 1, ... bits for normal numbers, as measured."""
-    errors = [1.0, 0.2756, 0.0722, 0.0196, 0.0053, 0.00148, 0.00044, 0.00015, 0.00007]
-    return torch.tensor(errors, dtype=torch.float64)

@@ -1,16 +1,18 @@
 """Trellis-coded quantization with a computed codebook (after QTIP, Tseng et al., 2024).
 
-A row is a stream of bits, `width` for each number. A number is the codebook's entry for a state: the last 12
+A row is a stream of bits, a few for each number. A number is the codebook's entry for a state: the last 12
 bits of the stream up to its own. Neighboring numbers share most bits of their states, so a stream is a path
-through a trellis, and the Viterbi algorithm finds the nearest one.
+through a trellis, and the Viterbi algorithm finds the nearest one. With less than one bit for each number,
+two or four numbers share a state; each of them has its own codebook.
 
-Axes: ``n`` rows, ``D`` dimensions.
+Axes: ``n`` rows, ``D`` dimensions, ``T`` states of a row.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from shared_embeddings.codecs import kernels
 from shared_embeddings.codecs.bit_packing import bits_of, bytes_for, pack_bits, read_windows
-from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, rms
+from shared_embeddings.codecs.codec import RATES, Codebooks, Codec, Encoded, fitted_scales, row_sizes
 from shared_embeddings.layers.caching import cache_tensor
 from shared_embeddings.layers.tracing import has_values
 
@@ -26,8 +28,69 @@ STATE_BITS = 12
 _STATES = 2**STATE_BITS
 # The free bits of a row's first state; the bits before them are zero.
 START_BITS = 8
+# The most numbers that share a state.
+_MOST_NUMBERS = 4
+# Fractions of a bit are worth their table look-ups in rows of at least so many numbers.
+_LEAST_DIM = 32
 # Rows whose path costs are updated together; their costs fit into the cache of a core.
 _ROWS = 32
+# The mean squared errors of normal numbers, as measured in 128 dimensions, by bits of a number.
+ERRORS = {
+    0.0: 1.0,
+    0.25: 0.693,
+    0.5: 0.502,
+    1.0: 0.261,
+    2.0: 0.0701,
+    3.0: 0.0188,
+    4.0: 0.0053,
+    5.0: 0.00148,
+    6.0: 0.00044,
+    7.0: 0.00015,
+    8.0: 0.00007,
+}
+# The nearest paths to normal numbers vary less than these; entries are multiplied by this factor.
+_GAINS = {0.25: 0.55, 0.5: 0.7, 1.0: 0.9}
+
+
+class Step(NamedTuple):
+    """What one state of a path stands for.
+
+    Attributes:
+        bits: the bits between the state before and this one.
+        numbers: the numbers that it gives.
+    """
+
+    bits: int
+    numbers: int
+
+
+Steps = tuple[Step, ...]
+# Runs of numbers: the bits for each number, and how many numbers.
+Runs = tuple[tuple[float, int], ...]
+
+
+@functools.cache
+def steps_for(rates: Runs) -> Steps:
+    """The steps for runs of numbers."""
+    steps: list[Step] = []
+    for rate, count in rates:
+        each = max(1, round(1 / rate))
+        whole, rest = divmod(count, each)
+        steps += [Step(max(1, int(rate)), each)] * whole + [Step(1, rest)] * (rest > 0)
+    return tuple(steps)
+
+
+@cache_tensor
+def gains_for(rates: Runs, device: torch.device) -> Tensor:
+    """The factors of the entries of all numbers."""
+    factors = [_GAINS.get(rate, 1.0) for rate, count in rates for _ in range(count)]
+    return torch.tensor(factors, device=device)
+
+
+def trellis_widths(dim: int) -> tuple[int, ...]:
+    """The widths of rows of D numbers, ascending by bits."""
+    widths = range(len(RATES)) if dim >= _LEAST_DIM else range(9)
+    return tuple(sorted(widths, key=lambda width: RATES[width]))
 
 
 class TrellisCodec(Codec):
@@ -35,23 +98,33 @@ class TrellisCodec(Codec):
 
     name = "trellis"
 
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.widths = trellis_widths(dim)
+
     def row_bytes(self, width: int) -> int:
         """As in the base class."""
-        return bytes_for(START_BITS + width * (self.dim - 1))
+        return stream_bytes(self._steps(width))
+
+    def error_shares(self) -> Tensor:
+        """As in the base class, as measured."""
+        return torch.tensor([ERRORS[RATES[width]] for width in self.widths], dtype=torch.float64)
 
     def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
-        """As in the base class: the path with the least squared error for rows at unit variance."""
-        book = codebook(rows.device)
-        widths = [width] * self.dim
-        states = nearest_states(rows / rms(rows), widths, rows.new_ones(self.dim), book)
-        return Encoded(packed_states(states, widths), fitted_scales(rows, book[states]))
+        """As in the base class: the path with the least squared error for rows at the size of entries."""
+        steps = self._steps(width)
+        targets = rows / (row_sizes(rows) * _GAINS.get(RATES[width], 1.0))
+        states = nearest_states(targets, steps, rows.new_ones(self.dim))
+        return Encoded(packed_states(states, steps), fitted_scales(rows, entries_of(states, steps)))
 
     def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
         """As in the base class."""
+        if RATES[width] < 1:
+            return read_entries(codes, self._steps(width))
         if kernels.usable(codes):
-            return kernels.decode_windows(codes, self.dim, width, START_BITS, codebook(codes.device))
+            return kernels.decode_windows(codes, self.dim, width, START_BITS, codebook(codes.device)[0])
         if torch.compiler.is_compiling():  # a graph would build a larger table in every call
-            entries = codebook(codes.device).unsqueeze(1)
+            entries = codebook(codes.device)[0].unsqueeze(1)
         else:
             entries = successive_entries(width, codes.device)
         bits, each = entries.size(0).bit_length() - 1, entries.size(1)
@@ -63,42 +136,57 @@ class TrellisCodec(Codec):
         self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
     ) -> Tensor | None:
         """As in the base class."""
-        return kernels.window_scores(hidden, codes, width, START_BITS, codebook(codes.device), scales)
+        if RATES[width] < 1:
+            return path_scores(hidden, codes, self._steps(width), scales)
+        return kernels.window_scores(hidden, codes, width, START_BITS, codebook(codes.device)[0], scales)
+
+    def _steps(self, width: int) -> Steps:
+        return steps_for(((RATES[width], self.dim),))
 
 
-def nearest_states(rows: Tensor, widths: Sequence[int], weights: Tensor, book: Tensor) -> Tensor:
-    """The states ``(n, D)`` of the path with the least weighted squared error from each row ``(n, D)``.
+def stream_bytes(steps: Steps) -> int:
+    """The bytes of the stream of a row."""
+    return bytes_for(START_BITS + sum(step.bits for step in steps[1:]))
+
+
+def nearest_states(rows: Tensor, steps: Steps, weights: Tensor) -> Tensor:
+    """The states ``(n, T)`` of the path with the least weighted squared error from each row ``(n, D)``.
 
     Args:
-        rows: rows whose numbers have a variance of one.
-        widths: the bits of each number.
+        rows: rows of numbers at the size of entries.
+        steps: of all states.
         weights: ``(D,)`` of the squared errors.
-        book: the entry of every state.
     """
     if kernels.usable(rows):
-        return kernels.nearest_paths(rows, widths, weights, 1 << START_BITS, book)
+        return kernels.nearest_paths(rows, steps, weights, 1 << START_BITS, codebook(rows.device))
     # All blocks use the same memory: page faults would take longer than the search.
     count = min(_ROWS, len(rows))
-    lowest = rows.new_empty((rows.size(1), _STATES >> min(widths), count))
+    lowest = rows.new_empty((len(steps), _STATES >> min(step.bits for step in steps), count))
     blocks = F.pad(rows, (0, 0, 0, -len(rows) % count)).split(count)
-    return torch.cat([nearest_paths(block, widths, weights, book, lowest) for block in blocks])[: len(rows)]
+    return torch.cat([nearest_paths(block, steps, weights, lowest) for block in blocks])[: len(rows)]
 
 
 def _codebook() -> Tensor:
-    # The finalizer of MurmurHash3, in 64-bit numbers that hold 32 bits.
-    hashed = torch.arange(_STATES, device="cpu")
-    for factor, shift in ((0x85EBCA6B, 16), (0xC2B2AE35, 13)):
-        hashed = (hashed ^ hashed >> shift) * factor + factor & 0xFFFFFFFF
-    hashed = hashed ^ hashed >> 16
-    ranks = hashed.argsort().argsort().double()
-    return torch.special.ndtri((ranks + 0.5) / _STATES).float()
+    books = []
+    for number in range(_MOST_NUMBERS):
+        # The finalizer of MurmurHash3, in 64-bit numbers that hold 32 bits.
+        hashed = torch.arange(number * _STATES, (number + 1) * _STATES, device="cpu")
+        for factor, shift in ((0x85EBCA6B, 16), (0xC2B2AE35, 13)):
+            hashed = (hashed ^ hashed >> shift) * factor + factor & 0xFFFFFFFF
+        hashed = hashed ^ hashed >> 16
+        ranks = hashed.argsort().argsort().double()
+        books.append(torch.special.ndtri((ranks + 0.5) / _STATES).float())
+    return torch.stack(books)
 
 
 _CODEBOOK = _codebook()
 
 
 def codebook(device: torch.device) -> Tensor:
-    """The entries ``(4096,)`` of all states: quantiles of the normal distribution in a scrambled order."""
+    """The entries ``(4, 4096)`` of all states for the first to fourth number that shares a state.
+
+    They are quantiles of the normal distribution, each in another scrambled order.
+    """
     return (_CODEBOOK if has_values() else _codebook()).to(device)
 
 
@@ -111,38 +199,43 @@ def successive_entries(width: int, device: torch.device) -> Tensor:
     each = {1: 4, 2: 2, 3: 2, 4: 2}.get(width, 1)
     streams = torch.arange(2 ** (STATE_BITS + width * (each - 1)), device=device).unsqueeze(1)
     shifts = torch.arange(each - 1, -1, -1, device=device) * width
-    return codebook(device)[streams >> shifts & _STATES - 1]
+    return codebook(device)[0][streams >> shifts & _STATES - 1]
 
 
 @torch.no_grad()
-def nearest_paths(
-    rows: Tensor, widths: Sequence[int], weights: Tensor, book: Tensor, lowest: Tensor
-) -> Tensor:
+def nearest_paths(rows: Tensor, steps: Steps, weights: Tensor, lowest: Tensor) -> Tensor:
     """`nearest_states` of a block of rows.
 
     Args:
-        rows, widths, weights, book: as in `nearest_states`.
-        lowest: ``(D, 4096 / 2**narrowest, n)``, overwritten with the lowest cost of a path to a state that
-            the states with the same leading bits can follow.
+        rows, steps, weights: as in `nearest_states`.
+        lowest: ``(T, 4096 / 2**bits, n)`` for the fewest bits, overwritten with the lowest cost of a path
+            to a state that the states with the same leading bits can follow.
     """
-    count = len(rows)
+    count, book = len(rows), codebook(rows.device)
     # The rows are the last axis, which makes all operations long loops over contiguous memory.
     columns = rows.t().contiguous()
     # (x - c)^2 - x^2 = (c^2, -2 c) (1, x), which is enough for finding the smallest.
-    entries = torch.stack([book.square(), -2 * book], dim=1)
-    numbers = rows.new_ones((2, count))
+    entries = torch.stack([book.square(), -2 * book], dim=-1)
     costs, errors = (rows.new_empty((_STATES, count)) for _ in range(2))
-    for step, width in enumerate(widths):
-        numbers[1] = columns[step]
-        torch.mm(entries, numbers * weights[step], out=costs if step == 0 else errors)
-        if step == 0:
+    for place, (step, own) in enumerate(zip(steps, _columns_of(steps))):
+        factors = torch.stack([torch.ones_like(columns[own]), columns[own]], dim=1)
+        factors = (factors * weights[own, None, None]).flatten(0, 1)
+        powers = entries[: step.numbers].transpose(0, 1).flatten(1)
+        torch.mm(powers, factors, out=costs if place == 0 else errors)
+        if place == 0:
             costs[1 << START_BITS :] = torch.inf
         else:
-            heads = _STATES >> width  # the states without their last `width` bits
-            _minimum(costs.view(-1, heads, count), lowest[step, :heads])
+            heads = _STATES >> step.bits  # the states without their last bits
+            _minimum(costs.view(-1, heads, count), lowest[place, :heads])
             by_head = costs.view(heads, -1, count)
-            torch.add(errors.view(heads, -1, count), lowest[step, :heads].unsqueeze(1), out=by_head)
-    return _traced(costs.argmin(dim=0), lowest, entries, columns, widths, weights)
+            torch.add(errors.view(heads, -1, count), lowest[place, :heads].unsqueeze(1), out=by_head)
+    return _traced(costs.argmin(dim=0), lowest, entries, columns, steps, weights)
+
+
+def _columns_of(steps: Steps) -> list[slice]:
+    """The numbers of each step."""
+    ends = list(itertools.accumulate(step.numbers for step in steps))
+    return [slice(end - step.numbers, end) for end, step in zip(ends, steps)]
 
 
 def _minimum(costs: Tensor, out: Tensor) -> None:
@@ -153,46 +246,72 @@ def _minimum(costs: Tensor, out: Tensor) -> None:
 
 
 def _traced(
-    last: Tensor, lowest: Tensor, entries: Tensor, columns: Tensor, widths: Sequence[int], weights: Tensor
+    last: Tensor, lowest: Tensor, entries: Tensor, columns: Tensor, steps: Steps, weights: Tensor
 ) -> Tensor:
-    """The states ``(n, D)`` of the paths that end in the states `last` ``(n,)``; see `nearest_paths`.
+    """The states ``(n, T)`` of the paths that end in the states `last` ``(n,)``; see `nearest_paths`.
 
     The costs of the states before a state are computed again: the choices of all states would take more time
     to find than those on the paths.
     """
-    states = [last]
+    states, places = [last], _columns_of(steps)
     everyone = torch.arange(len(last), device=last.device)
-    for step in range(len(widths) - 2, -1, -1):
-        before = torch.arange(0, _STATES, _STATES >> widths[step + 1], device=last.device).unsqueeze(1)
-        candidates = before + (states[-1] >> widths[step + 1])
-        squares, slopes = entries[candidates].unbind(-1)
-        costs = (squares + slopes * columns[step]) * weights[step]
-        if step == 0:
+    for place in range(len(steps) - 2, -1, -1):
+        bits = steps[place + 1].bits
+        before = torch.arange(0, _STATES, _STATES >> bits, device=last.device).unsqueeze(1)
+        candidates = before + (states[-1] >> bits)
+        squares, slopes = entries[: steps[place].numbers, candidates].unbind(-1)
+        own = places[place]
+        costs = ((squares + slopes * columns[own].unsqueeze(1)) * weights[own, None, None]).sum(dim=0)
+        if place == 0:
             costs = costs.masked_fill(candidates >= 1 << START_BITS, torch.inf)
         else:
-            costs += lowest[step, candidates >> widths[step], everyone]
+            costs += lowest[place, candidates >> steps[place].bits, everyone]
         states.append(candidates.gather(0, costs.argmin(dim=0, keepdim=True)).squeeze(0))
     return torch.stack(states[::-1], dim=1)
 
 
-def packed_states(states: Tensor, widths: Sequence[int]) -> Tensor:
+def entries_of(states: Tensor, steps: Steps) -> Tensor:
+    """The entries ``(n, D)`` of states ``(n, T)``."""
+    numbers, places = _places_of(steps, states.device)[:2]
+    return codebook(states.device)[numbers, states[:, places]]
+
+
+@cache_tensor
+def _places_of(steps: Steps, device: torch.device) -> Tensor:
+    """The codebook of every number, the place of its state, and the last bit of that: ``(3, D)``."""
+    ends = itertools.accumulate(step.bits for step in steps[1:])
+    places = [
+        (number, place, end)
+        for place, (step, end) in enumerate(zip(steps, [START_BITS, *(START_BITS + end for end in ends)]))
+        for number in range(step.numbers)
+    ]
+    return torch.tensor(places, device=device).t().contiguous()
+
+
+def packed_states(states: Tensor, steps: Steps) -> Tensor:
     """The stream of each row: the first state's low bits, then those of every other state."""
     bits, done = [bits_of(states[:, :1] & (1 << START_BITS) - 1, START_BITS)], 1
-    for width, run in itertools.groupby(widths[1:]):
+    for width, run in itertools.groupby(step.bits for step in steps[1:]):
         count = len(list(run))
         bits.append(bits_of(states[:, done : done + count] & (1 << width) - 1, width))
         done += count
     return pack_bits(torch.cat(bits, dim=1), 1)
 
 
-def read_states(codes: Tensor, widths: Sequence[int]) -> Tensor:
+def read_entries(codes: Tensor, steps: Steps) -> Tensor:
     """The entries ``(n, D)`` of the states that `packed_states` wrote."""
     book = codebook(codes.device)
-    ends = torch.tensor([START_BITS, *widths[1:]], device=codes.device).cumsum(0)
+    numbers, _, ends = _places_of(steps, codes.device)
     if kernels.usable(codes):
-        return kernels.decode_fields(codes, ends, book)
+        return kernels.decode_fields(codes, ends, numbers, book)
     places = (ends - 1) // 8
     padded = F.pad(codes, (2, 0)).int()
     high, middle, low = (padded.index_select(1, places + number) for number in range(3))
     windows = (high << 16 | middle << 8 | low) >> (8 * (places + 1) - ends).int() & _STATES - 1
-    return F.embedding(windows, book.unsqueeze(1)).squeeze(-1)
+    return F.embedding(windows + numbers.int() * _STATES, book.view(-1, 1)).squeeze(-1)
+
+
+def path_scores(hidden: Tensor, codes: Tensor, steps: Steps, scales: Tensor) -> Tensor:
+    """The products ``(N, n)`` of hidden states with rows as of `read_entries`, by a compiled loop."""
+    numbers, _, ends = _places_of(steps, codes.device)
+    return kernels.path_scores(hidden, codes, ends, numbers, codebook(codes.device), scales)

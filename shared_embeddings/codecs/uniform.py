@@ -30,6 +30,7 @@ class UniformCodec(Codec):
 
     name = "uniform"
     rotates = False
+    row_scales = False
 
     def __init__(self, dim: int, group_size: int) -> None:
         super().__init__(dim)

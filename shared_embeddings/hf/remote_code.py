@@ -32,6 +32,8 @@ VERSION = 1
 # Rows that are decoded together.
 _BLOCK = 2048
 _STATE_BITS, _START_BITS = 12, 8  # of trellis codes
+_RATES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 0.5, 0.25)  # the bits of a number by width
+_GAINS = {0.25: 0.55, 0.5: 0.7, 1: 0.9}  # of entries of spectral codes, by bits
 _GROUP = 32  # numbers that share a scale in int4
 _LARGEST_HADAMARD = 64
 _DEFAULTS = {"codec": "trellis", "group_size": 32, "directions": ()}  # options that config.json leaves out
@@ -170,6 +172,8 @@ def _numbers(codes: Tensor, scales: Any, form: Mapping[str, Any]) -> Tensor:
         return codes.float()
     if form["as"] == "int8":
         return codes.float() * scales.float()
+    if form["as"] == "log8":
+        return torch.exp2((codes.float() - 255) / 16).masked_fill(codes == 0, 0.0) * scales.float()
     if form["as"] == "int4":
         shape = form["shape"]
         dim = math.prod(shape) // len(codes)
@@ -225,8 +229,8 @@ def _quantized(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> T
         words = is_word.nonzero().flatten()
         for ids, part in zip(words.split(_BLOCK), rows.to(torch.uint8).split(_BLOCK)):
             table[ids] = _DECODERS[codec](part, width, dim, parts)
-            if "scales" in tensors:
-                table[ids] *= tensors["scales"][ids].float().repeat_interleave(group, dim=1)[:, :dim]
+            for scales in (tensors[one] for one in ("scales", "row_scales") if one in tensors):
+                table[ids] *= scales[ids].float().repeat_interleave(group, dim=1)[:, :dim]
     return _rotated_back(table, tensors["signs"]) if "signs" in tensors else table
 
 
@@ -250,17 +254,32 @@ def _residual(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> 
 
 def _trellis(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> Tensor:
     """Entries of the states along a path (after QTIP, Tseng et al., 2024)."""
-    return _trellis_entries()[_windows(codes, _START_BITS + width * np.arange(dim), _STATE_BITS)]
+    return _path_entries(codes, [_RATES[width]] * dim)
+
+
+def _path_entries(codes: Tensor, rates: Sequence[float]) -> Tensor:
+    """Entries of states, each of which gives one number, or two or four with less than one bit for each."""
+    ends: list[int] = []
+    numbers: list[int] = []
+    left = 0
+    for place, rate in enumerate(rates):
+        is_new = left == 0 or rate != rates[place - 1]
+        left = max(1, round(1 / rate)) if is_new else left
+        ends.append((ends[-1] + is_new * max(1, int(rate))) if ends else _START_BITS)
+        numbers.append(0 if is_new else numbers[-1] + 1)
+        left -= 1
+    return _trellis_entries()[torch.tensor(numbers), _windows(codes, ends, _STATE_BITS)]
 
 
 def _spectral(codes: Tensor, width: int, dim: int, parts: Mapping[str, Any]) -> Tensor:
     """Trellis codes with the bits and the size of each direction, reflected back."""
     axes, spread = parts["axes"].float(), parts["spread"].float()
-    widths = _field_widths(parts["directions"][1:], width, dim)
-    ends = np.cumsum([_START_BITS, *widths[1:]])
-    sizes = torch.cat([spread[:-1], spread[-1:].expand(dim - len(axes))])
-    values = _trellis_entries()[_windows(codes, ends, _STATE_BITS)] * sizes[: len(widths)]
-    rows = F.pad(values, (0, dim - len(widths)))
+    counts = parts["directions"][1:][len(_RATES) * (width - 1) : len(_RATES) * width]
+    counts = counts or [dim * (other == width) for other in range(len(_RATES))]
+    rates = [rate for rate, count in sorted(zip(_RATES, counts), reverse=True) if rate for _ in range(count)]
+    sizes = torch.cat([spread[:-1], spread[-1:].expand(dim - len(axes))])[: len(rates)]
+    values = _path_entries(codes, rates) * sizes * torch.tensor([_GAINS.get(rate, 1.0) for rate in rates])
+    rows = F.pad(values, (0, dim - len(rates)))
     for axis in F.normalize(axes).flip(0):
         rows = rows - 2 * (rows @ axis).unsqueeze(1) * axis
     return rows
@@ -296,9 +315,9 @@ _DECODERS: dict[str, Callable[..., Tensor]] = {
 
 @functools.cache
 def _trellis_entries() -> Tensor:
-    """The entries ``(4096,)`` of all states: quantiles of the normal distribution in a scrambled order."""
+    """The entries ``(4, 4096)`` of all states: quantiles of the normal distribution in scrambled orders."""
     count = 2**_STATE_BITS
-    hashed = torch.arange(count, device="cpu")
+    hashed = torch.arange(4 * count, device="cpu").view(4, count)
     for factor, shift in ((0x85EBCA6B, 16), (0xC2B2AE35, 13)):
         hashed = (hashed ^ hashed >> shift) * factor + factor & 0xFFFFFFFF
     hashed = hashed ^ hashed >> 16

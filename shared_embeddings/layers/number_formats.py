@@ -1,4 +1,5 @@
-"""Numbers in few bits: fp16, int8 with a scale for each row, int4 with one for each group, bits of integers.
+"""Numbers in few bits: fp16, int8 with a scale for each row, int4 with one for each group, 8-bit logarithms
+of positive numbers, bits of integers.
 
 int8 is symmetric: a row is a scale times integers from -127 to 127. Each row has its own scale, since norms
 differ most between rows: rows of tables and codes are words, whose norms grow with rarity, and rows of a
@@ -33,6 +34,8 @@ from shared_embeddings.codecs.repeatable import SCALE_TYPE, RepeatableCodec
 # The largest integer of int8. The 8 bits of precision of a scale times its 7 are exact in float32, so that
 # packing unpacked rows finds the same scale; the range of scales is that of float32.
 _LARGEST = 127
+# Of 8-bit logarithms.
+_STEPS_PER_OCTAVE = 16
 # int4: the bits of a value, and the values that share a scale.
 _WIDTH = 4
 _GROUP = 32
@@ -248,6 +251,46 @@ class Int4(NumberFormat):
         return groups.mul_(packed.scales.float()[:, None, :, None]).flatten(1)
 
 
+class Logarithms(NumberFormat):
+    """Nonnegative numbers as powers of 2 in steps of 1/16, in 8 bits; zero, and negative numbers, are 0.
+
+    The scale is a power of two that no number exceeds. Numbers are off by 1.3 % on average, 2.2 % at most;
+    those below 2**-15.9 of the largest one are that, or zero, whichever is nearer.
+    """
+
+    name = "log8"
+
+    @property
+    def bytes(self) -> int:
+        """As in the base class."""
+        return math.prod(self.shape) + SCALE_TYPE.itemsize
+
+    def encode(self, values: Tensor) -> Packed:
+        """As in the base class, with one scale for all."""
+        steps = (values.clamp(min=torch.finfo(torch.float32).tiny).log2() * _STEPS_PER_OCTAVE).round()
+        top = (steps.max() / _STEPS_PER_OCTAVE).ceil().clamp(max=127)
+        codes = 255 + steps - _STEPS_PER_OCTAVE * top
+        # Half of the smallest number is as near to it as to zero.
+        is_zero = (values <= 0) | (codes <= 1 - _STEPS_PER_OCTAVE)
+        codes = codes.clamp(1, 255).masked_fill(is_zero, 0)
+        return Packed(codes.to(torch.uint8), top.exp2().to(SCALE_TYPE).reshape(1, 1))
+
+    def check(self, packed: Packed) -> None:
+        """As in the base class."""
+        expect(packed.codes.dtype == torch.uint8 and packed.codes.shape == self.shape)
+        _expect_scales(packed.scales, (1, 1))
+
+    def decode(self, packed: Packed) -> Tensor:
+        """As in the base class."""
+        assert packed.scales is not None
+        numbers = torch.exp2((packed.codes.float() - 255) / _STEPS_PER_OCTAVE) * packed.scales.float()
+        return numbers.masked_fill(packed.codes == 0, 0.0)
+
+    def rows_of(self, packed: Packed, choose: Callable[[Tensor], Tensor]) -> Packed:
+        """As in the base class; they keep the scale."""
+        return Packed(choose(packed.codes), packed.scales)
+
+
 class BitCodes(NumberFormat):
     """Nonnegative integers such as word codes: each column in the bits of its largest value, least bit first.
 
@@ -332,7 +375,9 @@ FORMATS: dict[str, type[NumberFormat]] = {kind.name: kind for kind in (Float16, 
 
 def format_of(name: str, shape: Sequence[int], widths: Sequence[int] = ()) -> NumberFormat:
     """The format of a name, for tensors of a shape; integers have `widths`."""
-    return BitCodes(shape, widths) if name == BitCodes.name else FORMATS[name](shape)
+    if name == BitCodes.name:
+        return BitCodes(shape, widths)
+    return Logarithms(shape) if name == Logarithms.name else FORMATS[name](shape)
 
 
 def _scaled_axes(shape: Sequence[int]) -> int:

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from shared_embeddings.checkpoints.storage import packed_bytes
+from shared_embeddings.checkpoints.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.codecs.allocation import even_counts, widths_within
-from shared_embeddings.codecs.codec import Codebooks, Codec
+from shared_embeddings.codecs.codec import RATES, Codebooks, Codec
 from shared_embeddings.codecs.lloyd_max import LloydMaxCodec
 from shared_embeddings.codecs.principal import PrincipalCodec
 from shared_embeddings.codecs.residual import ResidualCodec
@@ -41,8 +41,8 @@ class QuantizedOptions(EmbeddingOptions):
     """Options of `quantized`."""
 
     bits: float = option(
-        "The mean bits of the code of a number, from 0.5 to 8; words that get none are zero. Scales take 16 "
-        "bits more for each row, or for each group with codec uniform; codec principal has none."
+        "The mean bits of the code of a number, from 0.25 to 8; words that get none are zero. Scales take 8 "
+        "bits more for each row, or 16 for each group with codec uniform; codec principal has none."
     )
     codec: Literal["uniform", "lloyd_max", "residual", "trellis", "principal", "spectral"] = option(
         "uniform: evenly spaced levels, a scale for each group, as in ONNX Runtime. principal: more bits for "
@@ -58,18 +58,19 @@ class QuantizedOptions(EmbeddingOptions):
     )
     seed: int = option("The seed of the rotation, and of codes that are not fitted to a table.", 0)
     words_per_width: tuple[int, ...] = option(
-        "The number of words with 0, 1, ... 8 bits; set when the embedding is fitted.", ()
+        "The number of words with 0, 1, ... 8, 1/2 and 1/4 bits; set when the embedding is fitted.", ()
     )
     directions: tuple[int, ...] = option(
-        "For codecs principal and spectral: for words of 1, 2, ... 8 bits, the number of directions with 0, "
-        "1, ... 8 bits; spectral has the number of reflections before. Set when the embedding is fitted.",
+        "For codec principal: for words of 1, 2, ... 8 bits, the number of directions with 0, 1, ... 8 bits. "
+        "For spectral: the number of reflections, then the same with 1/2 and 1/4 bits after 8. Set when the "
+        "embedding is fitted.",
         (),
     )
 
     def __post_init__(self) -> None:
         require(
-            0.5 <= self.bits <= 8.0,
-            f"option 'bits' is {self.bits:g}, but it must be from 0.5 to 8; choose a value between them",
+            0.25 <= self.bits <= 8.0,
+            f"option 'bits' is {self.bits:g}, but it must be from 0.25 to 8; choose a value between them",
         )
         require_at_least("group_size", self.group_size, 1)
         require(
@@ -94,7 +95,7 @@ class QuantizedOptions(EmbeddingOptions):
         return LloydMaxCodec(embedding_dim) if self.codec == "lloyd_max" else TrellisCodec(embedding_dim)
 
     def word_counts(self, num_embeddings: int) -> dict[int, int]:
-        """The number of words of every width, narrow widths first; widths without words are left out."""
+        """The number of words of every width, see `codecs.codec`; widths without words are left out."""
         if not self.words_per_width:
             return even_counts(num_embeddings, self.bits)
         return {width: count for width, count in enumerate(self.words_per_width) if count}
@@ -104,9 +105,10 @@ class QuantizedOptions(EmbeddingOptions):
 class QuantizedEmbedding(SharedEmbedding):
     """Row w of the table is its decoded code, times its scales, rotated back.
 
-    Buffers: `codes<b>` ``(V_b, bytes)`` for the words with b bits, in the order of the vocabulary; `widths`
-    ``(V,)`` the bits of every word, if they differ; `signs` ``(D,)`` of the rotation, for codecs that rotate.
-    Parameters: `scales` ``(V, S)`` unless S is 0, and the codebooks of the codec. Training keeps the codes.
+    Buffers: `codes<b>` ``(V_b, bytes)`` for the words of width b, in the order of the vocabulary; `widths`
+    ``(V,)`` of all words, if they differ; `signs` ``(D,)`` of the rotation, for codecs that rotate.
+    Parameters: `row_scales` ``(V, 1)``, or `scales` ``(V, S)`` of groups, and the codebooks of the codec.
+    Training keeps the codes.
 
     Rows are decoded when they are looked up. Without gradients, scores are computed for one block of decoded
     rows after the other, so that there is never a V x D table in memory; with gradients there is.
@@ -129,7 +131,6 @@ class QuantizedEmbedding(SharedEmbedding):
     )
     widths: Tensor
     signs: Tensor
-    scales: Tensor
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: QuantizedOptions
@@ -138,10 +139,11 @@ class QuantizedEmbedding(SharedEmbedding):
         self.codec = options.codec_for(embedding_dim)
         self.word_counts = options.word_counts(num_embeddings)
         scales = torch.empty(num_embeddings, self.codec.num_scales)
+        self.scales_name = ROW_SCALES if self.codec.row_scales else "scales"
         if self.codec.num_scales:
-            self.scales = nn.Parameter(scales)
+            self.register_parameter(self.scales_name, nn.Parameter(scales))
         else:
-            self.register_buffer("scales", scales, persistent=False)
+            self.register_buffer(self.scales_name, scales, persistent=False)
         for name, shape in self.codec.codebook_shapes(list(self.word_counts)).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         for width, count in self.word_counts.items():
@@ -159,26 +161,31 @@ class QuantizedEmbedding(SharedEmbedding):
         """Random codes, and random scales that give the table a std near D**-0.5."""
         generator = torch.Generator(device="cpu").manual_seed(self.options.seed)
         for name, buffer in self.named_buffers():
-            if name not in ("widths", "scales") and not buffer.is_meta:
+            if name not in ("widths", self.scales_name) and not buffer.is_meta:
                 most = 2 if name == "signs" else 256
                 # `randint` would take eight bytes for each code, more than the table.
                 codes = torch.empty(buffer.shape, dtype=torch.uint8, device="cpu")
                 buffer.copy_(codes.random_(most, generator=generator))
         if self._is_mixed:
             # Frequent words often come first.
-            widths = [torch.full((n,), width) for width, n in sorted(self.word_counts.items(), reverse=True)]
-            self.widths.copy_(torch.cat(widths))
+            widths = sorted(self.word_counts, key=lambda width: RATES[width], reverse=True)
+            self.widths.copy_(torch.cat([torch.full((self.word_counts[width],), width) for width in widths]))
         for name, values in self.codec.initial_codebooks(list(self.word_counts)).items():
             self.get_parameter(name).copy_(values)
         nn.init.uniform_(
-            self.scales, 0.5 * entry_std(self.embedding_dim), 1.5 * entry_std(self.embedding_dim)
+            self.word_scales, 0.5 * entry_std(self.embedding_dim), 1.5 * entry_std(self.embedding_dim)
         )
         for width in filter(None, self.word_counts):
             values = self.codec.decode(self._codes(width)[:_BLOCK], width, self.codebooks()).float()
-            size = values.square().mean().sqrt().clamp(min=1e-30).to(self.scales)
+            size = values.square().mean().sqrt().clamp(min=1e-30).to(self.word_scales)
             if self._is_mixed:
                 size = torch.where((self.widths == width).unsqueeze(1), size, 1.0)
-            self.scales.div_(size)
+            self.word_scales.div_(size)
+
+    @property
+    def word_scales(self) -> Tensor:
+        """The scales ``(V, S)``."""
+        return getattr(self, self.scales_name)  # type: ignore[no-any-return]
 
     @property
     def _is_mixed(self) -> bool:
@@ -218,12 +225,12 @@ class QuantizedEmbedding(SharedEmbedding):
     def _parts(self) -> Iterator[tuple[int, Tensor]]:
         """Each width and the scales ``(V_b, S)`` of its words, in the order of the vocabulary."""
         if not self._is_mixed:
-            yield next(iter(self.word_counts)), dense(self.scales)
+            yield next(iter(self.word_counts)), dense(self.word_scales)
             return
         slots = self._slots().long()
         words = torch.empty_like(slots).scatter_(0, slots, self.all_ids(slots.device))
         for width, ids in zip(self.word_counts, words.split(list(self.word_counts.values()))):
-            yield width, self.scales.index_select(0, ids)
+            yield width, self.word_scales.index_select(0, ids)
 
     def _scores_of(self, coded: Tensor, width: int, scales: Tensor) -> Tensor:
         """The scores ``(N, V_b)`` of the words with `width` bits for prepared hidden states ``(N, D)``."""
@@ -247,7 +254,7 @@ class QuantizedEmbedding(SharedEmbedding):
         """Scaled rows ``(n, D)`` of ids ``(n,)``, rotated if the codec rotates."""
         if not self.codec.num_scales:  # torch does not check ids of empty rows
             self.check_ids(ids)
-        codebooks, scales = self.codebooks(), F.embedding(ids, self.scales)
+        codebooks, scales = self.codebooks(), F.embedding(ids, self.word_scales)
         if not self._is_mixed:
             (width,) = self.word_counts
             if width == 0:
@@ -291,10 +298,10 @@ class QuantizedEmbedding(SharedEmbedding):
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """As in the base class."""
         state = self.state_dict()
-        for name in ("scales", "bias", "widths"):
+        for name in (self.scales_name, "bias", "widths"):
             if name in state:
                 state[name] = state[name].index_select(0, ids)
-        counts = [0] * 9
+        counts = [0] * len(RATES)
         is_kept = torch.zeros(self.num_embeddings, dtype=torch.bool, device=ids.device)
         is_kept[ids] = True
         for width in self.word_counts:
@@ -319,9 +326,9 @@ class QuantizedEmbedding(SharedEmbedding):
         """The words of all widths must be V."""
         counts = options.words_per_width
         require(
-            not counts or (len(counts) == 9 and sum(counts) == num_embeddings and min(counts) >= 0),
-            f"option 'words_per_width' is {list(counts)}, but it must be nine numbers that add up to "
-            f"{num_embeddings}; remove it",
+            not counts or (len(counts) == len(RATES) and sum(counts) == num_embeddings and min(counts) >= 0),
+            f"option 'words_per_width' is {list(counts)}, but it must be {len(RATES)} numbers that add up to "
+            f"{num_embeddings}; remove it, or compress the model again if another version wrote it",
         )
 
     @classmethod
@@ -341,8 +348,8 @@ class QuantizedEmbedding(SharedEmbedding):
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """Trellis codes of 0.5 to 8 bits."""
-        yield SearchGrid(241, lambda step: {"bits": 0.5 + step / 32})
+        """Trellis codes of 0.25 to 8 bits."""
+        yield SearchGrid(249, lambda step: {"bits": 0.25 + step / 32})
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
@@ -370,7 +377,7 @@ class QuantizedEmbedding(SharedEmbedding):
         draft.codec = draft.codec.adapted(task.teacher, draft.options.bits)
         widths = draft._widths_for(task, limit)
         codec = draft.codec.laid_out(task.teacher, widths)
-        counts = torch.bincount(widths.long(), minlength=9).tolist()
+        counts = torch.bincount(widths.long(), minlength=len(RATES)).tolist()
         options = {**task.options, "words_per_width": counts, **codec.options()}
         embedding: QuantizedEmbedding = task.build_with(options)
         with torch.no_grad():
@@ -386,16 +393,20 @@ class QuantizedEmbedding(SharedEmbedding):
         importance = self.codec.energy(task.teacher)
         if task.token_counts is not None:
             importance = importance * (task.token_counts + 1) ** options.count_exponent
+        sizes = [self.codec.row_bytes(width) if width else 0 for width in self.codec.widths]
         shares = self.codec.error_shares()
-        return widths_within(importance.cpu(), limit, self._size_of, self.codec.widths, shares)
+        return widths_within(importance.cpu(), limit, self._size_of, self.codec.widths, sizes, shares)
 
     def _size_of(self, word_counts: Mapping[int, int]) -> int:
         """The bytes of the codes, widths and codebooks for numbers of words by width."""
         widths = [width for width, count in word_counts.items() if width and count]
-        shapes = self.codec.codebook_shapes(widths).values() if widths else ()
+        shapes = self.codec.codebook_shapes(widths).items() if widths else ()
         codes = sum(self.codec.row_bytes(width) * word_counts[width] for width in widths)
         is_mixed = sum(count > 0 for count in word_counts.values()) > 1
-        books = sum(packed_bytes(torch.empty(shape, device="meta"), self.default_store) for shape in shapes)
+        books = sum(
+            packed_bytes(torch.empty(shape, device="meta"), self.default_store, name)
+            for name, shape in shapes
+        )
         return codes + books + (self.num_embeddings // 2 if is_mixed else 0)
 
     def _encode(self, task: FitTask, widths: Tensor, source: Codec) -> None:
@@ -419,7 +430,7 @@ class QuantizedEmbedding(SharedEmbedding):
             for ids in words.split(_BLOCK):
                 found = codec.encode(self._prepared(task.teacher[ids]), width, codebooks)
                 self._codes(width)[done : done + len(ids)] = found.codes
-                self.scales[ids] = found.scales.to(self.scales)
+                self.word_scales[ids] = found.scales.to(self.word_scales)
                 done += len(ids)
                 bar.update(len(ids))
         bar.close()

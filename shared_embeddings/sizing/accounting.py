@@ -35,10 +35,10 @@ def stored_bits(module: nn.Module, store: str = "fp32") -> int:
     Args:
         store: how floating-point tensors are packed, see `shared_embeddings.checkpoints.storage`.
     """
-    parameters = sum(8 * packed_bytes(parameter, store) for parameter in module.parameters())
+    parameters = sum(8 * packed_bytes(tensor, store, name) for name, tensor in module.named_parameters())
     return parameters + sum(
-        8 * packed_bytes(buffer, store) if buffer.is_floating_point() else bits
-        for _, buffer, bits in stored_buffers(module)
+        8 * packed_bytes(buffer, store, name) if buffer.is_floating_point() else bits
+        for name, buffer, bits in stored_buffers(module)
     )
 
 

@@ -93,8 +93,8 @@ def test_evaluation_never_builds_the_table(codec: str, monkeypatch: pytest.Monke
 
 def test_codes_are_packed_in_memory() -> None:
     embedding = fitted(bits=2.0)
-    held = sum(tensor.nbytes for tensor in (*embedding.parameters(), *embedding.buffers()))
-    assert held < 1.2 * stored_bits(embedding) / 8
+    held = sum(buffer.nbytes for buffer in embedding.buffers())
+    assert held < stored_bits(embedding) / 8
 
 
 @in_turn("codec", CODECS)
@@ -103,7 +103,7 @@ def test_words_can_be_removed(codec: str) -> None:
     # Then one of the widths only, then one word.
     for kept in (torch.arange(0, WORDS, 3), (embedding.widths == 2).nonzero().flatten(), torch.tensor([299])):
         part = embedding.select_rows(kept)
-        assert torch.equal(part.table(), embedding.table()[kept])
+        torch.testing.assert_close(part.table(), embedding.table()[kept], rtol=1e-5, atol=1e-6)
 
 
 def test_training_moves_scales_and_levels_but_no_codes() -> None:
@@ -115,19 +115,19 @@ def test_training_moves_scales_and_levels_but_no_codes() -> None:
     changed = {
         name for name, tensor in embedding.state_dict().items() if not torch.equal(tensor, before[name])
     }
-    assert changed == {"scales", "levels2"}
+    assert changed == {"row_scales", "levels2"}
 
 
 @in_turn(
     "options, message",
     [
-        ({"bits": 0.4}, "from 0.5 to 8"),
-        ({"bits": 9}, "from 0.5 to 8"),
+        ({"bits": 0.2}, "from 0.25 to 8"),
+        ({"bits": 9}, "from 0.25 to 8"),
         ({"bits": 4, "group_size": 64}, "no effect with codec trellis"),
         ({"bits": 4, "count_exponent": 2}, "from 0 to 1"),
         ({"bits": 4, "codec": "huffman"}, "huffman"),
-        ({"bits": 4, "words_per_width": [1, 2]}, "nine numbers that add up to 300"),
-        ({"bits": 4, "words_per_width": [0, 0, 0, 0, 299, 0, 0, 0, 0]}, "nine numbers that add up to 300"),
+        ({"bits": 4, "words_per_width": [1, 2]}, "11 numbers that add up to 300"),
+        ({"bits": 4, "words_per_width": [0, 0, 0, 0, 299, 0, 0, 0, 0]}, "11 numbers that add up to 300"),
     ],
 )
 def test_option_errors(options: dict[str, object], message: str) -> None:

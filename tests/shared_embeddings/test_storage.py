@@ -58,7 +58,7 @@ def test_int8_by_hand() -> None:
     wanted[0, :3] = torch.tensor([254.0, -4.0, 2.0])
     wanted[1, :2] = torch.tensor([-127.0, 64.0])
     assert torch.equal(found, wanted) and found.dtype == torch.float32
-    assert stored(packed) == 256 + 2 * 16 == packed_bytes(table, "int8")
+    assert stored(packed) == 256 + 2 * 16 == packed_bytes(table, "int8", "t")
 
 
 @pytest.mark.parametrize("shape", [(300, 20), (300, 3), (4, 50, 16), (6, 40, 2), (3, 10, 8, 3)])
@@ -78,7 +78,7 @@ def test_no_value_moves_by_more_than_half_a_step(shape: tuple[int, ...]) -> None
 def test_rows_with_a_scale_of_their_own(shape: tuple[int, ...], scales: int) -> None:
     packed = pack({"t": numbers(*shape)}, ["t"], "int8")
     assert packed["t.scale"].numel() == scales
-    assert packed_bytes(torch.empty(shape, device="meta"), "int8") == stored(packed)
+    assert packed_bytes(torch.empty(shape, device="meta"), "int8", "t") == stored(packed)
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -109,7 +109,32 @@ def test_int4_by_hand() -> None:
     assert codes[0].tolist() == [0x0F, 0x95, *[0x88] * 14, 0x80]
     assert codes[1].tolist() == [0x0F, 0x58, *[0x88] * 14, 0x00]
     assert torch.equal(unpack(packed)["a.table"], table)
-    assert stored(packed) == 20 * (17 + 2 * 2) == packed_bytes(table, "int4")
+    assert stored(packed) == 20 * (17 + 2 * 2) == packed_bytes(table, "int4", "t")
+
+
+def test_scales_of_rows_by_hand() -> None:
+    scales = torch.zeros(256, 1)
+    # Steps of 1/16: 2**2 is the power that no number exceeds; 3.0 is 2**1.585, nearest to 2**(25/16).
+    scales[:6, 0] = torch.tensor([3.0, 2.0, 1.01, -1.0, 1e-30, 2.0**-13.875])
+    packed = pack({"a.row_scales": scales}, ["a"], "int4")
+    assert packed["a.row_scales"].dtype == torch.uint8 and packed["a.row_scales.scale"].tolist() == [[4.0]]
+    assert packed["a.row_scales"][:7, 0].tolist() == [248, 239, 223, 0, 0, 1, 0]
+    found = unpack(packed)["a.row_scales"][:7, 0].tolist()
+    assert found == pytest.approx([2 ** (25 / 16), 2.0, 1.0, 0.0, 0.0, 2.0**-13.875, 0.0])
+    assert stored(packed) == 256 + 2 == packed_bytes(scales, "fp16", "a.row_scales")
+    assert packing_of(packed) == (["a.row_scales"], "fp16")
+    assert pack({"a.row_scales": scales}, ["a"], "fp32").keys() == {"a.row_scales"}
+
+
+@pytest.mark.parametrize("size", [1e-35, 1e-3, 1.0, 1e34])
+def test_scales_of_rows_are_stable(size: float) -> None:
+    scales = 2 ** (12 * torch.rand(1000, 1, generator=torch.Generator().manual_seed(0))) * size
+    first = pack({"row_scales": scales}, ["row_scales"], "fp16")
+    found = unpack(first)["row_scales"]
+    assert bool(((found / scales).log2().abs() <= 0.5 / 16 + 1e-5).all())
+    assert same(pack({"row_scales": found}, ["row_scales"], "fp16"), first)
+    zeros = pack({"row_scales": torch.zeros(300, 1)}, ["row_scales"], "fp16")
+    assert torch.equal(unpack(zeros)["row_scales"], torch.zeros(300, 1))
 
 
 def test_int4_has_the_documented_error() -> None:
@@ -128,7 +153,7 @@ def test_int4_is_stable_for_numbers_of_any_size(shape: tuple[int, ...], size: fl
     table[4] = table[4].flatten()[0] * torch.randint(-4, 4, table[4].shape)  # half of the levels
     first = pack({"t": table}, ["t"], "int4")
     found = unpack(first)["t"]
-    assert packed_bytes(torch.empty(shape, device="meta"), "int4") == stored(first)
+    assert packed_bytes(torch.empty(shape, device="meta"), "int4", "t") == stored(first)
     assert bool(found.isfinite().all()) and found.shape == table.shape
     assert same(pack({"t": found}, ["t"], "int4"), first)
     if 1e-20 <= size <= 1e20:

@@ -223,14 +223,22 @@ def test_tables(tmp_path: Path, codec: str, bits: float) -> None:
     torch.testing.assert_close(table, model.shared_embeddings["words"].table(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("codec", ["spectral", "principal"])
-def test_bits_of_directions(tmp_path: Path, codec: str) -> None:
-    """Codecs that fit the bits of directions to a table, with words of several widths, some without bits."""
-    scales = torch.linspace(3.0, 0.1, DIM) * torch.linspace(4.0, 0.1, WORDS).unsqueeze(1)
-    embedding, _ = se.fit("quantized", torch.randn(WORDS, DIM) * scales + 0.1, codec=codec, bits=1.3)
+@pytest.mark.parametrize(
+    ("codec", "dim", "bits", "narrowest"),
+    [
+        ("spectral", DIM, 1.3, 0),
+        ("principal", DIM, 1.3, 0),
+        ("trellis", 36, 0.6, 9),
+        ("spectral", 36, 0.6, 10),
+    ],
+)
+def test_bits_of_words_and_directions(codec: str, dim: int, bits: float, narrowest: int) -> None:
+    """With words of several widths, some with none or half a bit, and directions of several widths."""
+    scales = torch.linspace(3.0, 0.1, dim) * torch.linspace(4.0, 0.1, WORDS).unsqueeze(1)
+    embedding, _ = se.fit("quantized", torch.randn(WORDS, dim) * scales + 0.1, codec=codec, bits=bits)
     options = embedding.stored_options()
-    assert 0 < options["words_per_width"][0] < WORDS and options["directions"]
-    described = {"method": "quantized", "num_embeddings": WORDS, "embedding_dim": DIM, "options": options}
+    assert 0 < options["words_per_width"][narrowest] < WORDS
+    described = {"method": "quantized", "num_embeddings": WORDS, "embedding_dim": dim, "options": options}
     table = remote_code.decoded_table(described, embedding.state_dict())
     torch.testing.assert_close(table, embedding.table(), rtol=1e-5, atol=1e-5)
 
