@@ -129,10 +129,14 @@ class Codec(ABC):
             [self.scaled(self.decode(part, width, codebooks), factors) for part, factors in blocks]
         )
 
+    def scored_states(self, hidden: Tensor, codebooks: Codebooks) -> Tensor:
+        """Hidden states ``(N, D)`` as `scores` takes them, for rows of all widths; by default the same."""
+        return hidden
+
     def scores(
         self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
     ) -> Tensor:
-        """The products ``(N, n)`` of hidden states ``(N, D)`` with scaled rows.
+        """The products ``(N, n)`` of hidden states ``(N, D)``, from `scored_states`, with scaled rows.
 
         Compiled loops score a few tokens without storing decoded rows; more take a block of rows at a time.
         """

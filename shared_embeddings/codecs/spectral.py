@@ -144,17 +144,14 @@ class SpectralCodec(Codec):
         """As in the base class."""
         return _reflected(self.scored_rows(codes, width, codebooks), codebooks["axes"].flip(0))
 
-    def scores(
-        self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
-    ) -> Tensor:
+    def scored_states(self, hidden: Tensor, codebooks: Codebooks) -> Tensor:
         """As in the base class; the hidden states are reflected instead of the rows."""
-        reflected = _reflected(hidden, codebooks["axes"].to(hidden.dtype))
-        return super().scores(reflected, codes, width, codebooks, scales)
+        return _reflected(hidden, codebooks["axes"].to(hidden.dtype))
 
     def direct_scores(
         self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
     ) -> Tensor | None:
-        """As in the base class, for reflected hidden states."""
+        """As in the base class."""
         sizes = self._sizes(width, codebooks)
         return path_scores(hidden[:, : len(sizes)] * sizes, codes, steps_for(self.runs(width)), scales)
 

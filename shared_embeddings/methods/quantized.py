@@ -218,7 +218,7 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def block_scores(self, hidden: Tensor) -> Tensor:
         """As in the base class."""
-        coded = self._prepared(hidden)
+        coded = self.codec.scored_states(self._prepared(hidden), self.codebooks())
         scores = torch.cat([self._scores_of(coded, *part) for part in self._parts()], dim=-1)
         return scores.index_select(-1, self._slots().int()) if self._is_mixed else scores
 

@@ -102,7 +102,8 @@ def test_compiled_loops_agree_with_torch(threads: int, monkeypatch: pytest.Monke
             results = []
             for is_usable in (True, False):
                 monkeypatch.setattr(kernels, "usable", lambda *_, use=is_usable: use)
-                scores = codec.scores(hidden, codes, width, codebooks, scales)
+                states = codec.scored_states(hidden, codebooks)
+                scores = codec.scores(states, codes, width, codebooks, scales)
                 results.append((codec.rows(codes, width, codebooks, scales), scores))
             torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
