@@ -25,7 +25,6 @@ from shared_embeddings.checkpoints.agreement import agreement
 from shared_embeddings.checkpoints.choosing import Trial, candidates, tried
 from shared_embeddings.checkpoints.compress import Settings
 from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
-from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.method import Candidate
 from shared_embeddings.sizing.targets import Target
 from shared_embeddings.utils.path_options import PathOption
@@ -37,6 +36,7 @@ OTHERS = [
     ("structured", Candidate({}, "fp16")),
     ("compositional_code", Candidate({}, "fp16")),
     ("group_reduce", Candidate({}, "int8")),
+    ("group_reduce", Candidate({}, "int4")),
     ("projective", Candidate({}, "int4")),
 ]
 
@@ -55,13 +55,10 @@ def key_of(method: str, candidate: Candidate, ratio: float | None) -> dict[str, 
 
 def kept_predictions(model: Path, compressed: Path, texts: Sequence[Path]) -> float:
     """The share of a model's predictions that it keeps with the embedding of a compressed model."""
-    trained = find_host(model)[1].read(model)
-    probe = trained.probe(texts, seed=0)
-    before = probe.predict()
-    ((table,), (new,)) = trained.tables(), find_host(compressed)[1].read(compressed).embeddings()
-    assert isinstance(new.module, SharedEmbedding)
-    trained.place({table.name: new.module.inner_embedding()})
-    return agreement(before, probe.predict())
+    before, after = (
+        find_host(path)[1].read(path).probe(texts, seed=0).predict() for path in (model, compressed)
+    )
+    return agreement(before, after)
 
 
 def measured(trial: Trial, model: Path, texts: Sequence[Path]) -> dict[str, Any]:
