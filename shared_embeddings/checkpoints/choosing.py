@@ -1,7 +1,8 @@
 """Choosing the method of compressed embeddings: try candidates at one size, and keep the best.
 
 Methods name their candidates, see `shared_embeddings.method.Candidate`. A candidate is measured like any
-compressed model: by its quality on validation data, or by the predictions that it keeps.
+compressed model: by its quality on validation data, or by the distance of its predictions from those of the
+original.
 """
 
 from __future__ import annotations
@@ -31,14 +32,13 @@ from shared_embeddings.fitting.fit import fit
 from shared_embeddings.method import Candidate
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import method_class, methods
+from shared_embeddings.registry import options as options_class
 from shared_embeddings.sizing.suggest import as_yaml
 from shared_embeddings.sizing.targets import Target
 from shared_embeddings.utils.files import workplace
 
 # Candidates for larger tables are ranked by fits to so many rows; so many of them are fitted to all rows.
 _SAMPLED, _FITTED = 2**12, 3
-# Squared distances of words are weighted by their counts to this power, as `quantized` does by default.
-_COUNT_EXPONENT = 0.5
 # The ratios that `smallest` searches, and the factor between two ratios that are as good as equal.
 _RATIOS, _CLOSE = (2.0, 128.0), 1.07
 # The first ratio that it tries, and the share of the largest loss that is close enough to it.
@@ -71,6 +71,17 @@ class Trial:
         return self.report.kept.share
 
     @property
+    def distance(self) -> float | None:
+        """The distance of the model's predictions; None if its quality was measured instead."""
+        return None if self.report is None else self.report.kept.distance
+
+    @property
+    def rank(self) -> tuple[bool, float, int]:
+        """What orders trials, best first: by distance or else by share, then by bytes."""
+        loss = -self.share if self.distance is None else self.distance
+        return self.share < 0, loss, self.embedding_bytes
+
+    @property
     def embedding_bytes(self) -> int:
         """The bytes of all tables as stored."""
         return 0 if self.report is None else sum(table.stored_bytes.after for table in self.report.tables)
@@ -96,7 +107,7 @@ class Choice:
 
     @property
     def best(self) -> Trial:
-        """The trial that kept the most."""
+        """The best trial."""
         return self.trials[0]
 
     def with_output(self, output: Path) -> Choice:
@@ -111,7 +122,9 @@ class Choice:
 
     def described(self) -> str:
         """A table of the trials, then the report of the best if it was written."""
-        rows = [("method", "store", "bytes", "smaller", "error", *self._quality_titles(), "kept")]
+        rows: list[tuple[str, ...]] = [
+            ("method", "store", "bytes", "smaller", "error", self._measure(), "kept")
+        ]
         rows += [self._row(trial) for trial in self.trials if trial.report is not None]
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines = ["  ".join(_aligned(cells, widths)) for cells in rows]
@@ -124,15 +137,18 @@ class Choice:
             lines += ["", self.written().described()]
         return "\n".join(lines)
 
-    def _quality_titles(self) -> list[str]:
+    def _measure(self) -> str:
+        """The name of the number that trials are ranked by."""
         quality = self.written().quality
-        return [] if quality is None else [quality.measure]
+        return "distance" if quality is None or self.best.distance is not None else quality.measure
 
     def _row(self, trial: Trial) -> tuple[str, ...]:
         """The cells of one trial."""
         report = trial.report
         assert report is not None
-        quality = [] if report.quality is None else [f"{report.quality.after:.2f}"]
+        measured = "unknown" if report.quality is None else f"{report.quality.after:.2f}"
+        if trial.distance is not None:
+            measured = f"{trial.distance:.4f}"
         share = "unknown" if trial.share < 0 else f"{100 * trial.share:.1f}%"
         ratio = f"{trial.smaller:.1f}x"
         error = f"{report.tables[0].relative_error:.3f}"
@@ -140,7 +156,7 @@ class Choice:
             name: value for name, value in report.tables[0].fit.options.items() if len(str(value)) <= 20
         }
         size = f"{trial.embedding_bytes:,}"
-        return (as_yaml(trial.method, options), trial.store, size, ratio, error, *quality, share)
+        return (as_yaml(trial.method, options), trial.store, size, ratio, error, measured, share)
 
 
 def choose(
@@ -149,7 +165,7 @@ def choose(
     target: Target,
     settings: Settings = DEFAULTS,
 ) -> Choice:
-    """Compress a model with every candidate, and write the one that keeps the most.
+    """Compress a model with every candidate, and write the best one.
 
     Args:
         model, settings: as in `compress`.
@@ -173,7 +189,7 @@ def choose(
             described = as_yaml(method, candidate.options)
             announce(f"candidate {number} of {len(possible)}: {described} in {candidate.store}", progress)
             trials.append(tried(model, folder / str(number) / name, method, candidate, target, each))
-        ranked = sorted(trials, key=lambda trial: (trial.report is None, -trial.share, trial.embedding_bytes))
+        ranked = sorted(trials, key=lambda trial: (trial.report is None, trial.rank))
         if ranked[0].report is None:
             raise ValueError(f"no method is possible at this size; {ranked[0].reason}")
         if output is None:
@@ -250,7 +266,9 @@ def _sampled_error(
         progress=False,
         **options,  # type: ignore[arg-type]
     )
-    weights = torch.ones(len(ids)) if of_words is None else of_words**_COUNT_EXPONENT
+    # Words weigh as much as in `quantized` by default.
+    exponent = vars(options_class("quantized"))["count_exponent"]
+    weights = torch.ones(len(ids)) if of_words is None else of_words**exponent
     return Errors(embedding.eval(), rows.__getitem__).weighted(weights)
 
 

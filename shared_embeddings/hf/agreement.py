@@ -115,7 +115,7 @@ def _predictions(model: Any, given: _Inputs) -> Predictions:
         rows = slice(first, first + _TEXTS)
         scores = model.eval()(**{name: part[rows] for name, part in given.inputs.items()}).logits
         found.append(Predictions.of(scores[given.positions[rows]], lambda part: part))
-    return Predictions(*map(torch.cat, zip(*found)))
+    return Predictions.joined(found)
 
 
 def _inputs(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int) -> _Inputs:

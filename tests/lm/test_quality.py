@@ -16,6 +16,7 @@ from lm.adapter import CheckpointModel
 from lm.checkpoint import load_model
 from lm.evaluate.quality import probe
 from shared_embeddings.checkpoints import choosing
+from shared_embeddings.checkpoints.agreement import Kept
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.cli.main import main
 from shared_embeddings.method import Candidate
@@ -228,6 +229,20 @@ def test_the_best_candidate_is_written(
     assert "add --force" in capsys.readouterr().err
 
 
+def test_candidates_are_ranked_by_distance_or_else_by_share() -> None:
+    def trial(share: float | None, distance: float | None) -> choosing.Trial:
+        kept = Kept(share, "predictions", "how", needs_training=False, distance=distance)
+        report: Any = SimpleNamespace(kept=kept, tables=[])
+        return choosing.Trial("standard", {}, "fp16", report)
+
+    for better, worse in [
+        (trial(0.90, 0.1), trial(0.95, 0.2)),
+        (trial(0.95, None), trial(0.90, None)),
+        (trial(0.0, 1.0), trial(None, None)),
+    ]:
+        assert better.rank < worse.rank
+
+
 def test_the_original_is_measured_once(
     trained: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +267,10 @@ def test_comparing_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert choose(trained[0], "--bits", 8, "--compare") == 0
-    assert len(rows(capsys.readouterr().out)) >= 3
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[-2:] == ["distance", "kept"]
+    distances = [float(line.split()[-2]) for line in lines if line.startswith("{")]
+    assert len(distances) >= 3 and distances == sorted(distances) and 0 < distances[0] < 1
     assert list(tmp_path.iterdir()) == []
 
 

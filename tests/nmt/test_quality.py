@@ -186,6 +186,22 @@ def test_lines_of_another_language_are_skipped(
     assert line.startswith("warning: could not verify that this model still works (the vocabulary has less")
 
 
+def test_the_text_in_the_source_language_is_translated(trained: Trained) -> None:
+    """All words of both texts are in the vocabulary, and the model writes those of the target."""
+    host, model = trained(embedding=STANDARD, **LONG)
+    source, target, unknown = (
+        host.folder / "valid.src",
+        host.folder / "valid.tgt",
+        host.write("u", ["x y z"]),
+    )
+    read = CheckpointModel(model)
+    wanted = read.probe([source], 1)
+    for texts in ([source, target], [target, unknown, source]):
+        found = read.probe(texts, 1)
+        assert found.how == wanted.how and found.how.endswith("tokens of its translations of valid.src")
+        assert torch.equal(found.predict().words, wanted.predict().words)
+
+
 def test_language_models_score_or_generate(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

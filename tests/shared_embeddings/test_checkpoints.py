@@ -23,6 +23,7 @@ from shared_embeddings.checkpoints.agreement import (
     Predictions,
     Probe,
     agreement,
+    distance,
     kept_quality,
     sampled_lines,
 )
@@ -228,6 +229,37 @@ def test_predictions_of_many_states() -> None:
         Predictions.of(hidden, lambda rows: rows @ table.T * math.nan)
 
 
+def of_probabilities(rows: list[list[float]]) -> Predictions:
+    return Predictions.of(torch.tensor(rows), torch.log)
+
+
+def test_distance_of_probabilities() -> None:
+    before, after = [[0.64, 0.36, 0.0], [0.5, 0.25, 0.25]], [[0.25, 0.25, 0.5], [0.5, 0.25, 0.25]]
+    # The square roots of the first row are 0.8, 0.6 and 0.5, 0.5.
+    wanted = math.sqrt(((1 - 0.8 * 0.5 - 0.6 * 0.5) + 0) / 2)
+    assert distance(of_probabilities(before), of_probabilities(after)) == pytest.approx(wanted, abs=1e-4)
+    assert distance(of_probabilities(before), of_probabilities(before)) < 1e-3
+    assert distance(of_probabilities([[1.0, 0.0]]), of_probabilities([[0.0, 1.0]])) == 1
+    # Among equal best words, the one with similar probabilities of the others is closer.
+    near, far = of_probabilities([[0.6, 0.4, 0.0]] * 2), of_probabilities([[0.6, 0.0, 0.4]] * 2)
+    assert agreement(of_probabilities(before), near) == agreement(of_probabilities(before), far)
+    assert distance(of_probabilities(before), near) < distance(of_probabilities(before), far)
+
+
+def test_distance_without_probabilities_counts_changed_words() -> None:
+    before = predictions([1, 2, 3, 4], [0.4, 0.2, 0.1, 0.1])
+    assert distance(before, before) == 0
+    assert distance(before, predictions([1, 0, 3, 0], [0.9] * 4)) == pytest.approx(math.sqrt(0.5))
+
+
+def test_words_of_large_vocabularies_are_summed_in_buckets() -> None:
+    probabilities = torch.rand(3, 2500, generator=torch.Generator().manual_seed(1)).softmax(dim=1)
+    found = Predictions.of(probabilities, torch.log).shares
+    wanted = [[float(row[first::1024].double().sum()) for first in range(1024)] for row in probabilities]
+    assert found is not None and found.shape == (3, 1024)
+    torch.testing.assert_close(found, torch.tensor(wanted))
+
+
 @pytest.mark.parametrize(
     ("share", "line"),
     [
@@ -278,7 +310,7 @@ def test_predictions_are_compared_without_a_usable_quality(validation: Validatio
     model.words = [1, 0, 3, 0]
     quality, kept = comparison.result()
     assert model.asked == [(texts, 5)] and (quality is None) == (validation is None)
-    assert kept == Kept(0.625, "predictions", "4 tokens", needs_training=True)
+    assert kept == Kept(0.625, "predictions", "4 tokens", needs_training=True, distance=math.sqrt(0.5))
 
 
 def test_models_without_probes_have_no_quality() -> None:
