@@ -2,8 +2,8 @@
 
 At every ratio, all candidates of `compress` and some other methods are fitted, and nothing is trained
 afterwards; the plain table in 16, 8 and 4 bits is there for comparison. The share of predictions in the texts
-that a model keeps is measured, too: without validation data, `compress` chooses by it. Trials that the
-``--output`` file already has are skipped, so an interrupted command can be run again to resume.
+that a model keeps is measured, too, and their distance: without validation data, `compress` chooses by it.
+Trials that the ``--output`` file already has are skipped, so that interrupted commands can be resumed.
 
     python -m benchmarks.compression --model best.pt --validation ptb.test.txt --text ptb.train.txt \
         --output benchmarks/results.jsonl --marker 'compression ptb'
@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.measuring import Record, earlier_record, parser_of, publish, save_record
 from recipes.common.tools import run_main
 from shared_embeddings.checkpoints.adapter import find_host
-from shared_embeddings.checkpoints.agreement import agreement
+from shared_embeddings.checkpoints.agreement import agreement, distance
 from shared_embeddings.checkpoints.choosing import Trial, candidates, tried
 from shared_embeddings.checkpoints.compress import Settings
 from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
@@ -53,12 +53,12 @@ def key_of(method: str, candidate: Candidate, ratio: float | None) -> dict[str, 
     return {"method": method, "options": dict(candidate.options), "store": candidate.store, "ratio": ratio}
 
 
-def kept_predictions(model: Path, compressed: Path, texts: Sequence[Path]) -> float:
-    """The share of a model's predictions that it keeps with the embedding of a compressed model."""
+def compared_predictions(model: Path, compressed: Path, texts: Sequence[Path]) -> dict[str, float]:
+    """What a model keeps of its predictions with the embedding of a compressed model, and their distance."""
     before, after = (
         find_host(path)[1].read(path).probe(texts, seed=0).predict() for path in (model, compressed)
     )
-    return agreement(before, after)
+    return {"predictions": agreement(before, after), "distance": distance(before, after)}
 
 
 def measured(trial: Trial, model: Path, texts: Sequence[Path]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def measured(trial: Trial, model: Path, texts: Sequence[Path]) -> dict[str, Any]
         "before": quality.before,
         "after": quality.after,
         "kept": trial.share,
-        "predictions": kept_predictions(model, Path(trial.report.output), texts),
+        **compared_predictions(model, Path(trial.report.output), texts),
     }
 
 
@@ -117,8 +117,11 @@ def choices(found: Sequence[Record]) -> Iterator[str]:
         trials = [one for one in found if one["ratio"] == ratio]
         possible = [one for one in trials if (one["method"], one["options"], one["store"]) in tried_ones]
         chosen = {
-            key: max(possible, key=lambda one: (one[measure], -one["bytes"]))
-            for key, measure in (("quality", "kept"), ("predictions", "predictions"))
+            key: min(possible, key=lambda one: (loss(one), one["bytes"]))
+            for key, measure, loss in (
+                ("quality", "kept", lambda one: -one["kept"]),
+                ("predictions", "predictions", _loss_of_predictions),
+            )
             if all(measure in one for one in possible)
         }
         named = [f"{name_of(one)} by {key} ({_percent(one['kept'])})" for key, one in chosen.items()]
@@ -127,6 +130,11 @@ def choices(found: Sequence[Record]) -> Iterator[str]:
             f"- At {ratio:g}x, `compress` chooses {' and '.join(named)}; the best row is {name_of(best)} "
             f"({_percent(best['kept'])})."
         )
+
+
+def _loss_of_predictions(one: Record) -> float:
+    """What `compress` chooses by: the distance, or the share if results are older than the distance."""
+    return float(one.get("distance", -one["predictions"]))
 
 
 def _percent(share: float | None) -> str:
