@@ -25,6 +25,8 @@ from shared_embeddings.checkpoints.agreement import agreement, distance
 from shared_embeddings.checkpoints.choosing import Trial, candidates, tried
 from shared_embeddings.checkpoints.compress import Settings
 from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.layers.packed_tensor import unfreeze
 from shared_embeddings.method import Candidate
 from shared_embeddings.sizing.targets import Target
 from shared_embeddings.utils.path_options import PathOption
@@ -55,9 +57,15 @@ def key_of(method: str, candidate: Candidate, ratio: float | None) -> dict[str, 
 
 def compared_predictions(model: Path, compressed: Path, texts: Sequence[Path]) -> dict[str, float]:
     """What a model keeps of its predictions with the embedding of a compressed model, and their distance."""
-    before, after = (
-        find_host(path)[1].read(path).probe(texts, seed=0).predict() for path in (model, compressed)
-    )
+    trained = find_host(model)[1].read(model)
+    probe = trained.probe(texts, seed=0)  # translations of the model, also for the other
+    before = probe.predict()
+    ((table,), (new,)) = trained.tables(), find_host(compressed)[1].read(compressed).embeddings()
+    assert isinstance(new.module, SharedEmbedding)
+    embedding = new.module.inner_embedding()
+    unfreeze(embedding)  # for the output bias
+    trained.place({table.name: embedding})
+    after = probe.predict()
     return {"predictions": agreement(before, after), "distance": distance(before, after)}
 
 
