@@ -281,27 +281,27 @@ def test_options_without_effect_fail() -> None:
 
 
 def test_unsuitable_teachers_are_rejected(data: Path, teacher: Path, tmp_path: Path) -> None:
-    def printed(path: Path = teacher, embedding: dict[str, Any] = PROJECTIVE, **others: Any) -> str:
+    def error_of(path: Path = teacher, embedding: dict[str, Any] = PROJECTIVE, **others: Any) -> str:
         with pytest.raises((UserError, OptionError)) as error_line:
             run(settings(others.pop("data", data), tmp_path / "run", **changes(path, embedding, **others)))
         assert "\n" not in str(error_line.value) and str(error_line.value).startswith(f"{OPTION}: ")
         return str(error_line.value)
 
-    assert "teacher: checkpoint" in printed(tmp_path / "none.pt")
-    assert "no such file" in printed(tmp_path / "none.pt")
+    assert "teacher: checkpoint" in error_of(tmp_path / "none.pt")
+    assert "no such file" in error_of(tmp_path / "none.pt")
     (tmp_path / "cut.pt").write_bytes(teacher.read_bytes()[:500])
-    assert "cannot be read" in printed(tmp_path / "cut.pt")
-    assert "set embedding_dim: 8" in printed(embedding_dim=16)
-    line = printed(hidden_dim=12)
+    assert "cannot be read" in error_of(tmp_path / "cut.pt")
+    assert "set embedding_dim: 8" in error_of(embedding_dim=16)
+    line = error_of(hidden_dim=12)
     assert re.search(r"\(\d+, \d+\) in this model, \(\d+, \d+\) in the teacher", line), line
-    assert "is (40, 10) in this model, (32, 10) in the teacher" in printed(num_layers=3)
+    assert "is (40, 10) in this model, (32, 10) in the teacher" in error_of(num_layers=3)
     kind = {"model": "lstm", "weight_decay": None}
-    assert "is a awd_lstm, this model a lstm" in printed(**kind)
+    assert "is a awd_lstm, this model a lstm" in error_of(**kind)
     mapped = {"method": "define", "map_dim": 4, "expand_dim": 8, "depth": 2, "max_groups": 1}
-    assert "score_dim 8, this define embedding 4, so the last layers differ" in printed(embedding=mapped)
+    assert "score_dim 8, this define embedding 4, so the last layers differ" in error_of(embedding=mapped)
     (tmp_path / "other").mkdir()
     other = small_corpus(tmp_path / "other", seed=3)
-    assert "vocabulary of the teacher" in printed(data=other)
+    assert "vocabulary of the teacher" in error_of(data=other)
 
 
 ROUNDED = {"bits": 2, "codec": "lloyd_max", "count_exponent": 0}

@@ -68,10 +68,10 @@ def test_user_errors_are_one_line_with_status_2(
         "-train: /dev/null is a device or a pipe": [*arguments[:3], "/dev/null", *arguments[4:]],
         "is a file; name a folder": ["-output", arguments[3], *arguments[2:]],
     }
-    for said, line in cases.items():
-        assert run(line, monkeypatch) == 2, said
+    for message, line in cases.items():
+        assert run(line, monkeypatch) == 2, message
         error = capsys.readouterr().err
-        assert said in error and error.startswith("lm_prepare: ") and error.count("\n") == 1
+        assert message in error and error.startswith("lm_prepare: ") and error.count("\n") == 1
 
 
 def split(folder: Path, text: bytes, *options: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
@@ -148,11 +148,11 @@ def test_invalid_splits_fail_in_one_line(
         "would replace the file of -train": [own],
         "is a device or a pipe": ["/dev/zero"],
     }
-    for said, words in asked.items():
+    for message, words in asked.items():
         line = ["-output", str(tmp_path / "data"), "-train", *map(str, words)]
-        assert run(line, monkeypatch) == 2, said
+        assert run(line, monkeypatch) == 2, message
         error = capsys.readouterr().err
-        assert said in error and error.startswith("lm_prepare: ") and error.count("\n") == 1
+        assert message in error and error.startswith("lm_prepare: ") and error.count("\n") == 1
     assert sorted(path.name for path in (tmp_path / "data").rglob("*")) == ["texts", "train.txt"]
     assert own.read_text() == "a\nb\nc\nd\n"
 

@@ -42,7 +42,7 @@ def compress(model: Path, method: str, output: Path, *arguments: object) -> None
     assert main([str(argument) for argument in asked]) == 0
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The one line that the command prints on stderr for a user error."""
     capsys.readouterr()
     assert main(["compress", *map(str, arguments)]) == 2
@@ -366,34 +366,34 @@ def test_user_errors(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFix
     output = tmp_path / "small.pt"
     asked = ["--method", "projective", "--output", output]
     rank = ["--rank", 4]
-    assert "no such file" in refused(capsys, "--model", tmp_path / "none.pt", *asked, *rank)
+    assert "no such file" in error_of(capsys, "--model", tmp_path / "none.pt", *asked, *rank)
     damaged = {"cut": model.read_bytes()[:-500], "text": b"no model", "empty": b""}
     for name, content in damaged.items():
         (tmp_path / name).write_bytes(content)
-        assert "truncated" in refused(capsys, "--model", tmp_path / name, *asked, *rank)
+        assert "truncated" in error_of(capsys, "--model", tmp_path / name, *asked, *rank)
     pickled = tmp_path / "pickled.pt"
     torch.save({"opt": Path("x"), "vocab": {}}, pickled)
-    assert "could run code" in refused(capsys, "--model", pickled, *asked, *rank)
+    assert "could run code" in error_of(capsys, "--model", pickled, *asked, *rank)
     found = ["--model", model, *asked]
-    assert "--embedding-output" in refused(capsys, *found, "--output", "table")
-    assert "unknown option 'rang'" in refused(capsys, *found, "--rang", 4)
-    assert "unknown embedding method" in refused(
+    assert "--embedding-output" in error_of(capsys, *found, "--output", "table")
+    assert "unknown option 'rang'" in error_of(capsys, *found, "--rang", 4)
+    assert "unknown embedding method" in error_of(
         capsys, "--model", model, "--output", output, "--method", "x"
     )
-    assert "'words' is set by" in refused(capsys, *found, "--words", "a,b")
-    assert "option 'rank' is chosen by the target" in refused(capsys, *found, *rank, "--target-ratio", 4)
-    assert "exactly one" in refused(capsys, *found, "--target-bytes", 4, "--target-ratio", 4)
-    assert "needs at least" in refused(capsys, *found, "--target-bytes", 4)
-    assert "above 1" in refused(capsys, *found, "--target-ratio", 0.5)
+    assert "'words' is set by" in error_of(capsys, *found, "--words", "a,b")
+    assert "option 'rank' is chosen by the target" in error_of(capsys, *found, *rank, "--target-ratio", 4)
+    assert "exactly one" in error_of(capsys, *found, "--target-bytes", 4, "--target-ratio", 4)
+    assert "needs at least" in error_of(capsys, *found, "--target-bytes", 4)
+    assert "above 1" in error_of(capsys, *found, "--target-ratio", 0.5)
     empty = ["--token-counts", tmp_path / "empty"]
-    assert "is empty" in refused(capsys, *found, *rank, *empty)
-    assert "line 1" in refused(capsys, *found, *rank, "--token-counts", tmp_path / "text")
-    assert "none of the" in refused(capsys, *found, *rank, "--text", tmp_path / "text")
+    assert "is empty" in error_of(capsys, *found, *rank, *empty)
+    assert "line 1" in error_of(capsys, *found, *rank, "--token-counts", tmp_path / "text")
+    assert "none of the" in error_of(capsys, *found, *rank, "--text", tmp_path / "text")
     assert not output.exists()
     into = ["--model", model, "--method", "projective", *rank, "--output"]
-    assert "would replace the file of --model" in refused(capsys, *into, model, "--force")
+    assert "would replace the file of --model" in error_of(capsys, *into, model, "--force")
     output.write_text("mine")
-    assert "add --force" in refused(capsys, *into, output)
+    assert "add --force" in error_of(capsys, *into, output)
     assert output.read_text() == "mine"
 
 
@@ -440,8 +440,8 @@ def test_pickles_do_not_run(
     plain.write_bytes(pickle.dumps({"opt": Trap(sprung), "vocab": {}}))
     asked = ["--method", "projective", "--rank", 4, "--output", tmp_path / "small.pt"]
     for file, reason in ((zipped, "could run code"), (plain, "unsupported checkpoint")):
-        assert reason in refused(capsys, "--model", file, *asked)
-        assert "UTF-8" in refused(capsys, "--model", model, *asked, "--token-counts", file)
+        assert reason in error_of(capsys, "--model", file, *asked)
+        assert "UTF-8" in error_of(capsys, "--model", model, *asked, "--token-counts", file)
         teacher = {"teacher": str(file)}
         config = host.config("student", embedding=METHODS["projective"], embedding_distillation=teacher)
         assert "cannot be read" in error_line("onmt_train", "-config", str(config))

@@ -161,11 +161,11 @@ def test_gold_scores_do_not_depend_on_the_batch(
     kind: str, learned: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     host, model = learned(kind)
-    told = []
+    gold_scores = []
     for size in ("1", "7"):
         host.translate(model, "-tgt", str(host.folder / "test.tgt"), "-batch_size", size)
-        told.append(re.findall(r"GOLD SCORE: (\S+), GOLD PPL: (\S+)", capfd.readouterr().err))
-    assert told[0] and told[0] == told[1]
+        gold_scores.append(re.findall(r"GOLD SCORE: (\S+), GOLD PPL: (\S+)", capfd.readouterr().err))
+    assert gold_scores[0] and gold_scores[0] == gold_scores[1]
 
 
 def test_several_models_copy_together(learned: Any) -> None:

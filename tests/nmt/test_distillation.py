@@ -325,31 +325,31 @@ def test_unsuitable_teachers_are_rejected(
 ) -> None:
     _, teacher = trained(embedding=STANDARD)
 
-    def printed(path: Any, soft_targets: float = 0.0, **options: Any) -> str:
+    def error_of(path: Any, soft_targets: float = 0.0, **options: Any) -> str:
         option = {"teacher": str(path), "soft_targets": soft_targets}
         config = host.config("student", embedding_distillation=option, **{"embedding": PROJECTIVE, **options})
         return error_line("onmt_train", "-config", str(config))
 
-    assert "has no effect without `embedding`" in printed(teacher, embedding=None)
-    line = printed(teacher, soft_targets=0.5, truncated_decoder=2)
+    assert "has no effect without `embedding`" in error_of(teacher, embedding=None)
+    line = error_of(teacher, soft_targets=0.5, truncated_decoder=2)
     assert "soft_targets: 0.5 does not work with truncated_decoder: 2; remove one of them" in line
-    assert "cannot have its own `seed`" in printed(teacher, embedding={**METHODS["alone"], "seed": 3})
-    assert "no such file" in printed(host.folder / "none.pt")
+    assert "cannot have its own `seed`" in error_of(teacher, embedding={**METHODS["alone"], "seed": 3})
+    assert "no such file" in error_of(host.folder / "none.pt")
     foreign = host.folder / "foreign.pt"
     save_checkpoint({"opt": Namespace(), "weights": torch.zeros(3)}, foreign)
-    assert "it has no vocab; use one written by onmt_train" in printed(foreign)
-    line = printed(teacher, transformer_ff=64)
+    assert "it has no vocab; use one written by onmt_train" in error_of(foreign)
+    line = error_of(teacher, transformer_ff=64)
     assert "feed_forward.w_1.weight is (64, 16) in this model, (32, 16) in the teacher" in line
-    assert "missing in the teacher" in printed(teacher, enc_layers=2)
-    assert "(88, 16), that of this model (88, 8)" in printed(
+    assert "missing in the teacher" in error_of(teacher, enc_layers=2)
+    assert "(88, 16), that of this model (88, 8)" in error_of(
         teacher, word_vec_size=8, hidden_size=8, share_decoder_embeddings=False
     )
     _, apart = trained(embedding=STANDARD, share_embeddings=False)
-    assert "was trained with share_embeddings: false" in printed(apart)
+    assert "was trained with share_embeddings: false" in error_of(apart)
     _, deeper = trained(embedding=STANDARD, enc_layers=2)
-    assert "has encoder.transformer.1" in printed(deeper)
+    assert "has encoder.transformer.1" in error_of(deeper)
     host.write("vocab", ["other\t3", "words\t2"])
-    assert "vocabulary of the teacher" in printed(teacher)
+    assert "vocabulary of the teacher" in error_of(teacher)
 
 
 @pytest.mark.slow

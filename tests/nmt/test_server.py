@@ -62,7 +62,7 @@ def client(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture
-def unserved(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a starting server fail instead of waiting for requests."""
 
     def fail(*arguments: object, **options: object) -> None:
@@ -255,7 +255,7 @@ def test_invalid_configurations_are_one_line(
     checkpoint: Path,
     tmp_path: Path,
     error_line: ErrorLine,
-    unserved: None,
+    no_server: None,
 ) -> None:
     config = configure(tmp_path, checkpoint, **{"load": True, **settings})
     before = (tmp_path / "model.pt").read_bytes()
@@ -295,7 +295,7 @@ def test_invalid_command_lines_are_one_line(
     checkpoint: Path,
     tmp_path: Path,
     error_line: ErrorLine,
-    unserved: None,
+    no_server: None,
 ) -> None:
     config = configure(tmp_path, checkpoint)
     assert printed in error_line("onmt_server", "--model_config", str(config), *arguments)

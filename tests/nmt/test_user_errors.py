@@ -103,8 +103,8 @@ def test_errors_in_workers_are_one_line(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit) as stop:
         fail()
     assert stop.value.code == 2
-    told = capsys.readouterr().err
-    assert told.endswith(": [Errno 2] No such file or directory: 'train.src'\n") and "Traceback" not in told
+    error = capsys.readouterr().err
+    assert error.endswith(": [Errno 2] No such file or directory: 'train.src'\n") and "Traceback" not in error
 
 
 def test_feature_separator_is_text_without_features(host: Host) -> None:

@@ -239,7 +239,7 @@ def test_word_vectors_are_trained_once_for_all_classes_of_the_same_epochs(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("dataset: ptb", "must contain dataset and classes"),
         ("{dataset: ptb, classes: {}, lower: true}", "must contain dataset and classes"),
@@ -254,9 +254,9 @@ def test_word_vectors_are_trained_once_for_all_classes_of_the_same_epochs(
         ("{dataset: ptb, classes: {a: {num_classes: 3, epochs: 1.5}}}", "epochs is 1.5"),
     ],
 )
-def test_changed_settings_fail(recipe: Recipe, content: str, said: str) -> None:
+def test_changed_settings_fail(recipe: Recipe, content: str, message: str) -> None:
     (recipe.folder / "data.yaml").write_text(content)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         read_settings(recipe)
 
 

@@ -80,7 +80,7 @@ def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"corpora": None}, "corpora is None; expected a nonempty list"),
         ({"tests": "x"}, "tests is 'x'; expected a nonempty list"),
@@ -99,11 +99,11 @@ def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:
         ),
     ],
 )
-def test_invalid_settings_fail(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_invalid_settings_fail(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
     content = read_yaml(find_recipe("iwslt_pten").folder / "data.yaml")
     path = tmp_path / "data.yaml"
     path.write_text(yaml.safe_dump({**content, **changed}))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         read_settings(path)
 
 

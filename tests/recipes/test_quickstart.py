@@ -149,7 +149,7 @@ def test_failing_training_shows_the_end_of_its_log(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--target", "el"], "num2words"),
         (["--target", "en"], "choose two languages"),
@@ -158,11 +158,11 @@ def test_failing_training_shows_the_end_of_its_log(
     ],
 )
 def test_user_errors_are_one_line(
-    tmp_path: Path, commands: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+    tmp_path: Path, commands: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     assert start(tmp_path, *options) == 2
     errors = capsys.readouterr().err
-    assert said in errors and len(errors.splitlines()) == 1
+    assert message in errors and len(errors.splitlines()) == 1
 
 
 def test_a_second_run_in_the_same_folder_fails(

@@ -295,7 +295,7 @@ def test_only_line_feeds_end_lines_and_whitespace_is_normalized(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (gzip.compress(b"a line\n" * 100, mtime=0)[:-10], "truncated"),
         (b"plain text\n", "not gzip"),
@@ -303,11 +303,11 @@ def test_only_line_feeds_end_lines_and_whitespace_is_normalized(tmp_path: Path) 
         (None, "No such file"),
     ],
 )
-def test_unreadable_text_fails(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_unreadable_text_fails(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "text.gz"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         corpus.read_lines(path)
 
 
