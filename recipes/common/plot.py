@@ -189,9 +189,13 @@ def teachers(records: Iterable[Record], by_name: Mapping[str, Record]) -> list[R
 def best_of_each_size(results: Sequence[Record], quality: str, kept: Sequence[Record] = ()) -> list[Record]:
     """The best row of each method at each size; sizes within an eighth are one. All rows of `kept` stay."""
     best: dict[tuple[str, float], Record] = {}
-    for record in results:
+    smallest: dict[str, float] = {}  # of the current group of sizes
+    for record in sorted(results, key=lambda one: place(one, quality)[0]):
         size, score = place(record, quality)
-        key = shown_method(record), size if record in kept else round(6 * math.log2(size))
+        method = shown_method(record)
+        if size > 1.125 * smallest.get(method, 0.0):
+            smallest[method] = size
+        key = method, size if record in kept else smallest[method]
         is_better = max if quality == "bleu" else min
         if key not in best or is_better(score, best[key]["metrics"][quality]) == score:
             best[key] = record
