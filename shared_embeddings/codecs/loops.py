@@ -41,11 +41,17 @@ def window_scores(
     numbers = np.empty(hidden.shape[1], np.float32)
     for row in range(codes.shape[0]):
         _row_of_windows(codes[row], np.uint64(width), first, np.uint64(mask), book, numbers)
-        for token in range(hidden.shape[0]):
-            score = np.float32(0.0)
-            for column in range(numbers.shape[0]):
-                score += numbers[column] * hidden[token, column]
-            out[token, row] = score * scales[row]
+        _scores_of_row(numbers, hidden, scales[row], out[:, row])
+
+
+@_compiled
+def _scores_of_row(numbers: Any, hidden: Any, scale: Any, out: Any) -> None:
+    """Products ``(N,)`` of vectors ``(N, D)`` with a row ``(D,)`` times a scale."""
+    for token in range(hidden.shape[0]):
+        score = np.float32(0.0)
+        for column in range(numbers.shape[0]):
+            score += numbers[column] * hidden[token, column]
+        out[token] = score * scale
 
 
 @_compiled
@@ -273,11 +279,7 @@ def path_scores(
     numbers = np.empty(hidden.shape[1], np.float32)
     for row in range(codes.shape[0]):
         _row_of_fields(codes[row], ends, offsets, np.uint64(mask), book, numbers)
-        for token in range(hidden.shape[0]):
-            score = np.float32(0.0)
-            for column in range(numbers.shape[0]):
-                score += numbers[column] * hidden[token, column]
-            out[token, row] = score * scales[row]
+        _scores_of_row(numbers, hidden, scales[row], out[:, row])
 
 
 @_compiled
