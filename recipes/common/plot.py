@@ -190,16 +190,17 @@ def best_of_each_size(results: Sequence[Record], quality: str, kept: Sequence[Re
     """The best row of each method at each size; sizes within an eighth are one. All rows of `kept` stay."""
     best: dict[tuple[str, float], Record] = {}
     smallest: dict[str, float] = {}  # of the current group of sizes
-    for record in sorted(results, key=lambda one: place(one, quality)[0]):
+    others = [record for record in results if record not in kept]
+    for record in sorted(others, key=lambda one: place(one, quality)[0]):
         size, score = place(record, quality)
         method = shown_method(record)
         if size > 1.125 * smallest.get(method, 0.0):
             smallest[method] = size
-        key = method, size if record in kept else smallest[method]
+        key = method, smallest[method]
         is_better = max if quality == "bleu" else min
         if key not in best or is_better(score, best[key]["metrics"][quality]) == score:
             best[key] = record
-    return list(best.values())
+    return [*best.values(), *(record for record in results if record in kept)]
 
 
 def _note(record: Record) -> str:

@@ -338,6 +338,8 @@ def test_methods_show_their_best_row_at_each_size() -> None:
     assert [one["row"] for one in plot.best_of_each_size(records, "bleu")] == ["b", "c"]
     assert [one["row"] for one in plot.best_of_each_size(records, "perplexity")] == ["a", "c"]
     assert len(plot.best_of_each_size(records, "bleu", records)) == 3
+    # A kept row stays beside a better one of its method and size.
+    assert {one["row"] for one in plot.best_of_each_size(records, "bleu", records[:1])} == {"a", "b", "c"}
 
 
 def test_every_method_has_its_own_style() -> None:
