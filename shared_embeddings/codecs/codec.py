@@ -23,6 +23,9 @@ Codebooks = dict[str, Tensor]
 # The bits of a number by width.
 RATES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 0.5, 0.25)
 
+# Scales of rows are stored as powers of 2 in steps of one over this.
+STEPS_PER_OCTAVE = 16
+
 # Rows that are computed with together, so that no dense table is in memory.
 _BLOCK = 512
 # More tokens than this are scored faster by a product with decoded rows.
@@ -189,4 +192,4 @@ def row_sizes(rows: Tensor) -> Tensor:
     """
     found = rows.square().mean(dim=1, keepdim=True).sqrt()
     found = found.masked_fill(found == 0, 1.0)
-    return (found.log2() * 16).round().div(16).exp2()
+    return (found.log2() * STEPS_PER_OCTAVE).round().div(STEPS_PER_OCTAVE).exp2()

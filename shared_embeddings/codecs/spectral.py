@@ -18,9 +18,9 @@ from shared_embeddings.codecs.allocation import direction_bits
 from shared_embeddings.codecs.codec import RATES, Codebooks, Codec, Encoded, fitted_scales, row_sizes
 from shared_embeddings.codecs.principal import principal_directions
 from shared_embeddings.codecs.trellis import (
-    ERRORS,
     Runs,
     entries_of,
+    errors_of,
     gains_for,
     nearest_states,
     packed_states,
@@ -88,8 +88,7 @@ class SpectralCodec(Codec):
         shares, counts = {0: 1.0}, []
         for width in range(1, len(RATES)):
             chosen = found._chosen_widths(variances, width)
-            errors = torch.tensor([ERRORS[RATES[one]] for one in chosen], dtype=torch.float64)
-            shares[width] = float((variances * errors).sum() / variances.sum().clamp(min=1e-30))
+            shares[width] = float((variances * errors_of(chosen)).sum() / variances.sum().clamp(min=1e-30))
             counts += torch.tensor(chosen).bincount(minlength=len(RATES)).tolist()
         found.counts = counts
         found._shares = torch.tensor([shares[width] for width in self.widths], dtype=torch.float64)
@@ -98,7 +97,7 @@ class SpectralCodec(Codec):
     def _chosen_widths(self, variances: Tensor, width: int) -> list[int]:
         """The width of every direction, for rows that are as long as those with `width`."""
         rates = [RATES[one] for one in self.widths]
-        errors = torch.tensor([ERRORS[rate] for rate in rates], dtype=torch.float64)
+        errors = errors_of(self.widths)
         total = RATES[width] * self.dim + max(RATES)  # the bits of the first state are not those of a step
         while True:
             chosen = direction_bits(variances, rates, errors, total)

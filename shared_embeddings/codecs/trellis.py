@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -35,7 +36,7 @@ _LEAST_DIM = 32
 # Rows whose path costs are updated together; their costs fit into the cache of a core.
 _ROWS = 32
 # The mean squared errors of normal numbers, as measured in 128 dimensions, by bits of a number.
-ERRORS = {
+_ERRORS = {
     0.0: 1.0,
     0.25: 0.693,
     0.5: 0.502,
@@ -87,6 +88,11 @@ def gains_for(rates: Runs, device: torch.device) -> Tensor:
     return torch.tensor(factors, device=device)
 
 
+def errors_of(widths: Sequence[int]) -> Tensor:
+    """The mean squared errors of normal numbers for `widths`."""
+    return torch.tensor([_ERRORS[RATES[width]] for width in widths], dtype=torch.float64)
+
+
 def trellis_widths(dim: int) -> tuple[int, ...]:
     """The widths of rows of D numbers, ascending by bits."""
     widths = range(len(RATES)) if dim >= _LEAST_DIM else range(9)
@@ -108,7 +114,7 @@ class TrellisCodec(Codec):
 
     def error_shares(self) -> Tensor:
         """As in the base class, as measured."""
-        return torch.tensor([ERRORS[RATES[width]] for width in self.widths], dtype=torch.float64)
+        return errors_of(self.widths)
 
     def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
         """As in the base class: the path with the least squared error for rows at the size of entries."""

@@ -29,13 +29,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.codecs import kernels
+from shared_embeddings.codecs.codec import STEPS_PER_OCTAVE
 from shared_embeddings.codecs.repeatable import SCALE_TYPE, RepeatableCodec
 
 # The largest integer of int8. The 8 bits of precision of a scale times its 7 are exact in float32, so that
 # packing unpacked rows finds the same scale; the range of scales is that of float32.
 _LARGEST = 127
-# Of 8-bit logarithms.
-_STEPS_PER_OCTAVE = 16
 # int4: the bits of a value, and the values that share a scale.
 _WIDTH = 4
 _GROUP = 32
@@ -267,11 +266,11 @@ class Logarithms(NumberFormat):
 
     def encode(self, values: Tensor) -> Packed:
         """As in the base class, with one scale for all."""
-        steps = (values.clamp(min=torch.finfo(torch.float32).tiny).log2() * _STEPS_PER_OCTAVE).round()
-        top = (steps.max() / _STEPS_PER_OCTAVE).ceil().clamp(max=127)
-        codes = 255 + steps - _STEPS_PER_OCTAVE * top
+        steps = (values.clamp(min=torch.finfo(torch.float32).tiny).log2() * STEPS_PER_OCTAVE).round()
+        top = (steps.max() / STEPS_PER_OCTAVE).ceil().clamp(max=127)
+        codes = 255 + steps - STEPS_PER_OCTAVE * top
         # Half of the smallest number is as near to it as to zero.
-        is_zero = (values <= 0) | (codes <= 1 - _STEPS_PER_OCTAVE)
+        is_zero = (values <= 0) | (codes <= 1 - STEPS_PER_OCTAVE)
         codes = codes.clamp(1, 255).masked_fill(is_zero, 0)
         return Packed(codes.to(torch.uint8), top.exp2().to(SCALE_TYPE).reshape(1, 1))
 
@@ -283,7 +282,7 @@ class Logarithms(NumberFormat):
     def decode(self, packed: Packed) -> Tensor:
         """As in the base class."""
         assert packed.scales is not None
-        numbers = torch.exp2((packed.codes.float() - 255) / _STEPS_PER_OCTAVE) * packed.scales.float()
+        numbers = torch.exp2((packed.codes.float() - 255) / STEPS_PER_OCTAVE) * packed.scales.float()
         return numbers.masked_fill(packed.codes == 0, 0.0)
 
     def rows_of(self, packed: Packed, choose: Callable[[Tensor], Tensor]) -> Packed:
