@@ -50,6 +50,7 @@ CHANGING = (
     "date",
     "path",
     "decoding",
+    "on_disk",  # of a folder with a model card
 )
 CODECS = ("uniform", "lloyd_max", "residual", "trellis", "principal", "spectral")
 
