@@ -30,12 +30,11 @@ from shared_embeddings.checkpoints.report import CompressionReport
 from shared_embeddings.checkpoints.token_counts import counts_of
 from shared_embeddings.fitting.fit import fit
 from shared_embeddings.method import Candidate
-from shared_embeddings.options import OptionError
 from shared_embeddings.registry import method_class, methods
 from shared_embeddings.registry import options as options_class
 from shared_embeddings.sizing.suggest import as_yaml
 from shared_embeddings.sizing.targets import Target
-from shared_embeddings.utils.files import workplace
+from shared_embeddings.utils.files import first_line, workplace
 
 # Candidates for larger tables are ranked by fits to so many rows; so many of them are fitted to all rows.
 _SAMPLED, _FITTED = 2**12, 3
@@ -54,7 +53,7 @@ class Trial:
     Attributes:
         method, options, store: of the candidate.
         report: of the compressed model, or None if it was not written.
-        reason: why it was not written.
+        reason: why it was not written: the method is impossible at this size, or it failed.
     """
 
     method: str
@@ -167,13 +166,15 @@ def choose(
 ) -> Choice:
     """Compress a model with every candidate, and write the best one.
 
+    A candidate that fails does not stop the others.
+
     Args:
         model, settings: as in `compress`.
         output: the model to write; None compares only.
         target: the size of the embeddings.
 
     Raises:
-        ValueError: as in `compress`, or no candidate is possible at this size.
+        ValueError: as in `compress`, or no candidate is possible at this size, or all fail.
         OSError: a file cannot be read or written.
     """
     if output is not None:
@@ -182,7 +183,9 @@ def choose(
     counts, progress = settings.counts_for(stored), settings.progress
     possible, trials = promising(stored.tables(), target, counts, settings.seed, progress)
     # Candidates are written to a temporary folder, without a report.
-    each = dataclasses.replace(settings, counts=counts, original=Original(), force=False, report_file=None)
+    each = dataclasses.replace(
+        settings, counts=counts, original=_measured(model, settings), force=False, report_file=None
+    )
     with workplace(output) as folder:
         name = Path(model).name if output is None else output.name
         for number, (method, candidate) in enumerate(possible, 1):
@@ -191,7 +194,9 @@ def choose(
             trials.append(tried(model, folder / str(number) / name, method, candidate, target, each))
         ranked = sorted(trials, key=lambda trial: (trial.report is None, trial.rank))
         if ranked[0].report is None:
-            raise ValueError(f"no method is possible at this size; {ranked[0].reason}")
+            # One reason for all is about the model.
+            is_one = len({trial.reason for trial in ranked}) == 1
+            raise ValueError(f"{'' if is_one else 'no method is possible at this size; '}{ranked[0].reason}")
         if output is None:
             return Choice(ranked, None)
         trained = find_host(model)[1].read(model)
@@ -199,6 +204,17 @@ def choose(
         found = Choice(ranked, None).with_output(output)
         publish(dict(zip(files, trained.files(output))), found.written(), settings.report_file)
         return found
+
+
+def _measured(model: Path, settings: Settings) -> Original:
+    """The quality or predictions of a model, which are the same for all candidates.
+
+    Raises:
+        ValueError: the quality cannot be measured.
+    """
+    original = Original()
+    dataclasses.replace(settings, original=original).comparison(find_host(model)[1].read(model))
+    return original
 
 
 def promising(
@@ -227,8 +243,10 @@ def promising(
             found = [
                 _sampled_error(method, candidate, target, table, tables, counts, seed) for table in tables
             ]
-        except OptionError as reason:
-            trials.append(_impossible(method, candidate, reason))
+        except OSError:
+            raise
+        except Exception as error:
+            trials.append(_failed(method, candidate, error))
             continue
         missed, squares = map(sum, zip(*found))
         errors.append((math.sqrt(missed / squares) if squares else 0.0, method, candidate))
@@ -251,7 +269,7 @@ def _sampled_error(
     """The weighted squared distances and norms of a sample of rows, to which a candidate is fitted.
 
     Raises:
-        OptionError: the method is impossible at this size.
+        Exception: the method is impossible at this size, or fails.
     """
     options = within(target, method, candidate.options, candidate.store, table, tables)
     ids = torch.arange(0, len(table.table), max(1, len(table.table) // _SAMPLED))
@@ -287,13 +305,16 @@ def smallest(model: Path, max_loss: float, settings: Settings = DEFAULTS) -> Tar
     if not 0.0 <= max_loss < 1.0:
         raise ValueError(f"the largest loss is {max_loss:.0%}, but it must be at least 0% and below 100%")
     method, candidate = next(iter(candidates()))
-    settings = dataclasses.replace(settings, original=Original(), force=False, report_file=None)
+    settings = dataclasses.replace(
+        settings, original=_measured(model, settings), force=False, report_file=None
+    )
     low, high, ratio = *_RATIOS, _FIRST_RATIO
     losses: dict[float, float] = {}  # by ratio
     with workplace(None) as folder:
         while high / low > _CLOSE:
             place = folder / str(len(losses)) / Path(model).name
-            losses[ratio] = 1.0 - tried(model, place, method, candidate, Target(ratio=ratio), settings).share
+            trial = tried(model, place, method, candidate, Target(ratio=ratio), settings)
+            losses[ratio] = 1.0 - trial.share
             if losses[ratio] > max_loss:
                 high = ratio
             else:
@@ -302,9 +323,8 @@ def smallest(model: Path, max_loss: float, settings: Settings = DEFAULTS) -> Tar
                     break
             ratio = _next_ratio(losses, max_loss, low, high)
     if low not in losses:
-        raise ValueError(
-            f"{method} loses more than {max_loss:.1%} at all sizes that were tried; allow a larger loss"
-        )
+        why = trial.reason or "allow a larger loss"
+        raise ValueError(f"{method} loses more than {max_loss:.1%} at all sizes that were tried; {why}")
     return Target(ratio=low)
 
 
@@ -348,14 +368,14 @@ def tried(
     target: Target | None,
     settings: Settings,
 ) -> Trial:
-    """Compress a model with one candidate; a trial without a report if the method is impossible at this size.
+    """Compress a model with one candidate; a trial without a report if it is impossible or fails.
 
     Args:
         model, output, target, settings: as in `compress`.
         method, candidate: of the embeddings.
 
     Raises:
-        ValueError, OSError: as in `compress`.
+        OSError: a file cannot be read or written, which is no fault of the candidate.
     """
     output.parent.mkdir(parents=True)
     options, store = candidate
@@ -363,14 +383,19 @@ def tried(
         report = compress(
             model, method, output, options=options, target=target, store=store, settings=settings
         )
-    except OptionError as error:
-        return _impossible(method, candidate, error)
+    except OSError:
+        raise
+    except Exception as error:
+        return _failed(method, candidate, error)
     return Trial(method, options, store, report)
 
 
-def _impossible(method: str, candidate: Candidate, error: OptionError) -> Trial:
-    """The trial of a candidate that is impossible at a size."""
-    return Trial(method, *candidate, None, str(error).removeprefix(f"{method}: "))
+def _failed(method: str, candidate: Candidate, error: Exception) -> Trial:
+    """The trial of a candidate that is impossible at a size, or that failed in any other way."""
+    reason = first_line(error).removeprefix(f"{method}: ")
+    if not isinstance(error, ValueError) and reason != type(error).__name__:
+        reason = f"{type(error).__name__}: {reason}"
+    return Trial(method, *candidate, None, reason)
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:

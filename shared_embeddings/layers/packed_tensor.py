@@ -388,6 +388,8 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
 def install(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Put the packed tensors of a state in place of a module's own, frozen, wherever the module uses them.
 
+    Real numbers take the dtype of those that they replace, so that all of an embedding have the same.
+
     Args:
         module: the module.
         state: its state; packed tensors have the shapes of those of the module.
@@ -396,7 +398,8 @@ def install(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]
         The rest of the state.
     """
     own = module.state_dict(keep_vars=True)
-    _replace(module, {id(own[key]): new for key, new in state.items() if isinstance(new, PackedTensor)})
+    packed = {name: tensor for name, tensor in state.items() if isinstance(tensor, PackedTensor)}
+    _replace(module, {id(own[name]): new.to(own[name].dtype) for name, new in packed.items()})
     return {name: tensor for name, tensor in state.items() if not isinstance(tensor, PackedTensor)}
 
 

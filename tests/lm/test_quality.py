@@ -19,7 +19,9 @@ from shared_embeddings.checkpoints import choosing
 from shared_embeddings.checkpoints.agreement import Kept
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.cli.main import main
+from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.method import Candidate
+from shared_embeddings.methods.quantized import QuantizedEmbedding
 from shared_embeddings.sizing.targets import Target
 from tests.lm.runs import run as train
 from tests.lm.runs import run_command, settings, write_corpus, write_model
@@ -313,7 +315,7 @@ def test_few_sizes_are_tried_for_the_smallest(
             losses.clear()
             ratio = choosing.smallest(trained[0], loss).ratio
             assert ratio is not None and 0.8 * loss <= losses[ratio] <= loss and len(losses) <= 5
-    monkeypatch.setattr(choosing, "tried", lambda *_: SimpleNamespace(share=0.5))
+    monkeypatch.setattr(choosing, "tried", lambda *_: SimpleNamespace(share=0.5, reason=""))
     with pytest.raises(ValueError, match="loses more than 1.0% at all sizes"):
         choosing.smallest(trained[0], 0.01)
 
@@ -334,6 +336,43 @@ def test_candidates_for_a_large_table_are_ranked_on_a_sample(
     )
     assert sampled.count("on a sample of rows, its error is") == len(rows(whole)) - choosing._FITTED
     assert sampled.count("needs at least") == whole.count("needs at least") > 0
+
+
+def test_a_candidate_that_fails_costs_its_row_only(
+    trained: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fit, working = QuantizedEmbedding.fit.__func__, True
+
+    def failing(kind: type[QuantizedEmbedding], task: FitTask) -> Any:
+        if task.options["codec"] == "spectral" or not working:
+            raise RuntimeError("these dtypes do not match\nsecond line")
+        return fit(kind, task)
+
+    def full(kind: type[QuantizedEmbedding], task: FitTask) -> Any:
+        raise OSError(28, "No space left on device")
+
+    small = tmp_path / "small.pt"
+    asked = ["--target-ratio", 8, "--output", small]
+    for sample in (10**6, 50):  # without and with fits to a sample of rows
+        monkeypatch.setattr(QuantizedEmbedding, "fit", classmethod(failing))
+        monkeypatch.setattr(choosing, "_SAMPLED", sample)
+        working = True
+        assert choose(trained[0], *asked, "--force") == 0
+        printed = capsys.readouterr().out
+        assert len(rows(printed)) >= 2 and small.exists()
+        failed = [line for line in printed.splitlines() if "RuntimeError: these dtypes do not match" in line]
+        assert len(failed) == 1 and "codec: spectral" in failed[0]
+        working = False
+        assert choose(trained[0], "--target-ratio", 60, "--compare") == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and "no method is possible at this size" in error
+        monkeypatch.setattr(QuantizedEmbedding, "fit", classmethod(full))
+        assert choose(trained[0], *asked, "--force") == 2
+        assert "No space left" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["small.pt"]
 
 
 def test_options_that_contradict_each_other(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 
 import pytest
@@ -9,10 +10,13 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
+from shared_embeddings.checkpoints.storage import hold, pack
 from shared_embeddings.codecs.codec import Codec
 from shared_embeddings.fitting.straight_through import quantize_in_training
+from shared_embeddings.layers.packed_tensor import install, unfreeze
 from shared_embeddings.methods.quantized import QuantizedEmbedding
 from shared_embeddings.options import OptionError
+from shared_embeddings.sizing.accounting import distinct_state
 from tests.helpers import in_turn
 
 WORDS, DIM = 300, 48
@@ -89,6 +93,38 @@ def test_evaluation_never_builds_the_table(codec: str, monkeypatch: pytest.Monke
         loss = torch.nn.functional.cross_entropy(wanted, targets)
         torch.testing.assert_close(embedding.cross_entropy(hidden, targets), loss, rtol=1e-4, atol=1e-4)
         assert embedding(targets).shape == (7, DIM)
+
+
+@in_turn("codec", (*CODECS, "principal"))
+def test_all_widths_in_every_dtype(codec: str) -> None:
+    """Training and packed form, among them words without bits and with fractions of a bit."""
+    targets = torch.arange(0, WORDS, 20)
+    for bits in (0.75, 2.5):
+        made = fitted(COUNTS, bits=bits, codec=codec)
+        assert len(made.word_counts) > 1 and (bits > 1 or codec == "principal" or 0 in made.word_counts)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            rounded = copy.deepcopy(made).to(dtype).eval()
+            held = copy.deepcopy(rounded)
+            state = distinct_state(held)
+            held.load_state_dict(install(held, hold(pack(state, state, "fp16"))), strict=False)
+            loose = {"rtol": 0.1, "atol": 0.3} if dtype.itemsize == 2 else {"rtol": 1e-3, "atol": 1e-3}
+            for embedding in (rounded, held):
+                exact = copy.deepcopy(embedding)
+                unfreeze(exact)
+                exact.double()
+                for number in (1, 15):
+                    hidden = torch.randn(number, DIM).to(dtype)
+                    wanted = exact.logits(hidden.double()).detach()
+                    with torch.no_grad():
+                        found = embedding.logits(hidden)
+                        assert found.dtype == embedding(targets).dtype == embedding.table().dtype == dtype
+                        torch.testing.assert_close(found.double(), wanted, **loose)
+                    hidden.requires_grad_()
+                    loss = embedding.cross_entropy(hidden, targets[:number])
+                    loss.backward()
+                    assert hidden.grad is not None and hidden.grad.dtype == dtype
+                    exact_loss = torch.nn.functional.cross_entropy(wanted, targets[:number])
+                    torch.testing.assert_close(loss.double(), exact_loss, rtol=0.05, atol=0.05)
 
 
 def test_codes_are_packed_in_memory() -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import yaml
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from shared_embeddings.checkpoints.storage import hold, pack
+from shared_embeddings.layers.packed_tensor import install, unfreeze
+from shared_embeddings.sizing.accounting import distinct_state
+from tests.helpers import in_turn
 from tests.shared_embeddings.cases import CASES, PADDING, VOCABULARY, Case
 from tests.shared_embeddings.support import (
     all_ids,
@@ -162,33 +168,62 @@ def test_parameter_groups_have_each_parameter_once(case: Case) -> None:
 
 
 @each_case
-def test_bfloat16(case: Case) -> None:
-    emb = case.build().to(torch.bfloat16)
-    exact = case.build()
+@in_turn("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_dtypes(case: Case, dtype: torch.dtype) -> None:
+    emb, exact = case.build().to(dtype), case.build()
     exact.load_state_dict(
         {name: value.to(exact.state_dict()[name].dtype) for name, value in emb.state_dict().items()}
     )
     ids, hidden, targets = some_targets(case, 3, 5), case.hidden(3, 5), some_targets(case, 3, 5)
-    rounded = hidden.detach().bfloat16().requires_grad_()
+    rounded = hidden.detach().to(dtype).requires_grad_()
     found = emb(ids)
-    assert found.dtype == torch.bfloat16
+    assert found.dtype == emb.table().dtype == dtype
     torch.testing.assert_close(found.float(), exact(ids), rtol=0.1, atol=0.05)
     loss = found.float().square().mean()
     if case.output:
-        assert emb.logits(rounded).dtype == torch.bfloat16
+        assert emb.logits(rounded).dtype == emb.log_prob(rounded).dtype == dtype
         entropy = emb.cross_entropy(rounded, targets)
         torch.testing.assert_close(
             entropy.float(), exact.cross_entropy(rounded.float(), targets), rtol=0.05, atol=0.05
         )
         loss = loss + entropy
         loss.backward()
-        assert rounded.grad.dtype == torch.bfloat16 and rounded.grad.isfinite().all()
+        assert rounded.grad.dtype == dtype and rounded.grad.isfinite().all()
     else:
         loss.backward()
     for name, parameter in emb.named_parameters():
         if parameter.requires_grad:
-            assert parameter.dtype == torch.bfloat16
+            assert parameter.dtype == dtype
             assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+
+
+@each_case
+@in_turn("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_packed_in_every_dtype(case: Case, dtype: torch.dtype) -> None:
+    """An embedding that is packed takes and gives numbers of its own dtype, like before."""
+    emb = case.build().to(dtype).eval()
+    state = distinct_state(emb)
+    emb.load_state_dict(install(emb, hold(pack(state, state, "fp16"))), strict=False)
+    exact = copy.deepcopy(emb)
+    unfreeze(exact)
+    exact.double()
+    loose = {"rtol": 0.1, "atol": 0.1} if dtype.itemsize == 2 else {"rtol": 1e-3, "atol": 1e-4}
+    ids = some_targets(case, 15)
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode():
+            pairs = [(emb(ids), exact(ids)), (emb.table(), exact.table())]
+            for number in (1, 15) if case.output else ():
+                hidden, targets = case.hidden(number).detach().to(dtype), ids[:number]
+                for call in (emb.logits, emb.log_prob):
+                    pairs.append((call(hidden), getattr(exact, call.__name__)(hidden.double())))
+                loss, states = exact.cross_entropy(hidden.double(), targets), hidden.requires_grad_()
+                torch.testing.assert_close(emb.cross_entropy(states, targets).double(), loss, **loose)
+            for found, wanted in pairs:
+                assert found.dtype == dtype
+                torch.testing.assert_close(found.double(), wanted, **loose)
+    if case.output:
+        emb.cross_entropy(states, targets).backward()
+        assert states.grad.dtype == dtype and states.grad.isfinite().all()
 
 
 @each_case

@@ -298,3 +298,23 @@ def test_the_best_candidate_is_a_folder_that_loads(
     assert main(arguments) == 2  # it exists already
     assert "--force" in capsys.readouterr().err
     assert main([*arguments, "--force"]) == 0
+
+
+@pytest.mark.slow_except("bfloat16-16")
+@pytest.mark.parametrize("ratio", [4, 8, 16, 32])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_weights_of_every_dtype(
+    dtype: str, ratio: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {**KINDS["gemma"][1], "hidden_size": 64}
+    torch.manual_seed(0)
+    model = transformers.GemmaForCausalLM(transformers.GemmaConfig(**settings))
+    model.to(getattr(torch, dtype)).save_pretrained(tmp_path / "model")
+    for method in ([], ["--method", "quantized"]):
+        arguments = ["--model", str(tmp_path / "model"), *method, "--target-ratio", str(ratio)]
+        assert main(["compress", *arguments, "--output", str(tmp_path / "small"), "--force"]) == 0
+        printed = capsys.readouterr().out
+        assert "Error" not in printed
+        assert "kept" in printed and "could not verify" not in printed
+        small = hf.load(str(tmp_path / "small"))
+        assert scores(small).dtype == small.dtype == getattr(torch, dtype)
