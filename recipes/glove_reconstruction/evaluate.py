@@ -26,6 +26,7 @@ from recipes.common.table import Column, markdown_table, update_readme
 from recipes.glove_reconstruction.grid import Grid, add_grid_option, read_grid
 from recipes.glove_reconstruction.source import SMOKE_GRID_HELP
 from shared_embeddings.errors import UserError
+from shared_embeddings.methods.alone import AloneOptions
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.path_options import PathOption
@@ -200,7 +201,7 @@ def write_report(grid: Grid, results: Path, readme: Path) -> None:
     most = max(by_vectors.values(), key=len)
     summary = [one for one in summaries(grid, most) if one["metrics"] or one["row"] not in measured]
     source = most[0]["metrics"]["source_similarity"]
-    text = table(summary, source, _dimensions(grid, most))
+    text = table(summary, source, _dimensions(grid, most)) + _collisions(grid)
     if any(record["metrics"] and record["config"]["row"] in grid.alone for record in summary):
         draw_figure(summary, source, grid, readme.parent / FIGURE)
         text += f"\n![Spearman's rho against the width]({FIGURE})\n"
@@ -209,6 +210,16 @@ def write_report(grid: Grid, results: Path, readme: Path) -> None:
     if any(map(_is_fixed, compared)):
         update_readme(readme, COMPARISON, comparison(grid, compared, readme.parent / COMPARED))
     print(f"wrote the results into {readme}")
+
+
+def _collisions(grid: Grid) -> str:
+    """Return a sentence on how likely words share their filter."""
+    options = AloneOptions(hidden_dim=grid.hidden[0], **next(iter(grid.alone.values())))
+    size, probability = options.codebook_size, options.collision_probability(grid.words)
+    return (
+        f"\nWith {options.codebooks} codebooks of {size} entries, two of the {grid.words:,} words share "
+        f"all codes in ALONE with a probability of {probability:.1e} (section 2.1).\n"
+    )
 
 
 def comparison(grid: Grid, records: Sequence[Record], picture: Path) -> str:

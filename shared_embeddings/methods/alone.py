@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -73,6 +74,13 @@ class AloneOptions(EmbeddingOptions):
     def zero_rate(self) -> float:
         """p_o, for binary filters."""
         return _DEFAULT_ZERO_PROBABILITY if self.zero_probability is None else self.zero_probability
+
+    def collision_probability(self, num_embeddings: int) -> float:
+        """The probability that any two of V words share all M codes, 1 - exp(-V² / (2 c^M)) (section 2.1).
+
+        This is the paper's approximation of the birthday problem, for V much smaller than c^M.
+        """
+        return -math.expm1(-(num_embeddings**2) / (2 * self.codebook_size**self.codebooks))
 
 
 @register("alone", AloneOptions)

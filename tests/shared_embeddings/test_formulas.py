@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import shared_embeddings as se
+from shared_embeddings.methods.alone import AloneOptions
 from tests.helpers import in_turn
 
 from .cases import CASES, Case, by_name
@@ -118,6 +120,19 @@ def test_alone_sizes_of_the_reconstruction_experiment() -> None:
     """Section 3.1: 0.4M, 0.7M, 1.1M and 1.4M for D_inter of 600 to 2400 and D_o = D_e = 300."""
     for hidden, size in [(600, 0.4), (1200, 0.7), (1800, 1.1), (2400, 1.4)]:
         assert millions("alone", 5000, 300, base_dim=300, hidden_dim=hidden) == pytest.approx(size, abs=0.05)
+
+
+def test_alone_words_rarely_share_all_codes() -> None:
+    """Section 2.1, with the paper's V, c and M; and near the exact value and the share of drawn codes."""
+    paper = AloneOptions(hidden_dim=4096).collision_probability(37_000)
+    assert paper == pytest.approx(37_000**2 / (2 * 64**8), rel=1e-5) and paper < 3e-6
+    options = {"hidden_dim": 1, "base_dim": 1, "codebooks": 6, "codebook_size": 4}
+    found = AloneOptions(**options).collision_probability(40)
+    distinct = math.prod(1 - others / 4**6 for others in range(40))
+    assert found == pytest.approx(1 - distinct, rel=0.03)
+    drawn = [se.build("alone", num_embeddings=40, embedding_dim=1, seed=n, **options) for n in range(400)]
+    collided = [len(emb.codes.unique(dim=0)) < 40 for emb in drawn]
+    assert sum(collided) / 400 == pytest.approx(found, abs=0.06)  # three standard deviations
 
 
 SMALL_ALONE = {"base_dim": 2, "hidden_dim": 2, "codebooks": 2, "codebook_size": 2}
