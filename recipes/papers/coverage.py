@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from recipes.common.rows import FILE
 from recipes.papers.ledger import read_figure
-from recipes.papers.tables import RECIPES, SCORES, Cell, Paper, Table
+from recipes.papers.tables import MEASURES, RECIPES, Cell, Paper, Table
 
 README, MARKER = RECIPES / "README.md", "coverage"
 # Sizes in the list; the ledger has all.
@@ -71,8 +71,8 @@ def _table_lines(table: Table, own: Origins) -> Iterator[str]:
 
 
 def describe_figures(table: Table, cell: Cell) -> str:
-    """Return the paper's figures of a cell: scores, model size and embedding size."""
-    parts = [SCORES[name].format(value) for name, value in cell.figures.items() if name in SCORES]
+    """Return the paper's figures of a cell: measures, model size and embedding size."""
+    parts = [MEASURES[name].format(value) for name, value in cell.figures.items() if name in MEASURES]
     for name, template in _SIZES.items():
         if name in cell.figures:
             _, _, unit = read_figure(cell.figures[name], table.unit)

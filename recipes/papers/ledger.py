@@ -19,7 +19,7 @@ from recipes.papers.tables import SIZES, Cell, Paper, Table, read_papers
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.methods.define import DefineEmbedding
 from shared_embeddings.registry import build, methods
-from shared_embeddings.sizing.accounting import count_distinct, count_parameters
+from shared_embeddings.sizing.accounting import count_distinct, count_parameters, stored_bits
 
 
 def build_network(name: str, sizes: dict[str, object]) -> nn.Module:
@@ -86,8 +86,11 @@ _NETWORKS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-_SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "x": 1.0, "MiB": 1.0}
-_OWN_UNITS = {"compression": "x", "input-compression": "x", "memory": "MiB", "total-memory": "MiB"}
+_SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "x": 1.0, "MiB": 1.0, "MB": 1.0}
+_OWN_UNITS = {
+    **{"compression": "x", "input-compression": "x"},
+    **{"memory": "MiB", "total-memory": "MiB", "lookup": "MB"},
+}
 _BYTES_PER_PARAMETER = 4
 
 # Parts of networks that figures count, by substrings of parameter names.
@@ -107,8 +110,8 @@ class Figure:
         counted: what is counted, a key of `SIZES`.
         indices: whether index matrices count as parameters in this row.
         printed: the printed figure.
-        unit: "k", "M", "x" (a ratio) or "MiB".
-        paper_value: the printed figure as a number: parameters, a ratio or MiB.
+        unit: "k", "M", "x" (a ratio), "MiB" or "MB".
+        paper_value: the printed figure as a number: parameters, a ratio, MiB or MB.
         our_value: the same for the model built here; None without a model or its method.
         difference: `our_value` - `paper_value`.
         agreement: "agrees"; "agrees (digits cut)" if the last digit is truncated, not rounded; "differs";
@@ -188,6 +191,7 @@ def measure(model: Mapping[str, Any]) -> dict[str, float]:
         "input-compression": plain / parts["input"],
         "memory": embedding * _BYTES_PER_PARAMETER / 2**20,
         "total-memory": total * _BYTES_PER_PARAMETER / 2**20,
+        "lookup": copies * parts["lookup_bits"] / 8e6,
     }
 
 
@@ -211,7 +215,7 @@ def read_figure(printed: str, unit: str) -> tuple[float, int, str]:
     match = re.fullmatch(r"(\d+(?:\.(\d+))?)(\D*)", printed)
     own_unit = (match[3] if match else "") or unit
     if match is None or own_unit not in _SCALES:
-        raise ValueError(f"figure '{printed}' must be a number, optionally followed by k, M, x or MiB")
+        raise ValueError(f"figure '{printed}' must be a number, optionally followed by k, M, x, MiB or MB")
     return float(match[1]) * _SCALES[own_unit], len(match[2] or ""), own_unit
 
 
@@ -276,12 +280,14 @@ def _embedding_parts(key: str) -> Counter[str]:
     """Return the counts of an embedding, see `_key`."""
     with torch.device("meta"):
         embedding = build(**json.loads(key))
+        table = embedding.inner_embedding()
     counts = embedding.counts()
     return Counter(
         trained=counts["total"],
         input=counts["input"] + counts["shared"],
         unit=_count_unit(embedding),
         indices=_count_indices(embedding),
+        lookup_bits=stored_bits(table),
         filters=count_distinct(buffer for name, buffer in embedding.named_buffers() if name == "codebooks"),
     )
 

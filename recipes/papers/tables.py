@@ -46,7 +46,7 @@ SOURCE = Path(__file__).with_name("papers.yaml")
 RECIPES = SOURCE.parents[1]
 
 # The figures in papers, and their format in lists; sizes get their unit.
-SCORES = {
+MEASURES = {
     "bleu": "BLEU {}",
     "bleu_newstest2014": "BLEU {} on newstest2014",
     "bleu_newstest2017": "BLEU {} on newstest2017",
@@ -57,6 +57,8 @@ SCORES = {
     "rouge2": "ROUGE-2 {}",
     "rougeL": "ROUGE-L {}",
     "reconstruction_loss": "reconstruction loss {}",
+    "training_ms": "{} ms per batch in training",
+    "inference_ms": "{} ms per batch in inference",
 }
 SIZES = {
     "embedding": "parameters of all embeddings",
@@ -73,8 +75,9 @@ SIZES = {
     "input-compression": "plain table divided by the input side of the embedding",
     "memory": "embedding in MiB at 32 bits",
     "total-memory": "all parameters in MiB at 32 bits",
+    "lookup": "vectors of the words in MB at 32 bits, or their codes and codebooks; without layers on top",
 }
-FIGURES = (*SCORES, *SIZES)
+FIGURES = (*MEASURES, *SIZES)
 Content = dict[str, Any]
 
 

@@ -345,7 +345,7 @@ def test_published_wikitext103_rows_have_the_printed_sizes(recipe: str, name: st
 
 @pytest.mark.slow_except("wikitext103_transformer_xl-table5_projective_codes")
 @pytest.mark.parametrize(("recipe", "name"), CODES)
-def test_codes_take_the_bytes_in_their_notes(recipe: str, name: str) -> None:
+def test_codes_take_four_bits_each(recipe: str, name: str) -> None:
     row = read(recipe, name)
     assert row.fit is not None and row.paper is not None and "Table 5" in row.paper["source"]
     teacher = build(read(recipe, row.fit["teacher"])).embedding
@@ -358,8 +358,6 @@ def test_codes_take_the_bytes_in_their_notes(recipe: str, name: str) -> None:
     books = 2 * new.counts()["total"]
     codes = new.counts()["stored_bits"] // 8 - books
     assert codes == 267_735 * 32 * 4 // 8
-    notes = " ".join((RECIPES / recipe / "rows.yaml").read_text().split())
-    assert f"Size: {codes / 1e6:.1f} MB of codes, {books / 1e6:.1f} MB of codebooks." in notes
 
 
 @pytest.mark.parametrize(("recipe", "name"), CODES)

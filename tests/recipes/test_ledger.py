@@ -22,9 +22,16 @@ MISTAKES = {
     ("Distilled Embedding", "Table 5", "15.86x, bottleneck of 16; no distillation", "compression"),
     ("UnClE", "Table 10", "WT2, UniqueDim 200", "total"),
     ("UnClE", "Table 11", "128", "compression"),
+    *(
+        ("DeFINE", "Table 5", f"n = 128, {kind}, no compression", "lookup")
+        for kind in ("Projective", "DeFINE")
+    ),
     *(("UnClE", "Table 10", f"PTB, UniqueDim {width}", "total-memory") for width in (400, 200, 100, 25)),
     *(("UnClE", "Table 10", f"WT2, UniqueDim {width}", "total-memory") for width in (400, 200, 100, 50, 25)),
 }
+
+# Methods whose sizes the papers print without saying what they count.
+UNCLEAR = ("group_reduce", "compositional_code")
 
 # The totals of DeFINE that differ by more than 5 % for any choice of groups.
 FAR_OFF = {
@@ -73,7 +80,7 @@ def test_figures_agree_to_the_printed_digits(by_cell: Any) -> None:
     for table, cell in CELLS:
         for figure in sizes_of(by_cell, table, cell):
             if (table.paper == "DeFINE" and figure.counted in ("unit", "total")) or (
-                method_of(cell) == "group_reduce"
+                method_of(cell) in UNCLEAR
             ):
                 continue
             key = (figure.paper, figure.table, figure.row, figure.counted)
@@ -81,7 +88,9 @@ def test_figures_agree_to_the_printed_digits(by_cell: Any) -> None:
             assert figure.agreement in expected, (key, figure.printed, figure.our_value)
             if key in MISTAKES:
                 seen.add(key)
-                assert abs(figure.our_value / figure.paper_value - 1) < 0.02
+                assert abs(figure.our_value / figure.paper_value - 1) < (
+                    0.09 if key[-1] == "lookup" else 0.02
+                )
     assert seen == MISTAKES
 
 
@@ -115,7 +124,7 @@ def test_rows_are_complete() -> None:
 
 
 def test_all_size_tables_are_included() -> None:
-    names = "1a 1b 1c 2a 2b 3 6a 6b 7a 8a 8b"
+    names = "1a 1b 1c 2a 2b 3 5 6a 6b 7a 8a 8b"
     asked = {
         "DeFINE": [f"Table {name}" for name in names.split()],
         "Distilled Embedding": ["Table 1", "Table 2", "Table 3", "Table 5", "Table A.1"],
@@ -210,6 +219,18 @@ def test_the_unit_is_counted_without_map_and_projection() -> None:
     assert sizes["unit"] == held
     assert sizes["input-output"] == 50 * 16 + 16 * 24 + 50
     assert sizes["total"] == held + sizes["input-output"]
+
+
+def test_lookup_is_what_words_have_without_the_layers_on_top() -> None:
+    """50 words of 16 numbers below DeFINE and below projections; 50 x 3 codes of 2 bits and 3 x 4 entries."""
+    sizes = {"num_embeddings": 50, "embedding_dim": 24}
+    bands = {"map": "adaptive", "cutoffs": [10], "factor": 1, "score_dim": 24, "tie": "tables"}
+    unit = {"method": "define", "map_dim": 16, "expand_dim": 48, "depth": 3, "output": "map", **bands}
+    projected = {"method": "adaptive", "cutoffs": [10], "factor": 1, "width": 16, "output_bias": True}
+    codes = {"method": "compositional_code", "num_codebooks": 3, "codebook_size": 4}
+    found = [ledger.measure({"embedding": spec | sizes})["lookup"] for spec in (unit, projected, codes)]
+    assert found[:2] == [50 * 16 * 4 / 1e6] * 2
+    assert found[2] == pytest.approx((50 * 3 * 2 / 8 + 3 * 4 * 24 * 4) / 1e6)
 
 
 def test_filters_are_the_codebooks() -> None:
