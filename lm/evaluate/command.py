@@ -15,7 +15,7 @@ import torch
 from lm.checkpoint import load_model
 from lm.cli import add_device, chosen_device
 from lm.data.texts import SPLITS
-from lm.evaluate.evaluation import Reading, Score, Text, evaluate, number_of_words, read_data
+from lm.evaluate.evaluation import Reading, Score, Text, evaluate, number_of_words, read_data, segments
 from lm.evaluate.pointer import PointerOptions, evaluate_with_pointer
 from lm.models.interface import LanguageModel, count_model
 from shared_embeddings.errors import UserError
@@ -35,11 +35,13 @@ class Measured(NamedTuple):
         plain: score of the model.
         mixed: score with the cache pointer, or None.
         seconds: duration.
+        segments: number of forward passes of the model.
     """
 
     plain: Score
     mixed: Score | None
     seconds: float
+    segments: int
 
     @property
     def last(self) -> Score:
@@ -176,7 +178,8 @@ def measure(
         plain, mixed = evaluate(model, tokens, *reading, progress=progress), None
     else:
         plain, mixed = evaluate_with_pointer(model, tokens, pointer, reading, progress)
-    measured = Measured(plain, mixed, time.monotonic() - begin)
+    seconds = max(time.monotonic() - begin, 1e-9)
+    measured = Measured(plain, mixed, seconds, sum(1 for _ in segments(len(tokens), reading)))
     if not math.isfinite(plain.perplexity):
         raise UserError(
             f"the loss is {plain.nats / plain.tokens} nats per token: training diverged; use another model"
@@ -195,7 +198,8 @@ def metrics_of(measured: Measured, words: int | None) -> dict[str, Any]:
         numbers["pointer_perplexity"] = measured.mixed.perplexity
     if words is not None:
         numbers |= {"words": words, "word_perplexity": measured.last.perplexity_per(words)}
-    numbers["tokens_per_second"] = measured.plain.tokens / max(measured.seconds, 1e-9)
+    numbers["tokens_per_second"] = measured.plain.tokens / measured.seconds
+    numbers["inference_ms"] = 1000 * measured.seconds / measured.segments
     return numbers
 
 
@@ -217,7 +221,9 @@ def _report(text: Text, metrics: dict[str, Any]) -> str:
         lines.append(f"with the pointer {metrics['pointer']}: perplexity {metrics['pointer_perplexity']:.2f}")
     if "words" in metrics:
         lines.append(f"per word ({metrics['words']:,} words): perplexity {metrics['word_perplexity']:.2f}")
-    lines.append(f"{metrics['tokens_per_second']:,.0f} tokens per second")
+    lines.append(
+        f"{metrics['tokens_per_second']:,.0f} tokens per second, {metrics['inference_ms']:.1f} ms per batch"
+    )
     return "\n".join(lines)
 
 

@@ -136,17 +136,15 @@ def read(
     if len(tokens) < 2:
         raise UserError(f"the text has {len(tokens)} tokens, but at least 2 are needed; use a longer text")
     device = next(model.parameters()).device
-    spans = chunk_spans(len(tokens), reading)
     with tqdm(total=len(tokens) - 1, unit="tok", desc="evaluating", disable=not progress) as bar:
-        for first in range(0, len(spans), reading.batch_size):
-            batch = spans[first : first + reading.batch_size]
-            state = model.initial_state(len(batch))
-            for offset in range(0, max(span.length for span in batch), reading.target_length):
-                ids, targets, is_scored = _cut(tokens, batch, offset, reading.target_length)
-                output = model(ids.to(device), state)
-                state = output.state
-                yield Segment(output.hidden, targets.to(device), is_scored.to(device), offset == 0)
-                bar.update(int(is_scored.sum()))
+        for batch, offset in segments(len(tokens), reading):
+            if offset == 0:
+                state = model.initial_state(len(batch))
+            ids, targets, is_scored = _cut(tokens, batch, offset, reading.target_length)
+            output = model(ids.to(device), state)
+            state = output.state
+            yield Segment(output.hidden, targets.to(device), is_scored.to(device), offset == 0)
+            bar.update(int(is_scored.sum()))
 
 
 def target_losses(model: LanguageModel, segment: Segment) -> Tensor:
@@ -188,6 +186,20 @@ def chunk_spans(size: int, reading: Reading) -> list[Span]:
         context = min(reading.context_length, begin)
         spans.append(Span(begin - context, context + min(length, size - 1 - begin), context))
     return spans
+
+
+def segments(size: int, reading: Reading) -> Iterator[tuple[list[Span], int]]:
+    """The chunks that are read together, and the offset in them, of each segment of a text, in order.
+
+    Args:
+        size: number of tokens of the text.
+        reading: how it is split.
+    """
+    spans = chunk_spans(size, reading)
+    for first in range(0, len(spans), reading.batch_size):
+        batch = spans[first : first + reading.batch_size]
+        for offset in range(0, max(span.length for span in batch), reading.target_length):
+            yield batch, offset
 
 
 def _cut(tokens: np.ndarray, batch: list[Span], offset: int, length: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -130,7 +130,7 @@ class Trainer:
             UserError: the loss or a parameter is not finite; the state is not saved.
             Interrupted: a process was asked to stop; `output_dir` was called after the last whole step.
         """
-        speed = Speed(self.tokens)
+        speed = Speed(self.step, self.tokens)
         with self._interrupts:
             while not self.is_finished:
                 self._start_averaging_if_due()
@@ -142,7 +142,7 @@ class Trainer:
                     self._validate(report, save_best)
                     with signals_delayed():
                         save()
-                    speed = Speed(self.tokens)
+                    speed = Speed(self.step, self.tokens)
                 elif self.options.save_every and self.step % self.options.save_every == 0:
                     self.check_finite()
                     with signals_delayed():
@@ -257,8 +257,8 @@ class Trainer:
         self.check_finite()
         nats, tokens = self.group.mean(self.window).tolist()
         self.window.zero_()
-        per_second = speed.lap(self.tokens)
-        figures = {"loss": nats / tokens, "rate": rate, "norm": float(norm), "speed": per_second}
+        figures = {"loss": nats / tokens, "rate": rate, "norm": float(norm)}
+        figures |= speed.lap(self.step, self.tokens)
         if self.reconstruction is not None:
             figures["reconstruction"] = self.reconstruction.current()
         return figures

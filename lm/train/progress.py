@@ -69,7 +69,8 @@ class Report:
             step: number of steps.
             epoch: number of epochs.
             values: ``loss`` (nats per token), ``rate`` (learning rate), ``norm`` (gradient norm), ``speed``
-                (tokens per second), and optionally ``reconstruction`` (loss of the teacher's table).
+                (tokens per second), ``step_ms`` (milliseconds per step), and optionally ``reconstruction``
+                (loss of the teacher's table).
             done: fraction of training that is done.
         """
         passed = time.monotonic() - self._begin
@@ -77,7 +78,8 @@ class Report:
         distance = f" reconstruction {values['reconstruction']:.5f}" if "reconstruction" in values else ""
         self.line(
             f"step {step} epoch {epoch:.2f} loss {values['loss']:.6f} ppl {perplexity(values['loss']):.2f} "
-            f"lr {values['rate']:.4g}{distance} | {values['speed']:,.0f} tokens/s, {left} left"
+            f"lr {values['rate']:.4g}{distance} | {values['speed']:,.0f} tokens/s, "
+            f"{values['step_ms']:.1f} ms per step, {left} left"
         )
         self._bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
         for name, value in values.items():
@@ -128,16 +130,22 @@ class NoReport(Report):
 
 
 class Speed:
-    """Measures tokens per second."""
+    """Measures tokens per second and milliseconds per step.
 
-    def __init__(self, tokens: int) -> None:
-        self._begin, self._tokens = time.monotonic(), tokens
+    Args:
+        step: number of steps so far.
+        tokens: number of tokens so far.
+    """
 
-    def lap(self, tokens: int) -> float:
-        """The speed since the last call, given the total number of tokens."""
-        seconds, read = time.monotonic() - self._begin, tokens - self._tokens
-        self._begin, self._tokens = time.monotonic(), tokens
-        return read / max(seconds, 1e-9)
+    def __init__(self, step: int, tokens: int) -> None:
+        self._begin, self._step, self._tokens = time.monotonic(), step, tokens
+
+    def lap(self, step: int, tokens: int) -> dict[str, float]:
+        """``speed`` and ``step_ms``, see `Report.training`, since the last call with fewer steps."""
+        seconds = max(time.monotonic() - self._begin, 1e-9)
+        steps, read = step - self._step, tokens - self._tokens
+        self._begin, self._step, self._tokens = time.monotonic(), step, tokens
+        return {"speed": read / seconds, "step_ms": 1000 * seconds / steps}
 
 
 def perplexity(loss: float) -> float:

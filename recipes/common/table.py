@@ -68,6 +68,11 @@ def _number(metric: str) -> Callable[[Record], str]:
     return lambda record: f"{record['metrics'][metric]:.1f}"
 
 
+def _training_ms(record: Record) -> str:
+    """The time of a training step with one decimal; fitted rows have none."""
+    return "–" if record["config"].get("fit") else _number("training_ms")(record)
+
+
 def _in_paper(metric: str) -> Callable[[Record], str]:
     """The paper's figure, which is known before a run."""
     return lambda record: str((record.get("paper") or {}).get(metric, "–"))
@@ -91,6 +96,12 @@ COLUMNS = {
     "paper_perplexity": Column("the paper's", _in_paper("perplexity"), always=True),
     "paper_pointer_perplexity": Column(
         "the paper's with pointer", _in_paper("pointer_perplexity"), always=True
+    ),
+    "training_ms": Column("training, ms per batch", _training_ms),
+    "inference_ms": Column("inference, ms per batch", _number("inference_ms")),
+    "paper_training_ms": Column("the paper's training, ms per batch", _in_paper("training_ms"), always=True),
+    "paper_inference_ms": Column(
+        "the paper's inference, ms per batch", _in_paper("inference_ms"), always=True
     ),
     "minutes": Column("training minutes", lambda r: f"{r['metrics']['training_seconds'] / 60:.0f}"),
     "speed": Column("tokens/s", lambda r: f"{r['metrics']['tokens_per_second']:.0f}"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,7 @@ def evaluate(recipe: Recipe, row: Row, options: Sequence[str]) -> Path:
         metrics={
             **test["metrics"],
             **valid,
+            **_training_time(folders[0] / "train.log"),
             "training_seconds": round(sum(log["seconds"] for log in logs), 1),
         },
         data_checksum=checksum,
@@ -101,6 +104,13 @@ def _measure(
     arguments = ["-model", str(model), "-data", str(data), "-split", split, "-output", str(output), "-force"]
     run_module("lm.evaluate.command", with_overrides([*arguments, *as_options(row.evaluate)], options))
     return dict(reading.read_json(output))
+
+
+def _training_time(log: Path) -> dict[str, float]:
+    """Return the median of the milliseconds per step in a log of ``lm_train``; empty without any."""
+    text = log.read_text(encoding="utf-8") if log.is_file() else ""
+    found = [float(number) for number in re.findall(r"([\d.]+) ms per step", text)]
+    return {"training_ms": statistics.median(found)} if found else {}
 
 
 def _perplexities(record: dict[str, Any]) -> dict[str, float]:

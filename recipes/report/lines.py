@@ -167,6 +167,8 @@ _PLAIN = {
     "valid_pointer_perplexity": Measure("validation perplexity with pointer", 2, False),
     "chrf": Measure("chrF", 2, True),
     "relative_error": Measure("relative error", 3, False),
+    "training_ms": Measure("training (ms per batch)", 0, False),
+    "inference_ms": Measure("inference (ms per batch)", 0, False),
 }
 
 

@@ -43,6 +43,19 @@ def results(home: Path, tmp_path: Path, *arguments: object, data: Path | None = 
     return dict(json.loads(path.read_text()))
 
 
+@pytest.mark.parametrize(
+    ("reading", "passes"), [((7,), 9), ((59,), 1), ((70, 3, 20, 2), 2), ((10, 5, 20, 2), 3 + 3)]
+)
+def test_inference_time_is_that_of_a_forward_pass(
+    home: Path, tmp_path: Path, reading: tuple[int, ...], passes: int
+) -> None:
+    """59 targets: in segments of 7, all at once, and in two batches of chunks of 20 targets or fewer."""
+    given = zip(Reading._fields, reading)
+    record = results(home, tmp_path, *(part for name, value in given for part in (f"-{name}", value)))
+    seconds = 59 / record["metrics"]["tokens_per_second"]
+    assert record["metrics"]["inference_ms"] == pytest.approx(1000 * seconds / passes)
+
+
 def test_results(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = results(home, tmp_path, "-batch_size", 4, "-chunk_length", 20, "-context_length", 3)
     model = load_model(home / "model.pt").model
@@ -52,7 +65,8 @@ def test_results(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert metrics["perplexity"] == pytest.approx(score.perplexity)
     assert metrics["tokens"] == score.tokens == 59
     assert (metrics["target_length"], metrics["context_length"], metrics["chunk_length"]) == (70, 3, 20)
-    assert metrics["tokens_per_second"] > 0
+    # The chunks of 20 targets are read at once, in one forward pass.
+    assert metrics["inference_ms"] == pytest.approx(59_000 / metrics["tokens_per_second"])
     assert record["split"] == "test"
     assert record["data_checksum"] == corpus.description["checksum"]
     assert record["counts"]["total"] == sum(p.numel() for p in model.parameters())

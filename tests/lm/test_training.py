@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,7 @@ def test_command_trains_and_reports(
         "input = output: funnel" in message.out
         and "step 2 epoch" in message.out
         and "tokens/s" in message.out
+        and float(re.findall(r"([\d.]+) ms per step", message.out)[-1]) > 0
     )
     assert message.err == ""
     assert {".lock", "last.pt", "best.pt", "config.yaml", "train.log", "tensorboard"} == {

@@ -68,6 +68,13 @@ def test_embedding_files_are_relative_to_the_row(recipe: Recipe) -> None:
     assert placed == {**embedding, "classes": str(recipe.home / "data" / "c.npz")}
 
 
+LOG = """step 10 epoch 0.1 loss 6.9 ppl 992.27 lr 1 | 1,200 tokens/s, 41.5 ms per step, 00:10 left
+step 20 epoch 0.2 loss 6.8 ppl 897.85 lr 1 | 1,300 tokens/s, 1038.2 ms per step, 00:08 left
+step 20 valid loss 6.8 ppl 897.85 (the best so far)
+step 30 epoch 0.3 loss 6.7 ppl 812.41 lr 1 | 1,300 tokens/s, 38.5 ms per step, 00:06 left
+"""
+
+
 class Commands:
     """Replaces lm_train and lm_eval: records its arguments, and writes their output files."""
 
@@ -92,6 +99,7 @@ class Commands:
             for name in ("last.pt", "best.pt"):
                 (folder / name).touch()
                 os.utime(folder / name, (self.clock - 2, self.clock - 2))
+            (folder / "train.log").write_text(LOG)
         if self.fails:
             raise UserError("lm.train.command ended with status 1")
 
@@ -161,6 +169,7 @@ def test_results_of_a_row(recipe: Recipe, commands: Commands) -> None:
     metrics = record["metrics"]
     assert (metrics["perplexity"], metrics["valid_perplexity"]) == (80.0, 90.0)
     assert metrics["training_seconds"] == 7.0
+    assert metrics["training_ms"] == 41.5  # the median
     assert record["data_checksum"] == "abc" and row.paper and row.paper["perplexity"] == 57.3
     assert record["config"]["embedding"] == {"method": "funnel", "rank": 3}
     assert record["config"]["train"] == {"steps": 20} and "average" not in record["config"]

@@ -34,7 +34,7 @@ tables:
   rows:
   - row: R3 <&>
     name: table1_a
-    figures: {perplexity: 41.17, total: 33.02}
+    figures: {perplexity: 41.17, training_ms: 298, total: 33.02}
     embedding: {method: define, map_dim: 8}
   - row: R4
     name: table1_b
@@ -88,7 +88,7 @@ def record(row: str = "standard", seed: int = 1, perplexity: float = 50.0, **cha
         "counts": {"embedding": 2_000_000, "output": 500_000, "rest": 6_000_000, "total": 8_000_000}
         | {"stored_bits": 32 * 8_000_000}
         | {"dense_embedding": 8_000_000},
-        "metrics": {"perplexity": perplexity, "training_seconds": 90.0},
+        "metrics": {"perplexity": perplexity, "training_seconds": 90.0, "training_ms": 30.0 + seed},
         "data_checksum": "c" * 64,
         "date": f"2026-01-0{seed}T00:00:00+00:00",
         "git": {"commit": "f" * 40, "dirty": True},
@@ -115,11 +115,11 @@ def flat(blocks: Sequence[Block]) -> Iterator[Block]:
 
 
 def cells(blocks: list[Block], anchor: str) -> list[dict[str, str]]:
-    """The first table after a heading, as mappings from column to cell."""
+    """The first table after a heading, as mappings from column to cell; the first of equal columns counts."""
     found = list(flat(blocks))
     begin = next(i for i, b in enumerate(found) if isinstance(b, Heading) and b.anchor == anchor)
     table = next(block for block in found[begin:] if isinstance(block, Table))
-    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    return [dict(zip(table.columns[::-1], row[::-1], strict=True)) for row in table.rows]
 
 
 class Checker(HTMLParser):
@@ -201,8 +201,10 @@ def test_paper_figures_next_to_ours(recipes: Path, tmp_path: Path) -> None:
     assert first["test perplexity: paper"] == "41.17"
     assert first["difference"] == f"{statistics.mean(values.values()) - 41.17:+.2f}" == "+3.83"
     assert first["total parameters (M): paper"] == "33.02"
+    assert first["training (ms per batch): paper"] == "298"
+    assert second["training (ms per batch): paper"] == "–"
     markdown = texts(blocks)
-    assert "45.00 ± 1.00 (3 seeds)" in markdown
+    assert "45.00 ± 1.00 (3 seeds)" in markdown and "32 ± 1 (3 seeds)" in markdown
     assert second["test perplexity: paper"] == "38.01"
     assert set(second.values()) >= {"not run", "–"}
     assert [row["ours"] for row in cells(blocks, "alone-table-3")] == ["not run"]

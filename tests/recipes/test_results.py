@@ -170,7 +170,8 @@ def write_perplexity(folder: Path, row: str, perplexity: float) -> None:
         row,
         config={"embedding": {"method": row.split("_")[1]}},
         counts={"embedding": 1000, "stored_bits": 32_000, "total": 2000, "dense_embedding": 4000},
-        metrics={"perplexity": perplexity, "valid_perplexity": 70.0, "pointer_perplexity": 50.0},
+        metrics={"perplexity": perplexity, "valid_perplexity": 70.0, "pointer_perplexity": 50.0}
+        | {"training_ms": 41.52, "inference_ms": 9.0},
         data_checksum="c",
     )
 
@@ -178,11 +179,16 @@ def write_perplexity(folder: Path, row: str, perplexity: float) -> None:
 def test_table_of_language_models(tmp_path: Path) -> None:
     folder = tmp_path / "recipe"
     folder.mkdir()
-    printed = "{row: A, name: table1_standard, figures: {perplexity: 57.3}, embedding: {method: standard}}"
+    printed = (
+        "{row: A, name: table1_standard, figures: {perplexity: 57.3, training_ms: 298}, "
+        "embedding: {method: standard}}, "
+        "{row: B, name: table1_funnel, figures: {inference_ms: 131}, embedding: {method: funnel, rank: 2}}"
+    )
     (folder / "rows.yaml").write_text(
         "kind: language_model\ngroups: {common: {}}\n"
         "readme:\n- {marker: small, rows: small_*, quality: perplexity}\n"
-        "- {marker: published, rows: table*, columns: 'row,pointer_perplexity,paper_perplexity'}\n"
+        "- {marker: published, rows: table*, columns: 'row,pointer_perplexity,paper_perplexity,"
+        "paper_training_ms,training_ms,paper_inference_ms,inference_ms'}\n"
         "rows:\n"
         + "".join(
             f"  small_{each}: {{embedding: {{method: {each}}}}}\n" for each in ("standard", "funnel", "alone")
@@ -201,7 +207,8 @@ def test_table_of_language_models(tmp_path: Path) -> None:
     assert lines[4][7:10] == ["70.0", "120.0", "–"]
     assert lines[5][3:] == ["not run"] * 10
     assert lines[6][7:10] == ["70.0", "124.1", "+4.1"]
-    assert "| table1_standard | 50.0 | 57.3 |" in text
+    assert "| table1_standard | 50.0 | 57.3 | 298 | 41.5 | – | 9.0 |" in text
+    assert "| table1_funnel | not run | – | – | not run | 131 | not run |" in text
 
 
 def test_invalid_tables(recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
