@@ -21,6 +21,7 @@ import torch.nn.functional as F
 import transformers
 from safetensors import safe_open
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
@@ -46,7 +47,38 @@ _DEFAULTS = {"codec": "trellis", "group_size": 32, "directions": ()}  # options 
 def _model_class(name: str) -> type:
     """The class of transformers with a name, which saving does not mark as code of the folder."""
     base = getattr(transformers, name)
-    return type(name, (base,), {"__module__": __name__, "register_for_auto_class": classmethod(_do_nothing)})
+    changed = {
+        "__module__": __name__,
+        "from_pretrained": classmethod(_complete),
+        "is_custom_code": classmethod(_is_false),  # transformers does not rename the tensors of other code
+        "register_for_auto_class": classmethod(_do_nothing),
+    }
+    return type(name, (base,), changed)
+
+
+def _complete(cls: Any, *arguments: Any, output_loading_info: bool = False, **settings: Any) -> Any:
+    """Replaces `from_pretrained`: raises ValueError where transformers fills missing tensors at random.
+
+    A model for another task than that in the folder may have new layers, but no new words.
+    """
+    load = vars(PreTrainedModel)["from_pretrained"].__func__
+    model, info = load(cls, *arguments, output_loading_info=True, **settings)
+    is_whole = cls.__name__ in (model.config.architectures or ())
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    words = {id(layer.weight) for layer in layers if layer is not None}
+    missing = sorted(
+        name for name in info["missing_keys"] if is_whole or id(model.get_parameter_or_buffer(name)) in words
+    )
+    if missing:
+        raise ValueError(
+            f"{cls.__name__}: the folder has no {missing[0]}; copy it again, or install shared-embeddings"
+        )
+    return (model, info) if output_loading_info else model
+
+
+def _is_false(cls: type) -> bool:
+    """Replaces `is_custom_code`."""
+    return False
 
 
 def _do_nothing(cls: type, auto_class: object = None) -> None:

@@ -71,6 +71,8 @@ KINDS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "gemma3": ("Gemma3ForCausalLM", _DECODER, ["words"]),
     "llama": ("LlamaForCausalLM", {**_DECODER, "tie_word_embeddings": False}, ["input", "output"]),
     "qwen2": ("Qwen2ForCausalLM", {**_DECODER, "tie_word_embeddings": True}, ["words"]),
+    # Its output layer has another name in files.
+    "gpt_neox": ("GPTNeoXForCausalLM", _BERT, ["input", "output"]),
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": WORDS, "n_embd": DIM, "n_layer": 1, "n_head": 2}, ["words"]),
     "bert": ("BertForMaskedLM", _BERT, ["words"]),
     "albert": (
@@ -93,17 +95,79 @@ KINDS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "bart": ("BartForConditionalGeneration", _MARIAN, ["words"]),
 }
 
+_GPT = {"vocab_size": WORDS, "n_embd": DIM, "n_layer": 1, "n_head": 2, "n_inner": 24}
+_MOE = {
+    **_DECODER,
+    "num_local_experts": 2,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 24,
+}
+# Classes of further families, with settings; the table of families in docs/huggingface.md names them.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "MistralForCausalLM": _DECODER,
+    "MixtralForCausalLM": _MOE,
+    "Qwen2MoeForCausalLM": {**_MOE, "shared_expert_intermediate_size": 24},
+    "Qwen3ForCausalLM": _DECODER,
+    "Qwen3MoeForCausalLM": _MOE,
+    "PhiForCausalLM": _DECODER,
+    "Phi3ForCausalLM": {**_DECODER, "pad_token_id": 0},
+    "OlmoForCausalLM": _DECODER,
+    "Olmo2ForCausalLM": _DECODER,
+    "CohereForCausalLM": _DECODER,
+    "GraniteForCausalLM": _DECODER,
+    "SmolLM3ForCausalLM": {**_DECODER, "pad_token_id": 0},
+    "StableLmForCausalLM": _DECODER,
+    "Starcoder2ForCausalLM": _DECODER,
+    "FalconForCausalLM": _BERT,
+    "NemotronForCausalLM": _DECODER,
+    "GlmForCausalLM": {**_DECODER, "pad_token_id": 0},
+    "BloomForCausalLM": {"vocab_size": WORDS, "hidden_size": DIM, "n_layer": 1, "n_head": 2},
+    "MptForCausalLM": {"vocab_size": WORDS, "d_model": DIM, "n_layers": 1, "n_heads": 2},
+    "OPTForCausalLM": {**_BERT, "hidden_size": 24, "ffn_dim": 24, "word_embed_proj_dim": DIM},
+    "XGLMForCausalLM": {
+        "vocab_size": WORDS,
+        "d_model": DIM,
+        "ffn_dim": 24,
+        "num_layers": 1,
+        "attention_heads": 2,
+    },
+    "GPTNeoForCausalLM": {**_BERT, "num_heads": 2, "num_layers": 1, "attention_types": [[["global"], 1]]},
+    "GPTJForCausalLM": {**_GPT, "rotary_dim": 8},
+    "CodeGenForCausalLM": {**_GPT, "n_head": 4, "rotary_dim": 4},
+    "BioGptForCausalLM": _BERT,
+    "MambaForCausalLM": {"vocab_size": WORDS, "hidden_size": DIM, "num_hidden_layers": 1, "state_size": 4},
+    "RwkvForCausalLM": {**_BERT, "num_hidden_layers": 2, "context_length": 32},
+    "RobertaForMaskedLM": _BERT,
+    "XLMRobertaForMaskedLM": _BERT,
+    "CamembertForMaskedLM": _BERT,
+    "ElectraForMaskedLM": {**_BERT, "hidden_size": 24, "embedding_size": DIM},
+    "DistilBertForMaskedLM": {"vocab_size": WORDS, "dim": DIM, "n_layers": 1, "n_heads": 2, "hidden_dim": 24},
+    "MPNetForMaskedLM": _BERT,
+    "DebertaForMaskedLM": _BERT,
+    "DebertaV2ForMaskedLM": _BERT,
+    "ModernBertForMaskedLM": {**_BERT, "pad_token_id": 0},
+    "RoFormerForMaskedLM": {**_BERT, "embedding_size": DIM},
+    "MT5ForConditionalGeneration": _T5,
+    "LongT5ForConditionalGeneration": _T5,
+    "MBartForConditionalGeneration": _MARIAN,
+    "PegasusForConditionalGeneration": _MARIAN,
+    "M2M100ForConditionalGeneration": _MARIAN,
+    "BlenderbotForConditionalGeneration": _MARIAN,
+    "LEDForConditionalGeneration": {**_MARIAN, "attention_window": 4},
+}
+
 
 def build(kind: str) -> Any:
-    """The model, without parameters that are initialized to zero."""
-    name, settings, _ = KINDS[kind]
+    """The model of a kind, or of the class of a family, without parameters that are initialized to zero."""
+    name, settings, _ = KINDS[kind] if kind in KINDS else (kind, FAMILIES[kind], [])
     chosen = getattr(transformers, name)
     torch.manual_seed(3)
     model = chosen(chosen.config_class(**settings))
     if kind == "t5_untied":
         model.lm_head.weight = torch.nn.Parameter(torch.randn(WORDS, DIM))
     with torch.no_grad():
-        biases = [buffer for name, buffer in model.named_buffers() if "bias" in name]
+        biases = [one for name, one in model.named_buffers() if "bias" in name and one.is_floating_point()]
         # Marian's positions are computed, and not saved.
         trained = [parameter for name, parameter in model.named_parameters() if "embed_positions" not in name]
         for tensor in (*trained, *biases):

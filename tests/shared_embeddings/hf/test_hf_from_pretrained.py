@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import shared_embeddings as se
 from shared_embeddings import hf
@@ -22,7 +23,7 @@ from tests.helpers import (
     check_each,
     example,
 )
-from tests.shared_embeddings.hf.models import DIM, IDS, KINDS, WORDS, scores, shrink
+from tests.shared_embeddings.hf.models import DIM, FAMILIES, IDS, KINDS, WORDS, scores, shrink
 
 AUTO = {
     "ForCausalLM": transformers.AutoModelForCausalLM,
@@ -35,7 +36,7 @@ AUTO = {
 
 def auto_class(kind: str) -> Any:
     """The class of transformers that chooses the class of a model."""
-    name = KINDS[kind][0]
+    name = KINDS[kind][0] if kind in KINDS else kind
     return next(chosen for ending, chosen in AUTO.items() if name.endswith(ending))
 
 
@@ -164,6 +165,7 @@ FOLDERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "trellis": ("marian", "fp16", "quantized", {"bits": 2.5}),
     "trellis_5bits": ("bart", "int8", "quantized", {"bits": 5}),
     "two_tables": ("t5_untied", "fp16", "quantized", {"bits": 1.5}),
+    "other_names": ("gpt_neox", "fp16", "quantized", {"bits": 4}),
 }
 
 # Loads a folder, saves it, loads the plain model, and writes the scores of both.
@@ -190,10 +192,12 @@ torch.save(found, sys.argv[2])
 """
 
 
-def test_without_the_library(tmp_path: Path) -> None:
+def check_without_the_library(
+    tmp_path: Path, folders: Mapping[str, tuple[str, str, str, dict[str, Any]]]
+) -> None:
     """The scores equal those with the library; saving writes a plain model."""
     given = []
-    for name, (kind, store, method, options) in FOLDERS.items():
+    for name, (kind, store, method, options) in folders.items():
         shrink(kind, tmp_path / name, store, method, **options)
         given.append((str(tmp_path / name), auto_class(kind).__name__, IDS.tolist()))
     command = [sys.executable, "-c", PROGRAM, json.dumps(given), str(tmp_path / "scores.pt")]
@@ -203,9 +207,40 @@ def test_without_the_library(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     found = torch.load(tmp_path / "scores.pt")
-    for name in FOLDERS:
+    for name in folders:
         for again in found[str(tmp_path / name)]:
             torch.testing.assert_close(again, scores(hf.load(tmp_path / name)), rtol=1e-4, atol=1e-4)
+
+
+def test_without_the_library(tmp_path: Path) -> None:
+    check_without_the_library(tmp_path, FOLDERS)
+
+
+@pytest.mark.slow
+def test_every_family_without_the_library(tmp_path: Path) -> None:
+    how = ("fp16", "quantized", {"bits": 4, "codec": "uniform"})
+    check_without_the_library(tmp_path, {kind: (kind, *how) for kind in (*KINDS, *FAMILIES)})
+
+
+def test_missing_tensors_without_the_library(tmp_path: Path) -> None:
+    """They are not filled with random numbers, as transformers does."""
+    program = """
+import sys, transformers
+try:
+    transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+except ValueError as error:
+    print(error)
+transformers.AutoModelForSequenceClassification.from_pretrained(sys.argv[1], trust_remote_code=True)
+"""
+    small = tmp_path / "small"
+    shrink("gpt_neox", small)
+    state = load_file(small / "model.safetensors")
+    del state["embed_out.weight"]
+    save_file(state, small / "model.safetensors", {"format": "pt"})
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", program, str(small)]
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "GPTNeoXForCausalLM: the folder has no lm_head.weight" in ended.stdout
 
 
 @pytest.mark.slow_except("*-3.0")
