@@ -13,7 +13,7 @@ from shared_embeddings.utils import stubs
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("shared_embeddings", "lm", "nmt", "recipes")
-MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 550, 450, 60
+MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 550, 900, 100
 
 # Top-level packages, each may import those after it (lm and nmt not each other).
 MAY_IMPORT = {

@@ -97,7 +97,7 @@ def prepare(
             read, is one of the outputs, has fewer than two tokens, or does not have its published size.
     """
     inputs = {f"-{split}": (PathOption.FILE, texts[split]) for split in SPLITS}
-    outputs = [folder / file for file in (*_files(), DESCRIPTION)]
+    outputs = [folder / file for file in (DESCRIPTION, *_files())]
     check_paths({**inputs, "-output": (PathOption.FOLDER, folder)})
     remove_leftovers(*outputs)
     made_from = {
@@ -131,10 +131,10 @@ def _write(
     """Write the files of a corpus; returns the content of ``data.json``."""
     lower = made_from["settings"]["lower"]
     with staged(outputs) as places:
-        *token_files, vocabulary_file, description_file = places
+        description_file, *token_files, vocabulary_file = places
         unknown = _write_tokens(texts, dict(zip(SPLITS, token_files)), vocabulary, tokens, lower)
         vocabulary.save(vocabulary_file)
-        files = {place.name: sha256(place) for place in places[:-1]}
+        files = {place.name: sha256(place) for place in places[1:]}
         description = {
             **made_from,
             "tokens": tokens,

@@ -13,7 +13,7 @@ import numpy as np
 
 from lm.data.vocabulary import EOS
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.files import check_input, check_outputs, remove_leftovers, replacing_all, sha256
+from shared_embeddings.utils.files import check_input, check_outputs, remove_leftovers, sha256, staged
 
 SPLITS = ("train", "valid", "test")
 BLOCK_BYTES = 1 << 18
@@ -140,7 +140,7 @@ def split_texts(
     counts = fractions.lines(sum(map(_count_lines, paths)))
     parts = np.repeat(np.arange(len(SPLITS), dtype=np.uint8), [counts[split] for split in SPLITS])
     np.random.default_rng(seed).shuffle(parts)
-    with replacing_all(list(outputs.values())) as temporary:
+    with staged(list(outputs.values())) as temporary:
         _distribute(paths, temporary, parts)
         if not force:
             _check_same(temporary, list(outputs.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,7 +28,7 @@ from shared_embeddings.fitting.straight_through import quantize_in_training
 from shared_embeddings.options import OptionError
 from shared_embeddings.utils.command_line import USER_ERROR
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import locked, remove, remove_leftovers, write_text
+from shared_embeddings.utils.files import locked, remove_leftovers, write_text
 from shared_embeddings.utils.interrupts import RESUME, Interrupted
 from shared_embeddings.utils.results import WandbWriter
 
@@ -75,20 +76,14 @@ def train(config: Configuration, group: Group) -> None:
 
 @contextmanager
 def _working_in(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run, and remove leftovers of killed processes before and after.
-
-    If the folder is new and stays empty, it is removed again.
-    """
-    files, lock = [folder / name for name in (LAST, BEST, CONFIG)], folder / ".lock"
-    is_new = not folder.exists()
-    with locked(lock):
+    """Hold the lock of a run, and remove leftovers of killed processes before and after."""
+    files = [folder / name for name in (LAST, BEST, CONFIG)]
+    with locked(folder / ".lock"):
         remove_leftovers(*files)
         try:
             yield
         finally:
             remove_leftovers(*files)
-            if is_new and list(folder.iterdir()) == [lock]:
-                remove(folder)
 
 
 def _train(config: Configuration, group: Group) -> None:
@@ -116,6 +111,7 @@ def _train(config: Configuration, group: Group) -> None:
         )
     if last.exists():
         restore_run(last, trainer, settings, checksum)
+        _check_best(last.with_name(BEST), trainer.scores)
     lines = [*lines, *_notes(options, group), describe_parameters(model), _start_line(trainer, len(words))]
     _run(trainer, lines, words, settings, checksum)
 
@@ -164,6 +160,23 @@ def _run(
         ) from error
     finally:
         report.close()
+
+
+def _check_best(path: Path, scores: Sequence[float]) -> None:
+    """Check the best model of a resumed run with these validation losses.
+
+    Raises:
+        UserError: the run has saved it, and it is missing or damaged.
+    """
+    if min(scores, default=math.inf) == math.inf:
+        return
+    try:
+        read_checkpoint(path)
+    except UserError as error:
+        raise UserError(
+            f"{error}; the best model of this run is lost: restore the file, or train again with another "
+            "output_dir"
+        ) from error
 
 
 def _build_report(folder: Path, trainer: Trainer, settings: dict[str, Any]) -> Report:

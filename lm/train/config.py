@@ -45,9 +45,7 @@ class TrainingOptions:
     """Training options that do not depend on the model."""
 
     data: str = option("folder written by lm_prepare.")
-    output_dir: str = option(
-        "folder of the run: last.pt, best.pt, config.yaml, train.log, tensorboard/, .lock."
-    )
+    output_dir: str = option("folder of the run: last.pt, best.pt, config.yaml, train.log, tensorboard/.")
     embedding: Mapping[str, Any] = option(
         "method of the shared embedding and its options, such as {method: funnel, rank: 64}."
     )

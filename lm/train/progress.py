@@ -11,6 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from shared_embeddings.utils.files import refuse_link
 from shared_embeddings.utils.results import Writer, Writers
 
 
@@ -18,11 +19,14 @@ class Report:
     """Reports the progress of a run, in the first process; the others use `NoReport`.
 
     Args:
-        folder: folder of ``train.log``, which is appended to, and ``tensorboard/``.
+        folder: folder of ``train.log``, which is appended to, and ``tensorboard/``; neither may be a link.
         first_step: number of steps before this process.
         total_tokens: approximate number of tokens of the run.
         done_tokens: approximate number of tokens before this process.
         writers: also get what TensorBoard gets.
+
+    Raises:
+        UserError: one is a symbolic link.
     """
 
     def __init__(
@@ -35,6 +39,8 @@ class Report:
     ) -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
+        for name in ("train.log", "tensorboard"):
+            refuse_link(folder / name)
         self._log = (folder / "train.log").open("a", encoding="utf-8")
         tensorboard: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
         self._writer = Writers([tensorboard, *writers])

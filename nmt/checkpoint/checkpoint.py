@@ -30,7 +30,7 @@ from shared_embeddings.checkpoints.tensors import check_finite
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import OPTION
 from shared_embeddings.registry import method_class
-from shared_embeddings.utils.files import replacing_all, save_tensors
+from shared_embeddings.utils.files import save_tensors, staged
 
 
 def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -151,7 +151,10 @@ def write_step(
 
 
 def write_with_safetensors(weights: dict[str, Tensor], saved: dict[str, Any], base: str) -> tuple[str, str]:
-    """Write a checkpoint and the safetensors of its weights atomically; returns both files.
+    """Write a checkpoint and the safetensors of its weights; returns both files.
+
+    The checkpoint has the checksum of its weights and is renamed last: if the process is killed in between,
+    an older checkpoint does not fit the new weights and is rejected.
 
     Args:
         weights: weights of the model, including those of its generator under ``generator.``.
@@ -163,7 +166,7 @@ def write_with_safetensors(weights: dict[str, Tensor], saved: dict[str, Any], ba
     """
     target = Path(base)
     pair = [target.with_name(f"{target.name}.pt"), target.with_name(f"{target.name}.safetensors")]
-    with replacing_all(pair) as (checkpoint, tensors):
+    with staged(pair) as (checkpoint, tensors):
         checksum = save_safetensors(_without_aliases(weights), tensors)
         save_tensors(with_checksum({**saved, WEIGHTS: checksum}), checkpoint)
         shutil.copymode(checkpoint, tensors)  # safetensors restricts permissions to the owner

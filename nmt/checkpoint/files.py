@@ -35,7 +35,7 @@ from shared_embeddings.checkpoints.tensors import (
 from shared_embeddings.errors import UserError
 from shared_embeddings.options import OptionError
 from shared_embeddings.utils import files
-from shared_embeddings.utils.files import UNREADABLE, first_line, replacing, save_tensors
+from shared_embeddings.utils.files import UNREADABLE, can_be_created, first_line, replacing, save_tensors
 
 # Entry of a checkpoint with the checksum of the separate weights.
 WEIGHTS = "weights_checksum"
@@ -182,7 +182,7 @@ _GENERATOR = "generator."
 
 
 def check_output(option: str, path: str | os.PathLike[str]) -> None:
-    """Check that an output file can be written, and create its folder.
+    """Check that an output file can be written; creates nothing.
 
     Args:
         option: name of the option, for messages.
@@ -191,23 +191,16 @@ def check_output(option: str, path: str | os.PathLike[str]) -> None:
     Raises:
         UserError: it is a folder, or its folder cannot be created or written to.
     """
-    folder = Path(path).parent
     if Path(path).is_dir():
         raise UserError(f"{option}: {path} is a folder; choose a file")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    if not can_be_created(path):
         raise UserError(
-            f"{option}: the folder {folder} cannot be created ({error.strerror}); choose another one"
-        ) from error
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"{option}: the folder {folder} cannot be written to; choose another one")
+            f"{option}: the folder {Path(path).parent} cannot be created or written to; choose another one"
+        )
 
 
 def remove_leftovers(save_model: str) -> None:
     """Remove temporary files of processes that were killed while saving checkpoints of a run.
-
-    Steps with only one of two files are rolled back.
 
     Args:
         save_model: the option of ``onmt_train``: prefix of the checkpoints.
@@ -215,7 +208,6 @@ def remove_leftovers(save_model: str) -> None:
     start = Path(save_model)
     remains = start.parent.glob(f".{glob.escape(start.name)}_step_*.tmp")
     named = (re.match(r"\.(.+\.(?:pt|safetensors))\.", file.name) for file in remains)
-    # A set is named after its .pt, which comes first.
     files.remove_leftovers(*sorted({start.with_name(found[1]) for found in named if found}))
 
 

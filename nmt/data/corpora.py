@@ -18,7 +18,7 @@ from nmt.options.arguments import READ, check_files
 from nmt.options.ranges import check_ranges
 from shared_embeddings.errors import UserError
 from shared_embeddings.options import parse_options, require, require_at_least
-from shared_embeddings.utils.files import staged
+from shared_embeddings.utils.files import followed, staged
 from shared_embeddings.utils.path_options import PathOption
 
 
@@ -227,8 +227,12 @@ def build_vocabularies(opt: Namespace, count: Callable[[Namespace], None], corpo
         UserError: a file is not set, exists, is an input or another output, cannot be written, or would be
             empty.
     """
+    given = _outputs(opt)
+    _check(opt, given, corpora)
+    for side, (path, *_) in given.items():
+        setattr(opt, side, str(followed(Path(path))))
     outputs = _outputs(opt)
-    _check(opt, outputs, corpora)
+    _check(opt, outputs, corpora)  # features are named after the target of a link
     paths = [Path(path) for paths in outputs.values() for path in paths]
     with staged(paths) as places:
         place_of = dict(zip(map(str, paths), map(str, places)))

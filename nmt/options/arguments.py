@@ -21,7 +21,7 @@ from nmt.checkpoint.files import safetensors_of
 from nmt.model.plan import parse_text
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import check_repeats, whole_number
-from shared_embeddings.utils.files import check_input, replacing_all
+from shared_embeddings.utils.files import check_input, followed, staged
 from shared_embeddings.utils.path_options import Given, PathOption, check_paths
 from shared_embeddings.utils.reading import parse_yaml
 
@@ -33,6 +33,8 @@ BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "
 
 def parse(parser: Any, table: Table = NO_FILES, known_elsewhere: Collection[str] = ()) -> Namespace:
     """Parse the command line and the configuration file; unknown options fail by name.
+
+    An output that is a symbolic link becomes the target of the link, which is replaced.
 
     The command line takes precedence over the file. Repeated options fail.
 
@@ -61,6 +63,9 @@ def parse(parser: Any, table: Table = NO_FILES, known_elsewhere: Collection[str]
         raise UserError(str(error)) from error
     _check_rest(parser, rest, known_elsewhere)
     check_files(opt, table)
+    for name, kind in table.items():
+        if kind is PathOption.OUTPUT and getattr(opt, name, None):
+            setattr(opt, name, str(followed(Path(getattr(opt, name)))))
     return opt  # type: ignore[no-any-return]
 
 
@@ -257,9 +262,9 @@ def _save_config(
         Namespace(**{**vars(opt), "save_config": names}),
         {**inputs, "config": PathOption.FILE, "save_config": PathOption.OUTPUT},
     )
-    with replacing_all([Path(name) for name in names]) as temporaries:
+    with staged([followed(Path(name)) for name in names]) as places:
         with contextlib.redirect_stdout(io.StringIO()):  # OpenNMT-py prints the temporary names
-            original(opt, list(map(str, temporaries)))
+            original(opt, list(map(str, places)))
     print(f"wrote the options to {', '.join(names)}")
     if exit_after:
         parser.exit(0)

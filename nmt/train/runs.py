@@ -111,6 +111,8 @@ def begin(opt: Namespace, settings: dict[str, Any]) -> Start:
             settings["train_from"] = before["settings"]["train_from"]
         return begins
     found = step_files(opt.save_model)
+    if opt.resume != "overwrite":  # weights without a .pt are of a process that was killed while it saved
+        found = {step: files for step, files in found.items() if any(path.suffix == ".pt" for path in files)}
     if not found or (opt.resume == "overwrite" and not leads(opt)):
         return begins
     if opt.resume == "overwrite":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.files import write_text
+from shared_embeddings.utils.files import open_lock, write_text
 from shared_embeddings.utils.reading import parse_json
 from shared_embeddings.utils.results import portable, provenance
 
@@ -77,7 +77,7 @@ def write_result(
 def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of a results file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("w") as lock:
+    with open_lock(path.with_name(f".{path.name}.lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import fcntl
 import glob
 import hashlib
-import json
 import os
 import pickle
 import re
+import secrets
 import shutil
 import stat
 import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,37 +55,43 @@ def os_error_line(error: OSError) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path, renamed to `path` on success and deleted on errors; see `replacing_all`."""
-    with replacing_all([path]) as (temporary,):
-        yield temporary
+    """Yield a temporary path, renamed to `path` on success and deleted on errors; see `staged`."""
+    with staged([path]) as (place,):
+        yield place
 
 
 @contextmanager
-def replacing_all(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield temporary paths for a set of files or folders; all of them are renamed to `paths`, or none.
+def staged(outputs: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield paths in a temporary folder at which a set of files or folders keep their own names.
 
-    Content is flushed to disk before it is renamed, so that a crash leaves the old file or the new one, never
-    a partial one. If a process is killed while it renames several, `remove_leftovers` restores the old ones
-    from a journal next to the first one. Symbolic links stay and their targets are replaced. Devices and
-    pipes are written to. Missing parent folders are created.
+    On success the content is flushed to disk and each output is renamed to its place, so that a crash leaves
+    the old output or the new one, never a partial one. The first output, which should be the one without
+    which the others are not used, is renamed last: a process that is killed between two renames leaves it
+    old. Errors leave all old outputs. Outputs in a new folder appear with it, in one rename. Devices and
+    pipes are written to. A symbolic link is replaced, not its target; see `followed`.
 
     Args:
-        paths: the outputs; the journal is named after the first.
+        outputs: files or folders, the main one first.
 
     Raises:
-        OSError: a file cannot be written; the old files are unchanged.
+        OSError: a file cannot be written; the old outputs are unchanged.
     """
-    places = [_Place.of(path) for path in paths]
+    stages: dict[Path, Path] = {}
     try:
-        with naming({place.temporary: path for place, path in zip(places, paths)}):
-            yield [place.temporary for place in places]
-            for place in places:
-                _flush(place.temporary)
+        made = {output: _Output.of(output, stages) for output in sorted(outputs, key=is_stream)}
+        parts = [made[output] for output in outputs]
+        with naming(
+            {part.place: path for part, path in zip(parts, outputs)}
+            | {part.stage: part.unit.parent for part in parts}
+        ):
+            yield [part.place for part in parts]
+            for part in parts:
+                _flush(part.place)
             with signals_delayed():
-                _move(places)
+                _publish(parts)
     finally:
-        for place in places:
-            remove(place.temporary)
+        for stage in stages.values():
+            remove(stage)
 
 
 @contextmanager
@@ -93,44 +99,21 @@ def naming(outputs: Mapping[Path, Path]) -> Iterator[None]:
     """Make write errors name the output instead of its temporary file, or of no file, as on a full disk.
 
     Args:
-        outputs: temporary path -> output; errors without a file name get the first output.
+        outputs: temporary path -> output, for what is inside as well; errors without a file name get the
+            first output.
     """
     try:
         yield
     except OSError as error:
-        names = {str(temporary): os.fspath(output) for temporary, output in outputs.items()}
         if error.filename is not None:
-            error.filename = names.get(str(error.filename), error.filename)
+            named = Path(os.fsdecode(error.filename))
+            for temporary, output in outputs.items():
+                if named.is_relative_to(temporary):
+                    error.filename = os.fspath(output / named.relative_to(temporary))
+                    break
         elif error.errno is not None:  # without errno, a file name would hide the message
-            error.filename = next(iter(names.values()))
+            error.filename = os.fspath(next(iter(outputs.values())))
         raise
-
-
-@contextmanager
-def staged(outputs: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield paths in a temporary folder at which a set of files or folders keep their own names.
-
-    Files of one folder share a folder there, too. All of them appear, or none, as with `replacing_all`.
-
-    Args:
-        outputs: the outputs; the journal is named after the first.
-
-    Raises:
-        OSError: a file cannot be written; the old files are unchanged.
-    """
-    with replacing_all(outputs) as temporaries:
-        folder = temporaries[0].with_name(f"{temporaries[0].name}.staging.tmp")
-        parents = list(dict.fromkeys(output.parent for output in outputs))
-        places = [folder / str(parents.index(output.parent)) / output.name for output in outputs]
-        try:
-            with naming(dict(zip(places, outputs))):
-                for place in places:
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                yield places
-                for place, temporary in zip(places, temporaries):
-                    shutil.move(place, temporary)
-        finally:
-            remove(folder)
 
 
 @contextmanager
@@ -140,34 +123,81 @@ def workplace(output: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
         return
-    place = output.with_name(f".{output.name}.{os.getpid()}.tmp.trials.tmp")
-    place.mkdir(parents=True)
+    place = _make_stage(_unit(_located(output)))
     try:
         yield place
     finally:
         remove(place)
 
 
-class _Place(NamedTuple):
-    """The temporary path and the final path of an output."""
+class _Output(NamedTuple):
+    """An output that is being written.
 
-    temporary: Path
+    Attributes:
+        target: where it belongs, in a folder without links.
+        unit: what is renamed: the output, or the topmost of its folders that does not exist yet.
+        stage: temporary folder next to the unit.
+        place: the path of the output in that folder.
+    """
+
     target: Path
-    is_stream: bool
+    unit: Path
+    stage: Path
+    place: Path
 
     @classmethod
-    def of(cls, path: Path) -> _Place:
-        """Choose the temporary path of an output; creates its parent folder."""
-        if is_stream(path):
-            return cls(Path(tempfile.gettempdir(), f".{path.name}.{os.getpid()}.tmp"), path, True)
-        target = Path(os.path.realpath(path))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return cls(target.with_name(f".{target.name}.{os.getpid()}.tmp"), target, False)
+    def of(cls, path: Path, stages: dict[Path, Path]) -> _Output:
+        """Choose the temporary path of an output; `stages` has the temporary folder of each folder so far."""
+        if is_stream(path):  # its own folder may not be writable, or small
+            folder = Path(os.path.realpath(path.parent))
+            if folder not in stages:
+                stages[folder] = Path(tempfile.mkdtemp())
+            return cls(path, path, stages[folder], stages[folder] / path.name)
+        target = _located(path)
+        unit = _unit(target)
+        if unit.parent not in stages:
+            stages[unit.parent] = _make_stage(unit)
+        stage = stages[unit.parent]
+        place = stage / target.relative_to(unit.parent)
+        with naming({place: path, stage: unit.parent}):
+            place.parent.mkdir(parents=True, exist_ok=True)
+        return cls(target, unit, stage, place)
 
-    @property
-    def previous(self) -> Path:
-        """The backup of the old content until the whole set is renamed."""
-        return self.temporary.with_name(f"{self.temporary.name}.previous.tmp")
+
+def _located(path: Path) -> Path:
+    """An absolute path whose folder has no links; the path itself may be one."""
+    if path.is_symlink():
+        return Path(os.path.realpath(path.parent)) / path.name
+    return Path(os.path.realpath(path))
+
+
+def followed(path: Path) -> Path:
+    """The target of a path that the user named, if it is a symbolic link; otherwise the path itself.
+
+    What is written inside a folder, under names that the user did not choose, must not be followed: who made
+    the folder could have a link in it to any file.
+    """
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def _unit(target: Path) -> Path:
+    """The target, or the topmost of its folders that does not exist yet."""
+    while not os.path.lexists(target.parent):
+        target = target.parent
+    return target
+
+
+def _make_stage(unit: Path) -> Path:
+    """Create the temporary folder of an output, with the number of this process in its name."""
+    stage = unit.with_name(f".{unit.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    with naming({stage: unit}):
+        stage.mkdir()
+    return stage
+
+
+def _aside(target: Path) -> Path:
+    """The name of an old output until the new set is complete."""
+    return target.with_name(f".{target.name}.{os.getpid()}.old.tmp")
 
 
 def is_stream(path: AnyPath) -> bool:
@@ -186,77 +216,57 @@ def _flush(path: Path) -> None:
             os.fsync(opened.fileno())
 
 
-def _move(places: Sequence[_Place]) -> None:
-    """Move finished outputs to their final paths; streams first, since writing to them may fail."""
-    for place in places:
-        if place.is_stream:
-            with place.temporary.open("rb") as source, open(place.target, "wb") as target:
-                shutil.copyfileobj(source, target)
-    moves = [place for place in places if not place.is_stream]
-    if len(moves) == 1 and not moves[0].target.is_dir():  # atomic without a journal
-        _keep_mode(moves[0])
-        moves[0].temporary.replace(moves[0].target)
-    elif moves:
-        _move_set(moves)
-
-
-def _move_set(moves: Sequence[_Place]) -> None:
-    """Move several outputs, or a folder, with a journal for rolling back after a crash."""
-    journal = _journal(moves[0].target)
-    _write_journal(journal, moves)
+def _publish(parts: Sequence[_Output]) -> None:
+    """Write to streams, which may fail, then move finished outputs to their final paths."""
+    moves: dict[Path, Path] = {}
+    for part in reversed(parts):
+        if is_stream(part.target):
+            with part.place.open("rb") as content, open(part.target, "wb") as stream:
+                shutil.copyfileobj(content, stream)
+            continue
+        source, target = part.stage / part.unit.name, part.unit
+        if part.target != part.unit and part.unit.exists():  # its folder has appeared meanwhile
+            part.target.parent.mkdir(parents=True, exist_ok=True)
+            source, target = part.place, part.target
+        moves.pop(target, None)  # a folder is moved with its main output
+        moves[target] = source
     try:
-        for place in moves:
-            if place.target.is_dir():
-                place.target.rename(place.previous)
-            elif place.target.exists():
-                _keep_mode(place)
-                _keep(place)
-            place.temporary.replace(place.target)
+        _rename(moves)
+    finally:
+        for target in moves:
+            remove(_aside(target))
+
+
+def _rename(moves: Mapping[Path, Path]) -> None:
+    """Rename new outputs (target -> source) in order; on errors, old ones are back in their places."""
+    begun: list[tuple[Path, Path]] = []
+    try:
+        for target, source in moves.items():
+            begun.append((target, source))
+            remove(_aside(target))
+            if target.is_dir() and not target.is_symlink():
+                target.rename(_aside(target))
+            elif os.path.lexists(target):
+                if not target.is_symlink():
+                    shutil.copymode(target, source)
+                if len(begun) < len(moves):
+                    _keep(target)
+            source.replace(target)
     except OSError:
-        _roll_back(journal)
+        for target, source in reversed(begun):
+            if not os.path.lexists(source):  # the new one is in place
+                remove(target)
+            if os.path.lexists(_aside(target)):
+                _aside(target).replace(target)
         raise
-    journal.unlink()
-    for place in moves:
-        remove(place.previous)
 
 
-def _keep_mode(place: _Place) -> None:
-    """Copy the permissions of the replaced file to the new one."""
-    if place.target.exists():
-        shutil.copymode(place.target, place.temporary)
-
-
-def _keep(place: _Place) -> None:
+def _keep(target: Path) -> None:
     """Back up an old file with a hard link, or a copy on file systems without hard links."""
     try:
-        os.link(place.target, place.previous)
+        os.link(target, _aside(target), follow_symlinks=False)
     except OSError:
-        shutil.copy2(place.target, place.previous)
-
-
-def _journal(first: Path) -> Path:
-    """The path of the journal of a set."""
-    return first.with_name(f".{first.name}.set.tmp")
-
-
-def _write_journal(journal: Path, places: Sequence[_Place]) -> None:
-    """Record the moves that are about to happen."""
-    rows = [[str(place.target), str(place.previous), place.temporary.stat().st_ino] for place in places]
-    draft = journal.with_name(f"{journal.name}.{os.getpid()}.tmp")
-    draft.write_text(json.dumps(rows), encoding="utf-8")
-    _flush(draft)
-    draft.replace(journal)
-
-
-def _roll_back(journal: Path) -> None:
-    """Undo the moves of an incomplete set: delete new files and restore old ones."""
-    for target, previous, inode in json.loads(journal.read_text(encoding="utf-8")):
-        new, old = Path(target), Path(previous)
-        if new.exists() and new.stat().st_ino == inode:
-            remove(new)
-        if old.exists() and not new.exists():
-            old.replace(new)
-    journal.unlink()
+        shutil.copy2(target, _aside(target), follow_symlinks=False)
 
 
 def remove(path: Path) -> None:
@@ -271,40 +281,75 @@ def remove(path: Path) -> None:
 def locked(path: Path) -> Iterator[int]:
     """Hold a file lock and yield its descriptor; a child that inherits it keeps the lock if this is killed.
 
+    At the end the file is removed, and its folder, too, if it is empty and was created here.
+
     Raises:
         BlockingIOError: another process holds the lock.
+        UserError: the file is a symbolic link.
     """
+    new = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(
-                f"{path.parent}: another process is running here; wait for it or stop it"
-            ) from None
-        yield file.fileno()
+    try:
+        with open_lock(path) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_current = os.path.samestat(os.fstat(lock), os.lstat(path))
+            except (BlockingIOError, FileNotFoundError):
+                is_current = False  # held, or removed by a process that has just ended
+            if not is_current:
+                raise BlockingIOError(
+                    f"{path.parent}: another process is running here; wait for it or stop it"
+                )
+            try:
+                yield lock
+            finally:
+                path.unlink(missing_ok=True)
+    finally:
+        with suppress(OSError):  # not empty
+            for folder in new:
+                folder.rmdir()
+
+
+@contextmanager
+def open_lock(path: Path) -> Iterator[int]:
+    """Open or create the file of a lock without changing its content, and yield its descriptor.
+
+    Raises:
+        UserError: it is a symbolic link.
+    """
+    refuse_link(path)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise `UserError` if a path that the user did not name is a symbolic link, which may lead anywhere."""
+    if path.is_symlink():
+        raise UserError(f"{path}: is a symbolic link to {os.readlink(path)}; remove the link")
 
 
 def remove_leftovers(*paths: Path) -> None:
     """Delete temporary files of processes that were killed while writing `paths`.
 
-    A partially moved set of `replacing_all` is rolled back. What a running process writes is left alone.
-
-    Args:
-        paths: a set in its order, or single files.
+    A folder that such a process had moved aside without putting the new one in its place is moved back. What
+    a running process writes is left alone. Only names derived from `paths`, in their own folders, are
+    touched; no link is followed.
     """
-    for path in paths:
-        target = Path(os.path.realpath(path))
-        own = re.compile(rf"\.{re.escape(target.name)}\.(\d+|set)\.tmp(\.\w+\.tmp)?")
-        names = [file.name for file in target.parent.glob(f".{glob.escape(target.name)}.*.tmp")]
-        found = [(name, match[1]) for name in names if (match := own.fullmatch(name))]
-        if any(writer != "set" and _is_running(int(writer)) for _, writer in found):
-            found = [(name, writer) for name, writer in found if writer != "set"]
-        elif _journal(target).is_file():
-            _roll_back(_journal(target))
-        for name, writer in found:
-            if writer == "set" or not _is_running(int(writer)):
-                remove(target.with_name(name))
+    located = [_located(path) for path in paths]
+    for target in dict.fromkeys([*located, *map(_unit, located)]):
+        own = re.compile(rf"\.{re.escape(target.name)}\.(\d+)(\.\w+)?\.tmp")
+        for file in list(target.parent.glob(f".{glob.escape(target.name)}.*.tmp")):
+            match = own.fullmatch(file.name)
+            if match is None or _is_running(int(match[1])):
+                continue
+            is_old_folder = match[2] == ".old" and file.is_dir() and not file.is_symlink()
+            if is_old_folder and not os.path.lexists(target):
+                file.rename(target)
+            else:
+                remove(file)
 
 
 def _is_running(process: int) -> bool:

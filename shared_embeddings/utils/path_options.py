@@ -15,6 +15,7 @@ from shared_embeddings.utils.files import (
     check_input,
     check_no_nul,
     check_outputs,
+    followed,
     is_stream,
     remove_leftovers,
 )
@@ -57,12 +58,14 @@ class PathOption(enum.Enum):
 def check_path_options(actions: Iterable[argparse.Action], given: argparse.Namespace) -> None:
     """Check the paths of a command line, whose options have a `PathOption` as their type.
 
+    An output that is a symbolic link becomes the target of the link, which is replaced.
+
     With the option ``force``, the command may replace existing files, but never an input. Defaults are not
     checked.
 
     Args:
         actions: the options of the parser.
-        given: the parsed arguments.
+        given: the parsed arguments; is modified.
 
     Raises:
         UserError: see `check_paths`.
@@ -77,6 +80,14 @@ def check_path_options(actions: Iterable[argparse.Action], given: argparse.Names
             name = action.option_strings[0] if action.option_strings else action.dest
             table[name] = (action.type, value)
     check_paths(table, bool(getattr(given, "force", False)))
+    for action in actions:
+        value = getattr(given, action.dest, None)
+        if not isinstance(action.type, PathOption) or action.type.is_read:
+            continue
+        if isinstance(value, Path):
+            setattr(given, action.dest, followed(value))
+        elif isinstance(value, list):
+            setattr(given, action.dest, list(map(followed, value)))
 
 
 def check_paths(table: Mapping[str, tuple[PathOption, Given]], force: bool = False) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import write_text
+from shared_embeddings.utils.files import refuse_link, write_text
 
 # The repository, whose git state is part of every record.
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,9 +131,11 @@ class WandbWriter:
 
     Raises:
         ModuleNotFoundError: wandb is not installed; the message names the extra.
+        UserError: its folder ``wandb`` is a symbolic link.
     """
 
     def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
+        refuse_link(folder / "wandb")
         name = folder.absolute().name
         self._run = require("wandb").init(
             project=project, group=name, name=name, dir=str(folder), config=dict(config)

@@ -67,7 +67,6 @@ CALLS = {
     f"-src_vocab {{>src_vocab}} -tgt_vocab {{>tgt_vocab}} -save_data elsewhere {_READ}",
 }
 FORCE = {"onmt_build_vocab": "-overwrite"}
-NEVER = ("shared-embeddings trim",)  # never replaces anything and has no such option
 
 
 class Place(NamedTuple):
@@ -110,7 +109,7 @@ def arguments(call: str, folder: Path, instead: Mapping[str, object], force: boo
 
     given = [PLACE.sub(path, word) for word in CALLS[call].split()]
     given = [str(folder / word) if word == "elsewhere" else word for word in given]
-    has_option = call not in NEVER and any(place.kind == ">" for place in places(call))
+    has_option = any(place.kind == ">" for place in places(call))
     return [*given, FORCE.get(call, "--force")] if force and has_option else given
 
 
@@ -250,11 +249,9 @@ WRITERS = {
     "correlation": Writer(
         "shared-embeddings", "correlation --model {inputs}/lm.pt --output @pictures", is_folder=True
     ),
-    "trim": Writer(
-        "shared-embeddings", "trim --model {inputs}/lm.pt --text {inputs}/text --output @small", None
-    ),
+    "trim": Writer("shared-embeddings", "trim --model {inputs}/lm.pt --text {inputs}/text --output @small"),
     "trim a translation model": Writer(
-        "shared-embeddings", "trim --model {inputs}/nmt.pt --text {inputs}/test.src --output @small", None
+        "shared-embeddings", "trim --model {inputs}/nmt.pt --text {inputs}/test.src --output @small"
     ),
 }
 

@@ -102,10 +102,10 @@ def test_pipes_are_written_and_links_kept(name: str, inputs: Path, tmp_path: Pat
             path.unlink()
     output.symlink_to(tmp_path / "behind the link")
     (tmp_path / "behind the link").write_text("old")
-    assert write(name, inputs, odd, force=True).status == (2 if name.startswith("trim") else 0)
+    ended = write(name, inputs, odd, force=True)
+    assert ended.status == 0, ended.error
     assert output.is_symlink()
-    if not name.startswith("trim"):
-        assert (tmp_path / "behind the link").read_bytes() != b"old"
+    assert (tmp_path / "behind the link").read_bytes() != b"old"
     assert content(plain) == wanted
 
 
@@ -143,7 +143,7 @@ def test_a_full_disk_keeps_existing_files(name: str, inputs: Path, tmp_path: Pat
     for is_there in (False, True):
         if is_there:
             assert write(name, inputs, folder).status == 0
-            if name.startswith(("trim", "lm_prepare")):  # these never replace, or not for the same texts
+            if name.startswith("lm_prepare"):  # replaces nothing for the same texts
                 return
         before = content(folder)
         with largest_file(20 if name == "onmt_character_vocab" else 100):
@@ -214,7 +214,7 @@ def kill_at(name: str, inputs: Path, folder: Path, moment: int) -> bool:
 @pytest.mark.slow_except(*QUICK)
 @pytest.mark.parametrize("name", WRITERS)
 def test_next_run_completes_a_killed_run(name: str, inputs: Path, tmp_path: Path) -> None:
-    """It may be killed at any rename."""
+    """It may be killed at any rename; between two of a set, the first ones are there."""
     assert write(name, inputs, tmp_path / "whole").status == 0
     wanted = content(tmp_path / "whole").keys()
     for moment in range(1, 20):
@@ -222,6 +222,9 @@ def test_next_run_completes_a_killed_run(name: str, inputs: Path, tmp_path: Path
         if not kill_at(name, inputs, folder, moment):
             break
         ended = write(name, inputs, folder)
+        if "already exists" in ended.error:
+            assert moment > 1 and len(WRITERS[name].outputs(folder)) + name.startswith("trim") > 1
+            ended = write(name, inputs, folder, force=True)
         assert ended.status == 0, ended.error
         assert content(folder).keys() == wanted
     assert moment > len(WRITERS[name].outputs(folder)) - 1

@@ -262,7 +262,7 @@ def test_command_trains_and_reports(
         and float(re.findall(r"([\d.]+) ms per step", message.out)[-1]) > 0
     )
     assert message.err == ""
-    assert {".lock", "last.pt", "best.pt", "config.yaml", "train.log", "tensorboard"} == {
+    assert {"last.pt", "best.pt", "config.yaml", "train.log", "tensorboard"} == {
         path.name for path in (tmp_path / "run").iterdir()
     }
     monkeypatch.setattr(

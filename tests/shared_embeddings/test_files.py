@@ -9,6 +9,7 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
 from urllib.response import addinfourl
@@ -21,10 +22,12 @@ from shared_embeddings.utils.download import DownloadError
 from shared_embeddings.utils.files import (
     check_input,
     check_outputs,
+    followed,
+    locked,
     remove_leftovers,
     replacing,
-    replacing_all,
     sha256,
+    staged,
     write_text,
 )
 from shared_embeddings.utils.reading import (
@@ -55,19 +58,21 @@ class Killed(BaseException):
 
 
 def kill_at_move(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Make the process exit before its `number`-th rename of an output, without cleanup."""
+    """Make the process exit before its `number`-th rename, without cleanup."""
     moves = 0
-    real = Path.replace
 
-    def replace(self: Path, target: Path) -> Path:
-        nonlocal moves
-        if ".set.tmp" not in str(target) and not str(self).endswith(".previous.tmp"):
+    def killing(rename: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def counted(self: Path, target: Path) -> Path:
+            nonlocal moves
             moves += 1
             if moves == number:
                 raise Killed
-        return real(self, target)
+            return rename(self, target)
 
-    monkeypatch.setattr(Path, "replace", replace)
+        return counted
+
+    monkeypatch.setattr(Path, "replace", killing(Path.replace))
+    monkeypatch.setattr(Path, "rename", killing(Path.rename))
     monkeypatch.setattr(files, "remove", lambda path: None)
 
 
@@ -88,13 +93,15 @@ def test_the_mode_of_a_replaced_file_is_kept(tmp_path: Path) -> None:
     assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o640
 
 
-def test_links_are_kept_and_their_targets_replaced(tmp_path: Path) -> None:
+def test_links_are_replaced_unless_the_user_named_them(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     link, target = tmp_path / "link", tmp_path / "far" / "file"
     link.symlink_to(target)
     for text in ("created", "replaced"):
-        write_text(link, text)
+        write_text(followed(link), text)
         assert link.is_symlink() and target.read_text() == text
+    write_text(link, "here")
+    assert not link.is_symlink() and link.read_text() == "here" and target.read_text() == "replaced"
     assert listing(tmp_path) == ["far", "link"] and listing(tmp_path / "far") == ["file"]
 
 
@@ -111,7 +118,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_device_fails_and_no_file_of_the_set_appears(tmp_path: Path) -> None:
-    with pytest.raises(OSError), replacing_all([tmp_path / "a", Path("/dev/full")]) as drafts:
+    with pytest.raises(OSError), staged([tmp_path / "a", Path("/dev/full")]) as drafts:
         for draft in drafts:
             draft.write_text("x" * 100)
     assert listing(tmp_path) == []
@@ -120,23 +127,129 @@ def test_a_full_device_fails_and_no_file_of_the_set_appears(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("move", [1, 2])
 @pytest.mark.parametrize("there_before", [True, False])
-def test_a_killed_set_is_rolled_back(
+def test_a_killed_set_lacks_its_main_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, move: int, there_before: bool
 ) -> None:
+    """The main output is renamed last, and every output is old or new."""
     paths = [tmp_path / "model", tmp_path / "report"]
     if there_before:
         for path in paths:
-            path.write_text(f"old {path.name}")
+            path.write_text("old")
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_at_move(patch, move)
-        with replacing_all(paths) as drafts:
+        with staged(paths) as drafts:
             for draft in drafts:
                 draft.write_text("new")
     assert any(name.startswith(".") for name in listing(tmp_path))  # the kill left something
     remove_leftovers(*paths)
-    assert listing(tmp_path) == (["model", "report"] if there_before else [])
-    for path in paths:
-        assert not there_before or path.read_text() == f"old {path.name}"
+    new = {"report": "new"} if move == 2 else {}
+    old = {"model": "old", "report": "old"} if there_before else {}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {**old, **new}
+
+
+@pytest.mark.parametrize("there_before", [True, False])
+def test_a_failed_rename_restores_the_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there_before: bool
+) -> None:
+    paths = [tmp_path / "model", tmp_path / "folder", tmp_path / "report"]
+    if there_before:
+        write_text(paths[0], "old")
+        write_text(paths[1] / "old", "old")
+        write_text(paths[2], "old")
+    real = Path.replace
+
+    def failing(self: Path, target: Path) -> Path:
+        if target.name == "model":
+            raise OSError(5, "Input/output error")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", failing)
+    with pytest.raises(OSError, match="Input/output"), staged(paths) as drafts:
+        drafts[0].write_text("new")
+        drafts[1].mkdir()
+        drafts[2].write_text("new")
+    assert listing(tmp_path) == (["folder", "model", "report"] if there_before else [])
+    if there_before:
+        assert paths[0].read_text() == paths[2].read_text() == "old" and listing(paths[1]) == ["old"]
+
+
+def test_outputs_in_a_new_folder_appear_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = [tmp_path / "new" / "inner" / name for name in ("a", "b")]
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_at_move(patch, 1)
+        with staged(outputs) as drafts:
+            for draft in drafts:
+                draft.touch()
+    remove_leftovers(*outputs)
+    assert listing(tmp_path) == []
+    with staged(outputs) as drafts:
+        for draft in drafts:
+            draft.touch()
+        assert not (tmp_path / "new").exists()
+    assert listing(tmp_path / "new" / "inner") == ["a", "b"]
+
+
+def test_a_new_folder_may_appear_meanwhile(tmp_path: Path) -> None:
+    outputs = [tmp_path / "new" / "a", tmp_path / "new" / "inner" / "b"]
+    with staged(outputs) as drafts:
+        for draft in drafts:
+            draft.write_text("new")
+        write_text(tmp_path / "new" / "c", "of another process")
+    assert listing(tmp_path / "new") == ["a", "c", "inner"] and outputs[1].read_text() == "new"
+    assert listing(tmp_path) == ["new"]
+
+
+JUNK = [b"", b"junk", b"[[1]]", b"\xff", b'[["TARGET", "SOURCE", 0]]', b'[["OUT/t", "OUT/s", 0]]']
+
+
+@pytest.mark.parametrize("content", JUNK)
+def test_nothing_is_read_from_planted_files(tmp_path: Path, content: bytes) -> None:
+    """Whatever lies beside an output names no file to move, and links lead nowhere."""
+    home, run = tmp_path / "home", tmp_path / "run"
+    home.mkdir(), run.mkdir()
+    (home / "s").write_text("mine")
+    path = run / "last.pt"
+    for name in ("set", "1.set", "4999999", "4999999.set", "4999999.old", f"{os.getpid()}.old"):
+        (run / f".last.pt.{name}.tmp").write_bytes(content.replace(b"OUT", bytes(home)))
+    (run / ".last.pt.4999998.old.tmp").symlink_to(home)
+    (run / ".last.pt.4999998.tmp").symlink_to(home)
+    remove_leftovers(path)
+    assert not (path.exists() and path.is_dir())
+    write_text(path, "new")
+    assert listing(home) == ["s"] and (home / "s").read_text() == "mine" and path.read_text() == "new"
+
+
+def test_only_missing_folders_are_restored(tmp_path: Path) -> None:
+    for name in ("model", ".model.4999999.old.tmp"):
+        (tmp_path / name).mkdir()
+    remove_leftovers(tmp_path / "model")
+    assert listing(tmp_path) == ["model"]
+
+
+def test_a_lock_changes_no_file(tmp_path: Path) -> None:
+    """Neither through a symbolic link, which is refused, nor through a hard link."""
+    precious, lock = tmp_path / "precious", tmp_path / "run" / ".lock"
+    precious.write_text("mine")
+    lock.parent.mkdir()
+    lock.symlink_to(precious)
+    with pytest.raises(UserError, match="is a symbolic link"), locked(lock):
+        pass
+    lock.unlink()
+    os.link(precious, lock)
+    with locked(lock):
+        with pytest.raises(BlockingIOError, match="another process is running here"), locked(lock):
+            pass
+    assert precious.read_text() == "mine" and listing(lock.parent) == []
+
+
+def test_a_lock_leaves_nothing_behind(tmp_path: Path) -> None:
+    lock = tmp_path / "a" / "b" / ".lock"
+    with pytest.raises(UserError, match="refused"), locked(lock):
+        raise UserError("refused")
+    assert listing(tmp_path) == []
+    with locked(lock):
+        write_text(lock.with_name("model"), "x")
+    assert listing(lock.parent) == ["model"]
 
 
 def test_files_of_running_processes_are_kept(tmp_path: Path) -> None:
@@ -149,15 +262,17 @@ def test_files_of_running_processes_are_kept(tmp_path: Path) -> None:
     assert listing(tmp_path) == [running.name, trials.name]
 
 
-def test_a_killed_folder_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("move", [1, 2])
+def test_a_killed_folder_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, move: int) -> None:
+    """Between the two renames, the old folder has another name."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "old").touch()
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        kill_at_move(patch, 1)
+        kill_at_move(patch, move)
         with replacing(folder) as draft:
             draft.mkdir()
-    assert not folder.exists()
+    assert folder.exists() == (move == 1)
     remove_leftovers(folder)
     assert listing(tmp_path) == ["model"] and listing(folder) == ["old"]
 
@@ -165,7 +280,7 @@ def test_a_killed_folder_is_rolled_back(tmp_path: Path, monkeypatch: pytest.Monk
 def test_sets_and_folders_are_replaced(tmp_path: Path) -> None:
     folder, text = tmp_path / "folder", tmp_path / "text"
     for number in range(2):
-        with replacing_all([folder, text]) as (new_folder, new_text):
+        with staged([folder, text]) as (new_folder, new_text):
             new_folder.mkdir()
             (new_folder / f"part{number}").touch()
             new_text.write_text(str(number))
@@ -304,7 +419,7 @@ def test_download_checks_the_content(tmp_path: Path) -> None:
     source.write_text("content")
     with pytest.raises(DownloadError, match=f"^{source.as_uri()}: SHA-256 is .*, expected 0000.*; ask$"):
         download.download(source.as_uri(), target, "0" * 64, "ask")
-    assert not list(target.parent.iterdir())
+    assert not target.parent.exists()
     download.download(source.as_uri(), target, sha256(source), "ask")
     assert target.read_text() == "content"
 
