@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+
+from shared_embeddings.checkpoints.adapter import WordEmbedding
 
 # A standard deviation below this fraction of the mean is the rounding error of a constant.
 _CONSTANT = 1e-6
@@ -65,6 +68,20 @@ class Similarity:
         return self.known / self.pairs
 
 
+class PairCosines(NamedTuple):
+    """The cosines of two words.
+
+    Attributes:
+        first: a word.
+        second: another word.
+        cosines: by layer that both words pass through; None where a vector is zero.
+    """
+
+    first: str
+    second: str
+    cosines: dict[str, float | None]
+
+
 def word_similarity(words: Sequence[str], vectors: np.ndarray, test: WordPairs) -> Similarity:
     """Spearman's rho between the cosine similarity of word vectors and human scores.
 
@@ -76,23 +93,65 @@ def word_similarity(words: Sequence[str], vectors: np.ndarray, test: WordPairs) 
         vectors: ``(V, D)``.
         test: the pairs.
     """
-    places: dict[str, int] = {}
-    for place, word in enumerate(words):
-        places.setdefault(word, place)
+    places = _places(words)
     cosines, scores, lower_cased = [], [], 0
     for first, second, score in test.pairs:
         found = [_place(word, places) for word in (first, second)]
         if None in found:
             continue
-        one, other = (np.asarray(vectors[place], dtype=np.float64) for place in found)
-        norm = np.sqrt((one @ one) * (other @ other))
-        if norm == 0:
+        similarity = cosine(*(vectors[place] for place in found))
+        if similarity is None:
             continue
-        # Rounding errors must not break ties, such as the similarity of words with themselves.
-        cosines.append(round(float(one @ other / norm), 9))
+        cosines.append(similarity)
         scores.append(score)
         lower_cased += any(word not in places for word in (first, second))
     return Similarity(test.name, spearman(cosines, scores), len(scores), len(test.pairs), lower_cased)
+
+
+def cosine(first: np.ndarray, second: np.ndarray) -> float | None:
+    """The cosine of two vectors ``(D,)``; None if one of them is zero.
+
+    It is rounded to 9 digits: rounding errors must not break ties, such as the similarity of words with
+    themselves.
+    """
+    one, other = (np.asarray(vector, dtype=np.float64) for vector in (first, second))
+    norm = np.sqrt((one @ one) * (other @ other))
+    return None if norm == 0 else round(float(one @ other / norm), 9)
+
+
+def layer_cosines(embedding: WordEmbedding, words: Sequence[str]) -> list[PairCosines]:
+    """The cosines of all pairs of words in every layer of an embedding, as in section 4.6.3 of UnClE.
+
+    Args:
+        embedding: of a trained model.
+        words: at least two; an unknown word is looked up again in lower case.
+
+    Raises:
+        ValueError: a word is unknown, or there is only one.
+    """
+    if len(words) < 2:
+        raise ValueError("cosines are those of pairs; give at least two words")
+    places = _places(embedding.words)
+    unknown = [word for word in words if _place(word, places) is None]
+    if unknown:
+        raise ValueError(
+            f"word {unknown[0]!r} is not in the vocabulary of {embedding.name}; give another one"
+        )
+    found = []
+    for first, second in itertools.combinations(words, 2):
+        layers = embedding.layers(torch.tensor([_place(first, places), _place(second, places)]))
+        # Bands and groups are layers of some words only.
+        shared = {layer.name: layer.values.float().numpy() for layer in layers if len(layer.values) == 2}
+        found.append(PairCosines(first, second, {name: cosine(*rows) for name, rows in shared.items()}))
+    return found
+
+
+def _places(words: Sequence[str]) -> dict[str, int]:
+    """The index of each word; the first occurrence of a repeated word counts."""
+    places: dict[str, int] = {}
+    for place, word in enumerate(words):
+        places.setdefault(word, place)
+    return places
 
 
 def _place(word: str, places: dict[str, int]) -> int | None:

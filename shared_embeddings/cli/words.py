@@ -1,4 +1,4 @@
-"""The commands `classes`, `correlation` and `similarity`, which analyze words and their vectors."""
+"""The commands `classes`, `correlation`, `cosines` and `similarity`: words and their vectors."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
     """Add the commands."""
     _add_classes(commands)
     _add_correlation(commands)
+    _add_cosines(commands)
     _add_similarity(commands)
 
 
@@ -102,6 +103,33 @@ def _as_text(found: dict[str, list[Similarity]], tables: dict[str, WordVectors])
             known = f"{result.known} of {result.pairs} ({result.coverage:.0%})"
             note = f", {result.lower_cased} in lower case" if result.lower_cased else ""
             lines.append(f"  {result.name:<{width}}  {rho:>14}  {known}{note}")
+    return "\n".join(lines)
+
+
+def _add_cosines(commands: argparse._SubParsersAction[Parser]) -> None:
+    command = add(commands, "cosines", "print the cosines of words in each layer of an embedding", _cosines)
+    command.add_argument("--model", required=True, type=PathOption.SOURCE, help="a trained model of any host")
+    command.add_argument("--words", required=True, nargs="+", metavar="WORD", help="two or more words")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _cosines(known: argparse.Namespace, _: list[str]) -> str:
+    from shared_embeddings.analysis.similarity import layer_cosines
+    from shared_embeddings.checkpoints.adapter import find_host
+
+    embeddings = find_host(known.model)[1].read(known.model).embeddings()
+    found = {one.name: layer_cosines(one, known.words) for one in embeddings}
+    if known.json:
+        rows = {name: [pair._asdict() for pair in pairs] for name, pairs in found.items()}
+        return json.dumps({"embeddings": rows}, indent=1, ensure_ascii=False)
+    width = max(len(f"{pair.first}, {pair.second}") for pairs in found.values() for pair in pairs)
+    lines: list[str] = []
+    for name, pairs in found.items():
+        layers = list(dict.fromkeys(layer for pair in pairs for layer in pair.cosines))
+        lines += [name, " " * width + "".join(f"{layer:>16}" for layer in layers)]
+        for pair in pairs:
+            numbers = [_as_number(pair.cosines.get(layer)) for layer in layers]
+            lines.append(f"{pair.first}, {pair.second}".ljust(width) + "".join(numbers))
     return "\n".join(lines)
 
 
@@ -217,5 +245,5 @@ def _as_table(summaries: list[dict[str, Any]]) -> str:
 
 
 def _as_number(value: float | None) -> str:
-    """A correlation in a cell of the table, or a dash."""
+    """A correlation or a cosine in a cell of the table, or a dash."""
     return f"{'–' if value is None else f'{value:.4f}':>16}"

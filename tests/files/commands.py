@@ -44,6 +44,7 @@ CALLS = {
     "shared-embeddings compress after trimming": "compress --model {<<model} --method standard "
     "--trim-to {<kept} {<more} --output {>output} --report {>report}",
     "shared-embeddings correlation": "correlation --model {<<model} --output elsewhere",
+    "shared-embeddings cosines": "cosines --model {<<model} --words a b",
     "shared-embeddings similarity": "similarity --vectors {<vectors} --pairs {<pairs} {<more}",
     "shared-embeddings similarity of a model": "similarity --model {<<model} --pairs {<pairs}",
     "shared-embeddings suggest": "suggest --vocab-size 9 --dim 4 --html {>page}",

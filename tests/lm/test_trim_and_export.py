@@ -1,4 +1,4 @@
-"""Language models in `shared-embeddings trim`, `similarity`, `map` and `export`."""
+"""Language models in `shared-embeddings trim`, `similarity`, `cosines`, `correlation` and `export`."""
 
 from __future__ import annotations
 
@@ -221,6 +221,26 @@ def test_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["similarity", "--model", model, "--pairs", str(pairs), "--limit", "3"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 3
+
+
+def test_cosines_of_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"))
+    trained = load_model(model)
+    words = trained.words[2:5]
+    asked = ["cosines", "--model", str(model), "--words", *words]
+    capsys.readouterr()
+    assert main(asked) == 0
+    _, titles, *lines = capsys.readouterr().out.splitlines()
+    assert titles.split() == ["output"] and len(lines) == 3
+    assert main([*asked, "--json"]) == 0
+    (pairs,) = json.loads(capsys.readouterr().out)["embeddings"].values()
+    rows = trained.model.embedding.table().detach()[2:5]
+    expected = torch.nn.functional.cosine_similarity(rows[0], rows[1], dim=0)
+    assert [pairs[0]["first"], pairs[0]["second"]] == words[:2]
+    assert pairs[0]["cosines"]["output"] == pytest.approx(float(expected), abs=1e-5)
+    assert lines[0].split()[-1] == f"{pairs[0]['cosines']['output']:.4f}"
+    assert main([*asked, "unheard"]) == 2
+    assert "'unheard' is not in the vocabulary" in capsys.readouterr().err
 
 
 def test_export_of_a_compressed_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

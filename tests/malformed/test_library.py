@@ -70,6 +70,7 @@ def of(name: str, folder: Path) -> Command:
         },
         "compress": {**model, "--method": ["funnel"], **output, "--rank": ["2"], "--fit-steps": ["1"]},
         "correlation": {**model, **output},
+        "cosines": {**model, "--words": ["a", "b"]},
         "similarity": {"--vectors": [str(folder / "vectors.txt")], "--pairs": [str(folder / "pairs.txt")]},
         "trim": {**model, **text, **output},
     }
@@ -111,7 +112,17 @@ def size_cases(command: Command) -> Iterator[Case]:
             yield Case(f"{name} {text}", arguments_of(command, {name: [text]}))
 
 
-NAMES = ("methods", "params", "suggest", "classes", "compress", "correlation", "similarity", "trim")
+NAMES = (
+    "methods",
+    "params",
+    "suggest",
+    "classes",
+    "compress",
+    "correlation",
+    "cosines",
+    "similarity",
+    "trim",
+)
 
 
 @pytest.mark.slow_except("suggest")

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import torch
 
+import shared_embeddings as se
 from shared_embeddings.analysis import similarity as analysis
 from shared_embeddings.analysis.correlation import layer_correlations
 from shared_embeddings.analysis.similarity import (
     CorrelationMap,
     WordPair,
     WordPairs,
+    layer_cosines,
     read_pairs,
     spearman,
     word_similarity,
@@ -181,6 +183,32 @@ def test_words_of_a_band_or_a_group_are_counted() -> None:
     assert PADDING < 9
     groups = layer_correlations(_embedding(by_name("group-reduce")), False)
     assert sum(layer.words for layer in groups[:-1]) == groups[-1].words == 36
+
+
+def test_cosines_of_unique_and_class_parts() -> None:
+    """Section 4.6.3 of UnClE by hand: words of one class and one of another at a right angle."""
+    module = se.build(
+        "uncle", num_embeddings=3, embedding_dim=4, unique_dim=2, num_classes=2, classes=[0, 0, 1]
+    )
+    with torch.no_grad():
+        module.unique.copy_(torch.tensor([[3.0, 4.0], [4.0, 3.0], [0.0, 0.0]]))
+        module.class_tables[0].copy_(torch.tensor([[5.0, 0.0], [0.0, 2.0]]))
+    embedding = WordEmbedding("words", ["year", "month", "dog"], None, module)
+    together, apart, _ = layer_cosines(embedding, ["year", "Month", "dog"])
+    assert (together.first, together.second) == ("year", "Month")
+    assert together.cosines == {"unique": 0.96, "classes 1": 1.0, "output": 0.98}
+    assert apart.cosines == {"unique": None, "classes 1": 0.0, "output": 0.0}
+    with pytest.raises(ValueError, match="'cat' is not in the vocabulary of words"):
+        layer_cosines(embedding, ["year", "cat"])
+    with pytest.raises(ValueError, match="at least two words"):
+        layer_cosines(embedding, ["year"])
+
+
+def test_cosines_within_bands_need_both_words() -> None:
+    (pair,) = layer_cosines(_embedding(by_name("adaptive")), ["10", "30"])
+    assert set(pair.cosines) == {"output"}
+    (pair,) = layer_cosines(_embedding(by_name("adaptive")), ["10", "12"])
+    assert set(pair.cosines) == {"band 1", "output"}
 
 
 def test_plain_embedding_has_one_layer() -> None:
