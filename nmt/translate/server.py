@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 import hmac
+import math
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,14 +16,11 @@ from typing import Any
 
 from flask import Flask, Response, jsonify, request
 from onmt.utils.logging import logger
-from waitress.channel import HTTPChannel
-from waitress.server import create_server
-from waitress.task import ErrorTask
 from werkzeug.exceptions import HTTPException
 
+from nmt.translate.connections import ConnectionLimits, Server, allow_open_files, bind
 from nmt.translate.server_models import Model, Text, read_models
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.files import first_line
 from shared_embeddings.utils.reading import parse_json
 
 TOKEN_VARIABLE = "ONMT_SERVER_TOKEN"
@@ -192,47 +189,21 @@ def _read_text(number: int, item: dict[str, Any], characters: int) -> Text:
     return Text(item["src"], reference)
 
 
-class _JsonErrorTask(ErrorTask):  # type: ignore[misc]
-    """Response to malformed or oversized HTTP requests."""
-
-    def execute(self) -> None:
-        """Write the response."""
-        error = self.request.error
-        body = f'{{"error": "{error.reason}", "status": "error"}}\n'.encode()
-        self.status = f"{error.code} {error.reason}"
-        self.response_headers.append(("Content-Type", "application/json"))
-        self.set_close_on_finish()
-        self.content_length = len(body)
-        self.write(body)
-
-
-class _Channel(HTTPChannel):  # type: ignore[misc]
-    """A connection to a client."""
-
-    error_task_class = _JsonErrorTask
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address.
-
-    Raises:
-        UserError: the address is invalid or in use.
-    """
-    if not 0 <= port < 2**16:
-        raise UserError(f"port: {port} is out of range; expected 1 to {2**16 - 1}, or 0 for any free port")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-        except OSError:
-            listening.close()
-            raise
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        raise UserError(f"ip, port: {host}:{port} is not available ({reason}); choose others") from error
-    return listening
+# Options that limit requests and connections, with their defaults.
+_LIMITS: dict[str, tuple[float, str]] = {
+    "max_bytes": (Limits.size, "size of a request"),
+    "max_texts": (Limits.texts, "texts per request"),
+    "max_characters": (Limits.characters, "characters per text"),
+    "header_seconds": (ConnectionLimits.header_seconds, "time for the header of a request"),
+    "body_seconds": (ConnectionLimits.body_seconds, "time for a whole request"),
+    "answer_seconds": (ConnectionLimits.answer_seconds, "time for a client to read an answer"),
+    "idle_seconds": (ConnectionLimits.idle_seconds, "time that a connection stays open without a request"),
+    "max_connections": (ConnectionLimits.connections, "open connections"),
+    "max_connections_by_address": (
+        ConnectionLimits.connections_by_address,
+        "open connections of one address; raise it to max_connections behind a proxy",
+    ),
+}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -251,28 +222,14 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="TOKEN",
         help=f"token that clients send as 'Authorization: Bearer TOKEN' (default: ${TOKEN_VARIABLE})",
     )
-    limits = Limits()
-    add(
-        "--max_bytes",
-        "-max_bytes",
-        type=int,
-        default=limits.size,
-        help="size of a request (default: %(default)s)",
-    )
-    add(
-        "--max_texts",
-        "-max_texts",
-        type=int,
-        default=limits.texts,
-        help="texts per request (default: %(default)s)",
-    )
-    add(
-        "--max_characters",
-        "-max_characters",
-        type=int,
-        default=limits.characters,
-        help="characters per text (default: %(default)s)",
-    )
+    for name, (default, text) in _LIMITS.items():
+        add(
+            f"--{name}",
+            f"-{name}",
+            type=type(default),
+            default=default,
+            help=f"{text} (default: %(default)s)",
+        )
     add(
         "--allow_functions",
         "-allow_functions",
@@ -280,6 +237,17 @@ def make_parser() -> argparse.ArgumentParser:
         help="import the Python functions of preprocess and postprocess in the configuration",
     )
     return parser
+
+
+def _check_limits(options: argparse.Namespace) -> None:
+    """Check the limits among the options; raises `UserError` otherwise."""
+    for name, (default, _) in _LIMITS.items():
+        value = getattr(options, name)
+        if isinstance(default, float) and not 0 < value < math.inf:
+            raise UserError(f"{name}: {value} is not a time; expected a number of seconds above 0")
+        if isinstance(default, int) and value < 1:
+            raise UserError(f"{name}: {value} is too small; expected at least 1")
+    allow_open_files(options.max_connections)
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -291,9 +259,7 @@ def serve(options: argparse.Namespace) -> None:
     Raises:
         UserError: an option or the configuration is invalid, or the address is not available.
     """
-    for name in ("max_bytes", "max_texts", "max_characters"):
-        if getattr(options, name) < 1:
-            raise UserError(f"{name}: {getattr(options, name)} is too small; expected at least 1")
+    _check_limits(options)
     if options.token and not (options.token.isascii() and options.token.isprintable()):
         raise UserError("token: contains characters that are not printable ASCII; choose another token")
     root = "/" + options.url_root.strip("./")
@@ -305,8 +271,18 @@ def serve(options: argparse.Namespace) -> None:
         # Slightly oversized bodies reach the application, whose response states the limit.
         if options.debug:
             app.after_request(_log)
-        server = create_server(app, sockets=[listening], max_request_body_size=4 * limits.size)
-        server.channel_class = _Channel
+        limits_of_connections = ConnectionLimits(
+            options.header_seconds,
+            options.body_seconds,
+            options.answer_seconds,
+            options.idle_seconds,
+            options.max_connections,
+            options.max_connections_by_address,
+        )
+        long_path = f"{root.rstrip('/')}/translate"
+        server = Server(
+            app, listening, limits_of_connections, lambda path: path == long_path, 4 * limits.size
+        )
         host, port = listening.getsockname()[:2]
         open_to_all = (
             ""
@@ -316,8 +292,4 @@ def serve(options: argparse.Namespace) -> None:
         print(
             f"onmt_server: {len(models)} models at http://{host}:{port}{root}{open_to_all}", file=sys.stderr
         )
-        try:
-            # Not run(), which would hide the signal.
-            server.asyncore.loop(timeout=1, map=server._map)
-        finally:
-            server.task_dispatcher.shutdown()
+        server.serve()

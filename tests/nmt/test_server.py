@@ -68,7 +68,7 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise AssertionError("a server started")
 
-    monkeypatch.setattr("nmt.translate.server.create_server", fail)
+    monkeypatch.setattr("nmt.translate.server.Server", fail)
 
 
 def ask(client: FlaskClient, items: Any) -> Any:
@@ -285,6 +285,13 @@ def uppercase(sequence: dict[str, Any], model: Any) -> str:
         (("--port", "0", "--ip", "192.0.2.1"), "192.0.2.1"),
         (("--port", "0", "--ip", "no such host"), "no such host"),
         (("--port", "0", "--max_bytes", "0"), "max_bytes"),
+        (("--port", "0", "--header_seconds", "nan"), "header_seconds"),
+        (("--port", "0", "--body_seconds", "-1"), "body_seconds"),
+        (("--port", "0", "--answer_seconds", "inf"), "answer_seconds"),
+        (("--port", "0", "--idle_seconds", "0"), "idle_seconds"),
+        (("--port", "0", "--max_connections", "0"), "max_connections"),
+        (("--port", "0", "--max_connections", "1000000000000"), "max_connections"),
+        (("--port", "0", "--max_connections_by_address", "-1"), "max_connections_by_address"),
         (("--port", "0", "--token", "caf\u00e9"), "token"),
         (("--prot", "0"), "port"),
     ],
@@ -311,10 +318,11 @@ def test_a_port_in_use_is_one_line(checkpoint: Path, tmp_path: Path, error_line:
 
 @pytest.mark.slow
 def test_a_served_model(checkpoint: Path, tmp_path: Path) -> None:
-    """In a new process: it listens on localhost only, rejects oversized requests, and exits on SIGTERM."""
+    """In a new process: it listens on localhost only, rejects large and late requests, exits on SIGTERM."""
     config = configure(tmp_path, checkpoint, load=True, timeout=1000)
     start = "import sys; sys.argv[0] = 'onmt_server'; from nmt import cli; cli.server()"
-    arguments = ["--model_config", str(config), "--port", "0", "--max_bytes", "1000"]
+    limits = "--port 0 --max_bytes 1000 --header_seconds 0.5".split()
+    arguments = ["--model_config", str(config), *limits]
     process = subprocess.Popen([sys.executable, "-c", start, *arguments], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -333,6 +341,10 @@ def test_a_served_model(checkpoint: Path, tmp_path: Path) -> None:
             assert json.load(answer.value)["status"] == "error"
         with urllib.request.urlopen(f"{address}/translate", json.dumps([GOOD]).encode(), timeout=60) as good:
             assert json.load(good)[0][0]["tgt"]
+        port = int(address.removesuffix(ROOT).rsplit(":", 1)[1])
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as slow:
+            slow.sendall(b"GET")
+            assert b" 408 " in slow.recv(1000)
         process.terminate()
         assert process.wait(timeout=60) == 143
     finally:
