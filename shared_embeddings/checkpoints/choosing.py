@@ -245,8 +245,8 @@ def promising(
             ]
         except OSError:
             raise
-        except Exception as error:
-            trials.append(_failed(method, candidate, error))
+        except Exception as failure:
+            trials.append(_failed(method, candidate, failure))
             continue
         missed, squares = map(sum, zip(*found))
         errors.append((math.sqrt(missed / squares) if squares else 0.0, method, candidate))
