@@ -264,7 +264,7 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = _LINES) -> lis
     Only one text is in memory at a time (Vitter, "Random sampling with a reservoir", 1985, algorithm R).
 
     Raises:
-        ValueError: a text is not UTF-8.
+        ValueError: a text is not UTF-8, or all lines are blank.
         OSError: a text cannot be read.
     """
     draw = random.Random(seed)
@@ -274,6 +274,8 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = _LINES) -> lis
             kept.append(line)
         elif (chosen := draw.randrange(index + 1)) < number:
             kept[chosen] = line
+    if not kept:
+        raise ValueError(f"text {names_of(texts)}: has no words; use another text")
     draw.shuffle(kept)
     return kept
 

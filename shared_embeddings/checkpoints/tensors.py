@@ -131,8 +131,12 @@ def is_state(value: object) -> bool:
 
 
 def is_dense(value: object) -> bool:
-    """Whether a value is a dense tensor with data: neither sparse nor on the meta device."""
-    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+    """Whether a value is a plain tensor with data: not sparse, nested, on the meta device, or of another kind
+    of numbers than a model has.
+    """
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    return not (value.is_meta or value.is_nested or value.is_quantized or value.is_complex())
 
 
 def is_words(value: object) -> bool:

@@ -104,7 +104,7 @@ class PrincipalCodec(Codec):
         The entries of rows have a std near D**-0.5.
         """
         shapes = self.codebook_shapes(widths)
-        basis = torch.randn(shapes["basis"], device="cpu") * (self.rank * self.dim) ** -0.5
+        basis = torch.randn(shapes["basis"], device="cpu") * max(self.rank * self.dim, 1) ** -0.5
         basis[0] = 0.0
         levels = self._normal_levels()
         spread = torch.ones(shapes["spread"])
@@ -115,7 +115,7 @@ class PrincipalCodec(Codec):
 
     def _normal_levels(self) -> Tensor:
         """Levels for normal numbers."""
-        return torch.cat([normal_levels(bits) for bits in range(1, self._most + 1)])
+        return torch.cat([torch.empty(0), *map(normal_levels, range(1, self._most + 1))])
 
     # Adapting to a table.
 

@@ -65,6 +65,8 @@ class ResidualCodec(Codec):
             centroids = torch.from_numpy(means.cluster_centers_).float()
             stages.append(F.pad(centroids, (0, 0, 0, _ENTRIES - clusters)))
             sample = sample - centroids[nearest]
+        if not stages:  # no word has codes
+            return self.initial_codebooks(widths)
         return {"stages": torch.stack(stages).to(rows.device)}
 
     def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:

@@ -24,6 +24,8 @@ from shared_embeddings.registry import build, method_class, options_for_words
 
 # Rows that are compared at a time, in 64 bits.
 _ROWS = 512
+# The sum of as many squares as a table has numbers is finite in float32.
+_LARGEST = 1e15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,11 +186,12 @@ def _checked_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
     if isinstance(padding_idx, Integral) and 0 <= padding_idx < len(table):
         table[padding_idx] = 0.0
     # In blocks, because torch would allocate a second table.
-    broken = torch.cat([~rows.isfinite().all(dim=1) for rows in table.split(BATCH)]).nonzero().flatten()
+    kept = torch.cat([(rows.abs() <= _LARGEST).all(dim=1) for rows in table.split(BATCH)])
+    broken = (~kept).nonzero().flatten()
     if len(broken):
         raise ValueError(
-            f"the teacher has values that are not finite in {len(broken)} rows, the first is row "
-            f"{int(broken[0])}; use a table from before the training diverged"
+            f"the teacher has values that are not finite, or above {_LARGEST:g}, in {len(broken)} rows, the "
+            f"first is row {int(broken[0])}; use a table from before the training diverged"
         )
     return table
 

@@ -81,7 +81,7 @@ class Vocabulary:
         """The token counts of texts.
 
         Raises:
-            ValueError: there is no tokenizer, a text is not UTF-8, or all texts are empty.
+            ValueError: there is no tokenizer, a text is not UTF-8, or all lines are blank.
             OSError: a text cannot be read.
         """
         if self._tokenizer is None:
@@ -92,9 +92,10 @@ class Vocabulary:
         counts: Counter[int] = Counter()
         for path in texts:
             try:
-                lines = path.read_text(encoding="utf-8-sig").splitlines()
+                read = path.read_text(encoding="utf-8-sig").splitlines()
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path}: is not UTF-8 text (byte {error.start}); convert it") from error
+            lines = [line for line in read if line.strip()]
             for start in range(0, len(lines), _LINES):
                 found = self._tokenizer(lines[start : start + _LINES], add_special_tokens=False)
                 for ids in found["input_ids"]:

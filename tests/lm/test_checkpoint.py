@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +25,7 @@ from lm.train.loop import Trainer
 from shared_embeddings.classes import WordClasses
 from shared_embeddings.errors import UserError
 from shared_embeddings.sizing.accounting import distinct_state
-from tests.helpers import alter
+from tests.helpers import alter, in_turn
 from tests.lm.runs import log_lines, run, settings, small_corpus
 
 WORDS = ["<eos>", "<unk>", *"abcdefghij"]
@@ -171,6 +172,28 @@ def test_an_inconsistent_checkpoint_fails(tmp_path: Path, change: dict[str, Any]
     save_model(path, built(EMBEDDINGS[0]), WORDS, config(EMBEDDINGS[0]), None)
     alter(path, lambda content: content["config"].update(change))
     with pytest.raises(UserError, match=word):
+        load_model(path)
+
+
+@in_turn(
+    "changed",
+    [
+        lambda tensor: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8),
+        lambda tensor: torch.nested.nested_tensor([tensor, tensor]),
+        lambda tensor: torch.nested.nested_tensor([tensor, tensor], layout=torch.jagged),
+        torch.Tensor.to_sparse,
+        lambda tensor: tensor.to("meta"),
+        lambda tensor: tensor.to(torch.complex64),
+    ],
+)
+def test_tensors_of_other_kinds_fail(tmp_path: Path, changed: Callable[[torch.Tensor], object]) -> None:
+    path = tmp_path / "model.pt"
+    save_model(path, built(EMBEDDINGS[0]), WORDS, config(EMBEDDINGS[0]), None)
+    content = torch.load(path, weights_only=True)
+    del content["checksum"]
+    content["model"]["embedding.weight"] = changed(content["model"]["embedding.weight"])
+    torch.save(content, path)
+    with pytest.raises(UserError, match="its 'model' is .*, expected dense tensors by name"):
         load_model(path)
 
 

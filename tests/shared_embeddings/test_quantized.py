@@ -127,6 +127,20 @@ def test_all_widths_in_every_dtype(codec: str) -> None:
                     torch.testing.assert_close(loss.double(), exact_loss, rtol=0.05, atol=0.05)
 
 
+@in_turn("codec", (*CODECS, "principal"))
+def test_tables_of_any_size_and_content(codec: str) -> None:
+    """Among them some in which no word has codes, since one codebook takes more bytes than the table."""
+    for words, dim in ((1, 1), (1, 8), (2, 1), (2, 64), (3, 5), (50, 1)):
+        for rows in (torch.randn(words, dim), torch.zeros(words, dim), torch.ones(words, dim)):
+            for bits in (0.25, 8.0):
+                for counts in (None, torch.arange(words, 0, -1)):
+                    options = {"bits": bits, "codec": codec, "padding_idx": 0 if bits < 1 else None}
+                    made, _ = se.fit("quantized", rows, token_counts=counts, progress=False, **options)
+                    assert made.table().isfinite().all()
+                    with torch.no_grad():
+                        assert made.eval().logits(torch.randn(2, dim)).isfinite().all()
+
+
 def test_codes_are_packed_in_memory() -> None:
     embedding = fitted(bits=2.0)
     held = sum(buffer.nbytes for buffer in embedding.buffers())

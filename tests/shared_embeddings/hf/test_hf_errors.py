@@ -201,6 +201,17 @@ def test_a_full_disk_changes_nothing(
     assert {folder.name: content(folder) for folder in tmp_path.iterdir()} == before
 
 
+def test_a_text_of_blank_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path / "model", "gpt2")
+    text = tmp_path / "blank"
+    text.write_text("\n\n   \n\n")
+    for size in (["--target-ratio", "4"], ["--method", "standard"]):
+        asked = ["--model", str(tmp_path / "model"), "--output", str(tmp_path / "small"), *size]
+        assert main(["compress", *asked, "--text", str(text)]) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1 and f"{text}: has no words" in line
+
+
 @pytest.mark.parametrize("command", ["compress", "choose", "trim"])
 def test_a_terminated_command_leaves_no_files(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, command: str
