@@ -9,7 +9,6 @@ hidden states that are scored, ``R`` rank or small dimension.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -18,9 +17,13 @@ from torch import Tensor, nn
 
 from shared_embeddings.layers.packed_tensor import PackedTensor, dense, warn_of_frozen
 from shared_embeddings.layers.tracing import needs_fixed_shapes
-from shared_embeddings.losses.blockwise import LossOptions, Reduction, pad_to_multiple
-from shared_embeddings.losses.chunked import linear_cross_entropy, scored_cross_entropy
-from shared_embeddings.losses.fastest import fastest_cross_entropy
+from shared_embeddings.loss import (
+    LossOptions,
+    Reduction,
+    linear_cross_entropy,
+    pad_to_multiple,
+    scored_cross_entropy,
+)
 from shared_embeddings.method import Method, OutputFactors
 from shared_embeddings.sizing import accounting
 
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11
 
 Embedding = TypeVar("Embedding", bound="SharedEmbedding")
-Loss = TypeVar("Loss")
 
 # Words whose rows are decoded together for scores.
 _SCORED_ROWS = 2048
@@ -187,16 +189,15 @@ class SharedEmbedding(Method):
             label_smoothing: the weight of the uniform distribution over all V words in the target.
             reduction: "mean" over the tokens that count, "sum", or "none" for a loss ``(...)`` per token.
             block_size: the number of tokens in a block; by default 256 on a CPU and 1,024 on other devices,
-                more for small vocabularies (`shared_embeddings.losses.blocks.tokens_per_block`).
+                more for small vocabularies (`shared_embeddings.loss.tokens_per_block`).
 
         Raises:
             ValueError: shapes do not match, or the reduction, label smoothing or block size is invalid.
             TypeError: the targets are neither int64 nor int32.
             IndexError: a target is out of range (checked on a CPU).
         """
-        tokens = self._flat(hidden, targets, ignore_index)
         loss = self.flat_loss(
-            *tokens,
+            *self._flat(hidden, targets, ignore_index),
             ignore_index=ignore_index,
             label_smoothing=label_smoothing,
             reduction=reduction,
@@ -226,25 +227,25 @@ class SharedEmbedding(Method):
         return (loss[: targets.numel()].view(targets.shape) if reduction == "none" else loss), predictions
 
     def flat_loss(self, hidden: Tensor, targets: Tensor, **options: Unpack[LossOptions]) -> Tensor:
-        """`cross_entropy` of hidden states ``(N, S)`` and targets ``(N,)`` that have been checked.
-
-        In training on a GPU, it may be that of torch, see `shared_embeddings.losses.fastest`.
-
-        Args:
-            options: the other arguments of `cross_entropy`.
-        """
-        is_own = type(self).flat_loss_and_predictions is not SharedEmbedding.flat_loss_and_predictions
-        if is_own or self.scores_by_blocks():
-            return self.flat_loss_and_predictions(hidden, targets, **options)[0]
-        return self._linear_loss(fastest_cross_entropy, hidden, targets, **options)
+        """`flat_loss_and_predictions` without predictions."""
+        return self.flat_loss_and_predictions(hidden, targets, **options)[0]
 
     def flat_loss_and_predictions(
         self, hidden: Tensor, targets: Tensor, **options: Unpack[LossOptions]
     ) -> tuple[Tensor, Tensor]:
-        """`cross_entropy_and_predictions` of flat hidden states and targets; see `flat_loss`."""
+        """`cross_entropy_and_predictions` of checked hidden states ``(N, S)`` and targets ``(N,)``.
+
+        Args:
+            options: the other arguments of `cross_entropy`.
+        """
         if self.scores_by_blocks():
             return scored_cross_entropy(self.logits, self.num_embeddings, hidden, targets, **options)
-        return self._linear_loss(linear_cross_entropy, hidden, targets, **options)
+        codes, basis = self._factors()
+        projected = hidden if basis is None else F.linear(hidden, basis)
+        bias, padding = self.output_bias(), self.padding_idx
+        return linear_cross_entropy(
+            (projected,), (codes,), targets, bias=bias, masked_word=padding, **options
+        )
 
     def output_table(self) -> Tensor:
         """The dense output table ``(V, S)``: `logits` are ``h @ output_table().T`` plus any `output_bias`."""
@@ -342,15 +343,6 @@ class SharedEmbedding(Method):
         return f"{self.num_embeddings}, {self.embedding_dim}, padding_idx={self.padding_idx}, {self.options}"
 
     # Helpers.
-
-    def _linear_loss(
-        self, loss: Callable[..., Loss], hidden: Tensor, targets: Tensor, **options: Any
-    ) -> Loss:
-        """A loss of linear scores, for flat hidden states and targets."""
-        codes, basis = self._factors()
-        projected = hidden if basis is None else F.linear(hidden, basis)
-        bias, padding = self.output_bias(), self.padding_idx
-        return loss(projected, codes, targets, bias=bias, masked_word=padding, **options)
 
     def _all_rows_without_padding(self) -> Tensor:
         """The rows ``(V, D)`` of all words, with a padding row of zeros."""

@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import math
+import random
 import re
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -235,6 +237,8 @@ def record(groups: list[str]) -> Records:
     adapter.entry_points = hosts_of_this_tree  # type: ignore[attr-defined]
     for name in groups:
         torch.manual_seed(1)
+        np.random.seed(1)
+        random.seed(1)
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as folder:
             try:

@@ -17,9 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.layers.tracing import has_values, true_positions, without_autocast
-from shared_embeddings.losses.blocks import sum_dtype
-from shared_embeddings.losses.blockwise import Reduction
-from shared_embeddings.losses.chunked import segmented_cross_entropy
+from shared_embeddings.loss import Reduction, linear_cross_entropy, sum_dtype
 
 # The target of ignored tokens inside this module: never a word id, whatever the caller's `ignore_index` is.
 _IGNORED = -1
@@ -81,7 +79,7 @@ class Part:
         block_size: int | None,
     ) -> tuple[Tensor, Tensor]:
         """Loss and best entries of hidden states ``(n, D)`` for the entries `targets` ``(n,)``."""
-        return segmented_cross_entropy(
+        return linear_cross_entropy(
             (self.narrowed(hidden),) * len(self.segments),
             self.segments,
             targets,

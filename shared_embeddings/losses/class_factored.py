@@ -18,8 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.layers.packed_tensor import column_sums
-from shared_embeddings.losses.blocks import Gradients, LossSettings, ScoreSource, sum_dtype
-from shared_embeddings.losses.blockwise import ScoreOptions, blockwise_cross_entropy
+from shared_embeddings.loss import (
+    Gradients,
+    LossSettings,
+    ScoreOptions,
+    Scores,
+    blockwise_cross_entropy,
+    sum_dtype,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11
@@ -79,7 +85,7 @@ def class_cross_entropy(
         IndexError, ValueError: as in `linear_cross_entropy`.
     """
     return blockwise_cross_entropy(
-        _Classes,
+        _ClassScores,
         (hidden, unique, *class_tables),
         index,
         targets,
@@ -87,7 +93,7 @@ def class_cross_entropy(
     )
 
 
-class _Classes(ScoreSource):
+class _ClassScores(Scores):
     """Scores of words with shared parts. The factors are hidden states, unique parts and class tables."""
 
     kind = "classes"
@@ -124,7 +130,7 @@ class _Classes(ScoreSource):
         return torch.cat((total, *sums))
 
     def fill(self, rows: slice, scores: Tensor, low: Tensor | None) -> None:
-        """As in the base class: the scores of the classes, then those of the unique parts on top."""
+        """The scores of the classes, then those of the unique parts on top."""
         unique, *levels = self.tables
         of_unique, *of_levels = (part[rows].t() for part in self.parts)
         by_class = torch.cat([level @ part for level, part in zip(levels, of_levels)]).to(self.dtype)
@@ -140,12 +146,10 @@ class _Classes(ScoreSource):
             scores.add_(torch.mm(unique, of_unique, out=low))
 
     def summed(self, rows: slice) -> Tensor:
-        """As in the base class."""
         assert self.table_sum is not None
         return self.hidden[rows].to(self.dtype) @ self.table_sum
 
     def start_gradients(self, weights: Tensor, wants: Sequence[bool], dtype: torch.dtype) -> None:
-        """As in the base class."""
         self.weights, self.error_dtype = weights, dtype
         self.error_tables = [table.to(dtype) for table in self.tables]
         wants_hidden, *wants_tables = wants
@@ -156,7 +160,7 @@ class _Classes(ScoreSource):
         ]
 
     def add_gradients(self, rows: slice, errors: Tensor, low: Tensor | None) -> None:
-        """As in the base class; the error of a class is the sum of the errors of its words."""
+        """The error of a class is the sum of the errors of its words."""
         words, starts = self.index.words, self.index.starts
         by_class = F.embedding_bag(words, errors, starts, mode="sum", include_last_offset=True)
         by_level = by_class.to(self.error_dtype).split([table.size(0) for table in self.tables[1:]])
@@ -173,7 +177,6 @@ class _Classes(ScoreSource):
                 _add_product(gradient, part_errors, hidden)
 
     def finish_gradients(self, smoothing: float) -> Gradients:
-        """As in the base class."""
         if self.table_sum is None:
             return [self.of_hidden, *self.of_tables]
         if self.of_hidden is not None:

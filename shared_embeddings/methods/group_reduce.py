@@ -22,7 +22,7 @@ from shared_embeddings.layers.initialization import code_bits, code_dtype, entry
 from shared_embeddings.layers.number_formats import BitCodes
 from shared_embeddings.layers.packed_tensor import PackedTensor, dense, inner_tensors
 from shared_embeddings.layers.tracing import needs_fixed_shapes
-from shared_embeddings.losses.chunked import segmented_cross_entropy
+from shared_embeddings.loss import linear_cross_entropy
 from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import (
     EmbeddingOptions,
@@ -275,7 +275,7 @@ class GroupReduceEmbedding(SharedEmbedding):
             codes = [part.masked_fill(padding, 0.0) for part, padding in zip(codes, paddings)]
         elif self.padding_idx is not None:
             masked = int(places[self.padding_idx])
-        loss, predictions = segmented_cross_entropy(
+        loss, predictions = linear_cross_entropy(
             hiddens,
             codes,
             self._target_places(targets, ignore_index, places),

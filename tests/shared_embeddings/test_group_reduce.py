@@ -13,7 +13,7 @@ from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings.fitting import groups as group_reduction
-from shared_embeddings.losses.chunked import linear_cross_entropy, segmented_cross_entropy
+from shared_embeddings.loss import linear_cross_entropy
 from tests.helpers import in_turn
 
 from .cases import CASES, Case
@@ -232,7 +232,7 @@ def test_segments_share_one_softmax(masked: int | None, smoothing: float, reduct
     targets[::7] = -5
     options: Any = {"label_smoothing": smoothing, "ignore_index": -5, "reduction": reduction}
     expected = F.cross_entropy(scores, targets, **options)
-    actual, predictions = segmented_cross_entropy(hiddens, codes, targets, masked_word=masked, **options)
+    actual, predictions = linear_cross_entropy(hiddens, codes, targets, masked_word=masked, **options)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(predictions, scores.argmax(-1))
     weight = torch.rand_like(expected)
@@ -242,18 +242,11 @@ def test_segments_share_one_softmax(masked: int | None, smoothing: float, reduct
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-def test_one_segment_is_the_plain_loss() -> None:
-    (hidden,), (codes,), targets = segments((130, 6))
-    one = segmented_cross_entropy([hidden], [codes], targets, label_smoothing=0.1)
-    other = linear_cross_entropy(hidden, codes, targets, label_smoothing=0.1)
-    assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
-
-
 def test_only_requested_gradients_are_computed() -> None:
     hiddens, codes, targets = segments((10, 3), (40, 2))
     hiddens[0].requires_grad_(False)
     codes[1].requires_grad_(False)
-    loss, _ = segmented_cross_entropy(hiddens, codes, targets)
+    loss, _ = linear_cross_entropy(hiddens, codes, targets)
     scores = torch.cat([hidden @ code.T for hidden, code in zip(hiddens, codes)], dim=1)
     tensors = [hiddens[1], codes[0]]
     wanted = torch.autograd.grad(F.cross_entropy(scores, targets), tensors)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from shared_embeddings.losses import blockwise
-from shared_embeddings.losses.blockwise import pad_to_multiple
+from shared_embeddings import loss as loss_module
+from shared_embeddings.loss import pad_to_multiple
 from tests.helpers import in_turn
 from tests.shared_embeddings.cases import Case, by_name
 from tests.shared_embeddings.support import MemoryMeter, assert_same_gradients, each_output_case, gradients
@@ -224,7 +224,7 @@ def test_ignored_tokens_do_not_count(
     targets = torch.randint(case.num_embeddings, shape)
     results = []
     for even in (64, 1):
-        monkeypatch.setattr(blockwise, "_CPU_EVEN_TOKENS", even)
+        monkeypatch.setattr(loss_module, "_CPU_EVEN_TOKENS", even)
         with torch.autocast("cpu", torch.bfloat16):
             losses, predictions = emb.cross_entropy_and_predictions(hidden, targets, reduction="none")
             mean, total = (emb.cross_entropy(hidden, targets, reduction=name) for name in ("mean", "sum"))
