@@ -41,7 +41,7 @@ LAYERS = [
     ["registry"],
     ["embedding"],
     ["method"],
-    ["classes", "losses", "fitting", "sizing.accounting"],
+    ["classes", "loss", "fitting", "sizing.accounting"],
     ["codecs", "layers", "checkpoints.storage", "checkpoints.token_counts"],
     ["options"],
     ["utils"],
@@ -149,6 +149,26 @@ def test_layers_of_the_library() -> None:
 def python_files(*folders: str) -> list[Path]:
     """The Python files of some folders of the repository."""
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def test_public_methods_are_documented() -> None:
+    """By their own docstring, or by that of the method that they override."""
+    classes = [
+        node
+        for path in python_files(*PACKAGES, "benchmarks")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    methods = [(owner, node) for owner in classes for node in owner.body if isinstance(node, ast.FunctionDef)]
+    documented = {node.name for _, node in methods if ast.get_docstring(node)}
+    missing = [
+        f"{owner.name}.{node.name}"
+        for owner, node in methods
+        if not (
+            node.name.startswith("_") or ast.get_docstring(node) or owner.bases and node.name in documented
+        )
+    ]
+    assert missing == []
 
 
 def test_the_repository_has_few_files() -> None:

@@ -1,8 +1,7 @@
-"""Tools of the tests: loops inside tests, seeded changes, and the runner of drills."""
+"""Tools of the tests: loops inside tests, and the runner of drills."""
 
 from __future__ import annotations
 
-import ast
 import signal
 import sys
 import threading
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import mutants
 from tests.drills.runner import (
     STILL_RUNNING,
     Drill,
@@ -25,7 +23,6 @@ from tests.drills.runner import (
     write_section,
 )
 from tests.helpers import in_turn
-from tests.mutants import REPOSITORY, Mutant, mutated, read_mutants
 
 
 @pytest.mark.parametrize("fails", [[], [2], [1, 3]], ids=str)
@@ -65,60 +62,6 @@ def test_a_loop_without_values_fails() -> None:
 
     with pytest.raises(AssertionError, match="no cases"):
         check()
-
-
-MUTANTS = read_mutants()
-
-
-def test_mutants_cover_all_packages() -> None:
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 60
-    for package in ("shared_embeddings", "nmt", "lm"):
-        assert sum(mutant.file.startswith(f"{package}/") for mutant in MUTANTS) >= 12
-    assert sum(bool(mutant.explained) for mutant in MUTANTS) <= 5
-
-
-def test_mutated_snippets_are_unique_and_valid_python() -> None:
-    for mutant in MUTANTS:
-        changed = mutated((REPOSITORY / mutant.file).read_text(encoding="utf-8"), mutant)
-        assert mutant.new != mutant.old
-        ast.parse(changed)
-
-
-def test_mutant_tests_exist_in_the_mutated_package() -> None:
-    for mutant in MUTANTS:
-        package = mutant.file.split("/")[0]
-        assert mutant.tests and mutant.why
-        for test in mutant.tests:
-            path, _, name = test.partition("::")
-            assert path.startswith(f"tests/{package}/"), mutant.name
-            text = (REPOSITORY / path).read_text(encoding="utf-8")
-            function = name.partition("[")[0]
-            assert not name or f"def {function}(" in text, (mutant.name, name)
-
-
-def test_missing_snippets_are_named() -> None:
-    gone = Mutant("gone", "lm/train/optim.py", "no such line", "", ("tests/lm/test_models.py",), "nothing")
-    with pytest.raises(ValueError, match="gone: lm/train/optim.py has the snippet 0 times"):
-        mutated("some text", gone)
-
-
-@pytest.mark.parametrize(
-    ("status", "outcome"), [(0, "missed"), (1, "caught"), (None, "timed out"), (4, "broken")]
-)
-def test_only_failed_tests_count_and_files_are_restored(
-    status: int | None, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "code.py").write_text("a = 1\n")
-    seen = []
-
-    def run_tests(folder: Path, tests: tuple[str, ...], seconds: float) -> int | None:
-        seen.append((folder / "code.py").read_text())
-        return status
-
-    monkeypatch.setattr(mutants, "run_tests", run_tests)
-    mutant = Mutant("one", "code.py", "a = 1", "a = 2", ("tests",), "wrong number")
-    assert mutants.try_mutant(tmp_path, mutant, 1.0).startswith(outcome)
-    assert seen == ["a = 2\n"] and (tmp_path / "code.py").read_text() == "a = 1\n"
 
 
 SLEEPER = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)"]

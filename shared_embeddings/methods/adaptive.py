@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +18,376 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.factorization import truncated_svd
 from shared_embeddings.fitting.task import FitTask, reconstruct
-from shared_embeddings.layers.bands import BandOptions, new_matrices, projected
 from shared_embeddings.layers.initialization import entry_std, zero_padding_row
-from shared_embeddings.layers.tracing import needs_fixed_shapes
-from shared_embeddings.losses.adaptive import AdaptiveSoftmax, Part, bands_of, positions_by_group
+from shared_embeddings.layers.tracing import has_values, needs_fixed_shapes, true_positions, without_autocast
+from shared_embeddings.loss import Reduction, linear_cross_entropy, sum_dtype
 from shared_embeddings.method import Layer, Options, SearchGrid
-from shared_embeddings.options import option, require
+from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least
 from shared_embeddings.registry import build, has_option, num_parameters, register
+
+Tie = Literal["all", "tables", "none"]
+HeadProjection = Literal["none", "input", "both"]
+
+
+@dataclasses.dataclass(frozen=True)
+class BandOptions(EmbeddingOptions):
+    """The options of words in bands. Word ids must be sorted by frequency, the most frequent first.
+
+    A band has a projection if its vectors are narrower than the result: with factor 1 all bands or none, else
+    all but the first.
+    """
+
+    cutoffs: tuple[int, ...] = option(
+        "The first word of each band but the first, ascending, each from 1 to V - 1."
+    )
+    factor: int = option(
+        "k: the vectors of band i (from 0) are k**i times narrower than the first band's.", 4
+    )
+    width: int | None = option("d_0, the width of the vectors of the first band, if it is less than D.", None)
+    head_projection: HeadProjection = option(
+        "Projects the first band although it is D wide (W_1, D x D): on no side, only on the input, as in "
+        "fairseq, or on both sides, as in Figure 1 of Baevski & Auli.",
+        "none",
+    )
+    score_dim: int | None = option(
+        "S, if it differs from D; every band then has a projection (d_i x S) on the output.", None
+    )
+    tie: Tie = option(
+        "What the output shares with the input: everything, the tables only, or nothing.", "all"
+    )
+    output: Literal["adaptive", "none"] = option(
+        "The output side: an adaptive softmax, or none for an input-only embedding.", "adaptive"
+    )
+
+    def __post_init__(self) -> None:
+        require(len(self.cutoffs) > 0, "option 'cutoffs' is empty; give the first word of each further band")
+        require(
+            self.cutoffs[0] >= 1 and all(low < high for low, high in pairwise(self.cutoffs)),
+            f"option 'cutoffs' is {list(self.cutoffs)}, but cutoffs must ascend from at least 1; sort them",
+        )
+        for name in ("factor", "width", "score_dim"):
+            require_at_least(name, getattr(self, name), 1)
+        require(
+            self.width is None or self.head_projection == "none",
+            f"option 'head_projection' is '{self.head_projection}', which has no effect with 'width': a "
+            "narrower first band always has a projection; remove it",
+        )
+        self._check_output()
+
+    def sizes(self, num_embeddings: int) -> list[int]:
+        """The number of words in each band."""
+        return [high - low for low, high in pairwise((0, *self.cutoffs, num_embeddings))]
+
+    def widths(self, embedding_dim: int) -> list[int]:
+        """The width d_i of the vectors of each band."""
+        first = self.width or embedding_dim
+        return [first // self.factor**band for band in range(len(self.cutoffs) + 1)]
+
+    def input_shapes(self, embedding_dim: int) -> dict[str, tuple[int, int]]:
+        """The shape (d_i, D) of the projection of every band that has one on the input."""
+        return self._shapes(embedding_dim, embedding_dim, self.head_projection != "none")
+
+    def output_shapes(self, embedding_dim: int) -> dict[str, tuple[int, int]]:
+        """The shape (d_i, S) of the projection of every band that has one on the output."""
+        if self.output == "none":
+            return {}
+        return self._shapes(embedding_dim, self.score_dim or embedding_dim, self.head_projection == "both")
+
+    def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
+        """Raise `OptionError` unless every band has a word, and a width of at least 1."""
+        last = self.cutoffs[-1]
+        require(
+            last < num_embeddings,
+            f"option 'cutoffs' ends with {last}, but there are {num_embeddings} words; choose cutoffs from 1 "
+            f"to {num_embeddings - 1}",
+        )
+        require(
+            self.width is None or self.width < embedding_dim,
+            f"option 'width' is {self.width}, but the dimension is {embedding_dim}; choose a smaller width, "
+            "or leave it out",
+        )
+        require(
+            self.score_dim != embedding_dim,
+            f"option 'score_dim' is {embedding_dim}, which is the dimension already; remove it",
+        )
+        require(
+            self.widths(embedding_dim)[-1] >= 1,
+            f"option 'factor' is {self.factor}, which leaves band {len(self.cutoffs)} a width of less than 1 "
+            f"(the first band has {self.width or embedding_dim}); choose a smaller factor or fewer cutoffs",
+        )
+
+    def _shapes(self, embedding_dim: int, target: int, with_head: bool) -> dict[str, tuple[int, int]]:
+        """The shapes of projections to `target` dimensions, by the number of their band."""
+        return {
+            str(band): (width, target)
+            for band, width in enumerate(self.widths(embedding_dim))
+            if width != target or (with_head and band == 0)
+        }
+
+    def _check_output(self) -> None:
+        """Raise `OptionError` for output options without an output side, or that contradict each other."""
+        effects = {
+            "tie": self.tie != "all",
+            "score_dim": self.score_dim is not None,
+            "output_bias": self.output_bias,
+        }
+        for name, is_given in effects.items():
+            require(
+                self.output != "none" or not is_given,
+                f"option '{name}' is {getattr(self, name)!r}, which has no effect with output 'none'; "
+                "remove it",
+            )
+        require(
+            self.score_dim is None or self.tie != "all",
+            f"option 'score_dim' is {self.score_dim}, which requires separate output projections; set "
+            "'tie' to 'tables'",
+        )
+
+
+def new_matrices(shapes: Mapping[str, tuple[int, int]]) -> nn.ParameterDict:
+    """An uninitialized matrix of each of the `shapes`, by the number of its band."""
+    return nn.ParameterDict({band: nn.Parameter(torch.empty(shape)) for band, shape in shapes.items()})
+
+
+def projected(vectors: Tensor, projection: Tensor | None) -> Tensor:
+    """Vectors ``(n, d_i)`` of a band in D dimensions ``(n, D)``."""
+    return vectors if projection is None else vectors @ projection
+
+
+# The target of ignored tokens inside this module: never a word id, whatever the caller's `ignore_index` is.
+_IGNORED = -1
+# The number of tokens whose best words are searched at a time.
+_BLOCK = 512
+
+
+def bands_of(ids: Tensor, cutoffs: Sequence[int]) -> Tensor:
+    """The band of every id, both ``(n,)``: the number of `cutoffs` that it has reached."""
+    bands = torch.zeros_like(ids)
+    for cutoff in cutoffs:
+        bands += ids >= cutoff
+    return bands
+
+
+def positions_by_group(groups: Tensor, count: int) -> tuple[Tensor, ...]:
+    """The positions in `groups` ``(n,)`` of each number from 0 to `count` - 1; synchronizes once."""
+    sizes = torch.stack([(groups == group).sum() for group in range(count)]).tolist()
+    return groups.argsort(stable=True).split(sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Entries that share one softmax: the head, or one cluster.
+
+    Attributes:
+        segments: one row ``(R,)`` per entry, in tables one after the other.
+        basis: ``(R, D)``, which projects hidden states; None if they are multiplied by the codes directly.
+        masked_entry: the entry whose score is always zero.
+        bias: one number per entry, or None without.
+    """
+
+    segments: tuple[Tensor, ...]
+    basis: Tensor | None
+    masked_entry: int | None
+    bias: Tensor | None = None
+
+    @property
+    def entries(self) -> int:
+        """The number of entries."""
+        return sum(len(codes) for codes in self.segments)
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """The log-probabilities of the entries for hidden states ``(..., D)``, in at least 32 bits."""
+        narrowed = self.narrowed(hidden)
+        scores = torch.cat([F.linear(narrowed, codes) for codes in self.segments], dim=-1)
+        if self.bias is not None:
+            scores = scores + self.bias
+        if self.masked_entry is not None:
+            scores[..., self.masked_entry] = 0.0
+        return F.log_softmax(scores, dim=-1, dtype=sum_dtype(scores))
+
+    def cross_entropy(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        label_smoothing: float,
+        reduction: Reduction,
+        block_size: int | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and best entries of hidden states ``(n, D)`` for the entries `targets` ``(n,)``."""
+        return linear_cross_entropy(
+            (self.narrowed(hidden),) * len(self.segments),
+            self.segments,
+            targets,
+            bias=self.bias,
+            masked_word=self.masked_entry,
+            ignore_index=_IGNORED,
+            label_smoothing=label_smoothing,
+            reduction=reduction,
+            block_size=block_size,
+        )
+
+    def narrowed(self, hidden: Tensor) -> Tensor:
+        """Hidden states in the width of the codes."""
+        return hidden if self.basis is None else F.linear(hidden, self.basis)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveSoftmax:
+    """A head and its clusters.
+
+    Attributes:
+        head: the words below the first cutoff, then one entry per cluster.
+        tails: the clusters.
+        cutoffs: the first word of each cluster.
+    """
+
+    head: Part
+    tails: Sequence[Part]
+    cutoffs: Sequence[int]
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return self.cutoffs[-1] + self.tails[-1].entries
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """The log-probabilities ``(..., V)`` of all words for hidden states ``(..., D)``."""
+        head = self.head.log_prob(hidden)
+        words, clusters = head.split([self.cutoffs[0], len(self.tails)], dim=-1)
+        tails = [
+            tail.log_prob(hidden) + cluster
+            for tail, cluster in zip(self.tails, clusters.split(1, dim=-1), strict=True)
+        ]
+        return torch.cat([words, *tails], dim=-1).to(hidden.dtype)
+
+    def cross_entropy(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        *,
+        ignore_index: int,
+        label_smoothing: float,
+        reduction: Reduction,
+        block_size: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The loss, and the best entry of the head ``(N,)`` for every token.
+
+        Args:
+            hidden: ``(N, D)``.
+            targets: ``(N,)`` word ids.
+            ignore_index, label_smoothing, reduction: as in ``F.cross_entropy``; a smoothed target is spread
+                over all V words, which needs all clusters for all tokens.
+            block_size: as in `linear_cross_entropy`.
+
+        Raises:
+            IndexError: a target is out of range.
+            ValueError: as in `linear_cross_entropy`.
+        """
+        kept = targets != ignore_index
+        bands = bands_of(targets, self.cutoffs)
+        positions = self._positions_by_band(targets, bands, kept)
+        # The mean is taken at the end, over the sum of all parts.
+        parts: Reduction = "sum" if reduction == "mean" else reduction
+        clusters = bands + (self.cutoffs[0] - 1)
+        entries = torch.where(bands == 0, targets, clusters).masked_fill(~kept, _IGNORED)
+        loss, best = self.head.cross_entropy(hidden, entries, label_smoothing, parts, block_size)
+        for tail, start, inside in zip(self.tails, self.cutoffs, positions[1:], strict=True):
+            words = targets.index_select(0, inside) - start
+            of_tail = hidden.index_select(0, inside)
+            of_words, _ = tail.cross_entropy(of_tail, words, 0.0, parts, block_size)
+            loss = _added(loss, of_words * (1.0 - label_smoothing), inside)
+        if label_smoothing > 0.0:
+            loss = loss + label_smoothing * self._smoothing(hidden, kept, parts, block_size)
+        return (_mean(loss, kept) if reduction == "mean" else loss), best
+
+    @torch.no_grad()
+    def predictions(self, hidden: Tensor, best: Tensor) -> Tensor:
+        """The most probable words ``(N,)`` for hidden states ``(N, D)``.
+
+        Args:
+            best: ``(N,)`` the best entries of the head, from `cross_entropy`. Where that is a word, no word
+                of a cluster can be more probable, and nothing more is computed.
+        """
+        words = best.clone()
+        for rows in true_positions(best >= self.cutoffs[0]).split(_BLOCK):
+            words[rows] = self._best_words(hidden.index_select(0, rows))
+        return words
+
+    def _best_words(self, hidden: Tensor) -> Tensor:
+        """The most probable words ``(n,)`` for hidden states ``(n, D)``, of the head or of any cluster."""
+        head = self.head.log_prob(hidden)
+        first = self.cutoffs[0]
+        highest, words = head[:, :first].max(dim=1)
+        for cluster, (tail, start) in enumerate(zip(self.tails, self.cutoffs, strict=True)):
+            of_cluster = head[:, first + cluster]
+            # Only a cluster that outweighs the best word so far can hold a better one.
+            rows = true_positions(of_cluster > highest)
+            inner, entries = tail.log_prob(hidden.index_select(0, rows)).max(dim=1)
+            found = inner + of_cluster[rows]
+            better = found > highest[rows]
+            highest[rows] = torch.where(better, found, highest[rows])
+            words[rows] = torch.where(better, entries + start, words[rows])
+        return words
+
+    def _positions_by_band(self, targets: Tensor, bands: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+        """The positions of the tokens with a target in each band that is not ignored; checks the targets.
+
+        Raises:
+            IndexError: a target is out of range.
+        """
+        count = len(self.cutoffs) + 1
+        if not has_values(targets):  # any token may be in any band
+            return (torch.arange(targets.size(0), device=targets.device),) * count
+        is_word = (targets >= 0) & (targets < self.vocabulary)
+        groups = bands.masked_fill(~is_word, count + 1).masked_fill(~kept, count)
+        *positions, _, wrong = positions_by_group(groups, count + 2)
+        if len(wrong):
+            target = int(targets[wrong[0]])
+            raise IndexError(f"Target {target} is out of bounds: the vocabulary has {self.vocabulary} words")
+        return tuple(positions)
+
+    def _smoothing(
+        self, hidden: Tensor, kept: Tensor, reduction: Reduction, block_size: int | None
+    ) -> Tensor:
+        """The loss of the uniform part of smoothed targets, minus the part that the head already includes.
+
+        The uniform distribution over V words gives a cluster of n words the weight n / V in the head, and
+        each of its words the weight 1 / n inside. The smoothing of the head gave each of its K entries 1 / K.
+        """
+        entries = self.head.entries
+        weights = hidden.new_full((entries,), 1 / entries - 1 / self.vocabulary, dtype=sum_dtype(hidden))
+        for entry, tail in enumerate(self.tails, start=self.cutoffs[0]):
+            weights[entry] = 1 / entries - tail.entries / self.vocabulary
+        if self.head.masked_entry is not None:
+            weights[self.head.masked_entry] = 0.0
+        narrowed = self.head.narrowed(hidden)
+        with without_autocast(hidden.device):
+            parts = weights.unsqueeze(0).split([len(codes) for codes in self.head.segments], dim=1)
+            vectors = [part @ codes.to(part.dtype) for part, codes in zip(parts, self.head.segments)]
+            vector = torch.cat(vectors).sum(dim=0)
+            loss = narrowed.to(weights.dtype) @ vector
+            if self.head.bias is not None:
+                loss = loss + weights @ self.head.bias.to(weights.dtype)
+            loss = loss.masked_fill(~kept, 0.0)
+        if reduction != "none":
+            loss = loss.sum()
+        anywhere = torch.where(kept, 0, _IGNORED)
+        for tail in self.tails:
+            uniform, _ = tail.cross_entropy(hidden, anywhere, 1.0, reduction, block_size)
+            loss = loss + uniform * (tail.entries / self.vocabulary)
+        return loss
+
+
+def _added(loss: Tensor, part: Tensor, positions: Tensor) -> Tensor:
+    """A summed `loss` plus a summed `part`; or the losses of all tokens plus those of some `positions`."""
+    return loss + part if loss.dim() == 0 else loss.index_add(0, positions, part)
+
+
+def _mean(total: Tensor, kept: Tensor) -> Tensor:
+    """`total` per token that counts; nan without any, like ``F.cross_entropy``'s, but its gradient zero."""
+    count = kept.sum()
+    return torch.where(count > 0, total / count.clamp(min=1), torch.nan)
+
 
 # Arguments of `build` that are set for the map, or have no effect on it.
 _NOT_OF_THE_MAP = "method num_embeddings embedding_dim padding_idx words output output_bias".split()

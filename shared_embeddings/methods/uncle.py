@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.classes.levels import Level, Source, level_of_ids, level_of_words, plain_classes
+from shared_embeddings.classes.word_classes import WordClasses
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.clustering import class_centers
 from shared_embeddings.fitting.codes import product_quantization
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import entry_std, zero_padding_row
-from shared_embeddings.losses.class_factored import ClassIndex, class_cross_entropy, class_index
+from shared_embeddings.layers.packed_tensor import column_sums
+from shared_embeddings.loss import (
+    Gradients,
+    LossSettings,
+    ScoreOptions,
+    Scores,
+    blockwise_cross_entropy,
+    sum_dtype,
+)
 from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import (
     STORED,
@@ -31,6 +41,283 @@ from shared_embeddings.options import (
     require_at_least,
 )
 from shared_embeddings.registry import register
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11
+
+Source = str | tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Level:
+    """One level of classes: how many there are, and the class ``(V,)`` of every word."""
+
+    num_classes: int
+    assignment: np.ndarray
+
+
+def level_of_ids(num_embeddings: int, source: Source, num_classes: int | None) -> Level:
+    """The level of a class file of the same vocabulary, or of given class indices.
+
+    Raises:
+        OptionError: the class file cannot be read or has another vocabulary, or a class is out of range.
+    """
+    if isinstance(source, str):
+        loaded = _loaded(source, num_classes)
+        assignment, known, named = loaded.classes, loaded.num_classes, f"the class file {source}"
+    else:
+        assignment, known = np.asarray(source), num_classes or max(source) + 1
+        named = "option 'classes'"
+    require(
+        len(assignment) == num_embeddings,
+        f"{named} has {len(assignment)} words, but the vocabulary has {num_embeddings}; make the classes of "
+        "this vocabulary",
+    )
+    wrong = assignment[(assignment < 0) | (assignment >= known)]
+    require(
+        wrong.size == 0,
+        f"{named} has a class {wrong[0] if wrong.size else ''}, but classes are from 0 to {known - 1}; "
+        "change it or 'num_classes'",
+    )
+    return Level(known, assignment)
+
+
+def level_of_words(words: Sequence[str], source: Source, num_classes: int | None) -> Level:
+    """The level of given class indices, or of a class file, in which words are looked up by name.
+
+    Raises:
+        OptionError: as in `level_of_ids`, or the class file lacks most of the words.
+    """
+    if not isinstance(source, str):
+        return level_of_ids(len(words), source, num_classes)
+    with _naming_the_option(source):
+        resolved = _loaded(source, num_classes).for_vocabulary(words)
+    return Level(resolved.num_classes, resolved.classes)
+
+
+def _loaded(path: str, num_classes: int | None) -> WordClasses:
+    """The class file `path`, which must have `num_classes` classes unless that is None."""
+    with _naming_the_option(path):
+        loaded = WordClasses.load(path)
+    require(
+        num_classes in (None, loaded.num_classes),
+        f"option 'num_classes' is {num_classes}, but {path} has {loaded.num_classes} classes; remove it",
+    )
+    return loaded
+
+
+@contextlib.contextmanager
+def _naming_the_option(path: str) -> Iterator[None]:
+    """Turn a ValueError about a class file into an `OptionError`."""
+    try:
+        yield
+    except ValueError as error:
+        named = str(error) if path in str(error) else f"{path}: {error}"
+        raise OptionError(f"option 'classes': {named}") from None
+
+
+def plain_classes(value: Any) -> object:
+    """The option `classes` in plain types; values that are neither files nor indices are returned unchanged.
+
+    Raises:
+        OptionError: class indices are not whole numbers.
+    """
+    levels = (str, os.PathLike, list, tuple, np.ndarray, Tensor)
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], levels):
+        return [_plain_level(level) for level in value]
+    return _plain_level(value)
+
+
+def _plain_level(value: Any) -> object:
+    """A class file as text, or class indices as a list of numbers."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if not isinstance(value, (list, tuple, np.ndarray, Tensor)):
+        return value
+    try:
+        indices = np.asarray(value.tolist() if isinstance(value, Tensor) else value)
+    except ValueError:
+        indices = np.zeros(1)
+    if indices.size and (indices.dtype.kind not in "iu" or indices.ndim != 1):
+        # A message with all values would be as long as the vocabulary.
+        raise OptionError(
+            "uncle: option 'classes' contains something other than one whole number for each word; give a "
+            "class file, or a list of class indices for each level"
+        )
+    return indices.tolist()
+
+
+# Words whose scores are added at a time if there are several levels of classes.
+_PIECE = 2048
+
+
+class ClassIndex(NamedTuple):
+    """The classes of the words, and the words of the classes; all levels are in one stack of K classes.
+
+    Attributes:
+        classes: ``(L, V)`` the position of a word's class in the stack, for every level.
+        words: ``(L * V,)`` the words of the first class of the stack, then of the second, ...
+        starts: ``(K + 1,)`` where the words of each class begin in `words`, and the end.
+    """
+
+    classes: Tensor
+    words: Tensor
+    starts: Tensor
+
+
+def class_index(classes: Tensor, sizes: Sequence[int]) -> ClassIndex:
+    """The index of `classes` ``(V, L)``, the class of each word in levels of `sizes` classes."""
+    firsts = [sum(sizes[:level]) for level in range(len(sizes))]
+    stacked = torch.stack([classes[:, level].long() + first for level, first in enumerate(firsts)])
+    ordered, places = torch.sort(stacked.flatten(), stable=True)
+    starts = torch.searchsorted(ordered, torch.arange(sum(sizes) + 1, device=classes.device))
+    return ClassIndex(stacked, places % classes.size(0), starts)
+
+
+def class_cross_entropy(
+    hidden: Tensor,
+    unique: Tensor,
+    class_tables: Sequence[Tensor],
+    index: ClassIndex,
+    targets: Tensor,
+    **options: Unpack[ScoreOptions],
+) -> tuple[Tensor, Tensor]:
+    """Cross entropy of the scores of words with shared parts, and the best word of every token.
+
+    Equals ``F.cross_entropy(hidden @ table.T + bias, targets)`` for the table of rows
+    ``(U_i, C_class(i), ...)`` in values and in gradients; precision as in `linear_cross_entropy`.
+
+    Args:
+        hidden: ``(N, D)``.
+        unique: ``(V, U)``, for the first U dimensions of `hidden`.
+        class_tables: ``(C, width)`` for every level, for the dimensions that follow; D in total.
+        index: the classes of the words.
+        targets: ``(N,)`` word ids.
+        options: see `ScoreOptions`.
+
+    Returns:
+        The loss, a scalar or ``(N,)`` for reduction "none"; and ``(N,)`` the word with the highest score.
+
+    Raises:
+        IndexError, ValueError: as in `linear_cross_entropy`.
+    """
+    return blockwise_cross_entropy(
+        _ClassScores,
+        (hidden, unique, *class_tables),
+        index,
+        targets,
+        **options,
+    )
+
+
+class _ClassScores(Scores):
+    """Scores of words with shared parts. The factors are hidden states, unique parts and class tables."""
+
+    kind = "classes"
+    word_axis = 0
+
+    def __init__(self, factors: Sequence[Tensor], index: Sequence[Tensor], settings: LossSettings) -> None:
+        hidden, *tables = factors
+        self.index = ClassIndex(*index)
+        self.masked_word = settings.masked_word
+        self.words = tables[0].size(0)
+        self.dtype = sum_dtype(hidden)
+        self.tables = [table.to(settings.product_dtype) for table in tables]
+        self.widths = [table.size(1) for table in tables]
+        self.hidden = hidden.to(settings.product_dtype)
+        self.parts = self.hidden.split(self.widths, dim=1)
+        self.class_sizes = self._count_words()
+        self.table_sum = self._sum_of_tables(tables) if settings.label_smoothing else None
+
+    def _count_words(self) -> Tensor:
+        """``(K,)`` the number of words of each class, without the masked one."""
+        sizes = self.index.starts.diff().to(self.dtype)
+        if self.masked_word is not None:
+            sizes[self.index.classes[:, self.masked_word]] -= 1.0
+        return sizes
+
+    def _sum_of_tables(self, tables: Sequence[Tensor]) -> Tensor:
+        """``(D,)`` the sum of the rows of all words but the masked one, for label smoothing."""
+        unique, *levels = tables
+        total = column_sums(unique, self.dtype)
+        if self.masked_word is not None:
+            total = total - unique[self.masked_word].to(self.dtype)
+        sizes = self.class_sizes.split([level.size(0) for level in levels])
+        sums = (size @ level.to(self.dtype) for size, level in zip(sizes, levels))
+        return torch.cat((total, *sums))
+
+    def fill(self, rows: slice, scores: Tensor, low: Tensor | None) -> None:
+        """The scores of the classes, then those of the unique parts on top."""
+        unique, *levels = self.tables
+        of_unique, *of_levels = (part[rows].t() for part in self.parts)
+        by_class = torch.cat([level @ part for level, part in zip(levels, of_levels)]).to(self.dtype)
+        first, *others = self.index.classes
+        torch.index_select(by_class, 0, first, out=scores)
+        for classes in others:
+            # In pieces, so that no second block of scores is needed.
+            for piece, some in zip(scores.split(_PIECE), classes.split(_PIECE)):
+                piece.add_(by_class.index_select(0, some))
+        if low is None:
+            scores.addmm_(unique, of_unique)
+        else:
+            scores.add_(torch.mm(unique, of_unique, out=low))
+
+    def summed(self, rows: slice) -> Tensor:
+        assert self.table_sum is not None
+        return self.hidden[rows].to(self.dtype) @ self.table_sum
+
+    def start_gradients(self, weights: Tensor, wants: Sequence[bool], dtype: torch.dtype) -> None:
+        self.weights, self.error_dtype = weights, dtype
+        self.error_tables = [table.to(dtype) for table in self.tables]
+        wants_hidden, *wants_tables = wants
+        self.of_hidden = self.hidden.new_empty(self.hidden.shape, dtype=self.dtype) if wants_hidden else None
+        self.of_tables = [
+            torch.zeros_like(table, dtype=self.dtype) if wanted else None
+            for table, wanted in zip(self.tables, wants_tables)
+        ]
+
+    def add_gradients(self, rows: slice, errors: Tensor, low: Tensor | None) -> None:
+        """The error of a class is the sum of the errors of its words."""
+        words, starts = self.index.words, self.index.starts
+        by_class = F.embedding_bag(words, errors, starts, mode="sum", include_last_offset=True)
+        by_level = by_class.to(self.error_dtype).split([table.size(0) for table in self.tables[1:]])
+        errors = errors if low is None else low.copy_(errors)
+        weights, columns = self.weights[rows], 0
+        for number, part_errors in enumerate((errors, *by_level)):
+            if self.of_hidden is not None:
+                part = self.of_hidden[rows, columns : columns + self.widths[number]]
+                part.copy_(torch.mm(part_errors.t(), self.error_tables[number])).mul_(weights)
+            columns += self.widths[number]
+            gradient = self.of_tables[number]
+            if gradient is not None:
+                hidden = (self.parts[number][rows] * weights).to(self.error_dtype)
+                _add_product(gradient, part_errors, hidden)
+
+    def finish_gradients(self, smoothing: float) -> Gradients:
+        if self.table_sum is None:
+            return [self.of_hidden, *self.of_tables]
+        if self.of_hidden is not None:
+            self.of_hidden.sub_(self.weights * self.table_sum, alpha=smoothing)
+        total = (self.hidden.to(self.dtype) * self.weights).sum(dim=0)
+        of_unique, *of_levels = total.split(self.widths)
+        unique, *levels = self.of_tables
+        if unique is not None:
+            unique.sub_(of_unique, alpha=smoothing)
+            if self.masked_word is not None:
+                unique[self.masked_word] = 0.0
+        sizes = self.class_sizes.split([table.size(0) for table in self.tables[1:]])
+        for level, size, of_level in zip(levels, sizes, of_levels):
+            if level is not None:
+                level.addr_(size, of_level, alpha=-smoothing)
+        return [self.of_hidden, *self.of_tables]
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add ``left @ right`` to `total`, which may be of a wider type."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total.add_(torch.mm(left, right))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""Losses that never hold all scores of a batch."""
