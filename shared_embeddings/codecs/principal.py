@@ -115,7 +115,7 @@ class PrincipalCodec(Codec):
 
     def _normal_levels(self) -> Tensor:
         """Levels for normal numbers."""
-        return torch.cat([torch.empty(0), *map(normal_levels, range(1, self._most + 1))])
+        return torch.cat([torch.empty(0, device="cpu"), *map(normal_levels, range(1, self._most + 1))])
 
     # Adapting to a table.
 
