@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from recipes.common.recipe import Recipe, find_recipe, recipe_names, step_module
 from recipes.common.tools import run_main
 from shared_embeddings.utils.command_line import Parser, positive
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.path_options import PathOption, check_paths
 
 USAGE = """usage: python -m recipes TASK STEP [ROW] [--smoke] [option ...]
        python -m recipes COMMAND [option ...]
@@ -115,6 +115,30 @@ def plot(arguments: Sequence[str]) -> None:
     print(options.output)
 
 
+def figures(arguments: Sequence[str]) -> None:
+    """Draw the papers' figures that plot their tables (UnClE, Figures 3 to 5), with our results beside."""
+    parser = Parser("python -m recipes figures", description=figures.__doc__)
+    parser.add_argument(
+        "--runs", type=PathOption.SOURCE, help="folder that recipes write to (default: $RUNS, else runs)"
+    )
+    parser.add_argument("--output", type=PathOption.FOLDER, required=True, help="folder of the pictures")
+    parser.add_argument("--force", action="store_true", help="overwrite existing pictures")
+    options = parser.parse_args(arguments)
+    from recipes.common.recipe import runs_folder
+    from recipes.papers.coverage import draw, measured_lines, points_of
+    from recipes.papers.tables import read_papers
+
+    wanted = [(paper, table) for paper in read_papers() for table in paper.tables if table.plot]
+    names = [f"{table.paper} {table.name}.png".lower().replace(" ", "_") for _, table in wanted]
+    places = [options.output / name for name in names]
+    check_paths({f"--output ({path.name})": (PathOption.NEW_FILE, path) for path in places}, options.force)
+    runs = options.runs or runs_folder()
+    lines = measured_lines(runs.absolute() if runs.is_dir() else None)
+    for (paper, table), path in zip(wanted, places, strict=True):
+        draw(table, points_of(table, paper.tables, lines), path)
+        print(path)
+
+
 def smoke(arguments: Sequence[str]) -> None:
     """Run all steps of every recipe on small generated data."""
     from recipes.smoke import main
@@ -128,6 +152,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "sizes": sizes,
     "report": report,
     "plot": plot,
+    "figures": figures,
     "coverage": coverage,
     "ledger": ledger,
     "smoke": smoke,

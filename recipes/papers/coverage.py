@@ -1,16 +1,27 @@
-"""Coverage of the papers' tables by rows of recipes, as a list and as Markdown."""
+"""Coverage of the papers' tables by rows of recipes: as a list, as Markdown, and as pictures with ours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from recipes.common.plot import legend_order, new_figure, quality_axis, shown_method, style, write_png
+from recipes.common.recipe import Recipe, find_recipe, recipe_names
 from recipes.common.rows import FILE
 from recipes.papers.ledger import read_figure
 from recipes.papers.tables import MEASURES, RECIPES, Cell, Paper, Table
+from recipes.report.lines import Line, Spread, collect, committed, lines_of, of_paper, of_runs
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 README, MARKER = RECIPES / "README.md", "coverage"
 # Sizes in the list; the ledger has all.
 _SIZES = {"total": "{} parameters", "embedding": "{} in the embedding"}
+# What the axis of a figure can show of a row.
+AXES = {"ratio": "reduction ratio", "width": "width of the unique part, $U_d$"}
 Origins = dict[str, tuple[str, str]]
 
 
@@ -106,3 +117,120 @@ def listing(papers: Iterable[Paper]) -> Iterator[str]:
                 trained_by = cell.trained_by or f"not trained: {cell.reason}"
                 parts = (where, cell.row, cell.column, describe_figures(table, cell))
                 yield f"{': '.join(part for part in parts if part)}: {trained_by}"
+
+
+class Point(NamedTuple):
+    """A row of a table in a figure.
+
+    Attributes:
+        recipe: the recipe that trains it.
+        method: its method, or `recipes.common.plot.PLAIN`.
+        x: its place, out of `AXES`.
+        paper: the paper's score.
+        ours: ours over the seeds; None where it was not run.
+    """
+
+    recipe: str
+    method: str
+    x: float
+    paper: float
+    ours: Spread | None
+
+
+def measured_lines(runs: Path | None) -> dict[str, Line]:
+    """The rows of all recipes with our results, by ``RECIPE/ROW``.
+
+    Args:
+        runs: folder that recipes have written to; None for the results in the repository only.
+    """
+    names = recipe_names()
+    found, _ = collect([*committed(RECIPES), *(of_runs(runs) if runs is not None else ())], names)
+    lines = [line for name in names for line in lines_of(Recipe(RECIPES / name), found)[0]]
+    return {f"{line.recipe}/{line.row}": line for line in lines}
+
+
+def points_of(figure: Table, tables: Iterable[Table], lines: Mapping[str, Line]) -> list[Point]:
+    """The points of a figure: the rows of its tables that a recipe trains.
+
+    Args:
+        figure: with a ``plot``, see `recipes.papers.tables`.
+        tables: of its paper.
+        lines: of `measured_lines`.
+    """
+    cells = [cell for table in tables if table.name in figure.plot["tables"] for cell in table.cells]
+    return [_point(cell, figure, lines) for cell in cells if cell.trained_by]
+
+
+def _point(cell: Cell, figure: Table, lines: Mapping[str, Line]) -> Point:
+    """The point of a row."""
+    recipe, _, name = cell.trained_by.partition("/")
+    score = figure.plot["y"]
+    ours = of_paper(score, lines[cell.trained_by].measured) if cell.trained_by in lines else None
+    method = shown_method({"config": {"embedding": find_recipe(recipe).row(name).embedding}})
+    return Point(recipe, method, _place(cell, figure.plot["x"]), float(cell.figures[score]), ours)
+
+
+def _place(cell: Cell, axis: str) -> float:
+    """The printed reduction ratio of a row, or the width at the end of its label."""
+    if axis == "ratio":
+        return float(cell.figures.get("compression") or cell.figures["input-compression"])
+    return float(re.findall(r"\d+", cell.row)[-1])
+
+
+def draw(figure: Table, points: Sequence[Point], path: Path) -> None:
+    """Draw a figure as PNG, a panel for each recipe: hollow markers are the paper's, filled ones ours.
+
+    Args:
+        figure: with a ``plot``.
+        points: of `points_of`.
+        path: the picture; replaced only once the new one is complete.
+    """
+    from matplotlib.lines import Line2D
+
+    recipes = list(dict.fromkeys(point.recipe for point in points))
+    methods = sorted({point.method for point in points}, key=legend_order)
+    title = f"{figure.paper}, {figure.name}: {figure.title}"
+    picture, panels = new_figure(len(recipes), title)
+    for axes, recipe in zip(panels, recipes, strict=True):
+        for method in methods:
+            _draw_method(axes, [one for one in points if (one.recipe, one.method) == (recipe, method)])
+        run = [one for one in points if one.recipe == recipe and one.ours is not None]
+        axes.set_xscale("log", base=2)
+        if figure.plot["x"] == "width":
+            axes.set_xticks(sorted({point.x for point in points}))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel(AXES[figure.plot["x"]])
+        axes.set_title(f"{recipe}: {len(run)} rows run" if run else f"{recipe}: not run", fontsize=10)
+        axes.grid(alpha=0.3, linewidth=0.6)
+    quality_axis(panels[0], figure.plot["y"])
+    look: dict[str, Any] = {"marker": "o", "color": "#8c8c8c"}
+    handles = [
+        *(Line2D([], [], color=style(name).color, marker=style(name).marker, label=name) for name in methods),
+        Line2D([], [], **look, markerfacecolor="white", linestyle="--", label="in the paper"),
+        Line2D([], [], **look, label="ours"),
+    ]
+    picture.legend(
+        handles=handles, loc="outside lower center", ncols=3 * len(panels), fontsize=9, frameon=False
+    )
+    write_png(picture, path)
+
+
+def _draw_method(axes: Axes, points: Sequence[Point]) -> None:
+    """Draw the paper's points of a method, and ours with one standard deviation over the seeds."""
+    ordered = sorted(points, key=lambda point: point.x)
+    if not ordered:
+        return
+    color, marker, _ = style(ordered[0].method)
+    x, y = [point.x for point in ordered], [point.paper for point in ordered]
+    axes.plot(x, y, color=color, marker=marker, markerfacecolor="white", linestyle="--", linewidth=1)
+    ours = [(point.x, point.ours) for point in ordered if point.ours is not None]
+    if ours:
+        axes.errorbar(
+            [place for place, _ in ours],
+            [spread.mean for _, spread in ours],
+            yerr=[spread.deviation or 0.0 for _, spread in ours],
+            color=color,
+            marker=marker,
+            linewidth=1,
+            capsize=2,
+        )

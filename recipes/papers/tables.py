@@ -5,6 +5,8 @@ A table has
 - ``paper``, ``table`` (its name) and ``title``;
 - ``rows`` in the order of the paper;
 - ``reason``: why none of its rows is trained; rows may then be labels only;
+- ``plot``: of a figure that plots rows of other tables, in place of a reason: ``tables``, ``x`` (ratio or
+  width, see `recipes.papers.coverage`) and ``y`` (bleu or perplexity);
 - ``note``: a note on all rows;
 - ``group`` and ``hardware`` of the rows that the recipe trains;
 - ``unit`` (k or M) of its sizes; ``cut: true`` if some sizes are truncated, not rounded;
@@ -128,6 +130,7 @@ class Table:
         unit: unit of its sizes.
         cut: whether sizes may be truncated.
         cells: its models in the order of the paper.
+        plot: the tables whose rows a figure plots, and its axes; otherwise empty.
     """
 
     paper: str
@@ -138,6 +141,7 @@ class Table:
     unit: str = ""
     cut: bool = False
     cells: tuple[Cell, ...] = ()
+    plot: Content = field(default_factory=dict)
 
     @property
     def rows(self) -> list[str]:
@@ -219,7 +223,10 @@ def _merged(own: Sequence[_Part], parts: Sequence[_Part]) -> Table:
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{where}: two rows {repeated[0]!r}; give them different labels")
     text = {key: first.get(key, "") for key in ("title", "reason", "note", "unit")}
-    return Table(first["paper"], first["table"], **text, cut=first.get("cut", False), cells=cells)
+    plot = first.get("plot", {})
+    if plot:
+        text["reason"] = f"a plot of {', '.join(plot['tables'])}, which `python -m recipes figures` draws"
+    return Table(first["paper"], first["table"], **text, cut=first.get("cut", False), cells=cells, plot=plot)
 
 
 def _cells(where: str, part: _Part, parts: Sequence[_Part]) -> Iterator[Cell]:

@@ -19,15 +19,17 @@ from recipes.__main__ import main
 from recipes.common import tools
 from recipes.common.comparison import comparison_table
 from recipes.common.curves import BLEU, LOSS, PERPLEXITY, read_curves, short_names, validation_curve
+from recipes.common.plot import PLAIN
 from recipes.common.recipe import RECIPES, Recipe, find_recipe, recipe_names
-from recipes.common.results import read_results
+from recipes.common.results import read_results, write_result
 from recipes.common.table import markdown_table, not_run
 from recipes.common.tools import run_main
 from recipes.glove_reconstruction.grid import read_grid
 from recipes.language_model.evaluate import evaluate
 from recipes.language_model.train import train
-from recipes.papers.coverage import MARKER, README, markdown, origins
+from recipes.papers.coverage import MARKER, README, Point, markdown, measured_lines, origins, points_of
 from recipes.papers.tables import SIZES, Cell, read_papers
+from recipes.report.lines import Line
 from shared_embeddings.errors import UserError
 from tests.lm.runs import write_corpus
 
@@ -134,6 +136,52 @@ def test_readme_matches_the_rows() -> None:
     assert text.split(begin)[1].split(end)[0] == markdown(PAPERS)
     for link in re.findall(r"\]\(([^)]+)\)", text):
         assert (README.parent / link).is_file(), link
+
+
+def plotted(figure: str, lines: dict[str, Line]) -> list[Point]:
+    """The points of a figure of UnClE."""
+    tables = next(paper.tables for paper in PAPERS if paper.name == "UnClE")
+    return points_of(next(table for table in tables if table.name == figure), tables, lines)
+
+
+def test_figures_of_uncle_have_the_printed_points() -> None:
+    """Figure 3: Tables 3, 11 and 12 by ratio; Figure 4: Table 13; Figure 5: Table 14, both data sets."""
+    third = {(point.method, point.x): point.paper for point in plotted("Figure 3", {})}
+    assert Counter(method for method, _ in third) == {PLAIN: 1, "uncle": 4, "projective": 6, "adaptive": 6}
+    assert third["uncle", 11.69] == 25.92 and third["projective", 63.2] == 1.91
+    assert third["adaptive", 24.06] == 21.85 and third[PLAIN, 1.0] == 27.82
+    fourth = {(point.method, point.x): point.paper for point in plotted("Figure 4", {})}
+    assert fourth["projective", 8] == 1.91 and fourth["uncle", 8] == 22.75 and len(fourth) == 12
+    fifth = {(point.recipe, point.method, point.x): point.paper for point in plotted("Figure 5", {})}
+    assert fifth["ptb_awd_lstm", "uncle", 25] == 75.58 and len(fifth) == 16
+    assert fifth["wikitext2_awd_lstm", PLAIN, 25] == 708.02
+    assert all(point.ours is None for point in plotted("Figure 3", {}))
+
+
+def test_figures_show_our_results_beside_the_papers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed, perplexity in ((1, 70.0), (2, 72.0)):
+        write_result(
+            tmp_path / "runs" / "ptb_awd_lstm" / str(seed),
+            "table4_unique50",
+            config={"seed": seed},
+            counts={"embedding": 1},
+            metrics={"perplexity": perplexity},
+            data_checksum="c",
+        )
+    found = [one for one in plotted("Figure 5", measured_lines(tmp_path / "runs")) if one.ours is not None]
+    assert [(one.recipe, one.method, one.x, one.paper) for one in found] == [
+        ("ptb_awd_lstm", "uncle", 50, 68.75)
+    ]
+    assert found[0].ours is not None and (found[0].ours.mean, found[0].ours.runs) == (71.0, 2)
+    asked = ["figures", "--runs", str(tmp_path / "runs"), "--output", str(tmp_path / "pictures")]
+    assert run_main("figures", command.main, asked) == 0
+    pictures = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert [path.name for path in pictures] == [f"uncle_figure_{number}.png" for number in (3, 4, 5)]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+    assert run_main("figures", command.main, asked) == 2
+    assert "--force" in capsys.readouterr().err
 
 
 def test_the_command_lists_every_row(capsys: pytest.CaptureFixture[str]) -> None:
