@@ -221,7 +221,7 @@ def _count(texts: Texts, lower: bool) -> tuple[Counter[str], dict[str, int]]:
                     if split == "train":
                         counts.update(words)
             if tokens[split] < 2:
-                names = ", ".join(map(str, texts[split]))
+                names = ", ".join(path.name for path in texts[split])
                 raise UserError(f"{names}: {tokens[split]} tokens; the {split} text needs at least 2")
     return counts, tokens
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,17 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("-lower", action="store_true", help="lowercase the texts")
     options = parser.parse_args(list(arguments))
     limits = _limits(options)
-    name, texts, published = _texts(options)
-    made = prepare(texts, options.output, name, limits, options.lower, published, options.force)
+    with ExitStack() as stack:
+        name, texts, published = _texts(options, stack)
+        made = prepare(texts, options.output, name, limits, options.lower, published, options.force)
     print(describe(made, options.output))
 
 
-def _texts(options: argparse.Namespace) -> tuple[str, Texts, Published | None]:
-    """Name and texts of the requested corpus, and its published sizes if known."""
+def _texts(options: argparse.Namespace, stack: ExitStack) -> tuple[str, Texts, Published | None]:
+    """Name and texts of the requested corpus, and its published sizes if known.
+
+    A split text stays in a temporary folder until `stack` is closed.
+    """
     texts = {split: getattr(options, split) for split in SPLITS}
     given = [f"-{split}" for split in SPLITS if texts[split]]
     for name in ("split", "seed"):
@@ -86,7 +91,7 @@ def _texts(options: argparse.Namespace) -> tuple[str, Texts, Published | None]:
     if options.downloads:
         raise UserError("-downloads has no effect without -dataset; remove it")
     if given == ["-train"]:
-        return options.train[0].stem, _split(options), None
+        return options.train[0].stem, _split(options, stack), None
     missing = [f"-{split}" for split in SPLITS if not texts[split]]
     if missing:
         raise UserError(
@@ -95,14 +100,14 @@ def _texts(options: argparse.Namespace) -> tuple[str, Texts, Published | None]:
     return options.train[0].stem, texts, None
 
 
-def _split(options: argparse.Namespace) -> Texts:
+def _split(options: argparse.Namespace, stack: ExitStack) -> Texts:
     """Split the training text."""
     seed = 1 if options.seed is None else options.seed
     if seed < 0:
         raise UserError(f"-seed is {seed}; it must be at least 0")
     fractions = Fractions.parse(options.split or DEFAULT)
-    found = split_texts(options.train, options.output / FOLDER, fractions, seed, options.force)
-    return {split: [path] for split, path in found.items()}
+    splitting = split_texts(options.train, options.output / FOLDER, fractions, seed, options.force)
+    return {split: [path] for split, path in stack.enter_context(splitting).items()}
 
 
 def describe(description: dict[str, Any], folder: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,10 +114,14 @@ class Fractions(NamedTuple):
         return {"train": total - sum(counts.values()), **counts}
 
 
+@contextmanager
 def split_texts(
     paths: Sequence[Path], folder: Path, fractions: Fractions, seed: int, force: bool = False
-) -> dict[str, Path]:
+) -> Iterator[dict[str, Path]]:
     """Split the lines of texts at random, keeping their order. Uses one byte of memory per line.
+
+    Yields the temporary path of each split's text; they appear in `folder` at the end, unless there is an
+    error.
 
     Args:
         paths: the texts, which are concatenated.
@@ -125,9 +129,6 @@ def split_texts(
         fractions: fraction of lines in each split.
         seed: random seed.
         force: overwrite other texts with these names.
-
-    Returns:
-        The path of each split's text.
 
     Raises:
         UserError: there are too few lines; or a text cannot be read, is not UTF-8, or would be overwritten.
@@ -144,9 +145,9 @@ def split_texts(
         _distribute(paths, temporary, parts)
         if not force:
             _check_same(temporary, list(outputs.values()))
-    named = ", ".join(f"{counts[split]:,} to {split}" for split in SPLITS)
-    print(f"split {sum(counts.values()):,} lines at random with seed {seed}: {named} (texts in {folder})")
-    return outputs
+        named = ", ".join(f"{counts[split]:,} to {split}" for split in SPLITS)
+        print(f"split {sum(counts.values()):,} lines at random with seed {seed}: {named} (texts in {folder})")
+        yield dict(zip(SPLITS, temporary))
 
 
 def _check_same(new: Sequence[Path], old: Sequence[Path]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import glob
 import hashlib
+import itertools
 import os
 import pickle
 import re
@@ -187,9 +188,14 @@ def _unit(target: Path) -> Path:
     return target
 
 
+# In the names of temporary folders: containers often give each process the same number.
+_OWN = secrets.token_hex(4)
+_STAGES = itertools.count()
+
+
 def _make_stage(unit: Path) -> Path:
     """Create the temporary folder of an output, with the number of this process in its name."""
-    stage = unit.with_name(f".{unit.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    stage = unit.with_name(f".{unit.name}.{os.getpid()}.{_OWN}{next(_STAGES)}.tmp")
     with naming({stage: unit}):
         stage.mkdir()
     return stage
@@ -340,10 +346,11 @@ def remove_leftovers(*paths: Path) -> None:
     """
     located = [_located(path) for path in paths]
     for target in dict.fromkeys([*located, *map(_unit, located)]):
-        own = re.compile(rf"\.{re.escape(target.name)}\.(\d+)(\.\w+)?\.tmp")
+        own_stages = f".{target.name}.{os.getpid()}.{_OWN}"
+        pattern = re.compile(rf"\.{re.escape(target.name)}\.(\d+)(\.\w+)?\.tmp")
         for file in list(target.parent.glob(f".{glob.escape(target.name)}.*.tmp")):
-            match = own.fullmatch(file.name)
-            if match is None or _is_running(int(match[1])):
+            match = pattern.fullmatch(file.name)
+            if match is None or _is_running(int(match[1])) or file.name.startswith(own_stages):
                 continue
             is_old_folder = match[2] == ".old" and file.is_dir() and not file.is_symlink()
             if is_old_folder and not os.path.lexists(target):

@@ -147,7 +147,6 @@ def _check_path(option: str, path: AnyPath, kind: PathOption) -> None:
     if kind is PathOption.FOLDER:
         if os.path.isfile(path):
             raise UserError(f"{option}: {path} is a file; name a folder")
-        return
-    if os.path.isdir(path) and (kind is not PathOption.NEW or os.path.ismount(path)):
+    elif os.path.isdir(path) and (kind is not PathOption.NEW or os.path.ismount(path)):
         raise UserError(f"{option}: {path} is a folder; name a file")
     remove_leftovers(Path(path))

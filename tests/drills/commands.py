@@ -31,6 +31,7 @@ TRIES = {
     "trim a translation model": 4,
     "classes": 4,
     "lm_prepare": 6,
+    "lm_prepare with a split": 4,
     "onmt_build_vocab": 4,
     "onmt_release_model": 4,
     "onmt_release_model to CTranslate2": 4,

@@ -168,6 +168,25 @@ def content(folder: Path) -> dict[str, object]:
     return found
 
 
+NO_PROCESS = 4999999  # a number too large for a process
+
+
+def plant(output: Path, home: Path, content: bytes) -> None:
+    """Put files and links beside an output that lead to the folder `home`, as leftovers of killed processes.
+
+    Args:
+        output: output of a command, in an existing folder.
+        home: has a file ``precious``.
+        content: content of the files; ``HOME`` in it becomes `home`.
+    """
+    for middle in ("set", f"{NO_PROCESS}", f"{NO_PROCESS}.old", f"{os.getpid()}.old"):
+        path = output.with_name(f".{output.name}.{middle}.tmp")
+        path.write_bytes(content.replace(b"HOME", bytes(home)))
+    for middle in (f"{NO_PROCESS + 1}", f"{NO_PROCESS + 1}.old"):
+        output.with_name(f".{output.name}.{middle}.tmp").symlink_to(home)
+    output.with_name(f".{output.name}.{NO_PROCESS + 2}.tmp").symlink_to(home / "precious")
+
+
 SENTENCES = "a b c d\nc d a b\nb b e f\n"
 HOSTS = {
     "hf": "shared_embeddings.hf.adapter",
@@ -236,7 +255,11 @@ WRITERS = {
     "lm_prepare": Writer(
         "lm_prepare",
         "-train {inputs}/train.txt -valid {inputs}/text -test {inputs}/text -output @data",
+        "-force",
         is_folder=True,
+    ),
+    "lm_prepare with a split": Writer(
+        "lm_prepare", "-train {inputs}/train.txt -output @data", "-force", is_folder=True
     ),
     "lm_eval": Writer("lm_eval", "-model {inputs}/lm.pt -data {inputs}/text -output @out.json"),
     "classes": Writer(
@@ -250,6 +273,7 @@ WRITERS = {
     "correlation": Writer(
         "shared-embeddings", "correlation --model {inputs}/lm.pt --output @pictures", is_folder=True
     ),
+    "suggest": Writer("shared-embeddings", "suggest --vocab-size 9 --dim 4 --html @page.html"),
     "trim": Writer("shared-embeddings", "trim --model {inputs}/lm.pt --text {inputs}/text --output @small"),
     "trim a translation model": Writer(
         "shared-embeddings", "trim --model {inputs}/nmt.pt --text {inputs}/test.src --output @small"

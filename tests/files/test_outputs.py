@@ -31,11 +31,14 @@ from tests.files.commands import (
     hosts_of_this_tree,
     make_inputs,
     places,
+    plant,
     run,
 )
 
+PLANTED = [b'[["HOME/planted", "HOME/precious", 0]]', b"junk", b"[[1]]", b"\xff"]
 # The other writers load larger libraries or models.
 QUICK = ("onmt_characters", "onmt_rerank", "onmt_character_vocab", "lm_prepare", "lm_eval", "trim")
+QUICK += ("lm_prepare with a split", "suggest")
 TO_FILES = [name for name, writer in WRITERS.items() if not writer.is_folder]
 FULL = os.makedev(1, 7)
 
@@ -153,9 +156,7 @@ def test_a_full_disk_keeps_existing_files(name: str, inputs: Path, tmp_path: Pat
         # These also write temporary files elsewhere.
         where = tempfile.gettempdir() if name.endswith(("translate", "CTranslate2")) else str(folder)
         assert "File too large" in line and where in line and ".tmp" not in line
-        after = content(folder)
-        assert {path: after[path] for path in before} == before
-        assert all((folder / path).is_dir() for path in after.keys() - before.keys())
+        assert content(folder) == before
 
 
 @pytest.mark.slow
@@ -179,7 +180,7 @@ def test_a_signal_ends_a_command_with_one_line(
     ended = write(name, inputs, tmp_path)
     assert ended.status == 128 + number, ended.error
     assert error_of(name, ended)
-    assert all(path.is_dir() and not list(path.iterdir()) for path in tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
 
 
 class Killed(BaseException):
@@ -202,6 +203,7 @@ def kill_at(name: str, inputs: Path, folder: Path, moment: int) -> bool:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "remove", lambda path: None)
+        patch.setattr(files, "_OWN", "killed")
         patch.setattr(Path, "replace", killing(Path.replace))
         patch.setattr(Path, "rename", killing(Path.rename))
         try:
@@ -228,6 +230,63 @@ def test_next_run_completes_a_killed_run(name: str, inputs: Path, tmp_path: Path
         assert ended.status == 0, ended.error
         assert content(folder).keys() == wanted
     assert moment > len(WRITERS[name].outputs(folder)) - 1
+
+
+@pytest.mark.slow_except(*QUICK)
+@pytest.mark.parametrize("name", WRITERS)
+def test_planted_files_have_no_effect(name: str, inputs: Path, tmp_path: Path) -> None:
+    """Nothing outside of the folder of the outputs changes, and the outputs are those of a clean folder."""
+    assert write(name, inputs, tmp_path / "clean").status == 0
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "precious").write_text("mine")
+    before = content(home)
+    for number, planted in enumerate(PLANTED):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        outputs = [output for output in WRITERS[name].outputs(folder) if output.name != "samples"]
+        if name.startswith(("lm_prepare", "correlation")):  # they write files in a folder
+            (folder / outputs[0].name).mkdir()
+            outputs += [outputs[0] / path.name for path in (tmp_path / "clean" / outputs[0].name).iterdir()]
+        for output in outputs:
+            plant(output, home, planted)
+        ended = write(name, inputs, folder)
+        assert ended.status == 0, ended.error
+        assert content(home) == before
+        left = [path for path in content(folder) if not Path(path).name.endswith(".set.tmp")]
+        assert left == list(content(tmp_path / "clean"))
+
+
+def test_planted_files_have_no_effect_on_a_command_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "precious").write_text("mine")
+    plant(tmp_path / "page.html", tmp_path / "home", PLANTED[0])
+    wrong = ["suggest", "--vocab-size", "0", "--dim", "4", "--html", str(tmp_path / "page.html")]
+    assert run("shared-embeddings", wrong).status == 2
+    assert content(tmp_path / "home") == {"precious": b"mine"}
+
+
+@pytest.mark.slow_except("lm_prepare")
+@pytest.mark.parametrize("name", ["lm_prepare", "correlation", "trim"])
+def test_names_that_the_command_chose_replace_links(name: str, inputs: Path, tmp_path: Path) -> None:
+    """Only a link that an option names is followed."""
+    clean, folder, home = tmp_path / "clean", tmp_path / "outputs", tmp_path / "home"
+    assert write(name, inputs, clean).status == 0
+    named = [path.relative_to(folder) for path in WRITERS[name].outputs(folder)]
+    home.mkdir()
+    for file in [
+        path for path in clean.rglob("*") if path.is_file() and path.relative_to(clean) not in named
+    ]:
+        link = folder / file.relative_to(clean)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(home / file.name)
+        (home / file.name).write_text("mine")
+    before = content(home)
+    ended = write(name, inputs, folder, force=True)
+    assert ended.status == 0, ended.error
+    assert content(home) == before and len(before) > 0
+    assert content(folder).keys() == content(clean).keys()
+    assert not any(path.is_symlink() for path in folder.rglob("*"))
 
 
 @pytest.mark.slow_except(*QUICK)

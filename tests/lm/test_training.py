@@ -26,6 +26,7 @@ from lm.train.progress import NoReport
 from shared_embeddings.errors import UserError
 from shared_embeddings.methods.alone import AloneEmbedding
 from shared_embeddings.utils.files import locked
+from tests.files.commands import content, plant
 from tests.lm.runs import run, settings, small_corpus, without_dropout
 
 
@@ -315,6 +316,46 @@ def test_a_damaged_checkpoint_is_named(data: Path, tmp_path: Path) -> None:
     last.write_bytes(last.read_bytes()[:500])
     with pytest.raises(UserError, match=r"last\.pt: cannot be read"):
         run(values)
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_the_best_model_of_a_finished_run_is_checked(data: Path, tmp_path: Path, damage: str) -> None:
+    values = settings(data, tmp_path / "run", steps=2)
+    run(values)
+    run(values)
+    best = tmp_path / "run/best.pt"
+    whole = best.read_bytes()
+    if damage == "missing":
+        best.unlink()
+    else:
+        best.write_bytes(whole[:-100])
+    with pytest.raises(
+        UserError, match=r"best\.pt: .*the best model of this run is lost: restore the file, or"
+    ):
+        run(values)
+    best.write_bytes(whole)
+    run(values)
+
+
+def test_links_and_journals_in_a_run_lead_nowhere(data: Path, tmp_path: Path) -> None:
+    """Files replace links; a lock, a log or a TensorBoard folder that is a link is refused."""
+    home, folder = tmp_path / "home", tmp_path / "run"
+    home.mkdir(), folder.mkdir()
+    (home / "precious").write_text("mine")
+    values = settings(data, folder, steps=2)
+    for name in ("last.pt", "best.pt", "config.yaml"):
+        plant(folder / name, home, b'[["HOME/planted", "HOME/precious", 0]]')
+    for name in ("best.pt", "config.yaml"):
+        (folder / name).symlink_to(home / "precious")
+    for name in (".lock", "train.log", "tensorboard"):
+        (folder / name).symlink_to(home if name == "tensorboard" else home / "precious")
+        with pytest.raises(UserError, match=f"{name}: is a symbolic link to .*; remove the link"):
+            run(values)
+        (folder / name).unlink()
+    run(values)
+    assert content(home) == {"precious": b"mine"}
+    assert not any(path.is_symlink() for path in folder.iterdir())
+    assert load_model(folder / "best.pt").training is None
 
 
 def test_one_training_per_folder(data: Path, tmp_path: Path) -> None:

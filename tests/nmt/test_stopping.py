@@ -14,12 +14,13 @@ import torch
 from onmt.trainer import Trainer
 from onmt.utils.loss import LossCompute
 
-from nmt.checkpoint.checkpoint import read_weights
+from nmt.checkpoint.checkpoint import is_intact, read_weights
 from nmt.checkpoint.files import read_checkpoint
 from nmt.data.batches import TrackedBatches
 from nmt.patches.table import apply_patches
 from nmt.train.runs import differences
 from shared_embeddings.utils.files import locked
+from tests.files.commands import content, plant
 from tests.nmt.conftest import FUNNEL, ErrorLine, Host, run
 
 apply_patches()  # before a test patches a function
@@ -295,6 +296,33 @@ def test_leftovers_of_killed_processes_are_removed(host: Host) -> None:
         (host.folder / name).write_bytes(b"half")
     host.train("model", embedding=FUNNEL, train_steps=1)
     assert sorted(path.name for path in host.folder.glob(".*.tmp")) == [".other_step_3.pt.4999999.tmp"]
+
+
+def test_links_and_journals_in_a_run_lead_nowhere(host: Host, error_line: ErrorLine) -> None:
+    home, folder = host.folder / "home", host.folder / "run"
+    home.mkdir(), folder.mkdir()
+    (home / "precious").write_text("mine")
+    options = {"embedding": FUNNEL, "save_model": str(folder / "model"), "train_steps": 2}
+    options |= {"save_checkpoint_steps": 2, "save_format": "safetensors"}
+    for name in ("model_step_2.pt", "model_step_2.safetensors"):
+        plant(folder / name, home, b'[["HOME/planted", "HOME/precious", 0]]')
+    (folder / "model_step_2.safetensors").symlink_to(home / "precious")
+    (folder / ".model.lock").symlink_to(home / "precious")
+    config = str(host.config("model", **options))
+    assert ".model.lock: is a symbolic link" in error_line("onmt_train", "-config", config)
+    (folder / ".model.lock").unlink()
+    host.train("model", **options)
+    assert content(home) == {"precious": b"mine"}
+    weights = folder / "model_step_2.safetensors"
+    assert not weights.is_symlink() and is_intact(folder / "model_step_2.pt")
+
+
+def test_weights_of_a_killed_save_do_not_make_a_run(host: Host) -> None:
+    """They are renamed before their .pt; the same command starts over."""
+    (host.folder / "model_step_2.safetensors").write_bytes(b"of a killed process")
+    options = {"embedding": FUNNEL, "save_format": "safetensors", "save_checkpoint_steps": 2}
+    host.train("model", **options, train_steps=2)
+    assert steps(host) == [2] and is_intact(host.folder / "model_step_2.pt")
 
 
 # Failed saves

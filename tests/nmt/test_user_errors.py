@@ -156,6 +156,7 @@ def test_byte_order_marks_are_not_text(trained: Trained) -> None:
     ids=lambda value: str(value)[:40],
 )
 def test_training_fails(options: dict[str, Any], printed: str, host: Host, error_line: ErrorLine) -> None:
+    options = {"save_model": str(host.folder / "new" / "model"), **options}
     config = host.config("model", **{"embedding": FUNNEL, **options})
     assert printed in error_line("onmt_train", "-config", str(config))
     assert not list(host.folder.glob("*.pt"))

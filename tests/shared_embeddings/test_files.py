@@ -74,6 +74,7 @@ def kill_at_move(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(Path, "replace", killing(Path.replace))
     monkeypatch.setattr(Path, "rename", killing(Path.rename))
     monkeypatch.setattr(files, "remove", lambda path: None)
+    monkeypatch.setattr(files, "_OWN", "killed")
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
