@@ -120,6 +120,7 @@ def resume(home: Path, model: Path, folder: Path) -> list[object]:
     target = folder / "save/last.pt"
     target.unlink(missing_ok=True)
     target.hardlink_to(model)
+    (folder / "save/best.pt").write_bytes((home / "run/best.pt").read_bytes())
     return training(home, folder)
 
 
@@ -257,7 +258,8 @@ def test_a_file_is_hashed_once(
     given = arguments(home, model, tmp_path)
     status, error = outcome(command, given, capsys)
     assert status == 0, error
-    assert hashed == [f"checkpoint {tmp_path / 'save/last.pt' if use == 'resume' else model}"]
+    read = [tmp_path / "save/last.pt", tmp_path / "save/best.pt"] if use == "resume" else [model]
+    assert hashed == [f"checkpoint {path}" for path in read]
 
 
 # The smallest valid number of a key of lm_train, if it is not 0 for a fraction and 1 for a count.

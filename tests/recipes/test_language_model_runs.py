@@ -271,7 +271,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     (recipe.home / "table1").write_text("notes")
     assert run_main("recipe", partial(training.main, recipe), ["table1"]) == 2
     message = capsys.readouterr().err
-    assert message.startswith(f"recipe: {recipe.home / 'table1'}: File exists; ") and message.count("\n") == 1
+    assert message.startswith(f"recipe: {recipe.home / 'table1'}") and message.count("\n") == 1
 
 
 SAVES_AT_THE_END = """

@@ -13,7 +13,7 @@ from torch import Tensor
 import shared_embeddings as se
 from shared_embeddings.fitting import codes as codes_of
 from shared_embeddings.fitting import factorization
-from shared_embeddings.fitting import groups as group_reduction
+from shared_embeddings.methods import group_reduce as group_reduction
 from shared_embeddings.fitting.codes import least_squares_codebooks
 
 
