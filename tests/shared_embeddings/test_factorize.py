@@ -13,8 +13,8 @@ from torch import Tensor
 import shared_embeddings as se
 from shared_embeddings.fitting import codes as codes_of
 from shared_embeddings.fitting import factorization
-from shared_embeddings.methods import group_reduce as group_reduction
 from shared_embeddings.fitting.codes import least_squares_codebooks
+from shared_embeddings.methods import group_reduce as group_reduction
 
 
 def low_rank_table(words: int = 60, dim: int = 12, rank: int = 4, noise: float = 0.1) -> Tensor:

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.methods import group_reduce as group_reduction
 from shared_embeddings.loss import linear_cross_entropy
+from shared_embeddings.methods import group_reduce as group_reduction
 from tests.helpers import in_turn
 
 from .cases import CASES, Case
