@@ -26,8 +26,8 @@ from shared_embeddings.checkpoints.choosing import Trial, candidates, tried
 from shared_embeddings.checkpoints.compress import Settings
 from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.layers.packed_tensor import unfreeze
 from shared_embeddings.method import Candidate
+from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.sizing.targets import Target
 from shared_embeddings.utils.path_options import PathOption
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 import shared_embeddings as se
 from benchmarks.measuring import median_times, parser_of, publish, read_record, resident
 from recipes.common.tools import run_main
-from shared_embeddings.checkpoints.storage import packed_bytes
+from shared_embeddings.quant.storage import packed_bytes
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.path_options import PathOption
 

@@ -16,15 +16,6 @@ import shared_embeddings as se
 from lm import models
 from lm.models.interface import LanguageModel
 from shared_embeddings.checkpoints.checksums import verified, with_checksum
-from shared_embeddings.checkpoints.storage import (
-    Packing,
-    StorageError,
-    default_packing,
-    hold,
-    packed_as,
-    packing_of,
-    unpack,
-)
 from shared_embeddings.checkpoints.tensors import (
     PartType,
     check_finite,
@@ -35,7 +26,16 @@ from shared_embeddings.checkpoints.tensors import (
     unreadable,
 )
 from shared_embeddings.errors import UserError
-from shared_embeddings.layers.packed_tensor import install
+from shared_embeddings.quant.packed_tensor import install
+from shared_embeddings.quant.storage import (
+    Packing,
+    StorageError,
+    default_packing,
+    hold,
+    packed_as,
+    packing_of,
+    unpack,
+)
 from shared_embeddings.sizing.accounting import distinct_state
 from shared_embeddings.utils.files import UNREADABLE, first_line, replacing, save_tensors
 
@@ -160,7 +160,7 @@ def read_checkpoint(
 
     Args:
         path: the file.
-        opened: how packed weights are loaded, see `shared_embeddings.checkpoints.storage`.
+        opened: how packed weights are loaded, see `shared_embeddings.quant.storage`.
 
     Raises:
         UserError: the file is missing, truncated or unsupported.

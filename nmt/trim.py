@@ -20,8 +20,8 @@ from shared_embeddings.checkpoints.adapter import (
     WordTokens,
     lines_without,
 )
-from shared_embeddings.checkpoints.storage import packed_as
 from shared_embeddings.errors import UserError
+from shared_embeddings.quant.storage import packed_as
 
 MARKS = (UNKNOWN, PADDING, *SENTENCE_MARKS)
 SIDES = {"source": "src", "target": "tgt"}

@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.layers.packed_tensor import PackedTensor, dense, warn_of_frozen
-from shared_embeddings.layers.tracing import needs_fixed_shapes
 from shared_embeddings.loss import (
     LossOptions,
     Reduction,
@@ -25,7 +23,9 @@ from shared_embeddings.loss import (
     scored_cross_entropy,
 )
 from shared_embeddings.method import Method, OutputFactors
+from shared_embeddings.quant.packed_tensor import PackedTensor, dense, warn_of_frozen
 from shared_embeddings.sizing import accounting
+from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11

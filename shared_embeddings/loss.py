@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.layers.packed_tensor import column_sums
-from shared_embeddings.layers.tracing import autocast_dtype, has_values, without_autocast
+from shared_embeddings.quant.packed_tensor import column_sums
+from shared_embeddings.utils.tracing import autocast_dtype, has_values, without_autocast
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11

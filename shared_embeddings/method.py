@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.caching import CachingModule
-from shared_embeddings.layers.tracing import needs_fixed_shapes
 from shared_embeddings.options import OptionError, parse_options, plain_options
+from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 Options = dict[str, object]
 
@@ -60,7 +60,7 @@ class Candidate(NamedTuple):
 
     Attributes:
         options: some options of the method.
-        store: the storage dtype, see `shared_embeddings.checkpoints.storage`.
+        store: the storage dtype, see `shared_embeddings.quant.storage`.
     """
 
     options: Options

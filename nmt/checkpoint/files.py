@@ -21,7 +21,6 @@ from shared_embeddings.checkpoints.checksums import (
     verified,
     with_checksum,
 )
-from shared_embeddings.checkpoints.storage import HEADER, StorageError, packing_of, unpack
 from shared_embeddings.checkpoints.tensors import (
     PartType,
     check_finite,
@@ -34,6 +33,7 @@ from shared_embeddings.checkpoints.tensors import (
 )
 from shared_embeddings.errors import UserError
 from shared_embeddings.options import OptionError
+from shared_embeddings.quant.storage import HEADER, StorageError, packing_of, unpack
 from shared_embeddings.utils import files
 from shared_embeddings.utils.files import UNREADABLE, can_be_created, first_line, replacing, save_tensors
 
@@ -316,11 +316,11 @@ def with_unpacked_tensors(
     Args:
         path: the checkpoint, for messages.
         checkpoint: its content.
-        opened: what becomes of packed weights, see `shared_embeddings.checkpoints.storage`.
+        opened: what becomes of packed weights, see `shared_embeddings.quant.storage`.
 
     Raises:
         UserError: tensors are not finite.
-        shared_embeddings.checkpoints.storage.StorageError: the storage format is unknown.
+        shared_embeddings.quant.storage.StorageError: the storage format is unknown.
     """
     checkpoint = {name: value for name, value in checkpoint.items() if name != KEY}
     if "model" not in checkpoint:

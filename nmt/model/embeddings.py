@@ -22,7 +22,7 @@ from nmt.model.plan import (
     words_of,
 )
 from shared_embeddings.errors import UserError
-from shared_embeddings.layers.packed_tensor import install
+from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.sizing.accounting import distinct_state, parameter_table
 
 # Sides with their own option; `embedding` describes the target and possibly others.

@@ -16,7 +16,7 @@ from nmt.train import distillation
 from nmt.train.runs import CHOICES
 from shared_embeddings.fitting import straight_through
 from shared_embeddings.layers.dropout import Dropout
-from shared_embeddings.layers.packed_tensor import unfreeze
+from shared_embeddings.quant.packed_tensor import unfreeze
 
 
 def with_embedding_options(original: Any) -> Any:

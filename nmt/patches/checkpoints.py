@@ -21,8 +21,8 @@ from nmt.checkpoint.files import (
 from nmt.data.transforms import stored_files
 from nmt.model.embeddings import fill_aliases, options_without_files, shared_embeddings_of
 from nmt.train.progress import check_finite
-from shared_embeddings.checkpoints.storage import hold
 from shared_embeddings.errors import UserError
+from shared_embeddings.quant.storage import hold
 from shared_embeddings.utils.interrupts import RESUME, signals_delayed
 
 

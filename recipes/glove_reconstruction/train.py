@@ -21,10 +21,10 @@ from recipes.glove_reconstruction.grid import FIT_STEPS, Cell, Grid, add_grid_op
 from recipes.glove_reconstruction.source import SMOKE_GRID_HELP, read_source, score
 from shared_embeddings.analysis.similarity import read_pairs
 from shared_embeddings.analysis.vectors import WordVectors
-from shared_embeddings.checkpoints.storage import hold, pack
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.fit import report
-from shared_embeddings.layers.packed_tensor import install
+from shared_embeddings.quant.packed_tensor import install
+from shared_embeddings.quant.storage import hold, pack
 from shared_embeddings.sizing.accounting import distinct_state
 from shared_embeddings.utils.command_line import Parser
 

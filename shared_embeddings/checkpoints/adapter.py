@@ -198,7 +198,7 @@ class TrainedModel(StoredModel, Protocol):
 
         Args:
             output: one of the names that `files` accepts.
-            tensors: what `tensors` returned, possibly packed by `shared_embeddings.checkpoints.storage`.
+            tensors: what `tensors` returned, possibly packed by `shared_embeddings.quant.storage`.
             card: what was done, in Markdown, for formats with a place for it.
 
         Raises:

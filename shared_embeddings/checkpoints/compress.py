@@ -19,10 +19,10 @@ from shared_embeddings.checkpoints.agreement import NOT_CHECKED, Comparison, Ori
 from shared_embeddings.checkpoints.fitted_tables import fit_table
 from shared_embeddings.checkpoints.quality import Validation
 from shared_embeddings.checkpoints.report import CompressionReport, Sizes, TableReport, TrimReport
-from shared_embeddings.checkpoints.storage import check_store, pack
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.layers.packed_tensor import inner_tensors
 from shared_embeddings.options import STORED, OptionError
+from shared_embeddings.quant.packed_tensor import inner_tensors
+from shared_embeddings.quant.storage import check_store, pack
 from shared_embeddings.registry import file_options, method_class
 from shared_embeddings.sizing import accounting
 from shared_embeddings.sizing.targets import Target, options_within
@@ -94,7 +94,7 @@ def compress(
         output: the file or folder to write, in the host's format.
         options: of the method.
         target: a size that determines the other options.
-        store: how the numbers of the embeddings are stored, see `shared_embeddings.checkpoints.storage`; None
+        store: how the numbers of the embeddings are stored, see `shared_embeddings.quant.storage`; None
             for the method's `default_store`.
         steps: of gradient descent, for methods that are fitted by it.
         check: run the model before and after to measure what it keeps. Without, a Hugging Face model is not

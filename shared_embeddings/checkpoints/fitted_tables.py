@@ -17,11 +17,11 @@ from torch import Tensor
 
 from shared_embeddings.checkpoints.adapter import EmbeddingTable
 from shared_embeddings.checkpoints.report import Band, Decoding, Sizes, StorageReport, TableReport
-from shared_embeddings.checkpoints.storage import hold, pack
 from shared_embeddings.checkpoints.token_counts import counts_of
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.fit import fit
-from shared_embeddings.layers.packed_tensor import install
+from shared_embeddings.quant.packed_tensor import install
+from shared_embeddings.quant.storage import hold, pack
 from shared_embeddings.sizing import accounting
 
 # The last rank of each band of words by descending frequency; one more band has the rest.

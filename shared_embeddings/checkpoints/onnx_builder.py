@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shared_embeddings.errors import UserError
-from shared_embeddings.layers.packed_tensor import PackedTensor, dense
+from shared_embeddings.quant.packed_tensor import PackedTensor, dense
 from shared_embeddings.utils.extras import require
 
 OPSET, IR_VERSION = 18, 10

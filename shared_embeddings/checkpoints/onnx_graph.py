@@ -32,11 +32,11 @@ from torch import Tensor, nn
 
 from shared_embeddings.checkpoints.onnx_builder import Blocks, GraphBuilder, block_size, finished
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.layers.packed_tensor import dense
 from shared_embeddings.methods.compositional_code import CompositionalCodeEmbedding
 from shared_embeddings.methods.quantized import QuantizedEmbedding
 from shared_embeddings.methods.standard import StandardEmbedding
 from shared_embeddings.methods.structured import StructuredEmbedding
+from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.utils.extras import require
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shared_embeddings.checkpoints.checksums import is_verified
 from shared_embeddings.errors import UserError
-from shared_embeddings.layers.packed_tensor import PackedTensor
+from shared_embeddings.quant.packed_tensor import PackedTensor
 from shared_embeddings.utils.files import first_line
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
-from shared_embeddings.checkpoints.storage import STORES
 from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, percentage, read_options
 from shared_embeddings.options import require_seed
+from shared_embeddings.quant.storage import STORES
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.fit import FitReport
-from shared_embeddings.layers.tracing import without_autocast
 from shared_embeddings.options import OptionError
+from shared_embeddings.utils.tracing import without_autocast
 
 OPTION = "embedding_distillation"
 EXAMPLE = "{teacher: run/model.pt, alpha: 0.01}"

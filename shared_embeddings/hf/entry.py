@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.checkpoints.storage import HEADER, hold
 from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.quant.storage import HEADER, hold
 from shared_embeddings.registry import build
 
 # What adapters do with the rows of a table.

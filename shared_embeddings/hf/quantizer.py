@@ -19,7 +19,6 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from shared_embeddings.checkpoints.storage import HEADER, hold, pack, packing_of
 from shared_embeddings.hf.entry import (
     ENTRY,
     InputSide,
@@ -30,7 +29,8 @@ from shared_embeddings.hf.entry import (
     placements_in,
 )
 from shared_embeddings.hf.folder import check_weights, read_tensor, tensor_names
-from shared_embeddings.layers.packed_tensor import PackedTensor, unfreeze
+from shared_embeddings.quant.packed_tensor import PackedTensor, unfreeze
+from shared_embeddings.quant.storage import HEADER, hold, pack, packing_of
 
 
 @register_quantization_config(ENTRY)

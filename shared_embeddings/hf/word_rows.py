@@ -16,9 +16,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from shared_embeddings.checkpoints.checksums import save_safetensors
-from shared_embeddings.checkpoints.storage import HEADER, pack, packing_of, unpack
 from shared_embeddings.hf.entry import ENTRY, entry_of, find_entry, from_entry
 from shared_embeddings.hf.folder import INDEX, check_weights, read_json, weight_files
+from shared_embeddings.quant.storage import HEADER, pack, packing_of, unpack
 from shared_embeddings.utils.reading import parse_json
 
 # Vocabulary sizes of models with one for each side.

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.layers.packed_tensor import inner_tensors
-from shared_embeddings.layers.tracing import autocast_dtype, has_values, needs_fixed_shapes
+from shared_embeddings.quant.packed_tensor import inner_tensors
+from shared_embeddings.utils.tracing import autocast_dtype, has_values
 
 Self = TypeVar("Self", bound="CachingModule")
-
-
-def cache_tensor(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Cache the tensors that a function returns, like ``functools.cache``.
-
-    Nothing is cached while a graph is captured or in ``FakeTensorMode``: those tensors are invalid elsewhere.
-    """
-    kept: dict[tuple[Hashable, ...], Tensor] = {}
-
-    @functools.wraps(make)
-    def cached(*arguments: Hashable) -> Tensor:
-        if needs_fixed_shapes():
-            return make(*arguments)
-        result = kept.get(arguments)
-        if result is None:
-            result = kept[arguments] = make(*arguments)
-        return result
-
-    return cached
 
 
 class _Derived(NamedTuple):

@@ -19,11 +19,11 @@ from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.factorization import truncated_svd
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import entry_std, zero_padding_row
-from shared_embeddings.layers.tracing import has_values, needs_fixed_shapes, true_positions, without_autocast
 from shared_embeddings.loss import Reduction, linear_cross_entropy, sum_dtype
 from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least
 from shared_embeddings.registry import build, has_option, num_parameters, register
+from shared_embeddings.utils.tracing import has_values, needs_fixed_shapes, true_positions, without_autocast
 
 Tie = Literal["all", "tables", "none"]
 HeadProjection = Literal["none", "input", "both"]

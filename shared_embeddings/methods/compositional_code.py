@@ -13,9 +13,9 @@ from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.codes import learn_codes
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import code_bits, code_dtype, draw_codes, entry_std
-from shared_embeddings.layers.packed_tensor import dense
 from shared_embeddings.method import Options, OutputFactors, SearchGrid
 from shared_embeddings.options import EmbeddingOptions, option, require_at_least, require_seed
+from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.registry import register
 
 

@@ -28,9 +28,6 @@ from shared_embeddings.fitting.factorization import (
 )
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import code_bits, code_dtype, entry_std
-from shared_embeddings.layers.number_formats import BitCodes
-from shared_embeddings.layers.packed_tensor import PackedTensor, dense, inner_tensors
-from shared_embeddings.layers.tracing import needs_fixed_shapes
 from shared_embeddings.loss import linear_cross_entropy
 from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import (
@@ -41,7 +38,10 @@ from shared_embeddings.options import (
     require,
     require_at_least,
 )
+from shared_embeddings.quant.formats import BitCodes
+from shared_embeddings.quant.packed_tensor import PackedTensor, dense, inner_tensors
 from shared_embeddings.registry import register
+from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 # Bisection steps for the ranks.
 _HALVINGS = 40

@@ -12,22 +12,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from shared_embeddings.checkpoints.storage import ROW_SCALES, packed_bytes
-from shared_embeddings.codecs.allocation import even_counts, widths_within
-from shared_embeddings.codecs.codec import RATES, Codebooks, Codec
-from shared_embeddings.codecs.lloyd_max import LloydMaxCodec
-from shared_embeddings.codecs.principal import PrincipalCodec
-from shared_embeddings.codecs.residual import ResidualCodec
-from shared_embeddings.codecs.spectral import SpectralCodec
-from shared_embeddings.codecs.trellis import TrellisCodec
-from shared_embeddings.codecs.uniform import UniformCodec
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY, FitTask
 from shared_embeddings.layers.initialization import code_dtype, entry_std
-from shared_embeddings.layers.packed_tensor import dense
-from shared_embeddings.layers.rotation import rotate, rotate_back
 from shared_embeddings.method import Candidate, Options, OutputFactors, SearchGrid
 from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least, require_seed
+from shared_embeddings.quant.allocation import even_counts, widths_within
+from shared_embeddings.quant.codec import RATES, Codebooks, Codec
+from shared_embeddings.quant.codecs.lloyd_max import LloydMaxCodec
+from shared_embeddings.quant.codecs.principal import PrincipalCodec
+from shared_embeddings.quant.codecs.residual import ResidualCodec
+from shared_embeddings.quant.codecs.spectral import SpectralCodec
+from shared_embeddings.quant.codecs.trellis import TrellisCodec
+from shared_embeddings.quant.codecs.uniform import UniformCodec
+from shared_embeddings.quant.packed_tensor import dense
+from shared_embeddings.quant.rotation import rotate, rotate_back
+from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.registry import register
 
 # Rows that are encoded together.

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.factorization import tt_svd
 from shared_embeddings.fitting.task import FitTask
-from shared_embeddings.layers.tracing import needs_fixed_shapes
 from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least
 from shared_embeddings.registry import register
+from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,6 @@ from shared_embeddings.fitting.clustering import class_centers
 from shared_embeddings.fitting.codes import product_quantization
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import entry_std, zero_padding_row
-from shared_embeddings.layers.packed_tensor import column_sums
 from shared_embeddings.loss import (
     Gradients,
     LossSettings,
@@ -40,6 +39,7 @@ from shared_embeddings.options import (
     require,
     require_at_least,
 )
+from shared_embeddings.quant.packed_tensor import column_sums
 from shared_embeddings.registry import register
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from shared_embeddings.checkpoints.storage import packed_bytes
+from shared_embeddings.quant.storage import packed_bytes
 
 
 def distinct_state(model: nn.Module) -> dict[str, Tensor]:
@@ -33,7 +33,7 @@ def stored_bits(module: nn.Module, store: str = "fp32") -> int:
     """The size of a checkpoint of `module` in bits: its parameters and persistent buffers, each once.
 
     Args:
-        store: how floating-point tensors are packed, see `shared_embeddings.checkpoints.storage`.
+        store: how floating-point tensors are packed, see `shared_embeddings.quant.storage`.
     """
     parameters = sum(8 * packed_bytes(tensor, store, name) for name, tensor in module.named_parameters())
     return parameters + sum(

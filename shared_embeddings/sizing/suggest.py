@@ -11,8 +11,8 @@ from importlib import resources
 import torch
 from tqdm import tqdm
 
-from shared_embeddings.checkpoints.storage import STORES
 from shared_embeddings.method import Options, SearchGrid
+from shared_embeddings.quant.storage import STORES
 from shared_embeddings.registry import build, method_class, methods, num_parameters, search_size
 from shared_embeddings.sizing.accounting import stored_bits
 

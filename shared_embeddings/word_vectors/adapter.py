@@ -24,11 +24,11 @@ from shared_embeddings.checkpoints.adapter import (
 )
 from shared_embeddings.checkpoints.agreement import NEIGHBORS, PREDICTIONS, Predictions, Probe
 from shared_embeddings.checkpoints.quality import Quality, Validation
-from shared_embeddings.checkpoints.storage import Packing, hold, packed_as, packing_of
 from shared_embeddings.checkpoints.token_counts import count_words
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.errors import UserError
-from shared_embeddings.layers.packed_tensor import install
+from shared_embeddings.quant.packed_tensor import install
+from shared_embeddings.quant.storage import Packing, hold, packed_as, packing_of
 from shared_embeddings.registry import build
 from shared_embeddings.sizing.accounting import distinct_state
 from shared_embeddings.utils.files import UNREADABLE, first_line, replacing

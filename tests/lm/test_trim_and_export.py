@@ -14,8 +14,8 @@ from lm import models
 from lm.checkpoint import load_model, read_checkpoint, save_state
 from lm.data.corpus import load_corpus
 from shared_embeddings.checkpoints import onnx_file
-from shared_embeddings.checkpoints.storage import pack
 from shared_embeddings.cli.main import main
+from shared_embeddings.quant.storage import pack
 from shared_embeddings.sizing.accounting import distinct_state
 from tests.lm.runs import run_command, write_corpus, write_model
 from tests.lm.test_compression import compress, wide_model

@@ -23,9 +23,9 @@ from nmt.checkpoint.files import WEIGHTS, read_checkpoint
 from nmt.checkpoint.models import build_from_checkpoint
 from nmt.compression import CheckpointModel
 from nmt.model.embeddings import shared_embeddings_of, words_module
-from shared_embeddings.checkpoints.storage import HEADER, STORES
 from shared_embeddings.cli.main import main
-from shared_embeddings.layers.packed_tensor import PackedTensor, unfreeze
+from shared_embeddings.quant.packed_tensor import PackedTensor, unfreeze
+from shared_embeddings.quant.storage import HEADER, STORES
 from tests.helpers import alter
 from tests.nmt.conftest import Host, Trained, run
 from tests.nmt.test_training import DEFINE_MAP, METHODS

@@ -13,7 +13,7 @@ from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.files import read_checkpoint
 from nmt.checkpoint.models import build_from_checkpoint, dense_checkpoint, describe_checkpoint
 from nmt.model.embeddings import shared_embeddings_of, words_module
-from shared_embeddings.checkpoints.storage import STORES
+from shared_embeddings.quant.storage import STORES
 from tests.nmt.conftest import FUNNEL, Host, Trained, run
 from tests.nmt.test_compression import UNTIED, as_arguments, compress, scores
 from tests.nmt.test_training import DEFINE_MAP, METHODS

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import shared_embeddings as se
-from shared_embeddings.layers.packed_tensor import inner_tensors
+from shared_embeddings.quant.packed_tensor import inner_tensors
 from tests.helpers import in_turn_by
 from tests.shared_embeddings.cases import CASES, OUTPUT_CASES, SOFTMAX_CASES, Case
 

@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared_embeddings.codecs import kernels, spectral, trellis
-from shared_embeddings.codecs.allocation import even_counts, widths_within
-from shared_embeddings.codecs.bit_packing import pack_bits, read_windows
-from shared_embeddings.codecs.codec import Codec
-from shared_embeddings.codecs.lloyd_max import LloydMaxCodec, normal_error, normal_levels
-from shared_embeddings.codecs.residual import ResidualCodec
-from shared_embeddings.codecs.spectral import SpectralCodec
-from shared_embeddings.codecs.trellis import TrellisCodec
-from shared_embeddings.codecs.uniform import UniformCodec
 from shared_embeddings.fitting.fit import fit
-from shared_embeddings.layers.rotation import factors_of, rotate, rotate_back
+from shared_embeddings.quant import kernels
+from shared_embeddings.quant.allocation import even_counts, widths_within
+from shared_embeddings.quant.bits import pack_bits, read_windows
+from shared_embeddings.quant.codec import Codec
+from shared_embeddings.quant.codecs import spectral, trellis
+from shared_embeddings.quant.codecs.lloyd_max import LloydMaxCodec, normal_error, normal_levels
+from shared_embeddings.quant.codecs.residual import ResidualCodec
+from shared_embeddings.quant.codecs.spectral import SpectralCodec
+from shared_embeddings.quant.codecs.trellis import TrellisCodec
+from shared_embeddings.quant.codecs.uniform import UniformCodec
+from shared_embeddings.quant.rotation import factors_of, rotate, rotate_back
 
 DIM = 128
 

@@ -18,11 +18,12 @@ import shared_embeddings as se
 from shared_embeddings.checkpoints import onnx_file
 from shared_embeddings.checkpoints.adapter import WordEmbedding
 from shared_embeddings.checkpoints.onnx_file import Exported, export_embedding
-from shared_embeddings.checkpoints.storage import hold, pack
-from shared_embeddings.codecs import kernels, trellis
-from shared_embeddings.layers.caching import cache_tensor
-from shared_embeddings.layers.packed_tensor import install
+from shared_embeddings.quant import kernels
+from shared_embeddings.quant.codecs import trellis
+from shared_embeddings.quant.packed_tensor import install
+from shared_embeddings.quant.storage import hold, pack
 from shared_embeddings.registry import method_class
+from shared_embeddings.utils.tracing import cache_tensor
 from tests.helpers import in_turn
 from tests.shared_embeddings.cases import CASES, Case, by_name, example_cases
 from tests.shared_embeddings.support import assert_same_gradients, gradients

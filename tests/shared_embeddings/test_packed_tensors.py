@@ -15,16 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from shared_embeddings.checkpoints.storage import StorageError, hold, pack, unpack
-from shared_embeddings.codecs import kernels
-from shared_embeddings.layers.number_formats import FORMATS, BitCodes, Logarithms, Packed
-from shared_embeddings.layers.packed_tensor import (
+from shared_embeddings.quant import kernels
+from shared_embeddings.quant.formats import FORMATS, BitCodes, Logarithms, Packed
+from shared_embeddings.quant.packed_tensor import (
     PackedTensor,
     column_sums,
     install,
     unfreeze,
     warn_of_frozen,
 )
+from shared_embeddings.quant.storage import StorageError, hold, pack, unpack
 from shared_embeddings.registry import method_class
 from shared_embeddings.sizing.accounting import distinct_state
 from tests.shared_embeddings.support import MemoryMeter

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.checkpoints.storage import hold, pack
-from shared_embeddings.codecs.codec import Codec
 from shared_embeddings.fitting.straight_through import quantize_in_training
-from shared_embeddings.layers.packed_tensor import install, unfreeze
 from shared_embeddings.methods.quantized import QuantizedEmbedding
 from shared_embeddings.options import OptionError
+from shared_embeddings.quant.codec import Codec
+from shared_embeddings.quant.packed_tensor import install, unfreeze
+from shared_embeddings.quant.storage import hold, pack
 from shared_embeddings.sizing.accounting import distinct_state
 from tests.helpers import in_turn
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.checkpoints.storage import (
+from shared_embeddings.quant.packed_tensor import install
+from shared_embeddings.quant.storage import (
     HEADER,
     STORES,
     StorageError,
@@ -22,7 +23,6 @@ from shared_embeddings.checkpoints.storage import (
     packing_of,
     unpack,
 )
-from shared_embeddings.layers.packed_tensor import install
 from shared_embeddings.sizing import accounting
 from tests.helpers import example
 

@@ -10,11 +10,11 @@ import transformers
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.checkpoints.storage import pack
 from shared_embeddings.cli.main import main
 from shared_embeddings.hf.entry import ENTRY, place
 from shared_embeddings.hf.saving import save_pretrained
 from shared_embeddings.hf.tables import find_tables
+from shared_embeddings.quant.storage import pack
 from shared_embeddings.sizing.accounting import distinct_state
 
 WORDS = 300

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shared_embeddings import hf
-from shared_embeddings.checkpoints.storage import HEADER
 from shared_embeddings.hf.adapter import FolderModel
 from shared_embeddings.hf.agreement import probe
+from shared_embeddings.quant.storage import HEADER
 from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, build, compress, scores, write
 
 

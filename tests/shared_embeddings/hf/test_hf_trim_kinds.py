@@ -19,11 +19,11 @@ from shared_embeddings import hf
 from shared_embeddings.checkpoints.compress import Settings
 from shared_embeddings.checkpoints.report import Sizes
 from shared_embeddings.checkpoints.selection import Keep, Texts
-from shared_embeddings.checkpoints.storage import HEADER
 from shared_embeddings.checkpoints.trim import trim as trim_model
 from shared_embeddings.checkpoints.trim import trim_and_compress
 from shared_embeddings.cli.main import main
 from shared_embeddings.hf.folder import INDEX
+from shared_embeddings.quant.storage import HEADER
 from tests.shared_embeddings.hf.models import compress
 from tests.shared_embeddings.hf.trimming import (
     error_line,

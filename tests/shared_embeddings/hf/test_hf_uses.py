@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from shared_embeddings.layers.packed_tensor import PackedTensor
+from shared_embeddings.quant.packed_tensor import PackedTensor
 from tests.shared_embeddings.hf.models import IDS, KINDS, scores, shrink
 from tests.shared_embeddings.hf.test_hf_from_pretrained import auto_class
 from tests.shared_embeddings.hf.test_hf_quality import add_tokenizer

@@ -28,9 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.codecs import kernels
-from shared_embeddings.codecs.codec import STEPS_PER_OCTAVE
-from shared_embeddings.codecs.repeatable import SCALE_TYPE, RepeatableCodec
+from shared_embeddings.quant import kernels
+from shared_embeddings.quant.codec import STEPS_PER_OCTAVE
+from shared_embeddings.quant.repeatable import SCALE_TYPE, RepeatableCodec
 
 # The largest integer of int8. The 8 bits of precision of a scale times its 7 are exact in float32, so that
 # packing unpacked rows finds the same scale; the range of scales is that of float32.

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shared_embeddings.codecs import kernels
-from shared_embeddings.codecs.bit_packing import byte_products, bytes_for, pack_bits, read_entries
-from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, row_sizes
-from shared_embeddings.layers.caching import cache_tensor
+from shared_embeddings.quant import kernels
+from shared_embeddings.quant.bits import byte_products, bytes_for, pack_bits, read_entries
+from shared_embeddings.quant.codec import Codebooks, Codec, Encoded, fitted_scales, row_sizes
+from shared_embeddings.utils.tracing import cache_tensor
 
 _ITERATIONS = 3000
 

@@ -19,11 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.codecs import kernels
-from shared_embeddings.codecs.bit_packing import bits_of, bytes_for, pack_bits, read_windows
-from shared_embeddings.codecs.codec import RATES, Codebooks, Codec, Encoded, fitted_scales, row_sizes
-from shared_embeddings.layers.caching import cache_tensor
-from shared_embeddings.layers.tracing import has_values
+from shared_embeddings.quant import kernels
+from shared_embeddings.quant.bits import bits_of, bytes_for, pack_bits, read_windows
+from shared_embeddings.quant.codec import RATES, Codebooks, Codec, Encoded, fitted_scales, row_sizes
+from shared_embeddings.utils.tracing import cache_tensor, has_values
 
 STATE_BITS = 12
 _STATES = 2**STATE_BITS

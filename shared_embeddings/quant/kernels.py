@@ -218,7 +218,7 @@ def _has_numba() -> bool:
 @functools.cache
 def _loops() -> Any:
     """The compiled loops; numba takes most of a second to import."""
-    return importlib.import_module("shared_embeddings.codecs.loops")
+    return importlib.import_module("shared_embeddings.quant.loops")
 
 
 def _array(tensor: Tensor) -> Any:

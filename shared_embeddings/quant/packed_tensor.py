@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shared_embeddings.layers.number_formats import BitCodes, NumberFormat, Packed, format_of
+from shared_embeddings.quant.formats import BitCodes, NumberFormat, Packed, format_of
 
 # A matrix is decoded in blocks of this many values for a product, so that it is never in memory as a whole.
 _VALUES_AT_ONCE = 2**19

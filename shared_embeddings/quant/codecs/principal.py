@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.codecs.allocation import direction_bits
-from shared_embeddings.codecs.bit_packing import bits_of, bytes_for, pack_bits, read_windows
-from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded
-from shared_embeddings.codecs.lloyd_max import normal_error, normal_levels
-from shared_embeddings.layers.caching import cache_tensor
+from shared_embeddings.quant.allocation import direction_bits
+from shared_embeddings.quant.bits import bits_of, bytes_for, pack_bits, read_windows
+from shared_embeddings.quant.codec import Codebooks, Codec, Encoded
+from shared_embeddings.quant.codecs.lloyd_max import normal_error, normal_levels
+from shared_embeddings.utils.tracing import cache_tensor
 
 _MOST_BITS = 8
 # The bits of a number of the basis as stored.

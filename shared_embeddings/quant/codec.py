@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.codecs import kernels
+from shared_embeddings.quant import kernels
 
 Codebooks = dict[str, Tensor]
 

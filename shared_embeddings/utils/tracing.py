@@ -6,6 +6,8 @@ more work for the same result.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -46,3 +48,22 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
+
+
+def cache_tensor(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Cache the tensors that a function returns, like ``functools.cache``.
+
+    Nothing is cached while a graph is captured or in ``FakeTensorMode``: those tensors are invalid elsewhere.
+    """
+    kept: dict[tuple[Hashable, ...], Tensor] = {}
+
+    @functools.wraps(make)
+    def cached(*arguments: Hashable) -> Tensor:
+        if needs_fixed_shapes():
+            return make(*arguments)
+        result = kept.get(arguments)
+        if result is None:
+            result = kept[arguments] = make(*arguments)
+        return result
+
+    return cached

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.codecs.allocation import direction_bits
-from shared_embeddings.codecs.codec import RATES, Codebooks, Codec, Encoded, fitted_scales, row_sizes
-from shared_embeddings.codecs.principal import principal_directions
-from shared_embeddings.codecs.trellis import (
+from shared_embeddings.quant.allocation import direction_bits
+from shared_embeddings.quant.codec import RATES, Codebooks, Codec, Encoded, fitted_scales, row_sizes
+from shared_embeddings.quant.codecs.principal import principal_directions
+from shared_embeddings.quant.codecs.trellis import (
     Runs,
     entries_of,
     errors_of,

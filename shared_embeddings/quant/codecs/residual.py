@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.codecs import kernels
-from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded, fitted_scales, row_sizes
+from shared_embeddings.quant import kernels
+from shared_embeddings.quant.codec import Codebooks, Codec, Encoded, fitted_scales, row_sizes
 from shared_embeddings.utils.extras import require
 
 _PIECE = 8

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.codecs import kernels
+from shared_embeddings.quant import kernels
 
 
 def bytes_for(bits: int) -> int:

@@ -1,7 +1,7 @@
 """Store the tensors of embeddings in fewer bits: fp16, int8 and int4 with scales, and bit-packed word codes.
 
 On loading, tensors stay in few bits (`hold`), or become plain ones (`unpack`). Packing either again gives the
-same bytes. `shared_embeddings.layers.number_formats` has the formats.
+same bytes. `shared_embeddings.quant.formats` has the formats.
 
 A packed state contains an extra tensor of bytes, `HEADER`, with JSON that describes how tensors are packed.
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from shared_embeddings.errors import UserError
-from shared_embeddings.layers.number_formats import (
+from shared_embeddings.quant.formats import (
     FORMATS,
     BitCodes,
     Logarithms,
@@ -27,7 +27,7 @@ from shared_embeddings.layers.number_formats import (
     Packed,
     format_of,
 )
-from shared_embeddings.layers.packed_tensor import PackedTensor, dense
+from shared_embeddings.quant.packed_tensor import PackedTensor, dense
 from shared_embeddings.utils.reading import parse_json
 
 STORES = ("fp32", *FORMATS)

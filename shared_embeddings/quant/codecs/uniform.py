@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.codecs import kernels
-from shared_embeddings.codecs.bit_packing import byte_products, bytes_for, pack_bits, read_entries
-from shared_embeddings.codecs.codec import Codebooks, Codec, Encoded
+from shared_embeddings.quant import kernels
+from shared_embeddings.quant.bits import byte_products, bytes_for, pack_bits, read_entries
+from shared_embeddings.quant.codec import Codebooks, Codec, Encoded
 
 # Scales that are tried, relative to that of the largest number, and the least-squares steps after them.
 _TRIALS = torch.linspace(0.5, 1.0, 11).tolist()

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shared_embeddings.codecs.bit_packing import pack_bits
-from shared_embeddings.codecs.codec import Codebooks, Encoded
-from shared_embeddings.codecs.uniform import UniformCodec, nearest_levels
+from shared_embeddings.quant.bits import pack_bits
+from shared_embeddings.quant.codec import Codebooks, Encoded
+from shared_embeddings.quant.codecs.uniform import UniformCodec, nearest_levels
 
 SCALE_TYPE = torch.bfloat16
 _RANGE = torch.finfo(SCALE_TYPE)

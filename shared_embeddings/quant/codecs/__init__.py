@@ -1,0 +1,1 @@
+"""One codec each. Importing this package imports them all."""
