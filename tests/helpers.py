@@ -213,7 +213,7 @@ def names_file(error: str, program: str, path: Path) -> bool:
 def offsets(file: Path) -> list[int]:
     """An offset in the bytes of every tensor of a file: the first, in the middle or the last, in turn."""
     data = file.read_bytes()
-    if file.suffix == ".safetensors":
+    if not zipfile.is_zipfile(file):  # safetensors
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
         spans = [

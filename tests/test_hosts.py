@@ -20,6 +20,7 @@ from shared_embeddings.checkpoints import adapter as adapters
 from shared_embeddings.cli.main import main
 from shared_embeddings.utils.results import WandbWriter
 from tests.files.commands import HOSTS, hosts_of_this_tree
+from tests.helpers import flip, offsets
 from tests.lm.runs import run as train_lm
 from tests.lm.runs import settings, small_corpus
 from tests.nmt.conftest import Host
@@ -210,6 +211,44 @@ def test_trim_keeps_the_words_of_a_text(
     assert [new for _, new in pairs] == list(range(len(after.words))) and len(pairs) < len(before.words)
     assert [before.words[old] for old, _ in pairs] == list(after.words)
     assert {before.words[special] for special in before.specials} <= set(after.words)
+
+
+@pytest.mark.slow_except("*-fp32")
+@pytest.mark.parametrize("store", ["fp32", "fp16", "int8", "int4"])
+def test_flipped_bits_of_a_compressed_model_are_an_error_or_change_nothing(
+    trained: Trained, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bits of the tensors and of the file's own structure, such as the header of safetensors."""
+    small = tmp_path / "small.pt"
+    asked = ["--method", "projective", "--rank", 8, "--store", store, "--output", small]
+    assert run(capsys, "compress", "--model", trained.model, *asked)[0] == 0
+    before = content_of(trained.host, small)
+    (file,) = small.glob("*.safetensors") if small.is_dir() else [small]
+    size, errors = file.stat().st_size, 0
+    inside = offsets(file)[:12]
+    picked = [place * size // 40 for place in range(40)] + list(range(8, 600, 20)) + inside
+    for offset in picked:
+        flip(file, offset)
+        try:
+            if adapters.find_host(small)[0] == trained.host:
+                now = content_of(trained.host, small)
+                assert now.keys() == before.keys(), offset
+                assert all(torch.equal(now[name], before[name]) for name in before), offset
+        except ValueError as error:
+            errors += "does not match its checksum" in str(error)
+        flip(file, offset)
+    assert errors >= len(inside)
+
+
+def content_of(host: str, path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a model, and the tables and words of its embeddings."""
+    model = opened(host).read(path)
+    content = dict(model.tensors())
+    for number, embedding in enumerate(model.embeddings()):
+        text = "\n".join(embedding.words).encode("utf-8", "surrogateescape")
+        content[f"words of {number}"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        content[f"table of {number}"] = embedding.module.table()
+    return content
 
 
 class FakeRun:

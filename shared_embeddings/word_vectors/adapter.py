@@ -23,6 +23,7 @@ from shared_embeddings.checkpoints.adapter import (
     teacher_table,
 )
 from shared_embeddings.checkpoints.agreement import NEIGHBORS, PREDICTIONS, Predictions, Probe
+from shared_embeddings.checkpoints.checksums import KEY, state_digest, verified
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.token_counts import count_words
 from shared_embeddings.embedding import SharedEmbedding
@@ -160,8 +161,10 @@ class VectorsModel(WordTokens):
             "embedding": json.dumps(settings),
         }
         content = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        content[_WORDS] = torch.from_numpy(words.copy())
+        metadata[KEY] = state_digest({**content, **metadata})
         with replacing(output) as temporary:
-            save_file({_WORDS: torch.from_numpy(words.copy()), **content}, temporary, metadata)
+            save_file(content, temporary, metadata)
         for loader in self.files(output)[1:]:
             with replacing(loader) as temporary:
                 temporary.write_bytes(_loader())
@@ -215,6 +218,10 @@ def _read_small(path: Path) -> tuple[list[str], SharedEmbedding, Packing | None]
         with safetensors.safe_open(path, "pt") as file:
             settings = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except (OSError, safetensors.SafetensorError) as error:
+        raise _unreadable(path, error) from error
+    verified({**tensors, **settings}, f"vectors {path}")
+    try:
         words = bytes(tensors.pop(_WORDS).numpy()).decode("utf-8").split("\n")
         options: dict[str, Any] = json.loads(settings["embedding"])
         count, dim = json.loads(settings["sizes"])
@@ -224,11 +231,15 @@ def _read_small(path: Path) -> tuple[list[str], SharedEmbedding, Packing | None]
         if len(words) != count or state.keys() != embedding.state_dict().keys():
             raise ValueError("its words and tensors do not match")
         embedding.load_state_dict(install(embedding, state), strict=False)
-    except (*UNREADABLE, safetensors.SafetensorError) as error:
-        raise UserError(
-            f"vectors {path}: cannot be read ({first_line(error)}); it is damaged or truncated; copy it again"
-        ) from error
+    except UNREADABLE as error:
+        raise _unreadable(path, error) from error
     return words, embedding.eval(), packing
+
+
+def _unreadable(path: Path, error: BaseException) -> UserError:
+    return UserError(
+        f"vectors {path}: cannot be read ({first_line(error)}); it is damaged or truncated; copy it again"
+    )
 
 
 def _standard(vectors: np.ndarray) -> SharedEmbedding:

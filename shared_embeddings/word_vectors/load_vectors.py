@@ -11,6 +11,7 @@ Axes: ``V`` words, ``D`` dimensions.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import numpy as np
 
 FORMAT = "shared-embeddings-vectors"
 _TYPES = {"F32": "<f4", "F16": "<f2", "U8": "u1"}
+_NAMES = {"float32": "torch.float32", "float16": "torch.float16", "uint8": "torch.uint8"}
 _BLOCK = 4096
 
 
@@ -79,7 +81,27 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
             tensors[name] = values.reshape(entry["shape"])
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: damaged, or not written by shared-embeddings ({error})") from error
+    checksum = metadata.pop("checksum", None)  # missing in files of older versions
+    if checksum is not None and checksum != _digest({**tensors, **metadata}):
+        raise ValueError(f"{path}: does not match its checksum: it is damaged; copy or create it again")
     return metadata, tensors
+
+
+def _digest(content: dict[str, str | np.ndarray]) -> str:
+    """The SHA-256 of texts and tensors, as ``shared_embeddings.checkpoints.checksums.state_digest``."""
+    digest = hashlib.sha256()
+    parts = [f"mapping of {len(content)}".encode()]
+    for name in sorted(content):
+        value = content[name]
+        if isinstance(value, str):
+            own = f"str {value}".encode()
+        else:
+            kind = f"{_NAMES[value.dtype.name]} {value.shape} torch.strided"
+            own = hashlib.sha256(kind.encode() + value.tobytes()).digest()
+        parts += [f"str {name}".encode(), own]
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
 
 
 def _decoded(count: int, settings: dict[str, list[int]], tensors: dict[str, np.ndarray]) -> np.ndarray:

@@ -9,6 +9,7 @@ import math
 import pickle
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from shared_embeddings.checkpoints.adapter import WordEmbedding
 from shared_embeddings.checkpoints.compress import compress
 from shared_embeddings.cli.main import main
 from shared_embeddings.word_vectors.adapter import Adapter
+from tests.helpers import flip
 from tests.shared_embeddings.cases import PADDING, Case, by_name
 from tests.shared_embeddings.support import each_case
 
@@ -378,10 +380,7 @@ def test_the_loader_agrees_with_the_library(text: Path, tmp_path: Path, method: 
     options = {"bits": 2.0, "codec": "principal"} if method == "quantized" else {}
     report = compress(text, method, small, options=options, store="fp16")
     assert report.kept.share is not None and report.kept.share > 0.5
-    spec = importlib.util.spec_from_file_location("loader", tmp_path / "load_vectors.py")
-    assert spec is not None and spec.loader is not None
-    loader = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loader)
+    loader = loader_of(tmp_path)
     found = loader.load(small)
     model = Adapter().read(small)
     np.testing.assert_allclose(found.vectors, model.module.table().detach().numpy(), atol=1e-4)
@@ -389,6 +388,27 @@ def test_the_loader_agrees_with_the_library(text: Path, tmp_path: Path, method: 
     error = np.linalg.norm(found.vectors - original) / np.linalg.norm(original)
     assert error < (0.3 if method == "quantized" else 0.001)
     assert np.array_equal(found["w7"], found.vectors[7])
+    words = found.words
+    for offset in range(0, small.stat().st_size, 97):
+        flip(small, offset)
+        try:
+            again = loader.load(small)
+            assert np.array_equal(again.vectors, found.vectors) and again.words == words
+        except ValueError as error:
+            assert str(small) in str(error)
+        flip(small, offset)
+    flip(small, small.stat().st_size - 1)
+    with pytest.raises(ValueError, match="does not match its checksum"):
+        loader.load(small)
+
+
+def loader_of(folder: Path) -> Any:
+    """The module that `compress` wrote into a folder."""
+    spec = importlib.util.spec_from_file_location("loader", folder / "load_vectors.py")
+    assert spec is not None and spec.loader is not None
+    loader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loader)
+    return loader
 
 
 def test_bits_go_to_directions_with_large_variance(text: Path, tmp_path: Path) -> None:
