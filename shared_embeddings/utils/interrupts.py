@@ -18,7 +18,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ONE_REQUEST = 30.0 if "TORCHELASTIC_RUN_ID" in os.environ else 2.0
 # The advice of interrupted training commands.
 RESUME = "run the same command again to resume"
-# Seconds after which a signal that arrived during a fork is sent again.
+# Seconds after which a signal whose exception was dropped is sent again.
 _LATER = 0.01
 Handler = Callable[[int, FrameType | None], None]
 
@@ -44,6 +44,7 @@ class Interrupted(KeyboardInterrupt):
 _reporting = os.getpid()
 # Whether a fork is in progress: Python drops exceptions raised meanwhile, so signals wait until it is done.
 _forking = False
+# Signals whose exception was or would be dropped, until they are sent again.
 _waiting: list[int] = []
 
 
@@ -64,13 +65,11 @@ def _begin_fork() -> None:
 
 
 def _end_fork() -> None:
-    """Send a delayed signal again, after a short pause."""
+    """Send a delayed signal again."""
     global _forking
     _forking = False
     if _waiting:
-        again = threading.Timer(_LATER, os.kill, (os.getpid(), _waiting.pop()))
-        again.daemon = True
-        again.start()
+        _send_again_later()
 
 
 def _be_forked() -> None:
@@ -80,6 +79,19 @@ def _be_forked() -> None:
     _waiting.clear()
 
 
+def _send_again_later() -> None:
+    """Send the waiting signal after a short pause, when Python code runs that an exception can end."""
+
+    def send() -> None:
+        for number in _waiting[:1]:
+            os.kill(os.getpid(), number)
+        _waiting.clear()
+
+    again = threading.Timer(_LATER, send)
+    again.daemon = True
+    again.start()
+
+
 os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_be_forked)
 
 
@@ -87,11 +99,30 @@ os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_chil
 def signals_raised() -> Iterator[None]:
     """Raise `Interrupted` on SIGINT and SIGTERM, so that ``finally`` clauses run; no effect outside the main
     thread.
+
+    Python drops exceptions in callbacks of C code, such as those of compilers, and in destructors: a signal
+    that arrives there is sent again.
     """
     global _reporting
     _reporting = os.getpid()
-    with handled_by(interrupt):
-        yield
+    report = sys.unraisablehook
+
+    def dropped(unraisable: Any) -> None:
+        if isinstance(unraisable.exc_value, Interrupted):
+            _waiting.append(unraisable.exc_value.signal)
+            _send_again_later()
+        else:
+            report(unraisable)
+
+    sys.unraisablehook = dropped
+    try:
+        with handled_by(interrupt):
+            yield
+            while _waiting:
+                time.sleep(_LATER)
+    finally:
+        sys.unraisablehook = report
+        _waiting.clear()
 
 
 @contextmanager

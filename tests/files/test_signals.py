@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shared_embeddings.utils import early_signals, interrupts
+from shared_embeddings.utils import command_line, early_signals, interrupts
 from shared_embeddings.utils.early_signals import command_of
 
 ROOT = Path(__file__).parents[2]
@@ -139,3 +142,57 @@ def test_signals_during_a_fork_are_not_lost(capfd: pytest.CaptureFixture[str]) -
                 interrupts._end_fork()
                 stop.wait(20)
     assert capfd.readouterr().err == ""
+
+
+class Destroyed:
+    """Receives a signal when it is deleted."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def in_a_callback() -> None:
+    """Of C code, as those of numba's compiler."""
+    ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGTERM))()
+
+
+def in_a_destructor() -> None:
+    Destroyed()
+
+
+def while_numba_compiles() -> None:
+    """After the machine code is made, where numba may put it into its cache."""
+    numba, codegen = pytest.importorskip("numba"), importlib.import_module("numba.core.codegen")
+    original = codegen.CPUCodeLibrary._object_compiled_hook
+
+    def receive(*arguments: Any) -> None:
+        codegen.CPUCodeLibrary._object_compiled_hook = original
+        signal.raise_signal(signal.SIGTERM)
+
+    codegen.CPUCodeLibrary._object_compiled_hook = receive
+    numba.njit(lambda number: number + 1)(1)
+
+
+@pytest.mark.parametrize("seconds", [0, 20])
+@pytest.mark.parametrize("receive", [in_a_callback, in_a_destructor, while_numba_compiles])
+def test_signals_whose_exception_python_drops_end_a_command(
+    receive: Callable[[], None], seconds: float, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whether the command goes on for long or would end immediately."""
+    went_on = []
+
+    def main(arguments: Sequence[str]) -> None:
+        receive()
+        went_on.append(threading.Event().wait(seconds))
+
+    assert command_line.run("program", main, []) == 128 + signal.SIGTERM
+    assert capfd.readouterr().err == f"program: terminated; {command_line.NO_PARTIAL_FILES}\n"
+    assert not (seconds and went_on)
+
+
+def test_other_exceptions_that_python_drops_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", found.append)
+    with interrupts.signals_raised():
+        ctypes.CFUNCTYPE(None)(lambda: 1 / 0)()
+    assert [one.exc_type for one in found] == [ZeroDivisionError] and sys.unraisablehook == found.append
