@@ -13,7 +13,7 @@ MINUTES ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help stubs setup demo report docs notebooks test test-all smoke drill gpu check format pins clean
+.PHONY: help readme setup demo report docs notebooks test test-all smoke drill gpu check format pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
@@ -59,8 +59,8 @@ format: setup ## fix lint and formatting
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-stubs: setup ## update the type stubs and the README table, after a method changed
-	@$(BIN)/python -m shared_embeddings.utils.stubs
+readme: setup ## update the table of methods in README.md, after a method changed
+	@$(BIN)/python scripts/update_readme.py
 
 pins: ## resolve requirements/pins.in again
 	@PYTHON="$(PYTHON)" scripts/update_pins.sh

@@ -26,9 +26,9 @@ from shared_embeddings.checkpoints.choosing import Trial, candidates, tried
 from shared_embeddings.checkpoints.compress import Settings
 from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.method import Candidate
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.sizing.targets import Target
+from shared_embeddings.spec import Candidate
 from shared_embeddings.utils.path_options import PathOption
 
 RATIOS = (4.0, 8.0, 16.0, 32.0)

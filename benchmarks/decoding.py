@@ -82,7 +82,8 @@ def quantized_uses(options: dict[str, Any], size: tuple[int, int]) -> tuple[Uses
         "batch": lambda: embedding.logits(hidden),
     }
     numbers = sum(
-        packed_bytes(tensor, embedding.default_store, name) for name, tensor in embedding.named_parameters()
+        packed_bytes(tensor, embedding.options.default_store, name)
+        for name, tensor in embedding.named_parameters()
     )
     return uses, numbers + sum(buffer.nbytes for buffer in embedding.buffers())
 

@@ -36,7 +36,6 @@ from recipes.common.tools import run_main
 from shared_embeddings.classes.making import train_word_vectors
 from shared_embeddings.errors import UserError
 from shared_embeddings.options import OptionError
-from shared_embeddings.registry import method_class
 from shared_embeddings.sizing.suggest import suggest
 from shared_embeddings.sizing.targets import options_within
 from shared_embeddings.utils.command_line import positive
@@ -190,7 +189,7 @@ def _options(name: str, size: Size, compression: int) -> tuple[str, dict[str, An
     if named:
         return method, {"codec": named[0], "bits": float(named[1].removesuffix(" bits"))}
     limit = 4 * size.words * size.dim // compression
-    return method, dict(options_within(method, *size, limit, method_class(method).default_store))
+    return method, dict(options_within(method, *size, limit, se.options(method).default_store))
 
 
 def fit_apart(name: str, size: Size, compression: int) -> dict[str, Any] | None:

@@ -27,7 +27,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import shared_embeddings as se
 from benchmarks.measuring import Step, added_peak, median_times, parser_of, publish, read_record
 from recipes.common.tools import run_main
-from shared_embeddings.registry import method_class
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.path_options import PathOption
 
@@ -125,7 +124,7 @@ def rows(setting: Setting, methods: Sequence[str]) -> list[Row]:
     return [
         Row(f"{method}, {label}" if label else method, method, options)
         for method in methods
-        for label, options in method_class(method).examples(setting.vocab_size, setting.dim).items()
+        for label, options in se.options(method).examples(setting.vocab_size, setting.dim).items()
     ]
 
 

@@ -246,6 +246,6 @@ def _rebuilding(config: Mapping[str, Any], embedding: se.SharedEmbedding) -> dic
     """Settings to build the embedding without other files."""
     settings = config["embedding"]
     is_fitted = config.get("embedding_distillation") is not None
-    if not is_fitted and not any(name in settings for name in se.file_options(embedding.method)):
+    if not is_fitted and not any(name in settings for name in se.options(embedding.method).file_options):
         return dict(settings)
     return {"method": embedding.method, **embedding.stored_options()}

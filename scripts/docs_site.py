@@ -102,7 +102,7 @@ def methods() -> str:
 
     parts = [methods_table()]
     for name in registry.methods():
-        method = registry.method_class(name)
+        method = registry.options(name).embedding_class
         lines = ["| option | value | default | meaning |", "| --- | --- | --- | --- |"]
         for option, *columns in options_of(name):
             accepted, default, description = (column or "" for column in columns)

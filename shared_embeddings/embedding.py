@@ -1,6 +1,7 @@
 """The interface that hosts use: input lookup, tied output scores, loss, parameter groups and counts.
 
-Everything here is derived from what a method provides (`shared_embeddings.method.Method`).
+A method defines `init_weights` and `rows`, usually `output_factors`, and declares the rest in its options
+(`shared_embeddings.spec`); everything else here is derived from these.
 
 Axes: ``B`` batch, ``T`` time, ``N`` = B*T tokens, ``V`` vocabulary, ``D`` model dimension, ``S`` width of the
 hidden states that are scored, ``R`` rank or small dimension.
@@ -8,13 +9,18 @@ hidden states that are scored, ``R`` rank or small dimension.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from shared_embeddings.fitting.task import FitTask, reconstruct
+from shared_embeddings.layers.caching import CachingModule
 from shared_embeddings.loss import (
     LossOptions,
     Reduction,
@@ -22,9 +28,9 @@ from shared_embeddings.loss import (
     pad_to_multiple,
     scored_cross_entropy,
 )
-from shared_embeddings.method import Method, OutputFactors
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense, warn_of_frozen
 from shared_embeddings.sizing import accounting
+from shared_embeddings.spec import EmbeddingOptions
 from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 if TYPE_CHECKING:
@@ -32,14 +38,43 @@ if TYPE_CHECKING:
 
 Embedding = TypeVar("Embedding", bound="SharedEmbedding")
 
+# Methods with `expensive_rows` compute tables in blocks of this many rows, which limits the memory of wide
+# layers.
+_TABLE_BLOCK = 2048
 # Words whose rows are decoded together for scores.
 _SCORED_ROWS = 2048
 # More tokens than this are scored faster by a product with decoded rows than by sums over word codes.
 _FEW_TOKENS = 16
 
 
-class SharedEmbedding(Method):
-    """An embedding for the input and the tied output of a model.
+class OutputFactors(NamedTuple):
+    """The output table in factors: scores are ``(hidden @ basis.T) @ codes.T``, plus any bias.
+
+    Attributes:
+        codes: ``(V, R)``.
+        basis: ``(R, S)``, or None if R is S and hidden states are multiplied by the codes directly.
+    """
+
+    codes: Tensor
+    basis: Tensor | None
+
+
+class Layer(NamedTuple):
+    """The activations of words at one layer of an embedding, for analysis.
+
+    Attributes:
+        name: of the layer, unique within its embedding.
+        values: ``(n, width)``, one row for each word that passes through the layer.
+        groups: the number of independent groups of dimensions, all of the same width.
+    """
+
+    name: str
+    values: Tensor
+    groups: int = 1
+
+
+class SharedEmbedding(CachingModule):
+    """An embedding for the input and the tied output of a model; the base class of all methods.
 
     The row of `padding_idx` is zero on both sides and gets no gradient on either, whatever its parameters
     contain. In inference, tensors that are derived from the parameters are cached, see `CachingModule`.
@@ -47,8 +82,58 @@ class SharedEmbedding(Method):
     With the option `output_bias` every method has a parameter ``bias`` ``(V,)`` that is added to the scores.
     It starts at zero, and that of the padding word stays zero.
 
-    `Method` lists the attributes.
+    Attributes:
+        per_word: the parameters and buffers with one row per word, ``(V, ...)``; ``bias`` need not be listed.
+            Empty if words have no separate rows.
+        expensive_rows: whether a row takes more work than indexing and one small product. Then each distinct
+            word of a batch is computed once (not in compiled graphs), and the table is cached for inference.
+        scores_in_blocks: whether an embedding in few bits computes scores from blocks of `output_rows`; if
+            not, because rows take too long, the output table is cached for inference.
+        num_embeddings: V.
+        embedding_dim: D.
+        padding_idx: the word without a vector, or None.
+        options: the method's frozen options.
+        score_dim: S, the width of hidden states that `logits` and `cross_entropy` take.
+        has_output: whether there is an output side.
+        bias: ``(V,)`` added to the scores, with the option `output_bias`; else None.
     """
+
+    per_word: ClassVar[tuple[str, ...]] = ()
+    expensive_rows: ClassVar[bool] = False
+    scores_in_blocks: ClassVar[bool] = False
+    bias: nn.Parameter | None
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: Any
+    ) -> None:
+        super().__init__()
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = padding_idx
+        self.options = options
+        self.score_dim = embedding_dim
+        self.has_output = True
+        bias = nn.Parameter(torch.empty(num_embeddings)) if options.output_bias else None
+        self.register_parameter("bias", bias)
+
+    @property
+    def method(self) -> str:
+        """The registered name of the method."""
+        spec: type[EmbeddingOptions[Any]] = type(self.options)
+        return spec.method
+
+    @classmethod
+    def fit(cls, task: FitTask) -> Any:
+        """An embedding that reconstructs `task.teacher`; by default by gradient descent."""
+        return reconstruct(task.build(), task)
+
+    def stored_options(self) -> dict[str, object]:
+        """Plain options with which `build` makes a module that can load this one's state_dict.
+
+        Hosts store them in checkpoints; loading needs no file that the original options may have named.
+        """
+        options: EmbeddingOptions[Any] = self.options
+        return options.plain()
 
     @property
     def has_linear_scores(self) -> bool:
@@ -294,6 +379,121 @@ class SharedEmbedding(Method):
         if not self.has_output:
             raise RuntimeError(f"this {self.method} embedding has no output side: it is for the input only")
 
+    # What a method defines: parameters, rows and output factors.
+
+    def init_weights(self) -> None:
+        """Draw all parameters but the bias with torch's generator; table entries have a std near D**-0.5.
+
+        A method's constructor ends with `reset_parameters`, which calls this.
+        """
+        raise NotImplementedError
+
+    def output_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that the output side uses."""
+        return self.parameters()
+
+    def input_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that the input side uses; by default all but the bias of the scores."""
+        return (parameter for parameter in self.parameters() if parameter is not self.bias)
+
+    def buffer_bits(self, name: str, buffer: Tensor) -> int:
+        """The number of bits that storing the buffer `name` takes."""
+        return buffer.numel() * buffer.element_size() * 8
+
+    def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
+        """The options and the state of an embedding of the words `ids` ``(n,)`` only, in ascending order.
+
+        Raises:
+            ValueError: words cannot be removed.
+        """
+        if not self.per_word:
+            raise ValueError(
+                f"words cannot be removed from a {self.method} embedding, which has no rows for words: "
+                "trim the plain model first, then compress it"
+            )
+        per_word = (*self.per_word, "bias")
+        return self.stored_options(), {
+            name: tensor.index_select(0, ids) if name in per_word else tensor
+            for name, tensor in self.state_dict().items()
+        }
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The input vectors ``(n, D)`` of word ids ``(n,)``.
+
+        Raises:
+            IndexError: an id is out of range (checked on a CPU).
+        """
+        raise NotImplementedError
+
+    def row_function(self) -> Callable[[Tensor], Tensor]:
+        """A faster `rows` for many calls: work that does not depend on the words is done once, here."""
+        return self.rows
+
+    def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
+        """The vectors ``(N, D)`` of tokens, given the distinct `words` ``(n,)`` and their `inverse` ``(N,)``.
+
+        For methods with `expensive_rows`. By default, each word is transformed once; dropout inside is drawn
+        for each token.
+        """
+        return F.embedding(inverse, self.without_padding(self.rows(words), words))
+
+    @property
+    def draws_per_token(self) -> bool:
+        """Whether two tokens of one word currently have different vectors, because of dropout inside."""
+        return False
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """The values of words ``(n,)`` at every layer; the last one is the "output", their `rows`."""
+        return [Layer("output", self.rows(ids))]
+
+    def output_factors(self) -> OutputFactors:
+        """The output table in factors; by default the table itself."""
+        return OutputFactors(self.all_rows(), None)
+
+    def output_rows(self) -> Callable[[Tensor], Tensor]:
+        """A function: word ids ``(n,)`` -> their rows ``(n, R)`` of the codes in `output_factors`."""
+        return self.row_function()
+
+    def code_scores(self, hidden: Tensor) -> Tensor | None:
+        """The products ``(N, C, K)`` of hidden states with what each of K values of each of C `codes` adds.
+
+        A row of `output_rows` is the sum of these. None, the default, if words have no such codes.
+        """
+        return None
+
+    def output_basis(self) -> Tensor | None:
+        """The basis of `output_factors` for methods with `scores_in_blocks`."""
+        return None
+
+    def check_ids(self, ids: Tensor) -> None:
+        """Raise IndexError for an id out of range, unless checking would synchronize with a device."""
+        if ids.device.type != "cpu" or ids.numel() == 0 or needs_fixed_shapes(ids):
+            return
+        for word in (int(ids.min()), int(ids.max())):
+            if not 0 <= word < self.num_embeddings:
+                raise IndexError(f"index {word} is out of range: there are {self.num_embeddings} words")
+
+    def all_ids(self, device: torch.device) -> Tensor:
+        """The ids ``(V,)`` of all words."""
+        return torch.arange(self.num_embeddings, device=device)
+
+    def all_rows(self) -> Tensor:
+        """The rows ``(V, D)`` of all words; `expensive_rows` are computed in blocks."""
+        ids = self.all_ids(next(self.parameters()).device)
+        if not self.expensive_rows:
+            return self.rows(ids)
+        rows = self.row_function()
+        if torch.is_grad_enabled():
+            # Inner layers are recomputed in the backward pass instead of stored for all V words.
+            rows = functools.partial(checkpoint, rows, use_reentrant=False)
+        return torch.cat([rows(block) for block in ids.split(_TABLE_BLOCK)])
+
+    def without_padding(self, rows: Tensor, ids: Tensor) -> Tensor:
+        """`rows` ``(n, D)`` with a constant zero wherever `ids` ``(n,)`` is the padding word."""
+        if self.padding_idx is None:
+            return rows
+        return rows.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
+
     # Sizes and selections of words.
 
     def counts(self) -> dict[str, int]:
@@ -305,7 +505,7 @@ class SharedEmbedding(Method):
             "output": sum(size for key, size in by_output.items() if key not in by_input),
             "shared": sum(size for key, size in by_input.items() if key in by_output),
             "total": accounting.count_parameters(self),
-            "stored_bits": accounting.stored_bits(self, self.default_store),
+            "stored_bits": accounting.stored_bits(self, self.options.default_store),
         }
 
     def select_rows(self: Embedding, ids: Tensor) -> Embedding:
@@ -322,7 +522,7 @@ class SharedEmbedding(Method):
         options, state = self.state_for_ids(ids.to(first.device))
         kept, sizes = ids.tolist(), (len(ids), self.embedding_dim)
         padding_idx = kept.index(self.padding_idx) if self.padding_idx in kept else None
-        selected = type(self)(*sizes, padding_idx, self.resolve(*sizes, options))
+        selected = type(self)(*sizes, padding_idx, type(self.options).resolve(*sizes, options))
         selected.to(device=first.device, dtype=first.dtype).load_state_dict(state)
         return selected.train(self.training)
 

@@ -47,13 +47,6 @@ def option(
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EmbeddingOptions:
-    """The options that all methods have in common."""
-
-    output_bias: bool = option("Adds a trained bias to the score of every word.", False)
-
-
 def parse_options(method: str, options_class: type[T], given: Mapping[str, object]) -> T:
     """Build the frozen options of `method` from plain values, as Python, YAML or a command line provide them.
 

@@ -1,4 +1,4 @@
-"""The methods by name, and building an embedding by the name of its method.
+"""The methods by name, and building an embedding from a name or from options.
 
 Every module in `shared_embeddings.methods` registers its method when the package is imported.
 """
@@ -8,28 +8,32 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.options import OptionError, did_you_mean
+from shared_embeddings.spec import EmbeddingOptions
 
+E = TypeVar("E")
 EmbeddingClass = TypeVar("EmbeddingClass", bound="type[SharedEmbedding]")
 
 # More words or dimensions are a mistake: 32 bits cannot number them.
 _LARGEST_SIZE = 2**31 - 1
 
-_registered: dict[str, type[SharedEmbedding]] = {}
+_registered: dict[str, type[EmbeddingOptions[Any]]] = {}
 
 
-def register(method: str, options_class: type) -> Callable[[EmbeddingClass], EmbeddingClass]:
+def register(
+    method: str, options_class: type[EmbeddingOptions[Any]]
+) -> Callable[[EmbeddingClass], EmbeddingClass]:
     """Class decorator: register an embedding class as `method`, with `options_class` as its options."""
 
     def add(embedding_class: EmbeddingClass) -> EmbeddingClass:
         if method in _registered:
             raise ValueError(f"two embedding classes are registered as '{method}': rename one")
-        embedding_class.method = method
-        embedding_class.options_class = options_class
-        _registered[method] = embedding_class
+        options_class.method = method
+        options_class.embedding_class = embedding_class
+        _registered[method] = options_class
         return embedding_class
 
     return add
@@ -40,8 +44,8 @@ def methods() -> list[str]:
     return sorted(_registered)
 
 
-def method_class(method: str) -> type[SharedEmbedding]:
-    """The class registered as `method`.
+def options(method: str) -> type[EmbeddingOptions[Any]]:
+    """The options dataclass of `method`, with everything that the method declares.
 
     Raises:
         OptionError: there is no such method.
@@ -54,33 +58,18 @@ def method_class(method: str) -> type[SharedEmbedding]:
     return _registered[method]
 
 
-def options(method: str) -> type:
-    """The options dataclass of `method`: its fields are the options, their defaults and types.
-
-    Raises:
-        OptionError: there is no such method.
-    """
-    return method_class(method).options_class
-
-
-def has_option(method: str, name: str) -> bool:
-    """Whether `method` has an option called `name`.
-
-    Raises:
-        OptionError: there is no such method.
-    """
-    return any(field.name == name for field in dataclasses.fields(options(method)))
+@overload
+def build(
+    method: EmbeddingOptions[E],
+    *,
+    num_embeddings: int,
+    embedding_dim: int,
+    padding_idx: int | None = None,
+    words: Sequence[str] | None = None,
+) -> E: ...
 
 
-def file_options(method: str) -> tuple[str, ...]:
-    """The options of `method` that name files; checkpoints contain the content of these files.
-
-    Raises:
-        OptionError: there is no such method.
-    """
-    return method_class(method).file_options
-
-
+@overload
 def build(
     method: str,
     *,
@@ -89,29 +78,42 @@ def build(
     padding_idx: int | None = None,
     words: Sequence[str] | None = None,
     **options: object,
-) -> SharedEmbedding:
+) -> SharedEmbedding: ...
+
+
+def build(
+    method: str | EmbeddingOptions[Any],
+    *,
+    num_embeddings: int,
+    embedding_dim: int,
+    padding_idx: int | None = None,
+    words: Sequence[str] | None = None,
+    **options: object,
+) -> Any:
     """Build an embedding of `num_embeddings` (V) words in `embedding_dim` (D) dimensions.
 
     Args:
-        method: one of `methods()`.
+        method: one of `methods()`, or the options of a method, such as ``FunnelOptions(rank=64)``.
         padding_idx: the word whose row is always zero and never trained, from 0 to V - 1.
         words: the V words in the order of their ids, for methods whose options name files about words; such
             a file may have them in another order.
-        options: the method's own options, as in `options(method)`.
+        options: the method's own options by name, if `method` is a name.
 
     Raises:
         OptionError: the method or an option is unknown, has the wrong type, or is impossible.
     """
-    embedding_class = method_class(method)
-    sizes = _checked_sizes(method, num_embeddings, embedding_dim)
+    spec, given = spec_of(method, options)
+    sizes = _checked_sizes(spec.method, num_embeddings, embedding_dim)
     if padding_idx is not None:
-        padding_idx = _checked_padding(method, padding_idx, sizes[0])
+        padding_idx = _checked_padding(spec.method, padding_idx, sizes[0])
     if words is not None:
-        options = options_for_words(embedding_class, options, words, sizes[0])
-    return embedding_class(*sizes, padding_idx, embedding_class.resolve(*sizes, options))
+        given = options_for_words(spec, given, words, sizes[0])
+    return spec.embedding_class(*sizes, padding_idx, spec.resolve(*sizes, given))
 
 
-def num_parameters(method: str, *, num_embeddings: int, embedding_dim: int, **options: object) -> int:
+def num_parameters(
+    method: str | EmbeddingOptions[Any], *, num_embeddings: int, embedding_dim: int, **options: object
+) -> int:
     """The number of trainable parameters by the formula of the method's paper, without building anything.
 
     The papers do not count a bias of the scores; with the option `output_bias` it is added.
@@ -119,41 +121,55 @@ def num_parameters(method: str, *, num_embeddings: int, embedding_dim: int, **op
     Raises:
         OptionError: as in `build`.
     """
-    embedding_class = method_class(method)
-    sizes = _checked_sizes(method, num_embeddings, embedding_dim)
-    resolved = embedding_class.resolve(*sizes, options)
-    return embedding_class.num_parameters(*sizes, resolved) + embedding_class.count_bias(sizes[0], resolved)
+    found = resolve(method, num_embeddings, embedding_dim, options)
+    return found.count_parameters(num_embeddings, embedding_dim) + found.count_bias(num_embeddings)
 
 
-def search_size(method: str, *, num_embeddings: int, embedding_dim: int, **options: object) -> int:
-    """The size that `suggest` compares with a number of parameters, see `Method.search_size`.
+def resolve(
+    method: str | EmbeddingOptions[Any], num_embeddings: int, embedding_dim: int, given: dict[str, object]
+) -> EmbeddingOptions[Any]:
+    """The checked options of a method for an embedding of V words in D dimensions.
 
     Raises:
         OptionError: as in `build`.
     """
-    embedding_class = method_class(method)
-    sizes = _checked_sizes(method, num_embeddings, embedding_dim)
-    return embedding_class.search_size(*sizes, embedding_class.resolve(*sizes, options))
+    spec, given = spec_of(method, given)
+    return spec.resolve(*_checked_sizes(spec.method, num_embeddings, embedding_dim), given)
+
+
+def spec_of(
+    method: str | EmbeddingOptions[Any], given: dict[str, object]
+) -> tuple[type[EmbeddingOptions[Any]], dict[str, object]]:
+    """The options class of a method, and the options that were given by name or as an object.
+
+    Raises:
+        OptionError: there is no such method, or both kinds of options are given.
+    """
+    if not isinstance(method, EmbeddingOptions):
+        return options(method), given
+    if given:
+        raise OptionError(f"{method.method}: '{next(iter(given))}' is beside the options; give it in them")
+    fields = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+    return type(method), fields
 
 
 def options_for_words(
-    embedding_class: type[SharedEmbedding], given: dict[str, Any], words: Sequence[str], num_embeddings: int
-) -> dict[str, Any]:
+    spec: type[EmbeddingOptions[Any]], given: dict[str, object], words: Sequence[str], num_embeddings: int
+) -> dict[str, object]:
     """The options with files about words replaced by their content for `words`.
 
     Raises:
         OptionError: there are not V words, or a file does not contain them.
     """
-    method = embedding_class.method
     if len(words) != num_embeddings:
         raise OptionError(
-            f"{method}: 'words' has {len(words)} words, but 'num_embeddings' is {num_embeddings}; give the "
-            "words of this vocabulary"
+            f"{spec.method}: 'words' has {len(words)} words, but 'num_embeddings' is {num_embeddings}; give "
+            "the words of this vocabulary"
         )
     try:
-        return embedding_class.options_for_vocabulary(dict(given), words)
+        return spec.for_vocabulary(dict(given), words)
     except OptionError as error:
-        raise OptionError(f"{method}: {error}") from None
+        raise OptionError(f"{spec.method}: {error}") from None
 
 
 def _checked_sizes(method: str, num_embeddings: int, embedding_dim: int) -> tuple[int, int]:

@@ -15,8 +15,8 @@ import torch
 
 from nmt.checkpoint.files import allow_checkpoint_types
 from shared_embeddings.checkpoints.checksums import KEY, with_checksum
-from shared_embeddings.method import Options
-from shared_embeddings.registry import method_class
+from shared_embeddings.registry import options
+from shared_embeddings.spec import Options
 
 SEED = 20201119
 Test = Callable[..., None]
@@ -105,7 +105,7 @@ def _label(value: Any) -> str:
 
 def example(method: str, num_embeddings: int, embedding_dim: int) -> Options:
     """The first example of a method for V words in D dimensions."""
-    return next(iter(method_class(method).examples(num_embeddings, embedding_dim).values()))
+    return next(iter(options(method).examples(num_embeddings, embedding_dim).values()))
 
 
 def arguments(options: Options) -> list[str]:

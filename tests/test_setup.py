@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import shared_embeddings as se
-from shared_embeddings.utils import extras, stubs
+from shared_embeddings.utils import extras
 from shared_embeddings.utils.files import sha256
 
 if sys.version_info >= (3, 11):
@@ -356,5 +356,5 @@ def test_public_names_are_tidy() -> None:
         se.Funnel  # noqa: B018
 
 
-def test_stubs_are_up_to_date() -> None:
-    assert stubs.FILE.read_text() == stubs.stub(), "run `make stubs`"
+def test_options_of_every_method_are_exported() -> None:
+    assert {se.options(method).__name__ for method in se.methods()} <= set(se.__all__)

@@ -29,7 +29,7 @@ from shared_embeddings.checkpoints.tensors import check_finite
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import OPTION
 from shared_embeddings.quant.storage import HEADER, Packing, StorageError, packed_as, packing_of, unpack
-from shared_embeddings.registry import method_class
+from shared_embeddings.registry import options
 from shared_embeddings.utils.files import save_tensors, staged
 
 
@@ -236,7 +236,7 @@ def _default_packing(opt: Namespace) -> Packing | None:
     names, stores = [], []
     for option, tensors in _TENSORS_OF.items():
         settings = getattr(opt, option, None)
-        store = method_class(settings["method"]).default_store if settings else "fp32"
+        store = options(settings["method"]).default_store if settings else "fp32"
         if store != "fp32":
             names += tensors
             stores.append(store)

@@ -151,7 +151,7 @@ def _same(wanted: dict[str, Any] | None, found: dict[str, Any] | None) -> bool:
     """Return whether settings match those of a checkpoint, which has contents in place of files."""
     if wanted is None or found is None or wanted == found or wanted["method"] not in se.methods():
         return wanted == found
-    files = se.file_options(wanted["method"])
+    files = se.options(wanted["method"]).file_options
     return any(name in found for name in files) and all(
         found.get(name) == value for name, value in wanted.items() if name not in files
     )
@@ -279,7 +279,7 @@ def _build_on_meta(
 
 def settings_without_files(settings: dict[str, Any], embedding: se.SharedEmbedding) -> dict[str, Any]:
     """Return settings that rebuild `embedding` from a checkpoint without other files."""
-    if not any(name in settings for name in se.file_options(embedding.method)):
+    if not any(name in settings for name in se.options(embedding.method).file_options):
         return settings
     return {"method": embedding.method, **embedding.stored_options()}
 

@@ -114,7 +114,7 @@ class Recipe:
     def with_files(self, embedding: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Return the options of an embedding with the paths of its files in `folder`."""
         method = embedding.get("method")
-        names = se.file_options(method) if isinstance(method, str) and method in se.methods() else ()
+        names = se.options(method).file_options if isinstance(method, str) and method in se.methods() else ()
         files = {name: str(folder / embedding[name]) for name in names if name in embedding}
         return {**embedding, **files}
 

@@ -280,7 +280,7 @@ def describe_size(row: Row, entries: int) -> str:
     try:
         method = row.embedding["method"]
         # The files may not exist yet.
-        options |= {name: se.STORED for name in se.file_options(method) if name in options}
+        options |= {name: se.STORED for name in se.options(method).file_options if name in options}
         count = se.num_parameters(method, num_embeddings=vocabulary, embedding_dim=size, **options)
     except (se.OptionError, KeyError) as error:
         raise UserError(f"{row.name}: {error}") from error

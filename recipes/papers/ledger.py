@@ -303,10 +303,10 @@ def _count_unit(embedding: SharedEmbedding) -> int:
 
 def _count_indices(embedding: SharedEmbedding) -> int:
     """Return the entries of the index matrix of methods that have one."""
-    index_entries = getattr(embedding, "index_entries", None)
+    index_entries = getattr(embedding.options, "index_entries", None)
     if index_entries is None:
         return 0
-    return int(index_entries(embedding.num_embeddings, embedding.embedding_dim, embedding.options))
+    return int(index_entries(embedding.num_embeddings, embedding.embedding_dim))
 
 
 @functools.cache

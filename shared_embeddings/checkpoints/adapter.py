@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from shared_embeddings.checkpoints.agreement import Probe
 from shared_embeddings.checkpoints.onnx_graph import OnnxBody
 from shared_embeddings.checkpoints.quality import Quality, Validation
-from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.errors import UserError
-from shared_embeddings.method import Layer
 from shared_embeddings.registry import build
 
 GROUP = "shared_embeddings.hosts"

@@ -1,6 +1,6 @@
 """Choosing the method of compressed embeddings: try candidates at one size, and keep the best.
 
-Methods name their candidates, see `shared_embeddings.method.Candidate`. A candidate is measured like any
+Methods name their candidates, see `shared_embeddings.spec.Candidate`. A candidate is measured like any
 compressed model: by its quality on validation data, or by the distance of its predictions from those of the
 original.
 """
@@ -29,11 +29,11 @@ from shared_embeddings.checkpoints.fitted_tables import Errors
 from shared_embeddings.checkpoints.report import CompressionReport
 from shared_embeddings.checkpoints.token_counts import counts_of
 from shared_embeddings.fitting.fit import fit
-from shared_embeddings.method import Candidate
-from shared_embeddings.registry import method_class, methods
-from shared_embeddings.registry import options as options_class
+from shared_embeddings.registry import methods
+from shared_embeddings.registry import options as find_spec
 from shared_embeddings.sizing.suggest import as_yaml
 from shared_embeddings.sizing.targets import Target
+from shared_embeddings.spec import Candidate
 from shared_embeddings.utils.files import first_line, workplace
 
 # Candidates for larger tables are ranked by fits to so many rows; so many of them are fitted to all rows.
@@ -285,7 +285,7 @@ def _sampled_error(
         **options,  # type: ignore[arg-type]
     )
     # Words weigh as much as in `quantized` by default.
-    exponent = vars(options_class("quantized"))["count_exponent"]
+    exponent = vars(find_spec("quantized"))["count_exponent"]
     weights = torch.ones(len(ids)) if of_words is None else of_words**exponent
     return Errors(embedding.eval(), rows.__getitem__).weighted(weights)
 
@@ -355,8 +355,8 @@ def _next_ratio(losses: Mapping[float, float], max_loss: float, low: float, high
 
 def candidates() -> Iterator[tuple[str, Candidate]]:
     """The candidates of all methods; those of the method with the most come first."""
-    for method in sorted(methods(), key=lambda name: -len(method_class(name).candidates)):
-        for candidate in method_class(method).candidates:
+    for method in sorted(methods(), key=lambda name: -len(find_spec(name).candidates)):
+        for candidate in find_spec(method).candidates:
             yield method, candidate
 
 

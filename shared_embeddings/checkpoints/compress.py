@@ -23,7 +23,7 @@ from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.options import STORED, OptionError
 from shared_embeddings.quant.packed_tensor import inner_tensors
 from shared_embeddings.quant.storage import check_store, pack
-from shared_embeddings.registry import file_options, method_class
+from shared_embeddings.registry import options as find_spec
 from shared_embeddings.sizing import accounting
 from shared_embeddings.sizing.targets import Target, options_within
 from shared_embeddings.utils.files import bytes_on_disk, first_line, staged
@@ -106,7 +106,7 @@ def compress(
             cannot be measured.
         OSError: a file cannot be read or written.
     """
-    store = method_class(method).default_store if store is None else store
+    store = find_spec(method).default_store if store is None else store
     check_store(store)
     given = _checked_options(method, options or {})
     announce(f"reading {model}", settings.progress)
@@ -363,7 +363,7 @@ def _checked_options(method: str, options: Mapping[str, object]) -> Mapping[str,
     Raises:
         OptionError: the model determines one of them.
     """
-    method_class(method)
+    find_spec(method)
     for name in (*_SET_BY_THE_TABLE, "seed"):
         if name in options:
             raise OptionError(f"option '{name}' is set by the model or the fit; remove it")
@@ -383,7 +383,7 @@ def _paths_of(validation: Validation | None) -> dict[str, tuple[PathOption, Path
 
 def _named_files(method: str, options: Mapping[str, object]) -> dict[str, str]:
     """The options of a method that name a file."""
-    given = {name: options.get(name) for name in file_options(method)}
+    given = {name: options.get(name) for name in find_spec(method).file_options}
     return {name: value for name, value in given.items() if isinstance(value, str) and value != STORED}
 
 

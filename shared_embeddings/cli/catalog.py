@@ -13,7 +13,8 @@ import torch
 
 from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, read_options
 from shared_embeddings.options import OptionError, describe_type
-from shared_embeddings.registry import build, method_class, methods, num_parameters
+from shared_embeddings.registry import build, methods, num_parameters
+from shared_embeddings.registry import options as find_spec
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.path_options import PathOption
@@ -55,7 +56,7 @@ def describe_methods() -> str:
     """Every registered method with its paper and its options: their types, defaults and descriptions."""
     lines = []
     for method in methods():
-        found = method_class(method)
+        found = find_spec(method)
         lines.append(f"{method}: {found.summary} ({found.paper})")
         if found.fullgraph_limit is not None:
             lines.append(f"  no torch.compile(fullgraph=True) in training: {found.fullgraph_limit}")
@@ -70,7 +71,7 @@ def describe_methods() -> str:
 
 def options_of(method: str) -> Iterator[tuple[str, str, str | None, str]]:
     """The options of a method: name, accepted values, default as in YAML (or `REQUIRED`), description."""
-    options_class = method_class(method).options_class
+    options_class = find_spec(method)
     hints = typing.get_type_hints(options_class)
     for field in dataclasses.fields(options_class):
         yield field.name, describe_type(hints[field.name]), _default(field), field.metadata["description"]
@@ -79,14 +80,12 @@ def options_of(method: str) -> Iterator[tuple[str, str, str | None, str]]:
 def methods_table() -> str:
     """The registered methods as a Markdown table."""
     lines = ["| method | paper | the table becomes |", "| --- | --- | --- |"]
-    lines += [
-        f"| `{name}` | {method_class(name).paper} | {method_class(name).summary} |" for name in methods()
-    ]
+    lines += [f"| `{name}` | {find_spec(name).paper} | {find_spec(name).summary} |" for name in methods()]
     return "\n".join(lines)
 
 
 def describe_parameters(
-    method: str, num_embeddings: int, embedding_dim: int, given: dict[str, object], as_json: bool = False
+    method: str, num_embeddings: int, embedding_dim: int, given: dict[str, typing.Any], as_json: bool = False
 ) -> str:
     """The size of an embedding of V words in D dimensions, compared with a plain table; allocates no weights.
 
@@ -100,15 +99,23 @@ def describe_parameters(
             raise OptionError(
                 f"'{name}' is not an option of a method; remove it (--vocab-size and --dim set the size)"
             )
-    sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
     with torch.device("meta"):
-        embedding = build(method, **sizes, **given)  # type: ignore[arg-type]
-    dense = num_parameters("standard", **sizes)
+        embedding = build(method, num_embeddings=num_embeddings, embedding_dim=embedding_dim, **given)
+    dense = num_parameters("standard", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
     counts = embedding.counts()
     rows = {**counts, "dense": dense, "compression": round(dense / max(counts["total"], 1), 2)}
     if as_json:
         parts = [dataclasses.asdict(part) for part in storage_breakdown(embedding)]
-        return json.dumps({"method": method, **sizes, "options": given, **rows, "parts": parts})
+        return json.dumps(
+            {
+                "method": method,
+                "num_embeddings": num_embeddings,
+                "embedding_dim": embedding_dim,
+                "options": given,
+                **rows,
+                "parts": parts,
+            }
+        )
     titles = {
         "input": "input only",
         "output": "output only",

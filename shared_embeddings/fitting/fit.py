@@ -20,7 +20,8 @@ from torch import Tensor
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.task import BATCH, LEARNING_RATE, FitTask
-from shared_embeddings.registry import build, method_class, options_for_words
+from shared_embeddings.registry import build, options_for_words, spec_of
+from shared_embeddings.spec import EmbeddingOptions
 
 # Rows that are compared at a time, in 64 bits.
 _ROWS = 512
@@ -61,7 +62,7 @@ class FitReport:
 @torch.inference_mode(False)
 @torch.enable_grad()
 def fit(
-    method: str,
+    method: str | EmbeddingOptions[Any],
     teacher: Tensor,
     *,
     token_counts: Tensor | None = None,
@@ -76,7 +77,7 @@ def fit(
     """Build an embedding and fit it to a trained table.
 
     Args:
-        method: one of `methods()`.
+        method: one of `methods()`, or the options of a method.
         teacher: the table ``(V, D)`` to reconstruct.
         token_counts: ``(V,)`` how often each word occurs, for methods that weight words.
         padding_idx: the word without a vector; its row of the teacher is ignored.
@@ -85,7 +86,7 @@ def fit(
         steps: of gradient descent, for methods that use it; None for their default.
         learning_rate: the initial learning rate of gradient descent.
         progress: show a progress bar for slow fits.
-        options: the method's own options.
+        options: the method's own options by name, if `method` is a name.
 
     Returns:
         The embedding, on the teacher's device and in float32, and a report of its reconstruction errors.
@@ -94,16 +95,15 @@ def fit(
         OptionError: as in `build`.
         ValueError: the teacher is not a finite table, or counts, steps or seed are invalid.
     """
-    embedding_class = method_class(method)
+    spec, given = spec_of(method, options)
     _check_numbers(steps, seed)
     table = _checked_teacher(teacher, padding_idx)
     counts = _checked_counts(token_counts, table)
-    given = dict(options)
     if words is not None:
-        given = options_for_words(embedding_class, given, words, table.size(0))
+        given = options_for_words(spec, given, words, table.size(0))
     sizes = {"num_embeddings": table.size(0), "embedding_dim": table.size(1), "padding_idx": padding_idx}
     task = FitTask(
-        make=lambda options: build(method, **sizes, **options),  # type: ignore[arg-type]
+        make=lambda options: build(spec.method, **sizes, **options),  # type: ignore[arg-type]
         options=given,
         teacher=table,
         token_counts=counts,
@@ -117,7 +117,7 @@ def fit(
     cuda = [table.device] if table.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(seed)
-        embedding: SharedEmbedding = embedding_class.fit(task)
+        embedding: SharedEmbedding = spec.embedding_class.fit(task)
     return embedding, report(embedding, table, counts, time.perf_counter() - started)
 
 

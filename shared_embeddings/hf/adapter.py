@@ -38,7 +38,7 @@ from shared_embeddings.hf.word_rows import without_weights
 from shared_embeddings.hf.words import Vocabulary
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import build
-from shared_embeddings.registry import options as options_class
+from shared_embeddings.registry import options as find_spec
 from shared_embeddings.sizing.accounting import distinct_state
 from shared_embeddings.utils.extras import require
 
@@ -324,7 +324,7 @@ def _for_input(method: str, options: dict[str, object]) -> dict[str, object]:
     Raises:
         OptionError: they ask for an output.
     """
-    if "output" in {field.name for field in dataclasses.fields(options_class(method))}:
+    if "output" in {field.name for field in dataclasses.fields(find_spec(method))}:
         if options.setdefault("output", "none") != "none":
             raise OptionError(
                 f"{method}: option 'output' is {options['output']!r}, but this table is used for input only; "

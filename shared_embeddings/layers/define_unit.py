@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least
+from shared_embeddings.options import option, require, require_at_least
+from shared_embeddings.spec import EmbeddingOptions
 
 Transform = Literal["hgt", "glt", "linear"]
 Connection = Literal["mixer", "skip", "residual", "none"]

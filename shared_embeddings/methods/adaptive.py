@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.factorization import truncated_svd
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import entry_std, zero_padding_row
 from shared_embeddings.loss import Reduction, linear_cross_entropy, sum_dtype
-from shared_embeddings.method import Layer, Options, SearchGrid
-from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least
-from shared_embeddings.registry import build, has_option, num_parameters, register
+from shared_embeddings.options import option, require, require_at_least
+from shared_embeddings.registry import build, num_parameters, options, register
+from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.tracing import has_values, needs_fixed_shapes, true_positions, without_autocast
 
 Tie = Literal["all", "tables", "none"]
@@ -397,6 +397,12 @@ _NOT_OF_THE_MAP = "method num_embeddings embedding_dim padding_idx words output 
 class AdaptiveOptions(BandOptions):
     """Options of `adaptive`. Word ids must be sorted by frequency, the most frequent first."""
 
+    paper = "Baevski & Auli (2019); output: Grave et al. (2017)"
+    summary = "bands by frequency, each V_i x D_i times D_i x D"
+    grid_choice = "bands of h words, 2 h words and the rest, with the largest h; factor 4 or 8"
+    fit_bound = 0.8
+    fullgraph_limit = "the loss computes a cluster for the tokens with targets in it, and their number varies"
+
     map: str | None = option("With factor 1, the method of one table (V x d_0) for all bands.", None)
     map_options: Mapping[str, Any] = option("The options of that method.", factory=dict)
 
@@ -416,6 +422,58 @@ class AdaptiveOptions(BandOptions):
                 isinstance(name, str) and name not in _NOT_OF_THE_MAP,
                 f"option 'map_options' has {name!r}, which is not an option of maps; remove it",
             )
+
+    def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
+        """Check the bands and the options of a map."""
+        super().check_sizes(num_embeddings, embedding_dim)
+        require(
+            self.map is None or not hasattr(options(self.map), "output"),
+            f"option 'map' is '{self.map}', which has its own output side; choose another method",
+        )
+        # Counting checks the options of the map.
+        self._count_tables(num_embeddings, embedding_dim)
+
+    def count_bias(self, num_embeddings: int) -> int:
+        """That of all words and clusters."""
+        return num_embeddings + len(self.cutoffs) if self.output_bias else 0
+
+    def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
+        """Tables V_i d_i, projections d_i D, and d_0 for each cluster; twice if the output has its own.
+
+        DeFINE counts this way in its Table 1a, with d_0 = D, and in its Table 2, with d_i = n for all bands.
+        UnClE's Eq. 9 omits the clusters and gives the first band a projection, its Table 12 does not.
+        """
+        projections = sum(a * b for a, b in self.input_shapes(embedding_dim).values())
+        if self.tie != "all":
+            projections += sum(a * b for a, b in self.output_shapes(embedding_dim).values())
+        first, *_ = self.widths(embedding_dim)
+        clusters = len(self.cutoffs) * first if self.output != "none" else 0
+        return self._count_tables(num_embeddings, embedding_dim) + projections + clusters
+
+    def _count_tables(self, num_embeddings: int, embedding_dim: int) -> int:
+        """The parameters of the map, by the formula of its method, or of the tables."""
+        sizes, widths = self.sizes(num_embeddings), self.widths(embedding_dim)
+        if self.map is not None:
+            counted = {"num_embeddings": num_embeddings, "embedding_dim": widths[0]}
+            return num_parameters(self.map, **counted, **self.map_options)
+        tables = sum(size * width for size, width in zip(sizes, widths, strict=True))
+        return 2 * tables if self.tie == "none" else tables
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """Three bands, the second twice the first, and both factors, as in UnClE's Table 12."""
+        for factor in (4, 8):
+            if embedding_dim >= factor**2 and num_embeddings > 3:
+                steps = (num_embeddings - 1) // 3
+                yield SearchGrid(
+                    steps,
+                    lambda h, k=factor: {"cutoffs": [h + 1, 3 * (h + 1)], "factor": k},  # type: ignore[misc]
+                )
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """Three bands with approximately the proportions of UnClE's Table 12."""
+        return {"": {"cutoffs": [num_embeddings // 18, num_embeddings // 6]}}
 
 
 @register("adaptive", AdaptiveOptions)
@@ -437,11 +495,6 @@ class AdaptiveEmbedding(SharedEmbedding):
     """
 
     options: AdaptiveOptions
-    paper = "Baevski & Auli (2019); output: Grave et al. (2017)"
-    summary = "bands by frequency, each V_i x D_i times D_i x D"
-    grid_choice = "bands of h words, 2 h words and the rest, with the largest h; factor 4 or 8"
-    fit_bound = 0.8
-    fullgraph_limit = "the loss computes a cluster for the tokens with targets in it, and their number varies"
     per_word = ("tables",)
 
     def __init__(
@@ -722,61 +775,6 @@ class AdaptiveEmbedding(SharedEmbedding):
         for parameter in (self.clusters, self.bias, self.cluster_bias):
             if parameter is not None:
                 yield parameter
-
-    @classmethod
-    def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: AdaptiveOptions) -> None:
-        """Check the bands and the options of a map."""
-        options.check_sizes(num_embeddings, embedding_dim)
-        require(
-            options.map is None or not has_option(options.map, "output"),
-            f"option 'map' is '{options.map}', which has its own output side; choose another method",
-        )
-        cls._count_tables(num_embeddings, embedding_dim, options)
-
-    @classmethod
-    def count_bias(cls, num_embeddings: int, options: AdaptiveOptions) -> int:
-        """That of all words and clusters."""
-        return num_embeddings + len(options.cutoffs) if options.output_bias else 0
-
-    @classmethod
-    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: AdaptiveOptions) -> int:
-        """Tables V_i d_i, projections d_i D, and d_0 for each cluster; twice if the output has its own.
-
-        DeFINE counts this way in its Table 1a, with d_0 = D, and in its Table 2, with d_i = n for all bands.
-        UnClE's Eq. 9 omits the clusters and gives the first band a projection, its Table 12 does not.
-        """
-        projections = sum(a * b for a, b in options.input_shapes(embedding_dim).values())
-        if options.tie != "all":
-            projections += sum(a * b for a, b in options.output_shapes(embedding_dim).values())
-        first, *_ = options.widths(embedding_dim)
-        clusters = len(options.cutoffs) * first if options.output != "none" else 0
-        return cls._count_tables(num_embeddings, embedding_dim, options) + projections + clusters
-
-    @classmethod
-    def _count_tables(cls, num_embeddings: int, embedding_dim: int, options: AdaptiveOptions) -> int:
-        """The parameters of the map, by the formula of its method, or of the tables."""
-        sizes, widths = options.sizes(num_embeddings), options.widths(embedding_dim)
-        if options.map is not None:
-            counted = {"num_embeddings": num_embeddings, "embedding_dim": widths[0]}
-            return num_parameters(options.map, **counted, **options.map_options)
-        tables = sum(size * width for size, width in zip(sizes, widths, strict=True))
-        return 2 * tables if options.tie == "none" else tables
-
-    @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """Three bands, the second twice the first, and both factors, as in UnClE's Table 12."""
-        for factor in (4, 8):
-            if embedding_dim >= factor**2 and num_embeddings > 3:
-                steps = (num_embeddings - 1) // 3
-                yield SearchGrid(
-                    steps,
-                    lambda h, k=factor: {"cutoffs": [h + 1, 3 * (h + 1)], "factor": k},  # type: ignore[misc]
-                )
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """Three bands with approximately the proportions of UnClE's Table 12."""
-        return {"": {"cutoffs": [num_embeddings // 18, num_embeddings // 6]}}
 
     @classmethod
     def fit(cls, task: FitTask) -> AdaptiveEmbedding:

@@ -12,26 +12,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.layers.dropout import EndingDropout
 from shared_embeddings.layers.initialization import code_bits, code_dtype, entry_std
-from shared_embeddings.method import Layer, Options, SearchGrid
-from shared_embeddings.options import (
-    EmbeddingOptions,
-    option,
-    require,
-    require_at_least,
-    require_probability,
-    require_seed,
-)
+from shared_embeddings.options import option, require, require_at_least, require_probability, require_seed
 from shared_embeddings.registry import register
+from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 
 _DEFAULT_ZERO_PROBABILITY = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class AloneOptions(EmbeddingOptions):
+class AloneOptions(EmbeddingOptions["AloneEmbedding"]):
     """Options of `alone`; the defaults are the paper's (section 3.1)."""
+
+    paper = "ALONE, Eq. 1 to 3"
+    summary = "one vector, filtered for each word by fixed random codes, and a feed-forward network"
+    grid_choice = "the largest H"
+    fit_bound = 0.05
 
     hidden_dim: int = option("H (D_inter), the width of the feed-forward net.")
     filter: Literal["real", "binary"] = option(
@@ -82,6 +80,22 @@ class AloneOptions(EmbeddingOptions):
         """
         return -math.expm1(-(num_embeddings**2) / (2 * self.codebook_size**self.codebooks))
 
+    def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
+        """D_o + D_inter (D_o + D_e), Table 1 (volatile); without D_o if the base is not trained."""
+        base_dim = self.base_dim or embedding_dim
+        trained_base = base_dim if self.train_base else 0
+        return trained_base + self.hidden_dim * (base_dim + embedding_dim)
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """All widths, up to the size of a plain table."""
+        yield SearchGrid(num_embeddings, lambda step: {"hidden_dim": step + 1})
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """Both filters with the hidden width of the paper's translation models, 8 D."""
+        return {kind: {"hidden_dim": 8 * embedding_dim, "filter": kind} for kind in ("real", "binary")}
+
 
 @register("alone", AloneOptions)
 class AloneEmbedding(SharedEmbedding):
@@ -102,10 +116,6 @@ class AloneEmbedding(SharedEmbedding):
     """
 
     options: AloneOptions
-    paper = "ALONE, Eq. 1 to 3"
-    summary = "one vector, filtered for each word by fixed random codes, and a feed-forward network"
-    grid_choice = "the largest H"
-    fit_bound = 0.05
     per_word = ("codes",)
     codes: Tensor
     codebooks: Tensor
@@ -231,20 +241,3 @@ class AloneEmbedding(SharedEmbedding):
         if buffer.dtype == torch.bool:
             return buffer.numel()
         return super().buffer_bits(name, buffer)
-
-    @classmethod
-    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: AloneOptions) -> int:
-        """D_o + D_inter (D_o + D_e), Table 1 (volatile); without D_o if the base is not trained."""
-        base_dim = options.base_dim or embedding_dim
-        trained_base = base_dim if options.train_base else 0
-        return trained_base + options.hidden_dim * (base_dim + embedding_dim)
-
-    @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """All widths, up to the size of a plain table."""
-        yield SearchGrid(num_embeddings, lambda step: {"hidden_dim": step + 1})
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """Both filters with the hidden width of the paper's translation models, 8 D."""
-        return {kind: {"hidden_dim": 8 * embedding_dim, "filter": kind} for kind in ("real", "binary")}

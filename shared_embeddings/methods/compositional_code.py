@@ -9,19 +9,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.codes import learn_codes
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import code_bits, code_dtype, draw_codes, entry_std
-from shared_embeddings.method import Options, OutputFactors, SearchGrid
-from shared_embeddings.options import EmbeddingOptions, option, require_at_least, require_seed
+from shared_embeddings.options import option, require_at_least, require_seed
 from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.registry import register
+from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 
 
 @dataclasses.dataclass(frozen=True)
-class CompositionalCodeOptions(EmbeddingOptions):
+class CompositionalCodeOptions(EmbeddingOptions["CompositionalCodeEmbedding"]):
     """Options of `compositional_code`; the defaults are those that DeFINE compares with (Table 5)."""
+
+    paper = "Shu & Nakayama (2018)"
+    summary = "sums of M codebook entries, chosen by codes"
+    grid_choice = "codebooks of 16, as many as fit; codes are extra"
+    fit_bound = 0.3
+    default_store = "fp16"
 
     num_codebooks: int = option("M, the number of codebooks; a word is the sum of one entry of each.", 32)
     codebook_size: int = option("K, the number of entries of each codebook.", 16)
@@ -31,6 +37,26 @@ class CompositionalCodeOptions(EmbeddingOptions):
         require_at_least("num_codebooks", self.num_codebooks, 1)
         require_at_least("codebook_size", self.codebook_size, 1)
         require_seed(self.seed)
+
+    def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
+        """M * K * D trained numbers (Shu & Nakayama, section 3)."""
+        return self.num_codebooks * self.codebook_size * embedding_dim
+
+    def index_entries(self, num_embeddings: int, embedding_dim: int) -> int:
+        """V * M, the number of codes."""
+        return num_embeddings * self.num_codebooks
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """Codebooks of 16 entries, up to the size of a plain table."""
+        yield SearchGrid(
+            max(num_embeddings // 16, 1), lambda step: {"num_codebooks": step + 1, "codebook_size": 16}
+        )
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """The default codebooks, but no more entries than words."""
+        return {"": {"num_codebooks": min(num_embeddings // 16, 32), "codebook_size": 16}}
 
 
 @register("compositional_code", CompositionalCodeOptions)
@@ -43,11 +69,6 @@ class CompositionalCodeEmbedding(SharedEmbedding):
     """
 
     options: CompositionalCodeOptions
-    paper = "Shu & Nakayama (2018)"
-    summary = "sums of M codebook entries, chosen by codes"
-    grid_choice = "codebooks of 16, as many as fit; codes are extra"
-    fit_bound = 0.3
-    default_store = "fp16"
     per_word = ("codes",)
     codes: Tensor
     expensive_rows = True
@@ -109,30 +130,6 @@ class CompositionalCodeEmbedding(SharedEmbedding):
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
         """log2(K) bits, rounded up, for every code."""
         return buffer.numel() * code_bits(self.options.codebook_size)
-
-    @classmethod
-    def num_parameters(
-        cls, num_embeddings: int, embedding_dim: int, options: CompositionalCodeOptions
-    ) -> int:
-        """M * K * D trained numbers (Shu & Nakayama, section 3)."""
-        return options.num_codebooks * options.codebook_size * embedding_dim
-
-    @classmethod
-    def index_entries(cls, num_embeddings: int, embedding_dim: int, options: CompositionalCodeOptions) -> int:
-        """V * M, the number of codes."""
-        return num_embeddings * options.num_codebooks
-
-    @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """Codebooks of 16 entries, up to the size of a plain table."""
-        yield SearchGrid(
-            max(num_embeddings // 16, 1), lambda step: {"num_codebooks": step + 1, "codebook_size": 16}
-        )
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """The default codebooks, but no more entries than words."""
-        return {"": {"num_codebooks": min(num_embeddings // 16, 32), "codebook_size": 16}}
 
     @classmethod
     def fit(cls, task: FitTask) -> CompositionalCodeEmbedding:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.layers.define_unit import (
     Expansion,
     GroupLinear,
@@ -18,9 +18,9 @@ from shared_embeddings.layers.define_unit import (
     rms_of_activations,
 )
 from shared_embeddings.layers.initialization import entry_std
-from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import OptionError, option, require
-from shared_embeddings.registry import build, has_option, methods, num_parameters, options, register
+from shared_embeddings.registry import build, methods, num_parameters, options, register
+from shared_embeddings.spec import Options, SearchGrid
 
 # Options of a map that follow from the unit.
 _OF_THE_UNIT = ("output", "output_bias")
@@ -31,6 +31,11 @@ _NOT_OF_THE_MAP = ("method", "num_embeddings", "embedding_dim")
 @dataclasses.dataclass(frozen=True)
 class DefineOptions(UnitOptions):
     """Options of `define`; those of the map are given alongside (``map="projective", rank=32``)."""
+
+    paper = "DeFINE, section 3"
+    summary = "V x n, deepened by group transforms"
+    grid_choice = "the largest n in steps of 4, k = 4 n, N = 3 and 4 groups"
+    fit_bound = 0.3
 
     map: str = option("The method of the map (V x n).", "standard")
     output: Literal["map", "table", "none"] = option(
@@ -75,6 +80,88 @@ class DefineOptions(UnitOptions):
             return map_options[name]
         raise AttributeError(f"'define' has no option '{name}'")
 
+    @classmethod
+    def normalize(cls, given: dict[str, object]) -> dict[str, object]:
+        """Move the options of the map's method, given next to the unit's own, into `map_options`."""
+        map_method = given.get("map", "standard")
+        if map_method not in methods() or not isinstance(given.get("map_options", {}), Mapping):
+            return given
+        own = {field.name for field in dataclasses.fields(DefineOptions)}
+        of_map = {field.name for field in dataclasses.fields(options(str(map_method)))} - own
+        beside = {name: given.pop(name) for name in list(given) if name in of_map}
+        nested = _mapping(given.pop("map_options", None))
+        for name in beside.keys() & nested.keys():
+            raise OptionError(f"define: option '{name}' is also in 'map_options'; remove one of them")
+        map_options = {**nested, **beside}
+        # Older checkpoints have the bias among the options of the map.
+        bias = {name: map_options.pop(name) for name in ("output_bias",) if name in map_options}
+        return {**bias, **given, "map_options": map_options}
+
+    def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
+        """Check the map, and D; see `UnitOptions.check_dim`."""
+        maps = [name for name in methods() if name != self.method]
+        if self.map not in maps:
+            raise OptionError(f"option 'map' is '{self.map}', but it must be one of {', '.join(maps)}")
+        # Counting checks the options of the map without building it.
+        self._count_map(num_embeddings)
+        self.check_dim(embedding_dim)
+
+    def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
+        """The map, the first layer, the group transforms (`LayerPlan.num_parameters`), reduction, projection.
+
+        The first layer has n (n + 1), in unit "delight" (n + 1) D / 2 and D of normalization. The reduction
+        has (k + 1) D; that of "delight", (3 / 2 D + 1) D + 2 D, is planned with the group transforms.
+        """
+        n, layers = self.map_dim, self.layers(embedding_dim)
+        is_paper = self.unit == "paper"
+        entry = n * (n + 1) if is_paper else self.delight_entry(embedding_dim).num_parameters()
+        reduction = (layers[-1].outputs + 1) * embedding_dim if is_paper and self.reduce else 0
+        projection = n * embedding_dim if self.output_projection else 0
+        transforms = sum(layer.num_parameters() for layer in layers)
+        return self._count_map(num_embeddings) + entry + transforms + reduction + projection
+
+    def count_bias(self, num_embeddings: int) -> int:
+        """V with the option `output_bias`, unless it is counted with the map."""
+        return 0 if self.output == "map" else super().count_bias(num_embeddings)
+
+    def _count_map(self, num_embeddings: int) -> int:
+        """The parameters of the map, by the formula of its method."""
+        return num_parameters(
+            self.map,
+            num_embeddings=num_embeddings,
+            embedding_dim=self.map_dim,
+            **_map_options(self),
+        )
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """Units in the proportions of the smallest one of the paper's Table 1a, k = 4 n and N = 3.
+
+        The output is tied to the whole unit, which every host supports.
+        """
+        if embedding_dim >= 4:
+            yield SearchGrid(embedding_dim // 4, lambda step: cls._unit(4 * (step + 1), 16 * (step + 1)))
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """About n = D / 4, k = 2 D and three layers, tied to either part."""
+        n = embedding_dim // 16 * 4
+        return {
+            "tied to its table": cls._unit(n, 8 * n),
+            "tied to its map": {**cls._unit(n, 8 * n), "output": "map", "output_projection": True},
+        }
+
+    @staticmethod
+    def _unit(map_dim: int, expand_dim: int) -> Options:
+        """A unit of three layers and at most four groups."""
+        return {
+            "map_dim": map_dim,
+            "expand_dim": expand_dim,
+            "depth": 3,
+            "max_groups": 4,
+            "output": "table",
+        }
+
 
 @register("define", DefineOptions)
 class DefineEmbedding(SharedEmbedding):
@@ -95,10 +182,6 @@ class DefineEmbedding(SharedEmbedding):
     """
 
     options: DefineOptions
-    paper = "DeFINE, section 3"
-    summary = "V x n, deepened by group transforms"
-    grid_choice = "the largest n in steps of 4, k = 4 n, N = 3 and 4 groups"
-    fit_bound = 0.3
     expensive_rows = True
 
     def __init__(
@@ -311,98 +394,14 @@ class DefineEmbedding(SharedEmbedding):
         if self.output_projection is not None:
             yield from self.output_projection.parameters()
 
-    @classmethod
-    def normalize_options(cls, given: dict[str, object]) -> dict[str, object]:
-        """Move the options of the map's method, given next to the unit's own, into `map_options`."""
-        map_method = given.get("map", "standard")
-        if map_method not in methods() or not isinstance(given.get("map_options", {}), Mapping):
-            return given
-        own = {field.name for field in dataclasses.fields(DefineOptions)}
-        of_map = {field.name for field in dataclasses.fields(options(str(map_method)))} - own
-        beside = {name: given.pop(name) for name in list(given) if name in of_map}
-        nested = _mapping(given.pop("map_options", None))
-        for name in beside.keys() & nested.keys():
-            raise OptionError(f"define: option '{name}' is also in 'map_options'; remove one of them")
-        map_options = {**nested, **beside}
-        # Older checkpoints have the bias among the options of the map.
-        bias = {name: map_options.pop(name) for name in ("output_bias",) if name in map_options}
-        return {**bias, **given, "map_options": map_options}
-
-    @classmethod
-    def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: DefineOptions) -> None:
-        """Check the map, and D; see `UnitOptions.check_dim`."""
-        maps = [name for name in methods() if name != cls.method]
-        if options.map not in maps:
-            raise OptionError(f"option 'map' is '{options.map}', but it must be one of {', '.join(maps)}")
-        # Counting checks the options of the map without building it.
-        cls._count_map(num_embeddings, options)
-        options.check_dim(embedding_dim)
-
-    @classmethod
-    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: DefineOptions) -> int:
-        """The map, the first layer, the group transforms (`LayerPlan.num_parameters`), reduction, projection.
-
-        The first layer has n (n + 1), in unit "delight" (n + 1) D / 2 and D of normalization. The reduction
-        has (k + 1) D; that of "delight", (3 / 2 D + 1) D + 2 D, is planned with the group transforms.
-        """
-        n, layers = options.map_dim, options.layers(embedding_dim)
-        is_paper = options.unit == "paper"
-        entry = n * (n + 1) if is_paper else options.delight_entry(embedding_dim).num_parameters()
-        reduction = (layers[-1].outputs + 1) * embedding_dim if is_paper and options.reduce else 0
-        projection = n * embedding_dim if options.output_projection else 0
-        transforms = sum(layer.num_parameters() for layer in layers)
-        return cls._count_map(num_embeddings, options) + entry + transforms + reduction + projection
-
-    @classmethod
-    def count_bias(cls, num_embeddings: int, options: DefineOptions) -> int:
-        """V with the option `output_bias`, unless it is counted with the map."""
-        return 0 if options.output == "map" else super().count_bias(num_embeddings, options)
-
-    @classmethod
-    def _count_map(cls, num_embeddings: int, options: DefineOptions) -> int:
-        """The parameters of the map, by the formula of its method."""
-        return num_parameters(
-            options.map,
-            num_embeddings=num_embeddings,
-            embedding_dim=options.map_dim,
-            **_map_options(options),
-        )
-
-    @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """Units in the proportions of the smallest one of the paper's Table 1a, k = 4 n and N = 3.
-
-        The output is tied to the whole unit, which every host supports.
-        """
-        if embedding_dim >= 4:
-            yield SearchGrid(embedding_dim // 4, lambda step: cls._unit(4 * (step + 1), 16 * (step + 1)))
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """About n = D / 4, k = 2 D and three layers, tied to either part."""
-        n = embedding_dim // 16 * 4
-        return {
-            "tied to its table": cls._unit(n, 8 * n),
-            "tied to its map": {**cls._unit(n, 8 * n), "output": "map", "output_projection": True},
-        }
-
-    @staticmethod
-    def _unit(map_dim: int, expand_dim: int) -> Options:
-        """A unit of three layers and at most four groups."""
-        return {
-            "map_dim": map_dim,
-            "expand_dim": expand_dim,
-            "depth": 3,
-            "max_groups": 4,
-            "output": "table",
-        }
-
 
 def _map_options(unit: DefineOptions) -> Mapping[str, Any]:
     """The options of the map, with an output side only if the unit uses it."""
     if unit.output == "map":
         return {**unit.map_options, "output_bias": unit.output_bias}
-    return {**unit.map_options, "output": "none"} if has_option(unit.map, "output") else unit.map_options
+    return (
+        {**unit.map_options, "output": "none"} if hasattr(options(unit.map), "output") else unit.map_options
+    )
 
 
 def _mapping(value: Any) -> Mapping[str, object]:

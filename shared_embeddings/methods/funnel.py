@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import Layer, OutputFactors, SharedEmbedding
 from shared_embeddings.fitting import nonnegative
 from shared_embeddings.fitting.factorization import restore_scale
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import code_std, entry_std, zero_padding_row
-from shared_embeddings.method import Layer, Options, OutputFactors, SearchGrid
-from shared_embeddings.options import EmbeddingOptions, option, require_rank
+from shared_embeddings.options import option, require_rank
 from shared_embeddings.registry import register
+from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 
 # The mean of new codes in units of their std: most pass the ReLU, and training decides which do not. A small
 # AWD-LSTM had a validation perplexity of 230 after one epoch with Adam, and of 314 without this offset.
@@ -32,11 +32,34 @@ _ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
 @dataclasses.dataclass(frozen=True)
-class FunnelOptions(EmbeddingOptions):
+class FunnelOptions(EmbeddingOptions["FunnelEmbedding"]):
     """Options of `funnel`."""
+
+    paper = "Distilled Embedding, Eq. 3"
+    summary = "V x R, a non-linearity, then R x D"
+    grid_choice = "the largest rank"
+    fit_bound = 0.6
 
     rank: int = option("R, the width of the narrow table, from 1 to D.")
     activation: Literal["relu", "gelu", "tanh"] = option("f of Eq. 3; the paper always uses relu.", "relu")
+
+    def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
+        """The rank must be from 1 to D."""
+        require_rank(self.rank, embedding_dim)
+
+    def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
+        """R * (V + D) (Distilled Embedding, Eq. 3)."""
+        return self.rank * (num_embeddings + embedding_dim)
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """All ranks."""
+        yield SearchGrid(embedding_dim, lambda step: {"rank": step + 1})
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """A rank of D / 8."""
+        return {"": {"rank": embedding_dim // 8}}
 
 
 @register("funnel", FunnelOptions)
@@ -47,10 +70,6 @@ class FunnelEmbedding(SharedEmbedding):
     """
 
     options: FunnelOptions
-    paper = "Distilled Embedding, Eq. 3"
-    summary = "V x R, a non-linearity, then R x D"
-    grid_choice = "the largest rank"
-    fit_bound = 0.6
     per_word = ("codes",)
     scores_in_blocks = True
 
@@ -103,26 +122,6 @@ class FunnelEmbedding(SharedEmbedding):
     def _activated(self, codes: Tensor) -> Tensor:
         """f of Eq. 3."""
         return _ACTIVATIONS[self.options.activation](codes)
-
-    @classmethod
-    def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: FunnelOptions) -> None:
-        """The rank must be from 1 to D."""
-        require_rank(options.rank, embedding_dim)
-
-    @classmethod
-    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: FunnelOptions) -> int:
-        """R * (V + D) (Distilled Embedding, Eq. 3)."""
-        return options.rank * (num_embeddings + embedding_dim)
-
-    @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """All ranks."""
-        yield SearchGrid(embedding_dim, lambda step: {"rank": step + 1})
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """A rank of D / 8."""
-        return {"": {"rank": embedding_dim // 8}}
 
     @classmethod
     def fit(cls, task: FitTask) -> FunnelEmbedding:

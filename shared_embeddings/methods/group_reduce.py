@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting import nonnegative
 from shared_embeddings.fitting.factorization import (
     best_basis,
@@ -29,18 +29,11 @@ from shared_embeddings.fitting.factorization import (
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import code_bits, code_dtype, entry_std
 from shared_embeddings.loss import linear_cross_entropy
-from shared_embeddings.method import Layer, Options, SearchGrid
-from shared_embeddings.options import (
-    EmbeddingOptions,
-    OptionError,
-    option,
-    plain_options,
-    require,
-    require_at_least,
-)
+from shared_embeddings.options import OptionError, option, plain_options, require, require_at_least
 from shared_embeddings.quant.formats import BitCodes
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense, inner_tensors
 from shared_embeddings.registry import register
+from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 # Bisection steps for the ranks.
@@ -307,8 +300,13 @@ _ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupReduceOptions(EmbeddingOptions):
+class GroupReduceOptions(EmbeddingOptions["GroupReduceEmbedding"]):
     """Options of `group_reduce`: either groups by frequency, or groups of given sizes and ranks."""
+
+    paper = "GroupReduce (Chen et al., 2018); with an activation GroupFunneling"
+    summary = "groups of words, each V_g x R_g times R_g x D"
+    grid_choice = "10 groups, the largest ranks"
+    fit_bound = 0.3
 
     num_groups: int | None = option(
         "G, the number of groups; assumes word ids sorted by frequency and frequencies by Zipf's law.", None
@@ -386,6 +384,55 @@ class GroupReduceOptions(EmbeddingOptions):
         assert self.min_rank is not None
         return frequency_groups(zipf, self.num_groups, self.min_rank, self.max_rank, embedding_dim)
 
+    def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
+        """The groups must contain V words in total, and ranks are at most D."""
+        require(
+            self.num_groups is None or self.num_groups <= num_embeddings,
+            f"option 'num_groups' is {self.num_groups}, more than the {num_embeddings} words; "
+            f"choose at most {num_embeddings}",
+        )
+        for name, rank in (
+            ("min_rank", self.min_rank),
+            ("max_rank", self.max_rank),
+            ("ranks", max(self.ranks or (1,))),
+        ):
+            require(
+                rank is None or rank <= embedding_dim,
+                f"option '{name}' has rank {rank}, more than the dimension {embedding_dim}; "
+                f"choose at most {embedding_dim}",
+            )
+        total = num_embeddings if self.group_sizes is None else sum(self.group_sizes)
+        require(
+            total == num_embeddings,
+            f"option 'group_sizes' adds up to {total} words, but the vocabulary has {num_embeddings}; "
+            "change the sizes",
+        )
+
+    def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
+        """The sum of r_g (V_g + D) over the groups (Distilled Embedding, Eq. 2, for each)."""
+        return self.layout(num_embeddings, embedding_dim).parameters(embedding_dim)
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """The number of groups in Distilled Embedding, with up to as many parameters as a plain table."""
+        groups = min(10, num_embeddings)
+        least = num_embeddings + groups * embedding_dim
+        steps = max(math.log(num_embeddings * embedding_dim / least, _STEP), 0.0)
+
+        def options_at(step: int) -> Options:
+            options = GroupReduceOptions(num_groups=groups, num_parameters=int(least * _STEP**step))
+            # The limit for groups from other counts.
+            size = options.count_parameters(num_embeddings, embedding_dim)
+            return {"num_groups": groups, "num_parameters": size}
+
+        yield SearchGrid(int(steps) + 1, options_at)
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """The groups and approximate rank of Distilled Embedding; fewer groups for small vocabularies."""
+        groups = min(10, num_embeddings // 16)
+        return {"": {"num_groups": groups, "min_rank": max(embedding_dim // 22, 2)}}
+
 
 @register("group_reduce", GroupReduceOptions)
 class GroupReduceEmbedding(SharedEmbedding):
@@ -397,10 +444,6 @@ class GroupReduceEmbedding(SharedEmbedding):
     """
 
     options: GroupReduceOptions
-    paper = "GroupReduce (Chen et al., 2018); with an activation GroupFunneling"
-    summary = "groups of words, each V_g x R_g times R_g x D"
-    grid_choice = "10 groups, the largest ranks"
-    fit_bound = 0.3
     groups: Tensor
     per_word = ("groups",)
     scores_in_blocks = True
@@ -608,57 +651,6 @@ class GroupReduceEmbedding(SharedEmbedding):
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
         """log2(G) bits, rounded up, for each word's group."""
         return buffer.numel() * code_bits(len(self.layout.sizes))
-
-    @classmethod
-    def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: GroupReduceOptions) -> None:
-        """The groups must contain V words in total, and ranks are at most D."""
-        require(
-            options.num_groups is None or options.num_groups <= num_embeddings,
-            f"option 'num_groups' is {options.num_groups}, more than the {num_embeddings} words; "
-            f"choose at most {num_embeddings}",
-        )
-        for name, rank in (
-            ("min_rank", options.min_rank),
-            ("max_rank", options.max_rank),
-            ("ranks", max(options.ranks or (1,))),
-        ):
-            require(
-                rank is None or rank <= embedding_dim,
-                f"option '{name}' has rank {rank}, more than the dimension {embedding_dim}; "
-                f"choose at most {embedding_dim}",
-            )
-        total = num_embeddings if options.group_sizes is None else sum(options.group_sizes)
-        require(
-            total == num_embeddings,
-            f"option 'group_sizes' adds up to {total} words, but the vocabulary has {num_embeddings}; "
-            "change the sizes",
-        )
-
-    @classmethod
-    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: GroupReduceOptions) -> int:
-        """The sum of r_g (V_g + D) over the groups (Distilled Embedding, Eq. 2, for each)."""
-        return options.layout(num_embeddings, embedding_dim).parameters(embedding_dim)
-
-    @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """The number of groups in Distilled Embedding, with up to as many parameters as a plain table."""
-        groups = min(10, num_embeddings)
-        least = num_embeddings + groups * embedding_dim
-        steps = max(math.log(num_embeddings * embedding_dim / least, _STEP), 0.0)
-
-        def options_at(step: int) -> Options:
-            options = GroupReduceOptions(num_groups=groups, num_parameters=int(least * _STEP**step))
-            # The limit for groups from other counts.
-            size = cls.num_parameters(num_embeddings, embedding_dim, options)
-            return {"num_groups": groups, "num_parameters": size}
-
-        yield SearchGrid(int(steps) + 1, options_at)
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """The groups and approximate rank of Distilled Embedding; fewer groups for small vocabularies."""
-        groups = min(10, num_embeddings // 16)
-        return {"": {"num_groups": groups, "min_rank": max(embedding_dim // 22, 2)}}
 
     @classmethod
     def fit(cls, task: FitTask) -> GroupReduceEmbedding:

@@ -9,20 +9,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import Layer, OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.factorization import shrink_codes, truncated_svd
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import code_std, entry_std, zero_padding_row
-from shared_embeddings.method import Candidate, Layer, Options, OutputFactors, SearchGrid
-from shared_embeddings.options import EmbeddingOptions, option, require_rank
+from shared_embeddings.options import option, require_rank
 from shared_embeddings.registry import register
+from shared_embeddings.spec import Candidate, EmbeddingOptions, Options, SearchGrid
 
 
 @dataclasses.dataclass(frozen=True)
-class ProjectiveOptions(EmbeddingOptions):
+class ProjectiveOptions(EmbeddingOptions["ProjectiveEmbedding"]):
     """Options of `projective`."""
 
+    paper = "Transformer-XL (Dai et al., 2019); SVD when fitted"
+    summary = "V x R times R x D"
+    grid_choice = "the largest rank"
+    fit_bound = 0.6
+    candidates = (Candidate({}, "int8"),)
+
     rank: int = option("R, the width of the narrow vectors, from 1 to D.")
+
+    def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
+        """The rank must be from 1 to D."""
+        require_rank(self.rank, embedding_dim)
+
+    def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
+        """R * (V + D) (Distilled Embedding, after Eq. 2)."""
+        return self.rank * (num_embeddings + embedding_dim)
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """All ranks."""
+        yield SearchGrid(embedding_dim, lambda step: {"rank": step + 1})
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """A rank of D / 8."""
+        return {"": {"rank": embedding_dim // 8}}
 
 
 @register("projective", ProjectiveOptions)
@@ -34,12 +58,7 @@ class ProjectiveEmbedding(SharedEmbedding):
     """
 
     options: ProjectiveOptions
-    paper = "Transformer-XL (Dai et al., 2019); SVD when fitted"
-    summary = "V x R times R x D"
-    grid_choice = "the largest rank"
-    fit_bound = 0.6
     per_word = ("codes",)
-    candidates = (Candidate({}, "int8"),)
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: ProjectiveOptions
@@ -67,26 +86,6 @@ class ProjectiveEmbedding(SharedEmbedding):
     def output_factors(self) -> OutputFactors:
         """The codes ``(V, R)`` and the basis ``(R, D)``."""
         return OutputFactors(self.codes, self.basis)
-
-    @classmethod
-    def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: ProjectiveOptions) -> None:
-        """The rank must be from 1 to D."""
-        require_rank(options.rank, embedding_dim)
-
-    @classmethod
-    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: ProjectiveOptions) -> int:
-        """R * (V + D) (Distilled Embedding, after Eq. 2)."""
-        return options.rank * (num_embeddings + embedding_dim)
-
-    @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """All ranks."""
-        yield SearchGrid(embedding_dim, lambda step: {"rank": step + 1})
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """A rank of D / 8."""
-        return {"": {"rank": embedding_dim // 8}}
 
     @classmethod
     def fit(cls, task: FitTask) -> ProjectiveEmbedding:

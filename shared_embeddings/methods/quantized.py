@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY, FitTask
 from shared_embeddings.layers.initialization import code_dtype, entry_std
-from shared_embeddings.method import Candidate, Options, OutputFactors, SearchGrid
-from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least, require_seed
+from shared_embeddings.options import option, require, require_at_least, require_seed
 from shared_embeddings.quant.allocation import even_counts, widths_within
 from shared_embeddings.quant.codec import RATES, Codebooks, Codec
 from shared_embeddings.quant.codecs.lloyd_max import LloydMaxCodec
@@ -29,6 +28,7 @@ from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.quant.rotation import rotate, rotate_back
 from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.registry import register
+from shared_embeddings.spec import Candidate, EmbeddingOptions, Options, SearchGrid
 
 # Rows that are encoded together.
 _BLOCK = 512
@@ -37,8 +37,21 @@ _SAMPLE = 2**15
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantizedOptions(EmbeddingOptions):
+class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     """Options of `quantized`."""
+
+    paper = "QTIP (Tseng et al., 2024); Lloyd-Max; residual vector quantization"
+    summary = "every number of the table in few bits"
+    grid_choice = "trellis codes, the most bits; 32 bits of codes count as a parameter"
+    fit_bound = 0.3
+    default_store = "fp16"
+    candidates = (
+        Candidate({}, "fp16"),
+        *(
+            Candidate({"codec": codec}, "fp16")
+            for codec in ("spectral", "principal", "residual", "lloyd_max", "uniform")
+        ),
+    )
 
     bits: float = option(
         "The mean bits of the code of a number, from 0.25 to 8; words that get none are zero. Scales take 8 "
@@ -100,6 +113,46 @@ class QuantizedOptions(EmbeddingOptions):
             return even_counts(num_embeddings, self.bits)
         return {width: count for width, count in enumerate(self.words_per_width) if count}
 
+    def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
+        """The words of all widths must be V."""
+        counts = self.words_per_width
+        require(
+            not counts or (len(counts) == len(RATES) and sum(counts) == num_embeddings and min(counts) >= 0),
+            f"option 'words_per_width' is {list(counts)}, but it must be {len(RATES)} numbers that add up to "
+            f"{num_embeddings}; remove it, or compress the model again if another version wrote it",
+        )
+
+    def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
+        """The trained numbers: the scales, and the codebooks of the codec."""
+        codec = self.codec_for(embedding_dim)
+        shapes = codec.codebook_shapes(list(self.word_counts(num_embeddings))).values()
+        return num_embeddings * codec.num_scales + sum(map(math.prod, shapes))
+
+    def search_size(self, num_embeddings: int, embedding_dim: int) -> int:
+        """Parameters, and 32 bits of the codes for one more."""
+        codec = self.codec_for(embedding_dim)
+        counts = self.word_counts(num_embeddings).items()
+        codes = sum(codec.row_bytes(width) * count for width, count in counts if width)
+        return self.count_parameters(num_embeddings, embedding_dim) + -(-codes // 4)
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """Trellis codes of 0.25 to 8 bits."""
+        yield SearchGrid(249, lambda step: {"bits": 0.25 + step / 32})
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """Every codec, and bits that differ between words."""
+        return {
+            "": {"bits": 4.0},
+            "mixed": {"bits": 2.5},
+            "uniform": {"bits": 4.0, "codec": "uniform"},
+            "lloyd_max": {"bits": 3.0, "codec": "lloyd_max"},
+            "residual": {"bits": 2.0, "codec": "residual"},
+            "principal": {"bits": 3.0, "codec": "principal"},
+            "spectral": {"bits": 2.5, "codec": "spectral"},
+        }
+
 
 @register("quantized", QuantizedOptions)
 class QuantizedEmbedding(SharedEmbedding):
@@ -115,20 +168,8 @@ class QuantizedEmbedding(SharedEmbedding):
     """
 
     options: QuantizedOptions
-    paper = "QTIP (Tseng et al., 2024); Lloyd-Max; residual vector quantization"
-    summary = "every number of the table in few bits"
-    grid_choice = "trellis codes, the most bits; 32 bits of codes count as a parameter"
-    fit_bound = 0.3
-    default_store = "fp16"
     scores_in_blocks = True
     is_packed = True
-    candidates = (
-        Candidate({}, "fp16"),
-        *(
-            Candidate({"codec": codec}, "fp16")
-            for codec in ("spectral", "principal", "residual", "lloyd_max", "uniform")
-        ),
-    )
     widths: Tensor
     signs: Tensor
 
@@ -321,49 +362,6 @@ class QuantizedEmbedding(SharedEmbedding):
                 state[name] = values[tuple(slice(size) for size in shapes[name])]
         return {**self.stored_options(), "words_per_width": counts}, state
 
-    @classmethod
-    def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: QuantizedOptions) -> None:
-        """The words of all widths must be V."""
-        counts = options.words_per_width
-        require(
-            not counts or (len(counts) == len(RATES) and sum(counts) == num_embeddings and min(counts) >= 0),
-            f"option 'words_per_width' is {list(counts)}, but it must be {len(RATES)} numbers that add up to "
-            f"{num_embeddings}; remove it, or compress the model again if another version wrote it",
-        )
-
-    @classmethod
-    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: QuantizedOptions) -> int:
-        """The trained numbers: the scales, and the codebooks of the codec."""
-        codec = options.codec_for(embedding_dim)
-        shapes = codec.codebook_shapes(list(options.word_counts(num_embeddings))).values()
-        return num_embeddings * codec.num_scales + sum(map(math.prod, shapes))
-
-    @classmethod
-    def search_size(cls, num_embeddings: int, embedding_dim: int, options: QuantizedOptions) -> int:
-        """Parameters, and 32 bits of the codes for one more."""
-        codec = options.codec_for(embedding_dim)
-        counts = options.word_counts(num_embeddings).items()
-        codes = sum(codec.row_bytes(width) * count for width, count in counts if width)
-        return cls.num_parameters(num_embeddings, embedding_dim, options) + -(-codes // 4)
-
-    @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """Trellis codes of 0.25 to 8 bits."""
-        yield SearchGrid(249, lambda step: {"bits": 0.25 + step / 32})
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """Every codec, and bits that differ between words."""
-        return {
-            "": {"bits": 4.0},
-            "mixed": {"bits": 2.5},
-            "uniform": {"bits": 4.0, "codec": "uniform"},
-            "lloyd_max": {"bits": 3.0, "codec": "lloyd_max"},
-            "residual": {"bits": 2.0, "codec": "residual"},
-            "principal": {"bits": 3.0, "codec": "principal"},
-            "spectral": {"bits": 2.5, "codec": "spectral"},
-        }
-
     # Fitting.
 
     @classmethod
@@ -404,7 +402,7 @@ class QuantizedEmbedding(SharedEmbedding):
         codes = sum(self.codec.row_bytes(width) * word_counts[width] for width in widths)
         is_mixed = sum(count > 0 for count in word_counts.values()) > 1
         books = sum(
-            packed_bytes(torch.empty(shape, device="meta"), self.default_store, name)
+            packed_bytes(torch.empty(shape, device="meta"), self.options.default_store, name)
             for name, shape in shapes
         )
         return codes + books + (self.num_embeddings // 2 if is_mixed else 0)

@@ -9,17 +9,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import entry_std, zero_padding_row
-from shared_embeddings.method import Options, OutputFactors, SearchGrid
-from shared_embeddings.options import EmbeddingOptions
 from shared_embeddings.registry import register
+from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 
 
 @dataclasses.dataclass(frozen=True)
-class StandardOptions(EmbeddingOptions):
+class StandardOptions(EmbeddingOptions["StandardEmbedding"]):
     """Options of `standard`: only the common ones."""
+
+    paper = "–"
+    summary = "itself"
+    grid_choice = "the table itself"
+    fit_bound = 1e-6
+
+    def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
+        """V * D."""
+        return num_embeddings * embedding_dim
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """A single step: there is nothing to choose."""
+        yield SearchGrid(1, lambda step: {})
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """Without options."""
+        return {"": {}}
 
 
 @register("standard", StandardOptions)
@@ -31,10 +49,6 @@ class StandardEmbedding(SharedEmbedding):
     """
 
     options: StandardOptions
-    paper = "–"
-    summary = "itself"
-    grid_choice = "the table itself"
-    fit_bound = 1e-6
     per_word = ("weight",)
 
     def __init__(
@@ -63,21 +77,6 @@ class StandardEmbedding(SharedEmbedding):
     def _used(self) -> Tensor:
         """The table ``(V, D)`` that both sides use."""
         return self.weight if self.effective_table is None else self.effective_table(self.weight)
-
-    @classmethod
-    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: StandardOptions) -> int:
-        """V * D."""
-        return num_embeddings * embedding_dim
-
-    @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """A single step: there is nothing to choose."""
-        yield SearchGrid(1, lambda step: {})
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """Without options."""
-        return {"": {}}
 
     @classmethod
     def fit(cls, task: FitTask) -> StandardEmbedding:

@@ -10,22 +10,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.codes import product_quantization
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import code_bits, code_dtype, draw_codes, entry_std
-from shared_embeddings.method import Layer, Options, SearchGrid
-from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least, require_seed
+from shared_embeddings.options import option, require, require_at_least, require_seed
 from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.registry import register
+from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 
 # The search grid has at most 2**10 clusters: more are slow to fit and rarely better.
 _MOST_BITS = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class StructuredOptions(EmbeddingOptions):
+class StructuredOptions(EmbeddingOptions["StructuredEmbedding"]):
     """Options of `structured`."""
+
+    paper = "Shi & Yu (2018)"
+    summary = "pieces of a row, each one of K centroids"
+    grid_choice = "pieces and clusters with the least expected error; 32 bits of codes count as a parameter"
+    fit_bound = 0.15
+    default_store = "fp16"
 
     num_groups: int = option(
         'G, the number of pieces of a vector, a divisor of D; the "group size" of Distilled Embedding.'
@@ -38,6 +44,44 @@ class StructuredOptions(EmbeddingOptions):
         require_at_least("num_clusters", self.num_clusters, 1)
         require_seed(self.seed)
 
+    def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
+        """The groups must divide D, and there can be no more clusters than words."""
+        require(
+            embedding_dim % self.num_groups == 0,
+            f"option 'num_groups' is {self.num_groups}, which does not divide the dimension "
+            f"{embedding_dim}; choose a divisor",
+        )
+        require(
+            self.num_clusters <= num_embeddings,
+            f"option 'num_clusters' is {self.num_clusters}, more than the {num_embeddings} words; "
+            f"choose at most {num_embeddings}",
+        )
+
+    def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
+        """K * D trained numbers; Distilled Embedding's tables list K * D + V * G, see `index_entries`."""
+        return self.num_clusters * embedding_dim
+
+    def index_entries(self, num_embeddings: int, embedding_dim: int) -> int:
+        """V * G, the entries of the index matrix, which the papers' tables count as parameters."""
+        return num_embeddings * self.num_groups
+
+    def search_size(self, num_embeddings: int, embedding_dim: int) -> int:
+        """Parameters, and 32 bits of the codes for one more."""
+        codes = num_embeddings * self.num_groups * code_bits(self.num_clusters)
+        return self.count_parameters(num_embeddings, embedding_dim) + -(-codes // 32)
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """Numbers of groups and clusters by size, as far as the expected error falls."""
+        options = _worthwhile(num_embeddings, embedding_dim)
+        yield SearchGrid(len(options), lambda step: dict(options[step]))
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """One cluster per 16 words, as in Distilled Embedding, but at most 2,048."""
+        clusters = min(num_embeddings // 16 + 1, 2048)
+        return {"": {"num_groups": _groups_of(embedding_dim), "num_clusters": clusters}}
+
 
 @register("structured", StructuredOptions)
 class StructuredEmbedding(SharedEmbedding):
@@ -49,11 +93,6 @@ class StructuredEmbedding(SharedEmbedding):
     """
 
     options: StructuredOptions
-    paper = "Shi & Yu (2018)"
-    summary = "pieces of a row, each one of K centroids"
-    grid_choice = "pieces and clusters with the least expected error; 32 bits of codes count as a parameter"
-    fit_bound = 0.15
-    default_store = "fp16"
     scores_in_blocks = True
     per_word = ("codes",)
     codes: Tensor
@@ -113,48 +152,6 @@ class StructuredEmbedding(SharedEmbedding):
         return buffer.numel() * code_bits(self.options.num_clusters)
 
     @classmethod
-    def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: StructuredOptions) -> None:
-        """The groups must divide D, and there can be no more clusters than words."""
-        require(
-            embedding_dim % options.num_groups == 0,
-            f"option 'num_groups' is {options.num_groups}, which does not divide the dimension "
-            f"{embedding_dim}; choose a divisor",
-        )
-        require(
-            options.num_clusters <= num_embeddings,
-            f"option 'num_clusters' is {options.num_clusters}, more than the {num_embeddings} words; "
-            f"choose at most {num_embeddings}",
-        )
-
-    @classmethod
-    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: StructuredOptions) -> int:
-        """K * D trained numbers; Distilled Embedding's tables list K * D + V * G, see `index_entries`."""
-        return options.num_clusters * embedding_dim
-
-    @classmethod
-    def index_entries(cls, num_embeddings: int, embedding_dim: int, options: StructuredOptions) -> int:
-        """V * G, the entries of the index matrix, which the papers' tables count as parameters."""
-        return num_embeddings * options.num_groups
-
-    @classmethod
-    def search_size(cls, num_embeddings: int, embedding_dim: int, options: StructuredOptions) -> int:
-        """Parameters, and 32 bits of the codes for one more."""
-        codes = num_embeddings * options.num_groups * code_bits(options.num_clusters)
-        return cls.num_parameters(num_embeddings, embedding_dim, options) + -(-codes // 32)
-
-    @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """Numbers of groups and clusters by size, as far as the expected error falls."""
-        options = _worthwhile(num_embeddings, embedding_dim)
-        yield SearchGrid(len(options), lambda step: dict(options[step]))
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """One cluster per 16 words, as in Distilled Embedding, but at most 2,048."""
-        clusters = min(num_embeddings // 16 + 1, 2048)
-        return {"": {"num_groups": _groups_of(embedding_dim), "num_clusters": clusters}}
-
-    @classmethod
     def fit(cls, task: FitTask) -> StructuredEmbedding:
         """Product quantization by k-means."""
         embedding: StructuredEmbedding = task.build()
@@ -174,7 +171,7 @@ def _worthwhile(num_embeddings: int, embedding_dim: int) -> list[Options]:
         if embedding_dim % groups == 0:
             for clusters in sorted(number for number in numbers if 1 <= number <= num_embeddings):
                 options = StructuredOptions(num_groups=groups, num_clusters=clusters)
-                size = StructuredEmbedding.search_size(num_embeddings, embedding_dim, options)
+                size = options.search_size(num_embeddings, embedding_dim)
                 found.append((size, _expected_error(embedding_dim // groups, clusters), groups, clusters))
     kept: list[Options] = []
     least = math.inf

@@ -13,18 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.factorization import tt_svd
 from shared_embeddings.fitting.task import FitTask
-from shared_embeddings.method import Layer, Options, SearchGrid
-from shared_embeddings.options import EmbeddingOptions, option, require, require_at_least
+from shared_embeddings.options import option, require, require_at_least
 from shared_embeddings.registry import register
+from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 
 @dataclasses.dataclass(frozen=True)
-class TensorTrainOptions(EmbeddingOptions):
+class TensorTrainOptions(EmbeddingOptions["TensorTrainEmbedding"]):
     """Options of `tensor_train`."""
+
+    paper = "Khrulkov et al. (2019)"
+    summary = "a product of small cores, one slice of each for a word"
+    grid_choice = "three similar factors with little waste, the largest rank"
+    fit_bound = 0.75
 
     vocab_shape: tuple[int, ...] = option("v_1 ... v_K, at least two factors whose product is at least V.")
     dim_shape: tuple[int, ...] = option("d_1 ... d_K, the same number of factors, whose product is D.")
@@ -59,6 +64,42 @@ class TensorTrainOptions(EmbeddingOptions):
         ranks = pairwise((1, *inner, 1))
         return [(r, v, d, s) for (r, s), v, d in zip(ranks, self.vocab_shape, self.dim_shape)]
 
+    def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
+        """The factors must cover V words and give exactly D dimensions."""
+        words, dim = math.prod(self.vocab_shape), math.prod(self.dim_shape)
+        require(
+            words >= num_embeddings,
+            f"option 'vocab_shape' {list(self.vocab_shape)} holds {words} words, fewer than the "
+            f"{num_embeddings} of the vocabulary; choose larger factors",
+        )
+        require(
+            dim == embedding_dim,
+            f"option 'dim_shape' {list(self.dim_shape)} has the product {dim}, but the dimension is "
+            f"{embedding_dim}; choose factors of {embedding_dim}",
+        )
+
+    def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
+        """The sum of r_{k-1} v_k d_k r_k over the cores (Khrulkov et al., section 3)."""
+        return sum(math.prod(shape) for shape in self.core_shapes())
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """Three cores, as in Distilled Embedding, and all ranks."""
+        words, dims = three_factors_above(num_embeddings), three_factors(embedding_dim)
+        # A higher inner rank cannot represent more tables.
+        highest = min(words[0] * dims[0], words[2] * dims[2])
+        shapes: Options = {"vocab_shape": list(words), "dim_shape": list(dims)}
+        yield SearchGrid(highest, lambda step: {**shapes, "rank": step + 1})
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """Three cores with about the rank of Distilled Embedding."""
+        shapes = {
+            "vocab_shape": list(three_factors_above(num_embeddings)),
+            "dim_shape": list(three_factors(embedding_dim)),
+        }
+        return {"": {**shapes, "rank": max(embedding_dim // 6, 4)}}
+
 
 @register("tensor_train", TensorTrainOptions)
 class TensorTrainEmbedding(SharedEmbedding):
@@ -71,10 +112,6 @@ class TensorTrainEmbedding(SharedEmbedding):
     """
 
     options: TensorTrainOptions
-    paper = "Khrulkov et al. (2019)"
-    summary = "a product of small cores, one slice of each for a word"
-    grid_choice = "three similar factors with little waste, the largest rank"
-    fit_bound = 0.75
     vocabulary_size: Tensor
     expensive_rows = True
 
@@ -160,44 +197,6 @@ class TensorTrainEmbedding(SharedEmbedding):
                 f"tensor_train embedding of {self.num_embeddings}"
             )
         super()._load_from_state_dict(state_dict, prefix, *rest)
-
-    @classmethod
-    def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: TensorTrainOptions) -> None:
-        """The factors must cover V words and give exactly D dimensions."""
-        words, dim = math.prod(options.vocab_shape), math.prod(options.dim_shape)
-        require(
-            words >= num_embeddings,
-            f"option 'vocab_shape' {list(options.vocab_shape)} holds {words} words, fewer than the "
-            f"{num_embeddings} of the vocabulary; choose larger factors",
-        )
-        require(
-            dim == embedding_dim,
-            f"option 'dim_shape' {list(options.dim_shape)} has the product {dim}, but the dimension is "
-            f"{embedding_dim}; choose factors of {embedding_dim}",
-        )
-
-    @classmethod
-    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: TensorTrainOptions) -> int:
-        """The sum of r_{k-1} v_k d_k r_k over the cores (Khrulkov et al., section 3)."""
-        return sum(math.prod(shape) for shape in options.core_shapes())
-
-    @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """Three cores, as in Distilled Embedding, and all ranks."""
-        words, dims = three_factors_above(num_embeddings), three_factors(embedding_dim)
-        # A higher inner rank cannot represent more tables.
-        highest = min(words[0] * dims[0], words[2] * dims[2])
-        shapes: Options = {"vocab_shape": list(words), "dim_shape": list(dims)}
-        yield SearchGrid(highest, lambda step: {**shapes, "rank": step + 1})
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """Three cores with about the rank of Distilled Embedding."""
-        shapes = {
-            "vocab_shape": list(three_factors_above(num_embeddings)),
-            "dim_shape": list(three_factors(embedding_dim)),
-        }
-        return {"": {**shapes, "rank": max(embedding_dim // 6, 4)}}
 
     @classmethod
     def fit(cls, task: FitTask) -> TensorTrainEmbedding:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.classes.word_classes import WordClasses
-from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.clustering import class_centers
 from shared_embeddings.fitting.codes import product_quantization
 from shared_embeddings.fitting.task import FitTask
@@ -28,10 +28,8 @@ from shared_embeddings.loss import (
     blockwise_cross_entropy,
     sum_dtype,
 )
-from shared_embeddings.method import Layer, Options, SearchGrid
 from shared_embeddings.options import (
     STORED,
-    EmbeddingOptions,
     OptionError,
     option,
     parse_options,
@@ -41,6 +39,7 @@ from shared_embeddings.options import (
 )
 from shared_embeddings.quant.packed_tensor import column_sums
 from shared_embeddings.registry import register
+from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11
@@ -321,8 +320,14 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class UncleOptions(EmbeddingOptions):
+class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
     """Options of `uncle`. With several classes per word (Eq. 2), there are levels with their own widths."""
+
+    paper = "UnClE, Eq. 1 and 2"
+    summary = "V x U_d, and one vector for each class of words"
+    grid_choice = "V / 11 classes, the largest unique part; replace random classes by your class file"
+    fit_bound = 0.55
+    file_options = ("classes",)
 
     unique_dim: int = option("U_d, the width of the unique part of every word, less than D.")
     num_classes: int | tuple[int, ...] | None = option(
@@ -425,6 +430,70 @@ class UncleOptions(EmbeddingOptions):
         rest, levels = embedding_dim - self.unique_dim, self.levels()
         return tuple(rest // levels + (level < rest % levels) for level in range(levels))
 
+    @classmethod
+    def normalize(cls, given: dict[str, object]) -> dict[str, object]:
+        """Class files and indices as plain text and numbers."""
+        if "classes" not in given:
+            return given
+        return {**given, "classes": plain_classes(given["classes"])}
+
+    @classmethod
+    def for_vocabulary(cls, given: dict[str, object], words: Sequence[str]) -> dict[str, object]:
+        """As in the base class: class files are looked up by word.
+
+        Words that a class file does not contain, such as a host's markers, are treated as words that never
+        occurred (`WordClasses.for_vocabulary`).
+        """
+        options = parse_options(cls.method, UncleOptions, cls.normalize(given))
+        if options.classes in (None, STORED):
+            return given
+        levels = [level_of_words(words, *source) for source in zip(options.sources(), options.counts())]
+        return {
+            **given,
+            "classes": [level.assignment.tolist() for level in levels],
+            "num_classes": [level.num_classes for level in levels],
+        }
+
+    def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
+        """Both parts must have a width, and there are at most as many classes as words."""
+        require(
+            self.unique_dim < embedding_dim,
+            f"option 'unique_dim' is {self.unique_dim}, which leaves no dimension of {embedding_dim} for "
+            "class embeddings; lower it, or use method 'standard'",
+        )
+        widths, rest = self.widths(embedding_dim), embedding_dim - self.unique_dim
+        require(
+            sum(widths) == rest and min(widths) > 0,
+            f"option 'class_dims' is {list(widths)}, but the widths must be at least 1 and add up to the "
+            f"{rest} dimensions that 'unique_dim' leaves; change one of the two",
+        )
+        for level in self.assignments(num_embeddings):
+            require(
+                level.num_classes <= num_embeddings,
+                f"option 'num_classes' is {level.num_classes}, more than {num_embeddings} words; lower it",
+            )
+
+    def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
+        """V_s U_d + C_s C_d (Eq. 3), the last summed over the levels."""
+        levels = zip(self.assignments(num_embeddings), self.widths(embedding_dim))
+        return num_embeddings * self.unique_dim + sum(level.num_classes * width for level, width in levels)
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """V / 11 classes (appendix A.4), and all widths of the unique part."""
+        classes = max(num_embeddings // 11, 1)
+        if embedding_dim > 1:
+            yield SearchGrid(
+                embedding_dim - 1,
+                lambda step: {"unique_dim": step + 1, "num_classes": classes, "random_classes": True},
+            )
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """A unique part of D / 8, and V / 11 random classes, at most 1,000."""
+        classes = min(num_embeddings // 11, 1000)
+        return {"": {"unique_dim": embedding_dim // 8, "num_classes": classes, "random_classes": True}}
+
 
 @register("uncle", UncleOptions)
 class UncleEmbedding(SharedEmbedding):
@@ -438,11 +507,6 @@ class UncleEmbedding(SharedEmbedding):
     """
 
     options: UncleOptions
-    paper = "UnClE, Eq. 1 and 2"
-    summary = "V x U_d, and one vector for each class of words"
-    grid_choice = "V / 11 classes, the largest unique part; replace random classes by your class file"
-    fit_bound = 0.55
-    file_options = ("classes",)
     per_word = ("unique", "classes")
     scores_in_blocks = True
     classes: Tensor
@@ -551,72 +615,6 @@ class UncleEmbedding(SharedEmbedding):
         return buffer.size(0) * sum(math.ceil(math.log2(count)) for count in self.num_classes)
 
     @classmethod
-    def normalize_options(cls, given: dict[str, object]) -> dict[str, object]:
-        """Class files and indices as plain text and numbers."""
-        if "classes" not in given:
-            return given
-        return {**given, "classes": plain_classes(given["classes"])}
-
-    @classmethod
-    def options_for_vocabulary(cls, given: dict[str, object], words: Sequence[str]) -> dict[str, object]:
-        """As in the base class: class files are looked up by word.
-
-        Words that a class file does not contain, such as a host's markers, are treated as words that never
-        occurred (`WordClasses.for_vocabulary`).
-        """
-        options = parse_options(cls.method, UncleOptions, cls.normalize_options(given))
-        if options.classes in (None, STORED):
-            return given
-        levels = [level_of_words(words, *source) for source in zip(options.sources(), options.counts())]
-        return {
-            **given,
-            "classes": [level.assignment.tolist() for level in levels],
-            "num_classes": [level.num_classes for level in levels],
-        }
-
-    @classmethod
-    def check_sizes(cls, num_embeddings: int, embedding_dim: int, options: UncleOptions) -> None:
-        """Both parts must have a width, and there are at most as many classes as words."""
-        require(
-            options.unique_dim < embedding_dim,
-            f"option 'unique_dim' is {options.unique_dim}, which leaves no dimension of {embedding_dim} for "
-            "class embeddings; lower it, or use method 'standard'",
-        )
-        widths, rest = options.widths(embedding_dim), embedding_dim - options.unique_dim
-        require(
-            sum(widths) == rest and min(widths) > 0,
-            f"option 'class_dims' is {list(widths)}, but the widths must be at least 1 and add up to the "
-            f"{rest} dimensions that 'unique_dim' leaves; change one of the two",
-        )
-        for level in options.assignments(num_embeddings):
-            require(
-                level.num_classes <= num_embeddings,
-                f"option 'num_classes' is {level.num_classes}, more than {num_embeddings} words; lower it",
-            )
-
-    @classmethod
-    def num_parameters(cls, num_embeddings: int, embedding_dim: int, options: UncleOptions) -> int:
-        """V_s U_d + C_s C_d (Eq. 3), the last summed over the levels."""
-        levels = zip(options.assignments(num_embeddings), options.widths(embedding_dim))
-        return num_embeddings * options.unique_dim + sum(level.num_classes * width for level, width in levels)
-
-    @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """V / 11 classes (appendix A.4), and all widths of the unique part."""
-        classes = max(num_embeddings // 11, 1)
-        if embedding_dim > 1:
-            yield SearchGrid(
-                embedding_dim - 1,
-                lambda step: {"unique_dim": step + 1, "num_classes": classes, "random_classes": True},
-            )
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """A unique part of D / 8, and V / 11 random classes, at most 1,000."""
-        classes = min(num_embeddings // 11, 1000)
-        return {"": {"unique_dim": embedding_dim // 8, "num_classes": classes, "random_classes": True}}
-
-    @classmethod
     def fit(cls, task: FitTask) -> UncleEmbedding:
         """Unique parts copied from the teacher, and class vectors with the least mean distance.
 
@@ -639,7 +637,7 @@ class UncleEmbedding(SharedEmbedding):
     @classmethod
     def _clustered(cls, task: FitTask) -> Tensor:
         """The class ``(V,)`` of every word, by k-means over the teacher's rows without the unique part."""
-        options = parse_options(cls.method, UncleOptions, {**task.options, "classes": STORED})
+        options = parse_options(UncleOptions.method, UncleOptions, {**task.options, "classes": STORED})
         if not isinstance(options.num_classes, int):
             raise OptionError(
                 f"uncle: option 'num_classes' is {options.num_classes}, but a fit has one level of "

@@ -165,7 +165,10 @@ def packing_of(state: Mapping[str, Tensor]) -> Packing | None:
 
 def default_packing(module: torch.nn.Module) -> Packing | None:
     """How the embeddings inside a module are stored by default; None if all are stored in fp32."""
-    parts = [(name, getattr(part, "default_store", "fp32")) for name, part in module.named_modules()]
+    parts = [
+        (name, getattr(getattr(part, "options", None), "default_store", "fp32"))
+        for name, part in module.named_modules()
+    ]
     packed = [(name, store) for name, store in parts if store != "fp32"]
     return Packing([name for name, _ in packed], packed[0][1]) if packed else None
 

@@ -11,10 +11,11 @@ from importlib import resources
 import torch
 from tqdm import tqdm
 
-from shared_embeddings.method import Options, SearchGrid
 from shared_embeddings.quant.storage import STORES
-from shared_embeddings.registry import build, method_class, methods, num_parameters, search_size
+from shared_embeddings.registry import build, methods, num_parameters
+from shared_embeddings.registry import options as find_spec
 from shared_embeddings.sizing.accounting import stored_bits
+from shared_embeddings.spec import Options, SearchGrid
 
 _MULTIPLIERS = {"": 1, "k": 10**3, "m": 10**6}
 # Steps of each search grid on an HTML page; the command `suggest` searches all of them.
@@ -103,7 +104,7 @@ def largest_within(
     """The largest step within a limit, on the first of the grids that has one.
 
     Args:
-        grids: the grids of a method, see `Method.search_grids`.
+        grids: the grids of a method, see `EmbeddingOptions.search_grids`.
         size_of: the size of an embedding with some options.
         limit: the largest size allowed.
 
@@ -130,8 +131,8 @@ def _suggest_one(method: str, num_embeddings: int, embedding_dim: int, budget: i
     def count(options: Options) -> int:
         return _count(method, num_embeddings, embedding_dim, options)
 
-    embedding_class = method_class(method)
-    found = largest_within(embedding_class.search_grids(num_embeddings, embedding_dim), count, budget)
+    spec = find_spec(method)
+    found = largest_within(spec.search_grids(num_embeddings, embedding_dim), count, budget)
     if found is None:
         remark = "no suggestion: the vocabulary or the dimension is too small"
         return Suggestion(method, None, None, None, remark)
@@ -140,12 +141,19 @@ def _suggest_one(method: str, num_embeddings: int, embedding_dim: int, budget: i
     grid, step = found
     options = grid.options_at(step)
     finer = grid.options_at(step + 1) if step + 1 < grid.steps else None
-    return Suggestion(method, options, count(options), finer, embedding_class.grid_choice)
+    return Suggestion(method, options, count(options), finer, spec.grid_choice)
 
 
 def _count(method: str, num_embeddings: int, embedding_dim: int, options: Options) -> int:
     """The size of a method that is compared with the budget."""
-    return search_size(method, num_embeddings=num_embeddings, embedding_dim=embedding_dim, **options)
+    num_parameters(
+        method, num_embeddings=num_embeddings, embedding_dim=embedding_dim, **options
+    )  # checks the sizes
+    return (
+        find_spec(method)
+        .resolve(num_embeddings, embedding_dim, options)
+        .search_size(num_embeddings, embedding_dim)
+    )
 
 
 def _lines(suggestion: Suggestion, dense: int) -> Iterator[str]:
@@ -197,15 +205,13 @@ def suggestion_page(vocab_sizes: Sequence[int], dims: Sequence[int], budget: str
     tasks = [(size, dim, method) for size, dim in shapes for method in methods()]
     grids: dict[str, dict[str, list[list[Point]]]] = {}
     for size, dim, method in tqdm(tasks, "sizes", disable=None, leave=False):
-        found = [
-            list(points(method, size, dim, grid)) for grid in method_class(method).search_grids(size, dim)
-        ]
+        found = [list(points(method, size, dim, grid)) for grid in find_spec(method).search_grids(size, dim)]
         grids.setdefault(f"{size} {dim}", {})[method] = found
     data = {
         "vocab": vocab_sizes,
         "dim": dims,
         "stores": STORES,
-        "notes": {method: [method_class(method).summary, method_class(method).paper] for method in methods()},
+        "notes": {method: [find_spec(method).summary, find_spec(method).paper] for method in methods()},
         "budget": budget,
         "grids": grids,
     }
@@ -215,12 +221,11 @@ def suggestion_page(vocab_sizes: Sequence[int], dims: Sequence[int], budget: str
 
 def points(method: str, num_embeddings: int, embedding_dim: int, grid: SearchGrid) -> Iterator[Point]:
     """Options from small to large on a search grid: YAML, parameters, and bytes in each of `STORES`."""
-    sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
     for step in spread(grid.steps):
         options = grid.options_at(step)
         with torch.device("meta"):
-            embedding = build(method, **sizes, **options)  # type: ignore[arg-type]
-        count = search_size(method, **sizes, **options)  # type: ignore[arg-type]
+            embedding = build(method, num_embeddings=num_embeddings, embedding_dim=embedding_dim, **options)
+        count = embedding.options.search_size(num_embeddings, embedding_dim)
         yield [as_yaml(method, options), count, *(-(-stored_bits(embedding, store) // 8) for store in STORES)]
 
 

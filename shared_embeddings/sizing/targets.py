@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import torch
 
 from shared_embeddings.checkpoints.adapter import EmbeddingTable
-from shared_embeddings.method import Options
 from shared_embeddings.options import OptionError
-from shared_embeddings.registry import build, method_class
+from shared_embeddings.registry import build
+from shared_embeddings.registry import options as find_spec
 from shared_embeddings.sizing import accounting
 from shared_embeddings.sizing.suggest import largest_within
+from shared_embeddings.spec import Options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +64,10 @@ def stored_bytes(
     Raises:
         OptionError: an impossible option or size.
     """
-    sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
     with torch.device("meta"):
-        embedding = build(method, **sizes, **options).to(dtype)  # type: ignore[arg-type]
+        embedding = build(method, num_embeddings=num_embeddings, embedding_dim=embedding_dim, **options).to(
+            dtype
+        )
     return -(-accounting.stored_bits(embedding, store) // 8)
 
 
@@ -98,7 +100,7 @@ def options_within(
     def size(options: Options) -> int:
         return stored_bytes(method, num_embeddings, embedding_dim, {**options, **others}, store, dtype)
 
-    grids = list(method_class(method).search_grids(num_embeddings, embedding_dim))
+    grids = list(find_spec(method).search_grids(num_embeddings, embedding_dim))
     for name in others:
         if any(name in grid.options_at(0) for grid in grids):
             raise OptionError(f"option '{name}' is chosen by the target; remove one of them")

@@ -20,9 +20,9 @@ from shared_embeddings.checkpoints.agreement import Kept
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.cli.main import main
 from shared_embeddings.fitting.task import FitTask
-from shared_embeddings.method import Candidate
 from shared_embeddings.methods.quantized import QuantizedEmbedding
 from shared_embeddings.sizing.targets import Target
+from shared_embeddings.spec import Candidate
 from tests.lm.runs import run as train
 from tests.lm.runs import run_command, settings, write_corpus, write_model
 from tests.lm.test_compression import compress

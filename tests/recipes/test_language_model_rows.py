@@ -53,7 +53,7 @@ def types_of(name: str) -> int:
 
 def stored(embedding: dict[str, Any]) -> dict[str, Any]:
     """An embedding whose files do not exist yet."""
-    files = se.file_options(embedding["method"])
+    files = se.options(embedding["method"]).file_options
     return {key: se.STORED if key in files else value for key, value in embedding.items()}
 
 
@@ -93,7 +93,7 @@ def test_row_can_be_trained_and_evaluated(name: str, row_name: str) -> None:
     evaluation_parser().parse_args(["-model", __file__, "-data", __file__, *as_options(row.evaluate)])
     if "pointer" in row.evaluate:
         PointerOptions.parse(row.evaluate["pointer"])
-    for name_ in se.file_options(row.embedding["method"]):
+    for name_ in se.options(row.embedding["method"]).file_options:
         assert row.embedding.get(name_) in {None, *read_settings(find_recipe(name)).classes}
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.registry import method_class
 
 VOCABULARY = 37
 DIMENSION = 24
@@ -135,7 +134,7 @@ def example_cases() -> list[Case]:
     """A row for each example of each registered method, and for the first ones one with a bias."""
     cases = []
     for method in se.methods():
-        examples = method_class(method).examples(VOCABULARY, DIMENSION)
+        examples = se.options(method).examples(VOCABULARY, DIMENSION)
         for number, (label, options) in enumerate(examples.items()):
             name = f"{method} example {label}".strip().replace(" ", "-")
             cases.append(_example(name, method, options))

@@ -13,7 +13,6 @@ from torch import Tensor
 import shared_embeddings as se
 from shared_embeddings.fitting.distillation import Reconstruction
 from shared_embeddings.fitting.fit import report
-from shared_embeddings.registry import method_class
 from tests.helpers import example
 
 VOCABULARY, DIMENSION, PADDING = 120, 24, 3
@@ -62,7 +61,7 @@ def test_fit_comes_close(method: str) -> None:
     assert found.weighted_error == pytest.approx(
         float((missed * roots).norm() / (table[kept] * roots).norm()), rel=1e-4, abs=1e-6
     )
-    assert found.relative_error <= method_class(method).fit_bound
+    assert found.relative_error <= se.options(method).fit_bound
     assert found.parameters == emb.counts()["total"]
     assert found.stored_bits == emb.counts()["stored_bits"]
     assert found.compression == pytest.approx(VOCABULARY * DIMENSION / found.parameters)

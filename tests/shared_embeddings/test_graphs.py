@@ -22,7 +22,6 @@ from shared_embeddings.quant import kernels
 from shared_embeddings.quant.codecs import trellis
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import hold, pack
-from shared_embeddings.registry import method_class
 from shared_embeddings.utils.tracing import cache_tensor
 from tests.helpers import in_turn
 from tests.shared_embeddings.cases import CASES, Case, by_name, example_cases
@@ -102,7 +101,7 @@ def test_training_is_one_graph_or_has_a_fullgraph_limit(case: Case) -> None:
 
     for function in (inputs, loss):
         compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-        if function is loss and method_class(case.method).fullgraph_limit is not None:
+        if function is loss and se.options(case.method).fullgraph_limit is not None:
             with pytest.raises(Exception, match="data-dependent"):
                 compiled()
             continue
@@ -147,7 +146,7 @@ def test_export_leaves_no_traced_tensors_behind(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_fullgraph_limits_have_reasons() -> None:
-    limits = {method: method_class(method).fullgraph_limit for method in se.methods()}
+    limits = {method: se.options(method).fullgraph_limit for method in se.methods()}
     assert {method for method, limit in limits.items() if limit is not None} == {"adaptive"}
     assert all(limit is None or len(limit.split()) > 5 for limit in limits.values())
 

@@ -25,7 +25,6 @@ from shared_embeddings.quant.packed_tensor import (
     warn_of_frozen,
 )
 from shared_embeddings.quant.storage import StorageError, hold, pack, unpack
-from shared_embeddings.registry import method_class
 from shared_embeddings.sizing.accounting import distinct_state
 from tests.shared_embeddings.support import MemoryMeter
 
@@ -174,7 +173,7 @@ def test_parts_of_a_file_must_be_consistent() -> None:
 @pytest.mark.parametrize("method", se.methods())
 def test_packed_models_equal_unpacked_ones(method: str) -> None:
     words, dim = 300, 32
-    for label, options in method_class(method).examples(words, dim).items():
+    for label, options in se.options(method).examples(words, dim).items():
         torch.manual_seed(0)
         embedding = se.build(method, num_embeddings=words, embedding_dim=dim, padding_idx=3, **options).eval()
         ids, hidden = torch.randint(words, (2, 5)), torch.randn(2, 5, embedding.score_dim)
@@ -241,7 +240,7 @@ def held_bytes(root: object) -> int:
 def cases(words: int, dim: int) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Options of all methods, with more of `quantized`, and storages."""
     for method in se.methods():
-        for options in method_class(method).examples(words, dim).values():
+        for options in se.options(method).examples(words, dim).values():
             yield from ((method, options, store) for store in ("int8", "int4"))
     for codec in ("uniform", "lloyd_max", "residual", "trellis", "principal", "spectral"):
         for bits in (1.0, 1.5, 2.0, 3.0, 4.0, 8.0):
@@ -281,7 +280,7 @@ def test_losses_and_scores_allocate_no_table() -> None:
     for method in se.methods():
         if method in CACHED:
             continue
-        (options, *_) = method_class(method).examples(words, dim).values()
+        (options, *_) = se.options(method).examples(words, dim).values()
         made = se.build(method, num_embeddings=words, embedding_dim=dim, **options)
         held = installed(made, "int8")
         hidden, ids = torch.randn(2, dim), torch.tensor([0, words - 1])
@@ -353,7 +352,7 @@ def test_scores_by_word_codes(monkeypatch: pytest.MonkeyPatch) -> None:
             found = form.table_scores(form.encode(codes), tables)
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     for method in ("structured", "compositional_code"):
-        (options,) = method_class(method).examples(300, 32).values()
+        (options,) = se.options(method).examples(300, 32).values()
         embedding = se.build(method, num_embeddings=300, embedding_dim=32, padding_idx=3, **options)
         held, hidden = installed(embedding, "int8"), torch.randn(2, 32)
         scored = []
@@ -366,7 +365,7 @@ def test_scores_by_word_codes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_packed_codes_train() -> None:
     for method in ("structured", "compositional_code", "uncle", "group_reduce"):
-        (options,) = method_class(method).examples(300, 32).values()
+        (options,) = se.options(method).examples(300, 32).values()
         embedding = se.build(method, num_embeddings=300, embedding_dim=32, **options)
         held, ids = installed(embedding, "fp32").train(), torch.randint(300, (4,))
         assert any(isinstance(buffer, PackedTensor) for buffer in held.buffers()), method

@@ -15,7 +15,7 @@ from torch import nn
 import shared_embeddings as se
 from shared_embeddings.cli.main import main
 from shared_embeddings.methods import tensor_train
-from shared_embeddings.registry import method_class, search_size
+from shared_embeddings.registry import resolve
 from shared_embeddings.sizing import accounting, suggest
 from shared_embeddings.sizing.breakdown import describe_storage, storage_breakdown
 from shared_embeddings.sizing.targets import stored_bytes
@@ -131,7 +131,7 @@ each_method = pytest.mark.parametrize("method", se.methods())
 
 def count(method: str, options: dict[str, Any], v: int = VOCABULARY, d: int = DIMENSION) -> int:
     """The size that is compared with the budget."""
-    return search_size(method, num_embeddings=v, embedding_dim=d, **options)
+    return resolve(method, v, d, options).search_size(v, d)
 
 
 def suggestion(method: str, budget: int, v: int = VOCABULARY, d: int = DIMENSION) -> suggest.Suggestion:
@@ -177,7 +177,7 @@ def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str,
     found = suggestion(method, budget)
     if found.options is None:
         # The smallest size of the method exceeds the budget, on every grid.
-        grids = method_class(method).search_grids(VOCABULARY, DIMENSION)
+        grids = se.options(method).search_grids(VOCABULARY, DIMENSION)
         assert found.count == min(count(method, grid.options_at(0)) for grid in grids) > budget
         assert f"{found.count:,}" in found.remark
         return
@@ -194,7 +194,7 @@ def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str,
 @each_method
 @pytest.mark.parametrize(("v", "d"), [(200, 32), (97, 30)])
 def test_grids_ascend(method: str, v: int, d: int) -> None:
-    for grid in method_class(method).search_grids(v, d):
+    for grid in se.options(method).search_grids(v, d):
         counts = [count(method, grid.options_at(step), v, d) for step in range(grid.steps)]
         assert counts == sorted(counts) and len(counts) >= 1
 
@@ -329,7 +329,7 @@ def test_page_has_the_sizes_of_all_methods(monkeypatch: pytest.MonkeyPatch) -> N
             text, count, *stored = points[-1]
             options = yaml.safe_load(text)
             assert options.pop("method") == method
-            assert search_size(method, num_embeddings=800, embedding_dim=32, **options) == count
+            assert resolve(method, 800, 32, options).search_size(800, 32) == count
             assert stored == [stored_bytes(method, 800, 32, options, store) for store in data["stores"]]
 
 

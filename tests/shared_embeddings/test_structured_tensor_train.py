@@ -50,7 +50,7 @@ def test_equals_the_naive_pieces_in_value_and_gradient(case: Case) -> None:
 
 def test_structured_sizes_of_the_distilled_embedding_paper() -> None:
     """Appendix A.1 and tables 1 to 3: K * D + V * G, so every position has its own centroids."""
-    from shared_embeddings.methods.structured import StructuredEmbedding, StructuredOptions
+    from shared_embeddings.methods.structured import StructuredOptions
 
     for words, dim, clusters, size, factor in [
         (32000, 512, 2048, 2.07, 7.90),
@@ -60,7 +60,7 @@ def test_structured_sizes_of_the_distilled_embedding_paper() -> None:
         options = {"num_groups": 32, "num_clusters": clusters}
         trained = se.num_parameters("structured", num_embeddings=words, embedding_dim=dim, **options)
         assert trained == clusters * dim
-        fixed = StructuredEmbedding.index_entries(words, dim, StructuredOptions(**options))
+        fixed = StructuredOptions(**options).index_entries(words, dim)
         assert fixed == words * 32
         assert (trained + fixed) / 1e6 == pytest.approx(size, abs=0.005)
         assert words * dim / (trained + fixed) == pytest.approx(factor, abs=0.01)
@@ -179,7 +179,7 @@ def test_sizes_of_the_coding_in_the_paper() -> None:
     assert se.num_parameters("compositional_code", **sizes) == 262_144
     emb = se.build("compositional_code", **sizes)
     assert emb.counts()["stored_bits"] == 262_144 * 16 + 1000 * 32 * 4  # numbers in 16 bits
-    assert emb.index_entries(1000, 512, options) == 32_000
+    assert emb.options.index_entries(1000, 512) == 32_000
     assert [name for name, _ in emb.named_parameters()] == ["codebooks"]
 
 

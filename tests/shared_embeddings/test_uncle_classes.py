@@ -15,7 +15,6 @@ from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings.classes import WordClasses
-from shared_embeddings.methods.uncle import UncleEmbedding
 from tests.shared_embeddings.cases import Case
 from tests.shared_embeddings.test_uncle import build, each_uncle, message
 
@@ -68,7 +67,7 @@ def test_a_model_with_another_vocabulary_finds_classes_by_word(tmp_path: Path) -
     unseen = int(np.linalg.norm(WordClasses.load(path).centers, axis=1).argmin())
     words = ["<blank>", "word2", "word1", "word4", "word0", "word3"]
     given = {"unique_dim": 1, "classes": path, "class_dims": [3]}
-    options = UncleEmbedding.options_for_vocabulary(given, words)
+    options = se.UncleOptions.for_vocabulary(given, words)
     assert options["class_dims"] == [3] and given["classes"] == path
     emb = se.build("uncle", num_embeddings=6, embedding_dim=4, **options)
     assert emb.classes.flatten().tolist() == [unseen, 4, 0, 1, 1, 4]
@@ -78,7 +77,7 @@ def test_a_model_with_another_vocabulary_finds_classes_by_word(tmp_path: Path) -
 def test_levels_by_word_and_by_position(tmp_path: Path) -> None:
     path = save_classes(tmp_path / "classes.npz", [1, 0, 1], 2)
     given = {"unique_dim": 1, "classes": [path, [2, 0, 1]]}
-    options = UncleEmbedding.options_for_vocabulary(given, ["word1", "word0", "word2"])
+    options = se.UncleOptions.for_vocabulary(given, ["word1", "word0", "word2"])
     assert options["classes"] == [[0, 1, 1], [2, 0, 1]] and options["num_classes"] == [2, 3]
 
 
@@ -87,7 +86,7 @@ def test_levels_by_word_and_by_position(tmp_path: Path) -> None:
 )
 def test_options_without_class_files_are_unchanged(given: dict[str, Any]) -> None:
     given = {"unique_dim": 1} | given
-    assert UncleEmbedding.options_for_vocabulary(given, ["a", "b"]) == given
+    assert se.UncleOptions.for_vocabulary(given, ["a", "b"]) == given
 
 
 def test_class_files_of_another_vocabulary_are_named(tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_class_files_of_another_vocabulary_are_named(tmp_path: Path) -> None:
         ({}, ["word0"], "projective"),
     ]:
         with pytest.raises(se.OptionError, match=named) as error:
-            UncleEmbedding.options_for_vocabulary({"unique_dim": 1} | given, words)
+            se.UncleOptions.for_vocabulary({"unique_dim": 1} | given, words)
         assert "\n" not in str(error.value)
         if isinstance(given.get("classes"), str):
             assert str(given["classes"]) in str(error.value)

@@ -61,7 +61,7 @@ def test_counts_agree_with_the_tensors_and_with_the_formula(case: Case) -> None:
         **case.options,
     )
     assert all(isinstance(value, int) and value >= 0 for value in counts.values())
-    bits = {"fp32": 32, "fp16": 16}[emb.default_store]
+    bits = {"fp32": 32, "fp16": 16}[emb.options.default_store]
     assert counts["stored_bits"] >= bits * total
 
 

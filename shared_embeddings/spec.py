@@ -1,0 +1,146 @@
+"""What a method declares: options, parameter formula, search grid, examples, candidates for `compress`.
+
+The options dataclass of a method is this declaration; its embedding class (`shared_embeddings.embedding`) is
+what runs. docs/adding_a_method.md has an example.
+
+Axes: ``V`` vocabulary, ``D`` model dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from shared_embeddings.options import OptionError, option, parse_options, plain_options
+
+Options = dict[str, Any]
+Spec = TypeVar("Spec", bound="EmbeddingOptions[Any]")
+# The embedding class that has these options.
+EmbeddingClass = TypeVar("EmbeddingClass", covariant=True)
+
+
+class Candidate(NamedTuple):
+    """Options that `compress` tries when no method is given; a search grid sets the others.
+
+    Attributes:
+        options: some options of the method.
+        store: the storage dtype, see `shared_embeddings.checkpoints.storage`.
+    """
+
+    options: Options
+    store: str
+
+
+class SearchGrid(NamedTuple):
+    """Options of a method from small to large: no step has fewer parameters than the one before.
+
+    Attributes:
+        steps: the number of steps, at least one.
+        options_at: the options at a step, counted from 0.
+    """
+
+    steps: int
+    options_at: Callable[[int], Options]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingOptions(Generic[EmbeddingClass]):
+    """The base class of the options of every method, with everything that a method declares.
+
+    A method must define `paper`, `summary`, `grid_choice`, `fit_bound`, `count_parameters`, `search_grids`
+    and `examples`.
+
+    Attributes:
+        method: the registered name.
+        embedding_class: the class that is registered with these options.
+        paper: the paper that the method is from.
+        summary: what replaces the V x D table, in a few words.
+        grid_choice: how `search_grids` chooses options, in a few words.
+        fit_bound: the relative error that fitting the first of the `examples` must not exceed in the tests.
+        file_options: the options that name files about words; see `for_vocabulary`.
+        default_store: the storage dtype unless `compress --store` names another one.
+        candidates: options that `compress` tries when no method is given; empty if the method loses more
+            quality than others at all sizes, or is slow to fit.
+        fullgraph_limit: why ``torch.compile(fullgraph=True)`` cannot train with this method; None if it can.
+        output_bias: whether a trained bias is added to the score of every word.
+    """
+
+    method: ClassVar[str]
+    embedding_class: ClassVar[type[Any]]
+    paper: ClassVar[str]
+    summary: ClassVar[str]
+    grid_choice: ClassVar[str]
+    fit_bound: ClassVar[float]
+    file_options: ClassVar[tuple[str, ...]] = ()
+    default_store: ClassVar[str] = "fp32"
+    candidates: ClassVar[tuple[Candidate, ...]] = ()
+    fullgraph_limit: ClassVar[str | None] = None
+
+    output_bias: bool = option("Adds a trained bias to the score of every word.", False)
+
+    @classmethod
+    def normalize(cls, given: dict[str, object]) -> dict[str, object]:
+        """The given options, converted to the names and types of the fields."""
+        return given
+
+    @classmethod
+    def for_vocabulary(cls, given: dict[str, object], words: Sequence[str]) -> dict[str, object]:
+        """The given options, with each file about words replaced by its content for `words`, in their order.
+
+        Raises:
+            OptionError: a file cannot be read or does not contain the words.
+        """
+        return given
+
+    @classmethod
+    def resolve(
+        cls: type[Spec], num_embeddings: int, embedding_dim: int, given: Mapping[str, object]
+    ) -> Spec:
+        """The checked options for an embedding of V words in D dimensions.
+
+        Raises:
+            OptionError: an option is unknown, missing, of the wrong type, or impossible for these sizes.
+        """
+        options = parse_options(cls.method, cls, cls.normalize(dict(given)))
+        try:
+            options.check_sizes(num_embeddings, embedding_dim)
+        except OptionError as error:
+            raise OptionError(f"{cls.method}: {error}") from None
+        return options
+
+    def plain(self) -> dict[str, object]:
+        """The options that differ from their defaults, as types that YAML and JSON support."""
+        return plain_options(self)
+
+    def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
+        """Raise `OptionError` if these options are impossible for V words in D dimensions."""
+
+    def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
+        """The number of trainable parameters by the paper's formula, without any bias of the scores."""
+        raise NotImplementedError
+
+    def count_bias(self, num_embeddings: int) -> int:
+        """The parameters of the bias: V with the option `output_bias`."""
+        return num_embeddings if self.output_bias else 0
+
+    def search_size(self, num_embeddings: int, embedding_dim: int) -> int:
+        """What `suggest` compares with a number of parameters; by default the formula."""
+        return self.count_parameters(num_embeddings, embedding_dim)
+
+    @classmethod
+    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+        """The options that `suggest` and `compress --target-ratio` search, in order of preference.
+
+        Yields nothing if the method is impossible for V words in D dimensions.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        """Typical options for V words in D dimensions, about as in the papers, for tests and benchmarks.
+
+        Returns:
+            Options by a label, which is "" for a single example. V is at least 32 and D at least 16.
+        """
+        raise NotImplementedError
