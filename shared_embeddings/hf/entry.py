@@ -21,14 +21,20 @@ from shared_embeddings.quant.storage import HEADER, hold
 from shared_embeddings.registry import build
 
 # What adapters do with the rows of a table.
-_USES_OF_ROWS = {"__getitem__", "add", "add_", "__iadd__", "index_copy", "index_copy_"}
-_COPIES = (Tensor.data.__get__, Tensor.clone)  # type: ignore[attr-defined]
+_USES_OF_ROWS = {
+    *("__getitem__", "add", "add_", "__iadd__", "index_copy", "index_copy_"),
+    *("linalg_svd", "linalg_qr", "linalg_norm"),
+}
+_COPIES = (
+    *(Tensor.data.__get__, Tensor.T.__get__),  # type: ignore[attr-defined]
+    *(Tensor.clone, Tensor.detach, Tensor.to),
+)
 
 
 class Placeholder(nn.Parameter):
     """A frozen tensor ``(V, 0)`` in place of a table; an adapter that uses its rows gets an error.
 
-    `trainable_token_indices` of PEFT reads rows, and `merge_and_unload` adds to ``weight.data``.
+    `trainable_token_indices`, DoRA and PiSSA of PEFT read rows; `merge_and_unload` adds to ``weight.data``.
     """
 
     def __new__(cls, data: Tensor, requires_grad: bool = False) -> Placeholder:
@@ -44,9 +50,9 @@ class Placeholder(nn.Parameter):
         """Run an operation as on a plain tensor, unless it uses rows; copies are placeholders, too."""
         if func.__name__ in _USES_OF_ROWS:
             raise RuntimeError(
-                "compressed embeddings have no rows that an adapter can read or change: keep a LoRA adapter "
-                "beside the model instead of merging it, and use LoRA on the input layer instead of "
-                "trainable_token_indices"
+                "compressed embeddings have no rows that an adapter can read or change: use LoRA as it is by "
+                "default on their layers, instead of trainable_token_indices, DoRA or PiSSA, and keep the "
+                "adapter beside the model instead of merging it"
             )
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
@@ -69,6 +75,8 @@ class _Side(nn.Module):
     def __init__(self, embedding: SharedEmbedding) -> None:
         # Not the initialization of layers that this may be a subclass of, which have their own weights.
         nn.Module.__init__(self)
+        # Models of transformers draw the weights of such layers, some of them by their shapes.
+        self._is_hf_initialized = True
         # Bypasses nn.Module, which would register it.
         object.__setattr__(self, "embedding", embedding)
         like = next(embedding.parameters())
@@ -129,15 +137,17 @@ class InputSide(_Side, nn.Embedding):
         return f"{self.embedding.method}, scale={self.embed_scale:g}"
 
 
-class OutputSide(_Side):
+class OutputSide(_Side, nn.Linear):
     """Replaces an ``nn.Linear``: hidden states ``(B, T, D)`` to scores ``(B, T, V)``.
+
+    PEFT adapts instances of ``nn.Linear``, whose attributes it reads.
 
     Args:
         embedding: computes the scores.
         bias: ``(V,)``, added to the scores, or None.
     """
 
-    bias: nn.Parameter | None
+    bias: nn.Parameter | None  # type: ignore[assignment]  # torch's stub leaves out None
 
     def __init__(self, embedding: SharedEmbedding, bias: nn.Parameter | None) -> None:
         super().__init__(embedding)

@@ -23,7 +23,8 @@ class WordTable:
     """One table of a model.
 
     Attributes:
-        name: "words" for a single table, else its layer: "input", "decoder" or "output".
+        name: "words" for a single table, else "input_words", "decoder_words" or "output_words", by its layer.
+            Layers of models have no such names, by which PEFT chooses those that it adapts.
         weight: ``(V, D)``, its values.
         placement: the modules that use it.
     """
@@ -57,7 +58,8 @@ def find_tables(model: Any) -> list[WordTable]:
         weights.setdefault(id(weight), (name, weight))
     found = []
     for name, weight in weights.values():
-        table = WordTable("words" if len(weights) == 1 else name, weight, _uses(model, weight))
+        name = "words" if len(weights) == 1 else f"{name}_words"
+        table = WordTable(name, weight, _uses(model, weight))
         _check_matrix(kind, table)
         found.append(table)
     return found

@@ -69,10 +69,14 @@ KINDS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     # Small enough to bend the scores of random weights.
     "gemma2": ("Gemma2ForCausalLM", {**_DECODER, "final_logit_softcapping": 0.5}, ["words"]),
     "gemma3": ("Gemma3ForCausalLM", _DECODER, ["words"]),
-    "llama": ("LlamaForCausalLM", {**_DECODER, "tie_word_embeddings": False}, ["input", "output"]),
+    "llama": (
+        "LlamaForCausalLM",
+        {**_DECODER, "tie_word_embeddings": False},
+        ["input_words", "output_words"],
+    ),
     "qwen2": ("Qwen2ForCausalLM", {**_DECODER, "tie_word_embeddings": True}, ["words"]),
     # Its output layer has another name in files.
-    "gpt_neox": ("GPTNeoXForCausalLM", _BERT, ["input", "output"]),
+    "gpt_neox": ("GPTNeoXForCausalLM", _BERT, ["input_words", "output_words"]),
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": WORDS, "n_embd": DIM, "n_layer": 1, "n_head": 2}, ["words"]),
     "bert": ("BertForMaskedLM", _BERT, ["words"]),
     "albert": (
@@ -84,13 +88,13 @@ KINDS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "t5_untied": (
         "T5ForConditionalGeneration",
         {**_T5, "tie_word_embeddings": False},
-        ["input", "output"],
+        ["input_words", "output_words"],
     ),
     "marian": ("MarianMTModel", _MARIAN, ["words"]),
     "marian_two_vocabularies": (
         "MarianMTModel",
         {**_MARIAN, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": WORDS},
-        ["input", "decoder"],
+        ["input_words", "decoder_words"],
     ),
     "bart": ("BartForConditionalGeneration", _MARIAN, ["words"]),
 }
@@ -155,6 +159,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "M2M100ForConditionalGeneration": _MARIAN,
     "BlenderbotForConditionalGeneration": _MARIAN,
     "LEDForConditionalGeneration": {**_MARIAN, "attention_window": 4},
+    "T5GemmaForConditionalGeneration": {
+        "vocab_size": WORDS,
+        "encoder": {**_DECODER, "pad_token_id": 0},
+        "decoder": {**_DECODER, "pad_token_id": 0, "bos_token_id": 2},
+    },
 }
 
 

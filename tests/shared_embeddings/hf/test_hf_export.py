@@ -20,7 +20,16 @@ import shared_embeddings.hf as hf
 from shared_embeddings.checkpoints import onnx_file
 from shared_embeddings.cli.main import main
 from tests.helpers import in_turn
-from tests.shared_embeddings.hf.models import IDS, KINDS, build, scores, shrink, write
+from tests.shared_embeddings.hf.models import (
+    FAMILIES,
+    IDS,
+    KINDS,
+    build,
+    compress,
+    scores,
+    shrink,
+    write,
+)
 
 # The graphs of these tiny models are not small compared to their weights.
 GRAPH_BYTES = 15_000
@@ -182,6 +191,33 @@ def test_dense_export_keeps_names_and_scores(kind: str, tmp_path: Path) -> None:
     }
     loaded = getattr(transformers, KINDS[kind][0]).from_pretrained(plain)
     torch.testing.assert_close(scores(loaded), scores(hf.load(model)), rtol=1e-4, atol=1e-4)
+
+
+@in_turn("dtype", [torch.float32, torch.bfloat16])
+def test_dense_export_of_rotated_codes(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Both sides of one table round differently, here with a width that is not that of the model."""
+    model, small, plain = (tmp_path / f"{dtype}_{name}" for name in ("model", "small", "plain"))
+    settings = {**FAMILIES["ElectraForMaskedLM"], "embedding_size": 24}
+    whole = transformers.ElectraForMaskedLM(transformers.ElectraConfig(**settings)).to(dtype)
+    whole.save_pretrained(model)
+    assert compress(model, "quantized", small, "--bits", 3, "--codec", "lloyd_max", "--no-check") == 0
+    assert export_dense(small, plain) == 0
+    wanted = hf.load(small)
+    loaded, info = transformers.ElectraForMaskedLM.from_pretrained(plain, output_loading_info=True)
+    assert not any(info.values()) and loaded.dtype == dtype
+    table = wanted.shared_embeddings["words"].table()
+    assert torch.equal(loaded.get_input_embeddings().weight, table)
+    tolerance = {torch.float32: 1e-4, torch.bfloat16: 0.03}[dtype]
+    torch.testing.assert_close(scores(loaded), scores(wanted), rtol=tolerance, atol=tolerance)
+
+
+def test_different_tables_of_two_sides_are_not_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unit = {"map_dim": 4, "expand_dim": 32, "depth": 3, "max_groups": 4}
+    shrink("gemma3", tmp_path / "small", method="define", output="map", output_projection=True, **unit)
+    assert export_dense(tmp_path / "small", tmp_path / "plain") == 2
+    assert "scores words with other numbers than it looks up" in capsys.readouterr().err
 
 
 def test_quantized_rows_in_gguf(tmp_path: Path) -> None:

@@ -167,7 +167,13 @@ def test_pushed_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(scores(downloaded), scores(model))
 
 
-TARGETS: dict[str, Any] = {"attention": ["q_proj", "v_proj"], "all": "all-linear", "input": ["embed_tokens"]}
+TARGETS: dict[str, Any] = {
+    "attention": ["q_proj", "v_proj"],
+    "all": "all-linear",
+    "input": ["embed_tokens"],
+    "output": ["lm_head"],
+    "both": ["embed_tokens", "lm_head"],
+}
 
 
 def adapted(model: Any, **settings: Any) -> Any:
@@ -176,6 +182,8 @@ def adapted(model: Any, **settings: Any) -> Any:
     tuned = peft.get_peft_model(model, peft.LoraConfig(task_type=task, r=2, **settings))
     trained = [parameter for parameter in tuned.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, 1.0)
+    # RWKV changes weights in place unless it is in training.
+    tuned.train(model.config.model_type == "rwkv")
     for _ in range(2):
         optimizer.zero_grad()
         tuned(input_ids=IDS, labels=IDS).loss.backward()
@@ -183,7 +191,7 @@ def adapted(model: Any, **settings: Any) -> Any:
     return tuned.eval()
 
 
-@pytest.mark.slow_except("input")
+@pytest.mark.slow_except("input", "output")
 @pytest.mark.parametrize("target", TARGETS)
 def test_adapters_round_trip(tmp_path: Path, target: str) -> None:
     for kind in ("llama", "gemma", "bart"):
@@ -194,8 +202,37 @@ def test_adapters_round_trip(tmp_path: Path, target: str) -> None:
             tuned.save_pretrained(tmp_path / "adapter")
             again = peft.PeftModel.from_pretrained(opened(kind, tmp_path, store), tmp_path / "adapter")
             torch.testing.assert_close(scores(again), scores(tuned))
-            if target != "input":
+            if target in ("attention", "all"):
                 torch.testing.assert_close(scores(tuned.merge_and_unload()), scores(again), atol=1e-4, rtol=0)
+
+
+# PEFT chooses the layers of RWKV by names such as "output". Of the others, the plain models, too, take
+# contiguous labels only.
+ADAPTED = {
+    "RwkvForCausalLM": None,
+    "PegasusForConditionalGeneration": "all-linear",
+    "M2M100ForConditionalGeneration": "all-linear",
+    "LEDForConditionalGeneration": "all-linear",
+    "T5GemmaForConditionalGeneration": "all-linear",
+    "marian": "all-linear",
+    "marian_two_vocabularies": ["embed_tokens", "lm_head"],
+}
+
+
+@pytest.mark.slow_except("RwkvForCausalLM", "marian")
+@pytest.mark.parametrize("kind", ADAPTED)
+def test_adapters_of_families(tmp_path: Path, kind: str) -> None:
+    """LoRA on layers that PEFT chooses, with three kinds of tables."""
+    kinds = {"projective": {}, "standard": {"store": "int8"}, "quantized": {"store": "fp16", "bits": 4}}
+    for method, options in kinds.items():
+        small, adapter = tmp_path / method, tmp_path / f"{method}_adapter"
+        shrink(kind, small, method=method, **options)
+        model, again = (auto_class(kind).from_pretrained(small) for _ in range(2))
+        before = scores(model)
+        tuned = adapted(model, target_modules=ADAPTED[kind])
+        assert not torch.allclose(scores(tuned), before), method
+        tuned.save_pretrained(adapter)
+        torch.testing.assert_close(scores(peft.PeftModel.from_pretrained(again, adapter)), scores(tuned))
 
 
 def test_unsupported_adapters(tmp_path: Path) -> None:
@@ -204,13 +241,21 @@ def test_unsupported_adapters(tmp_path: Path) -> None:
         RuntimeError, match="cannot be copied without its model, as modules_to_save of PEFT does"
     ):
         adapted(opened("llama", tmp_path), target_modules=["q_proj"], modules_to_save=["embed_tokens"])
-    with pytest.raises(ValueError, match=r"Target module OutputSide\(.*\) is not supported"):
-        adapted(opened("llama", tmp_path), target_modules=["lm_head"])
-    tuned = peft.get_peft_model(opened("llama", tmp_path), peft.LoraConfig(target_modules=["embed_tokens"]))
-    for safe_merge in (False, True):
-        with pytest.raises(RuntimeError, match="no rows that an adapter can read or change: keep a LoRA"):
-            tuned.merge_and_unload(safe_merge=safe_merge)
+    for target in ("embed_tokens", "lm_head"):
+        tuned = peft.get_peft_model(opened("llama", tmp_path), peft.LoraConfig(target_modules=[target]))
+        for safe_merge in (False, True):
+            with pytest.raises(RuntimeError, match="no rows that an adapter can read or change"):
+                tuned.merge_and_unload(safe_merge=safe_merge)
+    for target, settings in (
+        ("embed_tokens", {"use_dora": True}),
+        ("lm_head", {"use_dora": True}),
+        ("lm_head", {"init_lora_weights": "pissa"}),
+        ("lm_head", {"init_lora_weights": "olora"}),
+    ):
+        for dtype in (torch.float32, torch.bfloat16):
+            with pytest.raises(RuntimeError, match="no rows that an adapter can read or change"):
+                adapted(opened("llama", tmp_path).to(dtype), target_modules=[target], **settings)
     for target in ("q_proj", "embed_tokens"):
-        settings = peft.LoraConfig(target_modules=[target], trainable_token_indices=[1, 2])
-        with pytest.raises((RuntimeError, ValueError), match="use LoRA on the input layer|trainable_token"):
-            peft.get_peft_model(opened("llama", tmp_path), settings)
+        config = peft.LoraConfig(target_modules=[target], trainable_token_indices=[1, 2])
+        with pytest.raises((RuntimeError, ValueError), match="trainable_token"):
+            peft.get_peft_model(opened("llama", tmp_path), config)
