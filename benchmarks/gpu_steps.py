@@ -137,7 +137,7 @@ def build_translator(embedding: dict[str, Any] | None, tiny: bool) -> Translatio
     from onmt.inputters.inputter import dict_to_vocabs
     from onmt.utils.parse import ArgumentParser
 
-    from nmt.patches.table import apply_patches
+    from nmt.hooks import apply_patches
 
     apply_patches()
     names = ["<unk>", "<blank>", "<s>", "</s>", *map(str, range(996 if tiny else 36_996))]

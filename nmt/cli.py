@@ -44,7 +44,7 @@ def _command(function: Callable[[], None], advice: str = NO_PARTIAL_FILES) -> Ca
     """Create a command from a function: applies the patches and reports user errors in one line."""
 
     def main(arguments: Sequence[str]) -> None:
-        from nmt.patches.table import apply_patches
+        from nmt.hooks import apply_patches
 
         apply_patches()
         function()

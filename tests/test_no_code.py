@@ -9,7 +9,7 @@ import_module, subprocess, os.system, torch.load, numpy.load and trust_remote_co
   class that is let in is Namespace (`nmt.checkpoint.files`); CTranslate2 reads a file that was written here.
 - ``torch.load`` of dumped transforms (`onmt.transforms.transform.load_transforms`): is never called.
 - ``spacy.load``, which imports the package of any name: installed models of spaCy alone, by a seam
-  (`nmt.patches.text`).
+  (`nmt.fixes.text`).
 - ``import_module`` of preprocess and postprocess (`onmt.translate.translation_server`): ``--allow_functions``
   (`nmt.translate.server_models`).
 - ``save_config`` and ``log_file`` from a client of the server: no options (`nmt.translate.server`).
@@ -42,7 +42,7 @@ from safetensors.torch import load_file, save_file
 
 from lm import cli as lm_cli
 from nmt.checkpoint.files import read_checkpoint
-from nmt.patches.table import apply_patches
+from nmt.hooks import apply_patches
 from shared_embeddings.cli.main import main
 from tests.helpers import Trap
 from tests.lm import runs

@@ -17,9 +17,9 @@ from torch import nn
 
 import shared_embeddings as se
 from nmt.checkpoint.files import checkpoint_errors
+from nmt.hooks import apply_patches
 from nmt.model.embeddings import count_model, shared_embeddings_of, words_module
 from nmt.model.plan import OPTION_NAMES
-from nmt.patches.table import apply_patches
 from nmt.summarization.length_control import has_length_control
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import error_line

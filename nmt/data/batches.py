@@ -19,6 +19,7 @@ from typing import Any
 from onmt.inputters.dynamic_iterator import DynamicDatasetIter
 from torch.utils.data import DataLoader, get_worker_info
 
+from nmt.fixes import apply_registered
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.interrupts import SIGNALS
 
@@ -86,12 +87,13 @@ class Position:
 
 
 class Batches(DynamicDatasetIter):  # type: ignore[misc]
-    """OpenNMT-py's batches; being in this package, workers of data loaders import the patches first."""
+    """OpenNMT-py's batches, made with its fixes in workers of data loaders, too."""
 
     def _init_datasets(self, worker_id: int) -> None:
         """Open the corpora, in this process or in a worker of a data loader."""
         if get_worker_info() is not None:
             end_with_parent()
+            apply_registered()
         super()._init_datasets(worker_id)
 
 

@@ -22,9 +22,9 @@ from onmt.utils.optimizers import Optimizer
 from nmt.checkpoint.checkpoint import intact_steps
 from nmt.checkpoint.files import checkpoint_errors
 from nmt.data.batches import QuietLoader, ResumableBatches, TrackedBatches, end_workers
+from nmt.hooks import apply_patches
 from nmt.model.embeddings import broadcast_parameters, describe_parameters
 from nmt.model.plan import OPTION_NAMES, read_plan
-from nmt.patches.table import apply_patches
 from nmt.summarization.length_control import check_same_positions
 from nmt.train.distillation import requested_options, resume_distillation
 from nmt.train.embeddings import DistillationLoss, prepare_student, quantize_embeddings

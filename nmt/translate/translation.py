@@ -29,9 +29,9 @@ from torch.nn.utils.rnn import pad_sequence
 from nmt.checkpoint.files import check_output
 from nmt.data.corpora import check_parallel, clean_line
 from nmt.data.vocabulary import SENTENCE_MARKS, UNKNOWN
+from nmt.hooks import apply_patches
 from nmt.model.embeddings import scoring_layer
 from nmt.model.plan import padding_of
-from nmt.patches.table import apply_patches
 from nmt.summarization.length_control import read_desired_lengths
 from shared_embeddings.checkpoints.agreement import PREDICTIONS, Predictions, Probe, names_of, sampled_lines
 from shared_embeddings.checkpoints.quality import Quality

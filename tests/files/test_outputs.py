@@ -439,8 +439,8 @@ def test_upstream_path_options_are_known(command: str) -> None:
     """A new release of OpenNMT may add some."""
     import importlib
 
+    from nmt.hooks import apply_patches
     from nmt.options import arguments
-    from nmt.patches.table import apply_patches
 
     apply_patches()
     parser = importlib.import_module(f"onmt.bin.{command}")._get_parser()

@@ -99,7 +99,7 @@ def test_nothing_is_reported_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_processes_that_count_words_leave_signals_to_their_parent() -> None:
     import onmt.bin.build_vocab
 
-    from nmt.patches.table import apply_patches
+    from nmt.hooks import apply_patches
 
     apply_patches()
     before = {number: signal.getsignal(number) for number in early_signals.SIGNALS}

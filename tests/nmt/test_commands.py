@@ -322,6 +322,31 @@ def test_vocabulary_without_pyonmttok() -> None:
 
 
 @pytest.mark.slow
+def test_no_module_of_opennmt_keeps_a_patched_function() -> None:
+    """Whatever was imported before: every copy of a function that another module imported is patched, too."""
+    script = (
+        "import contextlib, importlib, pkgutil, sys\n"
+        "import nmt, onmt\n"
+        "for module in pkgutil.walk_packages(onmt.__path__, 'onmt.'):\n"
+        "    if '.tests' not in module.name:\n"
+        "        with contextlib.suppress(Exception):\n"
+        "            importlib.import_module(module.name)\n"
+        "modules = [module for name, module in list(sys.modules.items()) if name.startswith('onmt')]\n"
+        "copies = [dict(vars(module)) for module in modules]\n"
+        "from nmt.hooks import apply_patches\n"
+        "apply_patches()\n"
+        "changed = {id(value) for module, old in zip(modules, copies) for key, value in old.items()\n"
+        "           if vars(module)[key] is not value}\n"
+        "assert len(changed) > 20\n"
+        "print([(module.__name__, key) for module in modules for key, value in vars(module).items()\n"
+        "       if id(value) in changed])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+@pytest.mark.slow
 def test_missing_packages_are_replaced(tmp_path: Path) -> None:
     """Without pyonmttok and fasttext, the commands run, and features that need them report it."""
     script = (
@@ -329,7 +354,7 @@ def test_missing_packages_are_replaced(tmp_path: Path) -> None:
         "find = importlib.util.find_spec\n"
         "hidden = ('pyonmttok', 'fasttext')\n"
         "importlib.util.find_spec = lambda name, *rest: None if name in hidden else find(name, *rest)\n"
-        "from nmt.patches.table import apply_patches\n"
+        "from nmt.hooks import apply_patches\n"
         "apply_patches()\n"
         "import pyonmttok, onmt.transforms.clean as clean\n"
         "assert 'spacy.language' not in sys.modules\n"

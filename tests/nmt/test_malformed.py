@@ -17,9 +17,9 @@ import torch
 
 from nmt import cli
 from nmt.checkpoint.files import allow_checkpoint_types
+from nmt.hooks import apply_patches
 from nmt.options.checks import check_memory, check_model_sizes
 from nmt.options.ranges import RANGES, check_ranges, names
-from nmt.patches.table import apply_patches
 from shared_embeddings.cli.main import main as shared_embeddings
 from shared_embeddings.errors import UserError
 from tests.helpers import Odd, alter, names_file

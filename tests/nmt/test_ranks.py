@@ -221,7 +221,7 @@ def train_two(host: Host, folder: Path, **options: Any) -> list[torch.Tensor]:
     script = folder / "worker.py"
     script.write_text(
         "import sys, torch\n"
-        "from nmt.patches.table import apply_patches\n"
+        "from nmt.hooks import apply_patches\n"
         "from nmt.train import training\n"
         "from onmt.utils.parse import ArgumentParser\n"
         "import onmt.bin.train, onmt.utils.distributed as distributed\n"

@@ -12,7 +12,7 @@ import torch
 from onmt.translate.beam_search import BeamSearch
 from onmt.translate.penalties import PenaltyBuilder
 
-from nmt.patches.table import apply_patches
+from nmt.hooks import apply_patches
 from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Trained
 
 Learned = Callable[[str], tuple[Host, Path]]

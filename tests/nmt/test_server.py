@@ -20,7 +20,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from nmt.checkpoint.files import read_checkpoint
-from nmt.patches.table import apply_patches
+from nmt.hooks import apply_patches
 from tests.nmt.conftest import ErrorLine, Host
 from tests.nmt.test_transforms import Subwords
 

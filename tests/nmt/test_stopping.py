@@ -14,10 +14,11 @@ import torch
 from onmt.trainer import Trainer
 from onmt.utils.loss import LossCompute
 
+from nmt import hooks
 from nmt.checkpoint.checkpoint import is_intact, read_weights
 from nmt.checkpoint.files import read_checkpoint
 from nmt.data.batches import TrackedBatches
-from nmt.patches.table import apply_patches
+from nmt.hooks import apply_patches
 from nmt.train.runs import differences
 from shared_embeddings.utils.files import locked
 from tests.files.commands import content, plant
@@ -158,14 +159,12 @@ def test_a_signal_during_validation_saves_its_step(
 def test_a_second_signal_does_not_lose_the_save(
     host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from nmt.patches import checkpoints
-
     monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", -1)
     config = host.config("model", embedding=FUNNEL, save_checkpoint_steps=100)
     kill = after(2, lambda: os.kill(os.getpid(), signal.SIGTERM), Trainer._gradient_accumulation)
     monkeypatch.setattr(Trainer, "_gradient_accumulation", kill)
-    again = after(1, lambda: os.kill(os.getpid(), signal.SIGINT), checkpoints.write_step)
-    monkeypatch.setattr(checkpoints, "write_step", again)
+    again = after(1, lambda: os.kill(os.getpid(), signal.SIGINT), hooks.write_step)
+    monkeypatch.setattr(hooks, "write_step", again)
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         run("onmt_train", "-config", str(config))
@@ -365,15 +364,13 @@ def test_an_extreme_learning_rate(host: Host, error_line: ErrorLine) -> None:
 def test_full_disk_is_reported_and_saved_files_are_kept(
     host: Host, error_line: ErrorLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nmt.patches import checkpoints
-
     host.train("model", embedding=FUNNEL, train_steps=3)
 
     def fail(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "write_step", fail)
+        patch.setattr(hooks, "write_step", fail)
         line = error_line("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
     assert "cannot be written (No space left on device)" in line and "run the same command again" in line
     assert steps(host) == [3]

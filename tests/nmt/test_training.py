@@ -315,6 +315,10 @@ def test_autocast(embedding: Any, host: Host) -> None:
 def test_resume_with_loader_workers(host: Host) -> None:
     """With two workers, the next one in turn continues."""
     options = {"embedding": FUNNEL, "num_workers": 2, "batch_size": 8, "dropout": [0.0]}
+    with (host.folder / "train.src").open("a", encoding="utf-8") as source:
+        source.write("w1￨x w2\n")  # a separator of features, which workers read without an error, too
+    with (host.folder / "train.tgt").open("a", encoding="utf-8") as target:
+        target.write("v1 v2\n")
     whole = host.train("whole", **options)
     first = host.train("part", **options, train_steps=3)
     run("onmt_train", "-config", str(host.config("part", **options)), "-train_from", str(first))

@@ -410,7 +410,7 @@ def test_upstream_tests_pass_with_the_patches(tmp_path: Path) -> None:
     """OpenNMT's own tests (those that need no data of its repository), with all patches applied."""
     import onmt
 
-    (tmp_path / "conftest.py").write_text("from nmt.patches.table import apply_patches\napply_patches()\n")
+    (tmp_path / "conftest.py").write_text("from nmt.hooks import apply_patches\napply_patches()\n")
     folder = Path(onmt.__file__).parent / "tests"
     for name in [*UPSTREAM_TESTS, "utils_for_tests.py"]:
         shutil.copy(folder / name, tmp_path / name)

@@ -227,7 +227,7 @@ def test_server(counting: tuple[Host, Path]) -> None:
 
 def server_answer(checkpoint: Path, **options: Any) -> str:
     """The output of OpenNMT's server for ``w1`` with a model and its options."""
-    from nmt.patches.table import apply_patches
+    from nmt.hooks import apply_patches
 
     apply_patches()
     settings = {"models": [str(checkpoint)], "gpu": -1, "beam_size": 2, **options}

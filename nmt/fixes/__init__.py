@@ -1,0 +1,68 @@
+"""Faults of OpenNMT-py 3.5.1 that are fixed, and how its functions are replaced.
+
+The decorators below register a function to take the place of one of OpenNMT-py; the docstring of the function
+says why. `nmt.hooks` has the seams for shared embeddings, and applies everything.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+New = TypeVar("New")
+
+# The function that makes the new attribute from the original one, by the owner and the name of the attribute.
+_PATCHES: dict[tuple[Any, str], Callable[[Any], Any]] = {}
+_APPLIED: set[tuple[Any, str]] = set()
+
+
+def _register(name: str, places: tuple[Any, ...], make: Callable[[Any], Any]) -> None:
+    """Register a patch; an attribute has one, so that their order does not matter."""
+    for place in places:
+        assert (place, name) not in _PATCHES, f"{place} {name} is patched twice"
+        _PATCHES[place, name] = make
+
+
+def wrap(name: str, *places: Any) -> Callable[[New], New]:
+    """Call the decorated function in place of one of OpenNMT-py, with the original as its first argument.
+
+    Args:
+        name: name of the original.
+        places: the class or module that has it, and the modules that import it by name.
+    """
+
+    def register(new: Any) -> Any:
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                return new(original, *args, **kwargs)
+
+            return wrapped
+
+        _register(name, places, make)
+        return new
+
+    return register
+
+
+def replace(name: str, *places: Any) -> Callable[[New], New]:
+    """Put the decorated function or class in place of one of OpenNMT-py; see `wrap`."""
+
+    def register(new: Any) -> Any:
+        _register(name, places, lambda original: new)
+        return new
+
+    return register
+
+
+def apply_registered() -> None:
+    """Apply all fixes of this folder, and the patches registered elsewhere so far; each is applied once."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    for (place, name), make in _PATCHES.items():
+        if (place, name) not in _APPLIED:
+            _APPLIED.add((place, name))
+            setattr(place, name, make(getattr(place, name)))

@@ -1,0 +1,404 @@
+"""The seams of OpenNMT-py for shared embeddings: each function takes the place of one of OpenNMT-py.
+
+`nmt.fixes` has the faults of OpenNMT-py that are fixed. `apply_patches` applies both.
+"""
+
+from __future__ import annotations
+
+import copy
+from argparse import Namespace
+from typing import Any
+
+import onmt.bin.translate
+import onmt.decoders.ensemble
+import onmt.inference_engine
+import onmt.model_builder
+import onmt.opts
+import onmt.train_single
+import onmt.utils.distributed
+import onmt.utils.loss
+import onmt.utils.scoring_utils
+import torch
+from onmt.decoders.transformer import TransformerDecoderBase
+from onmt.models import model_saver
+from onmt.models.model import BaseModel, NMTModel
+from onmt.modules.copy_generator import CopyGenerator
+from onmt.trainer import Trainer
+from onmt.translate import translation_server, translator
+from onmt.utils import Statistics
+from onmt.utils.logging import logger
+from onmt.utils.loss import LossCompute
+from torch import Tensor, nn
+
+import shared_embeddings as se
+from nmt.checkpoint.checkpoint import load_weights, read_safetensors, write_step
+from nmt.checkpoint.files import (
+    allow_checkpoint_types,
+    checkpoint_errors,
+    reading_checkpoint,
+    split_generator,
+    verify_checkpoint,
+    with_unpacked_tensors,
+)
+from nmt.data.transforms import NEEDING_TARGETS, NONE, stored_files
+from nmt.fixes import apply_registered, replace, wrap
+from nmt.model.embeddings import (
+    SharedGenerator,
+    fill_aliases,
+    insert_embeddings,
+    options_without_files,
+    reset_embeddings,
+    shared_embeddings_of,
+)
+from nmt.model.plan import EXAMPLE, OPTION_NAMES, check_combinations, check_sizes, read_plan
+from nmt.options.checks import (
+    check_attention,
+    check_features,
+    check_gpu,
+    check_reports,
+    check_vocabulary_limits,
+)
+from nmt.summarization import length_control
+from nmt.summarization.length_control import LengthControlledPositions
+from nmt.train import distillation
+from nmt.train.progress import check_finite
+from nmt.train.runs import CHOICES
+from shared_embeddings.errors import UserError
+from shared_embeddings.fitting import straight_through
+from shared_embeddings.layers.dropout import Dropout
+from shared_embeddings.quant.packed_tensor import unfreeze
+from shared_embeddings.quant.storage import hold
+from shared_embeddings.utils.interrupts import RESUME, signals_delayed
+
+
+def apply_patches() -> None:
+    """Apply all hooks and fixes; later calls do nothing."""
+    allow_checkpoint_types()
+    apply_registered()
+
+
+# Options
+
+
+@wrap("model_opts", onmt.opts)
+def add_model_options(original: Any, parser: Any) -> None:
+    """Add the options of shared embeddings, distillation and length control."""
+    original(parser)
+    group = parser.add_argument_group("Shared embeddings")
+    uses = {
+        "embedding": "Embedding of source, target and (with share_decoder_embeddings) output, a mapping",
+        "src_embedding": "Embedding of the source if different",
+        "tgt_embedding": "Embedding of the target if different",
+        "output_embedding": "Embedding of a separate output layer (without share_decoder_embeddings)",
+    }
+    for name in OPTION_NAMES:
+        text = f"{uses[name]}, such as '{EXAMPLE}'; `shared-embeddings methods` lists them all"
+        group.add_argument(f"--{name}", f"-{name}", default=None, metavar="MAPPING", help=text)
+    group.add_argument(
+        f"--{distillation.OPTION}",
+        f"-{distillation.OPTION}",
+        default=None,
+        metavar="MAPPING",
+        help=f"Start from a trained model and fit the embedding to its table: '{distillation.EXAMPLE}'",
+    )
+    length_control.add_model_options(parser)
+
+
+@wrap("_add_train_general_opts", onmt.opts)
+def add_training_options(original: Any, parser: Any) -> None:
+    """Add the training options for mixed precision, quantization, logging and existing runs."""
+    original(parser)
+    add = parser.add_argument_group("Mixed precision").add_argument
+    add(
+        "--autocast",
+        "-autocast",
+        choices=["none", "bf16"],
+        default="none",
+        help="Run matrix products in bfloat16; parameters, reductions and optimizer stay in float32",
+    )
+    add = parser.add_argument_group("Quantization").add_argument
+    add(
+        f"--{straight_through.OPTION}",
+        f"-{straight_through.OPTION}",
+        default=None,
+        metavar="MAPPING",
+        help="Round the tables of method standard in training, with gradients straight to them: "
+        f"'{straight_through.EXAMPLE}'; `shared-embeddings compress` stores them with these options",
+    )
+    add = parser.add_argument_group("Logging of shared embeddings").add_argument
+    add(
+        "--wandb",
+        "-wandb",
+        default=None,
+        metavar="PROJECT",
+        help="Project of Weights & Biases that gets what TensorBoard gets",
+    )
+    add = parser.add_argument_group("Resuming").add_argument
+    add(
+        "--resume",
+        "-resume",
+        choices=CHOICES,
+        default="auto",
+        help="If save_model already has a run: auto resumes it if its settings are the same, never "
+        "fails, overwrite deletes its checkpoints and starts over",
+    )
+
+
+@wrap("translate_opts", onmt.opts, onmt.bin.translate, onmt.utils.scoring_utils)
+def add_translation_options(original: Any, parser: Any) -> None:
+    """Add the options for desired lengths; transforms default to the checkpoint's, and may be ``none``."""
+    original(parser)
+    length_control.add_translation_options(parser)
+    (action,) = (action for action in parser._actions if action.dest == "transforms")
+    action.choices = [name for name in action.choices if name not in NEEDING_TARGETS] + [NONE]
+    action.help = (
+        "Transforms of the source, undone on the output (default: those of the training). "
+        f"{NONE}: the text is tokenized."
+    )
+
+
+# Models
+
+
+@wrap("build_base_model", onmt.model_builder)
+def build_base_model(original: Any, model_opt: Namespace, vocabs: dict[str, Any]) -> nn.Module:
+    """Build the model with plain, untied tables, then insert embeddings, positions and fast dropout."""
+    length_control.check_positions(model_opt)
+    plan, built_opt = read_plan(model_opt), model_opt
+    if plan is not None:
+        check_combinations(plan, model_opt)
+        check_sizes(plan, model_opt, vocabs)
+        built_opt = copy.copy(model_opt)
+        built_opt.share_embeddings = False
+        built_opt.share_decoder_embeddings = model_opt.share_decoder_embeddings and plan.target is None
+    model: nn.Module = original(built_opt, vocabs)
+    if plan is not None:
+        insert_embeddings(model, plan, model_opt, vocabs)
+    length_control.insert_positions(model, model_opt)
+    # The masks of nn.Dropout take a sixth of the training time on CPUs.
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Dropout:
+                setattr(module, name, Dropout(child.p))
+    return model
+
+
+@wrap("build_model", onmt.model_builder, onmt.train_single)
+def build_model(
+    original: Any, model_opt: Namespace, opt: Namespace, vocabs: Any, checkpoint: Any, device_id: int
+) -> nn.Module:
+    """Initialize the embeddings of a new model last; make those of a loaded one trainable."""
+    model: nn.Module = original(model_opt, opt, vocabs, checkpoint, device_id)
+    if checkpoint is None:
+        reset_embeddings(model)
+    else:
+        unfreeze(model)
+    return model
+
+
+# Checkpoints
+
+
+@wrap("load_state_dict", BaseModel)
+def load_state_dict(
+    original: Any,
+    self: nn.Module,
+    checkpoint: dict[str, Any],
+    precision: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    strict: bool = True,
+    offset: int = 0,
+) -> None:
+    """Load models with shared embeddings, whose checkpoints have each tensor once.
+
+    Also models with copy generators, whose tensors OpenNMT-py saves under other names than it loads.
+    """
+    if not (shared_embeddings_of(self) or isinstance(self.generator, CopyGenerator)):
+        original(self, checkpoint, precision, torch.device(device), strict, offset)
+        return
+    load_weights(self, checkpoint["model"], checkpoint.get("generator"))
+    if precision != torch.int8:
+        self.to(precision)
+    self.to(device)
+
+
+@replace("load_safe_state_dict", BaseModel)
+def load_safe_state_dict(
+    self: Any,
+    model_path: str,
+    precision: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    strict: bool = True,
+    offset: int = 0,
+) -> None:
+    """Load weights from one safetensors file or several; OpenNMT-py finds numbered ones only."""
+    body, head = split_generator(fill_aliases(self, read_safetensors(f"{model_path}.pt", hold)))
+    parts = {"model": body, "generator": head}
+    self.load_state_dict(
+        parts, precision=precision, device=torch.device(device), strict=strict, offset=offset
+    )
+
+
+@wrap("load_checkpoint", model_saver, onmt.model_builder, onmt.train_single)
+def load_checkpoint(original: Any, ckpt_path: str | None) -> dict[str, Any] | None:
+    """Verify checkpoints, keep packed tables packed, and turn errors while reading into one line."""
+    if not ckpt_path:
+        return None
+    verify_checkpoint(ckpt_path)
+    with reading_checkpoint(ckpt_path):
+        return with_unpacked_tensors(ckpt_path, original(ckpt_path), hold)
+
+
+@wrap("load_test_model", onmt.model_builder, onmt.utils.loss)
+def load_test_model(original: Any, opt: Any, device_id: int = 0, model_path: str | None = None) -> Any:
+    """Turn the errors of a checkpoint that does not match its own options into one line."""
+    path = opt.models[0] if model_path is None else model_path
+    with checkpoint_errors(path):
+        return original(opt, device_id, path)
+
+
+@wrap("_save", model_saver.ModelSaver)
+@wrap("_st_save", model_saver.ModelSaver)
+def save_checkpoint(original: Any, self: Any, step: int, model: nn.Module) -> Any:
+    """Write tied tensors once, atomically, with the state for exact resumption."""
+    partial = getattr(self.model_opt, "lora_layers", None) or getattr(self.model_opt, "lora_embedding", False)
+    if partial or getattr(self.model_opt, "parallel_mode", "") == "tensor_parallel":
+        return original(self, step, model)
+    resume_state = getattr(self, "resume_state", None)
+    saved = {
+        "vocab": model_saver.vocabs_to_dict(self.vocabs),
+        "opt": options_without_files(self.model_opt, model),
+        "optim": self.optim.state_dict(),
+        "resume": resume_state() if resume_state else None,
+        "run": getattr(self, "run", None),
+        **stored_files(self.model_opt),
+    }
+    check_finite(model, step)
+    distributed, base = torch.distributed.is_initialized(), f"{self.base_path}_step_{step}"
+    files: tuple[str | None, str | None] = (None, None)
+    if not distributed or torch.distributed.get_rank() == 0:
+        logger.info(f"Saving checkpoint {base}.pt")
+        try:
+            with signals_delayed():
+                files = write_step(model, saved, base, self.save_format)
+        except OSError as error:
+            raise UserError(
+                f"save_model: {base} cannot be written ({error.strerror or error}); earlier checkpoints are "
+                f"unchanged; make room on the disk and {RESUME}"
+            ) from error
+    if distributed:
+        torch.distributed.barrier()
+    return files
+
+
+# Training
+
+
+@wrap("forward", LossCompute)
+def compute_loss(
+    original: Any,
+    self: Any,
+    batch: dict[str, Any],
+    output: Tensor,
+    attns: Any,
+    trunc_start: int = 0,
+    trunc_size: int | None = None,
+) -> Any:
+    """Compute the loss of a shared output layer without materializing all ``N x V`` scores.
+
+    Losses that need the scores (language model priors, sparsemax, alignment, coverage) use OpenNMT-py's code.
+    """
+    plain = (
+        isinstance(self.generator, SharedGenerator)
+        and isinstance(self.criterion, nn.CrossEntropyLoss)
+        and self.lambda_align == 0.0
+        and self.lambda_coverage == 0.0
+        and self.lm_generator is None
+        and self.lm_prior_model is None
+    )
+    if not plain:
+        return original(self, batch, output, attns, trunc_start, trunc_size)
+    size = batch["tgt"].size(1) - trunc_start if trunc_size is None else trunc_size
+    first, last = trunc_start + self.tgt_shift_index, trunc_start + size
+    targets = batch["tgt"][:, first:last, 0].reshape(-1)  # (N,)
+    hidden = output.reshape(-1, output.size(-1))  # (N, D)
+    loss, predictions = self.generator.loss_and_predictions(
+        hidden,
+        targets,
+        ignore_index=self.criterion.ignore_index,
+        label_smoothing=self.criterion.label_smoothing,
+        reduction="sum",
+    )
+    real = targets.ne(self.criterion.ignore_index)
+    sentences = len(batch["srclen"]) if trunc_start == 0 else 0
+    statistics = Statistics(
+        loss=loss.item(),
+        n_batchs=1 if sentences else 0,
+        n_sents=sentences,
+        n_words=int(real.sum()),
+        n_correct=int((predictions.eq(targets) & real).sum()),
+    )
+    return loss, statistics
+
+
+@wrap("_maybe_update_dropout", Trainer)
+def count_updates(original: Any, self: Any, step: int) -> None:
+    """Set the number of optimizer updates in shared embeddings, whose dropout ends on schedule."""
+    original(self, step)
+    se.set_updates(self.model, step - 1)  # OpenNMT-py counts from 1
+
+
+# Translation
+
+
+@wrap(
+    "build_translator",
+    translator,
+    translation_server,
+    onmt.utils.distributed,
+)
+def build_translator(original: Any, opt: Namespace, *args: Any, **kwargs: Any) -> Any:
+    """Check the options against the model and the machine, and pass desired lengths to the translator."""
+    check_gpu(opt)
+    built = original(opt, *args, **kwargs)
+    check_vocabulary_limits(opt, len(built.vocabs["tgt"]))
+    check_attention(opt, built.model)
+    check_reports(opt, built.model.decoder)
+    check_features(opt, built.vocabs)
+    length_control.prepare_translator(built, opt)
+    return built
+
+
+@wrap("translate_batch", translator.Translator)
+def set_desired_lengths(original: Any, self: Any, batch: dict[str, Any], attn_debug: bool) -> Any:
+    """Set the desired lengths of a batch before it is translated."""
+    length_control.set_desired_lengths(self, batch)
+    return original(self, batch, attn_debug)
+
+
+@wrap("forward", NMTModel)
+def set_target_lengths(original: Any, self: Any, src: Tensor, tgt: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Set the lengths of the targets as desired lengths before a training step."""
+    length_control.set_target_lengths(self, tgt)
+    return original(self, src, tgt, *args, **kwargs)
+
+
+def _positions_of(decoder: Any) -> LengthControlledPositions | None:
+    positions = getattr(decoder.embeddings.make_embedding, "pe", None)
+    return positions if isinstance(positions, LengthControlledPositions) else None
+
+
+@wrap("init_state", TransformerDecoderBase)
+def start_lengths(original: Any, self: Any, src: Any, enc_out: Any, enc_final_hs: Any) -> None:
+    """Start decoding with the desired lengths of the batch."""
+    original(self, src, enc_out, enc_final_hs)
+    if (positions := _positions_of(self)) is not None:
+        positions.start(len(src))
+
+
+@wrap("map_state", TransformerDecoderBase)
+def map_lengths(original: Any, self: Any, change: Any) -> None:
+    """Repeat, reorder and drop lengths like the other rows of the decoder state."""
+    original(self, change)
+    if (positions := _positions_of(self)) is not None:
+        positions.map_rows(change)

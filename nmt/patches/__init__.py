@@ -1,1 +1,0 @@
-"""Replacements of OpenNMT-py internals: the table, and the functions that it lists."""
