@@ -29,11 +29,11 @@ from shared_embeddings.checkpoints.adapter import (
     with_untrained_part,
 )
 from shared_embeddings.checkpoints.agreement import Probe
-from shared_embeddings.checkpoints.onnx_graph import OnnxBody
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.tensors import contains_strings
 from shared_embeddings.checkpoints.token_counts import count_words
 from shared_embeddings.errors import UserError
+from shared_embeddings.export.graph import OnnxBody
 from shared_embeddings.quant.storage import packed_as
 from shared_embeddings.sizing.accounting import distinct_state
 

@@ -28,13 +28,12 @@ MAY_IMPORT = {
 LAYERS = [
     ["cli", "hf", "word_vectors"],
     [
-        "ledger",
         "checkpoints",
+        "export",
         "sizing.targets",
         "analysis",
         "fitting.distillation",
         "fitting.straight_through",
-        "networks",
     ],
     ["fitting.fit", "sizing"],
     ["methods"],

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.checkpoints.agreement import Probe
-from shared_embeddings.checkpoints.onnx_graph import OnnxBody
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.errors import UserError
+from shared_embeddings.export.graph import OnnxBody
 from shared_embeddings.registry import build
 
 GROUP = "shared_embeddings.hosts"

@@ -5,22 +5,29 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import textwrap
 import typing
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, read_options
+from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.options import OptionError, describe_type
 from shared_embeddings.registry import build, methods, num_parameters
 from shared_embeddings.registry import options as find_spec
+from shared_embeddings.sizing.accounting import stored_buffers
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.path_options import PathOption
 
 _WIDTH, _INDENT = 100, " " * 6
 REQUIRED = "required"
+# The bits of a value by storage dtype. int4 has a 16-bit scale for every 32 values. The scales of int8, one
+# for each row, are ignored.
+_BITS = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4.5}
 # Arguments of `build` that are not options of a method.
 _NO_OPTIONS = ("num_embeddings", "embedding_dim", "words")
 
@@ -92,8 +99,6 @@ def describe_parameters(
     Raises:
         OptionError: the method, an option or a size is invalid.
     """
-    from shared_embeddings.sizing.breakdown import describe_storage, storage_breakdown
-
     for name in _NO_OPTIONS:
         if name in given:
             raise OptionError(
@@ -127,6 +132,73 @@ def describe_parameters(
     }
     lines = [f"{titles[name]:<18}{value:>16,}" for name, value in rows.items()]
     return "\n".join([*lines, "", describe_storage(embedding)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A stored tensor of the embedding, or the sum of all.
+
+    Attributes:
+        name: the tensor's name; "total", or "plain table" for the table that the embedding replaces.
+        kind: "parameter", "buffer" or "sum".
+        shape: its shape; empty for sums and for single numbers.
+        count: its number of elements; for sums, the number of parameters.
+        bytes: its size by storage dtype.
+        compression: parameters of the plain table over those of the embedding; only for sums.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    count: int
+    bytes: dict[str, int]
+    compression: float | None = None
+
+
+def storage_breakdown(embedding: SharedEmbedding) -> list[Part]:
+    """Every parameter and persistent buffer of `embedding` once, then their total, then the plain table.
+
+    Floating-point tensors take the bits of the storage dtype; the bits of others, such as word codes, do not
+    depend on it (`SharedEmbedding.buffer_bits`). Works on the meta device.
+    """
+
+    def part(name: str, kind: str, tensor: Tensor, bits: int) -> Part:
+        is_float = tensor.is_floating_point()
+        size = _bytes_of_values(tensor.numel()) if is_float else dict.fromkeys(_BITS, math.ceil(bits / 8))
+        return Part(name, kind, tuple(tensor.shape), tensor.numel(), size)
+
+    parts = [part(name, "parameter", tensor, 0) for name, tensor in embedding.named_parameters()]
+    parts += [part(name, "buffer", tensor, bits) for name, tensor, bits in stored_buffers(embedding)]
+    dense = embedding.num_embeddings * embedding.embedding_dim
+    trained = sum(part.count for part in parts if part.kind == "parameter")
+    total = {name: sum(part.bytes[name] for part in parts) for name in _BITS}
+    return [
+        *parts,
+        Part("total", "sum", (), trained, total, dense / max(trained, 1)),
+        Part("plain table", "sum", (), dense, _bytes_of_values(dense), 1.0),
+    ]
+
+
+def describe_storage(embedding: SharedEmbedding) -> str:
+    """The breakdown as columns, texts aligned to the left and numbers to the right."""
+    rows = [["part", "shape", "numbers", *(f"bytes {name}" for name in _BITS), "compression"]]
+    for part in storage_breakdown(embedding):
+        shape = " x ".join(str(size) for size in part.shape)
+        sizes = [f"{part.bytes[name]:,}" for name in _BITS]
+        factor = "" if part.compression is None else f"{part.compression:.2f}x"
+        rows.append([part.name, shape, f"{part.count:,}", *sizes, factor])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:2], widths)]
+        cells += [cell.rjust(width) for cell, width in zip(row[2:], widths[2:])]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _bytes_of_values(count: int) -> dict[str, int]:
+    """The bytes of `count` floating-point values by storage dtype."""
+    return {name: math.ceil(count * bits / 8) for name, bits in _BITS.items()}
 
 
 def _add_sizes(command: argparse.ArgumentParser, nargs: str | None = None) -> None:

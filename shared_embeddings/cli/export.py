@@ -55,7 +55,7 @@ def _write_dense(model: Any, output: Path, force: bool) -> str:
 
 def _export(known: argparse.Namespace, _: list[str]) -> str:
     from shared_embeddings.checkpoints.adapter import find_host
-    from shared_embeddings.checkpoints.onnx_file import export_embedding, export_model
+    from shared_embeddings.export.onnx_file import export_embedding, export_model
 
     host, adapter = find_host(known.model)
     if known.format == "dense" and host != "hf":

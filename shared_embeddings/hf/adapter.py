@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from shared_embeddings.checkpoints.adapter import EmbeddingTable, WordEmbedding, check_scores
 from shared_embeddings.checkpoints.agreement import Probe
-from shared_embeddings.checkpoints.onnx_graph import OnnxBody
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.tensors import check_finite
 from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.export.graph import OnnxBody
 from shared_embeddings.hf.agreement import check_causal, perplexity, probe
 from shared_embeddings.hf.entry import ENTRY, KEY, find_entry, place
 from shared_embeddings.hf.folder import (

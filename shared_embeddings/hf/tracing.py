@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared_embeddings.checkpoints.onnx_graph import Example, OnnxBody, StandIn, quiet
+from shared_embeddings.export.graph import Example, OnnxBody, StandIn, quiet
 from shared_embeddings.hf.entry import ENTRY, InputSide, OutputSide
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line

@@ -44,6 +44,32 @@ def test_the_bias_may_be_among_the_options_of_the_map() -> None:
         case.build(options={**old, "output": "none", "map_options": {"output_bias": True}}, bias=None)
 
 
+@each_case
+def test_options_objects_build_the_same_embedding(case: Case) -> None:
+    sizes = {"num_embeddings": case.num_embeddings, "embedding_dim": case.embedding_dim}
+    options = se.options(case.method).resolve(
+        *sizes.values(), {**case.options, "output_bias": bool(case.bias)}
+    )
+    torch.manual_seed(0)
+    named = se.build(case.method, **sizes, **options.plain())
+    torch.manual_seed(0)
+    typed = se.build(options, **sizes)
+    assert type(typed) is type(named) and typed.options == named.options
+    for name, tensor in named.state_dict().items():
+        torch.testing.assert_close(typed.state_dict()[name], tensor, rtol=0, atol=0)
+    assert se.num_parameters(options, **sizes) == se.num_parameters(case.method, **sizes, **options.plain())
+
+
+def test_options_objects_are_fitted_and_take_no_further_options() -> None:
+    table = torch.randn(20, 6)
+    typed, report = se.fit(se.ProjectiveOptions(rank=2), table)
+    named, _ = se.fit("projective", table, rank=2)
+    assert report.options == {"rank": 2}
+    torch.testing.assert_close(typed.codes, named.codes, rtol=0, atol=0)
+    with pytest.raises(se.OptionError, match="rank"):
+        se.build(se.ProjectiveOptions(rank=2), num_embeddings=20, embedding_dim=6, rank=3)
+
+
 # Counting
 
 

@@ -17,8 +17,8 @@ import transformers
 from safetensors.torch import load_file
 
 import shared_embeddings.hf as hf
-from shared_embeddings.checkpoints import onnx_file
 from shared_embeddings.cli.main import main
+from shared_embeddings.export import onnx_file
 from tests.helpers import in_turn
 from tests.shared_embeddings.hf.models import (
     FAMILIES,

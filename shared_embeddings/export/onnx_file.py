@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from shared_embeddings.checkpoints.adapter import WordEmbedding
-from shared_embeddings.checkpoints.onnx_graph import (
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.export.graph import (
     Example,
     OnnxBody,
     TableGraph,
@@ -21,7 +22,6 @@ from shared_embeddings.checkpoints.onnx_graph import (
     serialized,
     table_graph,
 )
-from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import replacing
 

@@ -5,7 +5,7 @@ for embeddings with an output side, ``scores`` ``(m, V)``. Numbers that 16 bits 
 bits.
 
 - `standard`, and tables that are a product of two factors: Gather and MatMul;
-- matrices in 4 or 8 bits, which are `quantized` with codec uniform, int8 and int4: see `onnx_builder`;
+- matrices in 4 or 8 bits, which are `quantized` with codec uniform, int8 and int4: see `GraphBuilder`;
 - `structured` and `compositional_code`: Gather of centroids;
 - all others: the dense table.
 
@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.checkpoints.onnx_builder import Blocks, GraphBuilder, block_size, finished
 from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.export.builder import Blocks, GraphBuilder, block_size, finished
 from shared_embeddings.methods.compositional_code import CompositionalCodeEmbedding
 from shared_embeddings.methods.quantized import QuantizedEmbedding
 from shared_embeddings.methods.standard import StandardEmbedding
